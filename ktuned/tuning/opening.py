@@ -13,7 +13,7 @@ from ktuned.model import FAILURES, RETRIED_BY_NEXT_JOB, Config, Outcome, canonic
 
 
 class _Fate(Enum):
-    """What an outcome means for a config that is served."""
+    """The meaning of an outcome for a config that is served."""
 
     OPEN = auto()
     KNOWN = auto()
