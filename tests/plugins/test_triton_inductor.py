@@ -1,0 +1,29 @@
+"""Inductor under ``ktuned run``: its own kernels are its own."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ktuned.cli.commands.run import hooked
+from ktuned.dropin import Account
+from tests.e2e.harness import Daemon
+
+PROGRAM = Path(__file__).with_name("triton_app") / "compiled.py"
+
+
+@pytest.mark.gpu
+def test_it_tunes_its_own_kernels(tmp_path: Path) -> None:
+    """All results are right, and nothing but the program's own function is taken over or left alone."""
+    (tmp_path / "summary").mkdir()
+    with Daemon(tmp_path, tensors="torch") as daemon:
+        environment = {**daemon.env, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        environment |= hooked("background", str(tmp_path / "summary"), environment)
+        done = subprocess.run(
+            [sys.executable, str(PROGRAM)], env=environment, capture_output=True, text=True, timeout=200, check=False
+        )
+    assert done.stdout.splitlines()[-1:] == ["a call: right KtunedAutotuner"], done.stdout + done.stderr
+    account = Account.read(tmp_path / "summary")
+    assert {name.partition(" ")[0] for name in (*account.taken_over, *account.left_alone)} == {"__main__.doubled"}
