@@ -25,7 +25,7 @@ from ktuned_client.knowledge import Knowledge
 from ktuned_client.memo import name_of, pack
 from ktuned_client.progress import Event, Progress
 from ktuned_client.transport_aio import AsyncSubscription, AsyncTransport
-from ktuned_client.wire import LOOKUP, MAX_LOOKUPS, ProtocolError, encode_lookups
+from ktuned_client.wire import LOOKUP, ProtocolError, encode_lookups
 
 
 class AsyncClient:
@@ -119,7 +119,7 @@ class AsyncClient:
     ) -> list[Hit]:
         """Look up several (kernel, problem) or (kernel, problem, default) at once; return their hits in the same order.
 
-        Unknown answers are requested together; more than 250 take several requests, each with its own deadline.
+        Unknown answers are requested together; more than some 250 take several requests, each with its own deadline.
         """
         asked = [(question[0], question[1], question[2] if len(question) > 2 else None) for question in questions]
         hits: list[Hit | None] = [None] * len(asked)
@@ -130,8 +130,7 @@ class AsyncClient:
                 open_ones.append((place, found))
             else:
                 hits[place] = found
-        for start in range(0, len(open_ones), MAX_LOOKUPS):
-            part = open_ones[start : start + MAX_LOOKUPS]
+        for part in self._knowledge.portions(open_ones):
             answers = await self._answers([(*asked[place], key) for place, key in part], device, objective)
             for (place, _), hit in zip(part, answers, strict=True):
                 hits[place] = hit
@@ -257,9 +256,6 @@ class AsyncClient:
             return self._knowledge.last_word(kernel, problem, default, device, key, str(error), objective)
         except DaemonError as error:
             return self._knowledge.refuse(kernel, problem, device, default, error)
-        except TypeError as error:
-            # A name is no text.
-            return self._knowledge.refuse(kernel, problem, device, default, DaemonError("usage", str(error)))
         except ValueError as error:
             return unavailable(kernel, problem, device, default, str(error))
 
@@ -281,11 +277,6 @@ class AsyncClient:
             return [
                 self._knowledge.last_word(kernel, problem, default, device, key, str(error), objective)
                 for kernel, problem, default, key in asked
-            ]
-        except TypeError as error:
-            fault = DaemonError("usage", str(error))
-            return [
-                self._knowledge.refuse(kernel, problem, device, default, fault) for kernel, problem, default, _ in asked
             ]
         except (DaemonError, ValueError, KeyError) as error:
             return [unavailable(kernel, problem, device, default, str(error)) for kernel, problem, default, _ in asked]

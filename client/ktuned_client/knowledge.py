@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
 
 from ktuned_client.answers import Backoff, DaemonError, Hit, completed, hit_from, refused, unavailable
 from ktuned_client.generations import MAX_NAMES
 from ktuned_client.memo import Memo, key_of, name_of
-from ktuned_client.wire import encode_lookup
+from ktuned_client.wire import MAX_LOOKUPS, MAX_REQUEST_BYTES, encode_lookup
 
 if TYPE_CHECKING:
     from ktuned_client.winners import Winners
+
+
+MAX_NAMES_BYTES: Final = 4 * 1024
+"""Limit of the names in one question, with the directory that a short one is for: 250 questions are one request."""
 
 
 class Knowledge:
@@ -48,9 +52,9 @@ class Knowledge:
         name = name_of(kernel, device, objective)
         try:
             key = key_of(problem)
+            hit = self.memo.recall(name, key, default)
         except (TypeError, ValueError) as error:
             return self.refuse(kernel, problem, device, default, DaemonError("usage", str(error)))
-        hit = self.memo.recall(name, key, default)
         if hit is not None:
             return hit
         if self._winners is not None:
@@ -64,6 +68,11 @@ class Knowledge:
             return completed(hit, default)
         if self.backoff.is_waiting:
             return self.last_word(kernel, problem, default, device, key, self.backoff.message, objective)
+        try:
+            # Among several it is refused alone.
+            self.question(kernel, device, key, objective)
+        except TypeError as error:
+            return self.refuse(kernel, problem, device, default, DaemonError("usage", str(error)))
         return key
 
     def refuse(
@@ -81,15 +90,31 @@ class Knowledge:
         """Return a lookup's encoded params.
 
         Raises:
-            TypeError: the name of the kernel, the device or the objective is not a string.
+            TypeError: the name of the kernel, the device or the objective is not a string that can be sent.
         """
         known = self._questions.get((kernel, device, objective))
         if known is None:
             if len(self._questions) >= MAX_NAMES:
                 self._questions.clear()
-            known = encode_lookup(kernel, device, self._pin, self._place_of(kernel), objective)
+            try:
+                known = encode_lookup(kernel, device, self._pin, self._place_of(kernel), objective)
+            except UnicodeEncodeError as error:
+                raise TypeError(f"a name cannot be sent: {error}") from error
+            if len(known) > MAX_NAMES_BYTES:
+                raise TypeError(f"the names of a kernel, device and objective have more than {MAX_NAMES_BYTES} bytes")
             self._questions[kernel, device, objective] = known
         return known + key
+
+    def portions(self, asked: Sequence[tuple[int, bytes]]) -> Iterator[Sequence[tuple[int, bytes]]]:
+        """Yield questions, each with its problem's bytes, by the request that carries them."""
+        start, size = 0, 0
+        for place, (_, key) in enumerate(asked):
+            size += MAX_NAMES_BYTES + len(key)
+            if size > MAX_REQUEST_BYTES - MAX_NAMES_BYTES or place - start == MAX_LOOKUPS:
+                yield asked[start:place]
+                start, size = place, MAX_NAMES_BYTES + len(key)
+        if asked:
+            yield asked[start:]
 
     def placed(self, params: dict[str, Any]) -> dict[str, Any]:
         """Return a request's params with the directory that says which project a short name of a kernel means."""

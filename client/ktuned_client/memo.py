@@ -23,6 +23,9 @@ leaves a busy daemon several seconds in which to answer."""
 MAX_ANSWERS: Final = 10_000
 """Limit of kept answers; beyond it all are forgotten, and requested again."""
 
+MAX_PROBLEM_BYTES: Final = 64 * 1024
+"""The longest problem: a daemon closes the connection of a client that sends more than 1 MiB, and looks as if gone."""
+
 LAST_WORD_S: Final = 1.0
 """Time for which the last known answer holds while no daemon answers, before the next attempt."""
 
@@ -179,7 +182,7 @@ def key_of(problem: Mapping[str, Any]) -> bytes:
 
     Raises:
         TypeError: it is no mapping, or holds a value that MessagePack cannot carry, or a key that is no string.
-        ValueError: it holds a number beyond 64 bits.
+        ValueError: it holds a number beyond 64 bits, or is too long.
     """
     if not isinstance(problem, Mapping):
         raise TypeError(f"a problem is a mapping, not {problem!r}, a {type(problem).__name__}")
@@ -191,8 +194,11 @@ def key_of(problem: Mapping[str, Any]) -> bytes:
             raise TypeError(f"a problem cannot hold {value!r}, a {type(value).__name__}: only numbers, bool and str")
     try:
         try:
-            return bytes(pack(dict(problem)))
+            key = bytes(pack(dict(problem)))
         except TypeError:
-            return bytes(msgpack.Packer(default=_plain).pack(dict(problem)))
+            key = bytes(msgpack.Packer(default=_plain).pack(dict(problem)))
     except OverflowError as error:
         raise ValueError(f"a number beyond 64 bits: {error}") from error
+    if len(key) > MAX_PROBLEM_BYTES:
+        raise ValueError(f"a problem of {len(key)} bytes: at most {MAX_PROBLEM_BYTES}")
+    return key

@@ -127,6 +127,28 @@ def test_a_problem_that_no_daemon_could_answer_is_invalid(path: str, problem: An
 
 
 @pytest.mark.usefixtures("served")
+def test_what_cannot_be_sent_is_invalid_and_loses_no_connection(path: str) -> None:
+    """Names and problems beyond the daemon's limits, names that are no text: errors of the caller, by itself and among
+    others; many long problems travel in several requests.
+    """
+    questions: list[Any] = [
+        ("gemm\udc80", {"M": 1}),
+        ("g" * 10_000_000, {"M": 1}),
+        (["gemm"], {"M": 1}),
+        ("gemm", {"M": "x" * 10_000_000}),
+        ("gemm", {f"M{place}": "x" * 100 for place in range(1000)}),
+    ]
+    with Client(path, deadline_s=PATIENT_S) as client:
+        for kernel, problem in questions:
+            assert client.lookup(kernel, problem, DEFAULT).status == "invalid"
+            hits = client.lookup_many([("gemm", {"M": 1}), (kernel, problem)])
+            assert [hit.status for hit in hits] == ["fresh", "invalid"]
+        assert client.lookup("gemm", {"M": 2}).status == "fresh"
+        many = client.lookup_many([("gemm", {"M": place, "text": "x" * 50_000}) for place in range(60)])
+        assert {hit.status for hit in many} == {"fresh"}
+
+
+@pytest.mark.usefixtures("served")
 def test_a_hits_problem_is_its_own(path: str) -> None:
     """The memo answers with one object: neither the caller's dict nor the hit's changes it."""
     with Client(path, deadline_s=PATIENT_S) as client:
