@@ -13,9 +13,10 @@ import pytest
 from ktuned.fleet.executor import Environment
 from ktuned.fleet.local_executor import WARDEN_S, LocalExecutor
 from ktuned.fleet.pool import Fleet, PoolLimits
-from ktuned.fleet.process import WorkerProcess, spawn
+from ktuned.fleet.process import StartProcess, WorkerProcess, spawn
 from ktuned.ipc import Places
 from ktuned.model.keys import Role
+from tests import forked_workers
 from tests.fleet.playing import DEADLINE_S, PROJECT, Playground, base_env
 
 StartWorker = Callable[..., Coroutine[Any, Any, WorkerProcess]]
@@ -37,7 +38,15 @@ def environment(playground: Playground) -> Environment:
 
 
 @pytest.fixture
-async def start_worker(tmp_path: Path, environment: Environment) -> AsyncIterator[StartWorker]:
+def start_process() -> StartProcess:
+    """Return how workers are started; tests of processes have a fixture of their own."""
+    return forked_workers.start_process
+
+
+@pytest.fixture
+async def start_worker(
+    tmp_path: Path, environment: Environment, start_process: StartProcess
+) -> AsyncIterator[StartWorker]:
     """Return a function that starts a worker and waits until it is ready; all are killed and buried afterwards."""
     numbers = itertools.count()
     workers = []
@@ -54,6 +63,7 @@ async def start_worker(tmp_path: Path, environment: Environment) -> AsyncIterato
             places=Places({PROJECT: environment.cwd}, str(tmp_path / "artifacts"), "", ""),
             worker_id=number,
             scratch=scratch,
+            start_process=start_process,
         )
         workers.append(worker)
         await worker.ready(ready_s)
@@ -74,7 +84,7 @@ async def worker(start_worker: StartWorker) -> WorkerProcess:
 
 
 @pytest.fixture
-def run_fleet(tmp_path: Path) -> RunFleet:
+def run_fleet(tmp_path: Path, start_process: StartProcess) -> RunFleet:
     """Return a function that runs a fleet whose spares import no torch, which takes seconds."""
 
     @asynccontextmanager
@@ -95,6 +105,7 @@ def run_fleet(tmp_path: Path) -> RunFleet:
             base_env=base_env() | env,
             compile_cores=compile_cores,
             warden_s=warden_s,
+            start_process=start_process,
         )
         fleet = Fleet(executor, compile_slots=2, spawn_s=spawn_s, spare_modules=spare_modules, pool=pool)
         async with fleet.running():

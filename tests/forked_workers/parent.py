@@ -1,7 +1,7 @@
 """Parent of workers of one role: imports what they import, then forks one for each request.
 
-Run by its path with a socket's descriptor, a role, and bytes of padding in the environment: that is the room for a
-worker's own environment, as ``/proc`` shows it.
+Run with a socket's descriptor, a role, and bytes of padding in the environment: that is the room for a worker's own
+environment, as ``/proc`` shows it.
 """
 
 from __future__ import annotations
@@ -105,4 +105,4 @@ def _show(environment: dict[str, str]) -> None:
 
 
 if __name__ == "__main__":
-    main(socket.socket(fileno=int(sys.argv[1])), sys.argv[2])
+    main(socket.socket(fileno=int(sys.argv[3])), sys.argv[4])

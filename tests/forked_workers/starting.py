@@ -13,10 +13,15 @@ from typing import IO, Any
 
 import msgpack
 
+from ktuned import worker
 from tests import leaks
 from tests.forked_workers.parent import MAX_MESSAGE
 
 _PARENT = Path(__file__).with_name("parent.py")
+_PROGRAM = "import pathlib, sys; exec(compile(pathlib.Path(sys.argv[1]).read_text(), sys.argv[2], 'exec'))"
+_SHOWN = Path(worker.__file__).with_name("__main__.py")
+"""The file that the parent's frames name, which stay on a worker's stack: ktuned's own, as a worker's are."""
+
 _PADDING = "x" * 60_000
 """Room for a worker's environment."""
 
@@ -45,7 +50,7 @@ class _Parent:
         self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs:
             self._process = subprocess.Popen(
-                [python, "-P", str(_PARENT), str(theirs.fileno()), role],
+                [python, "-P", "-c", _PROGRAM, str(_PARENT), str(_SHOWN), str(theirs.fileno()), role],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 cwd="/",
