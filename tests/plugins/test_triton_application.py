@@ -16,8 +16,8 @@ from ktuned_client import Client
 from ktuned_triton import autotuner
 from ktuned_triton.call import jitted
 from tests.e2e.harness import Daemon
-from tests.plugins.test_triton_autotune import SIZE, call, scale
 from tests.plugins.triton_app import kernels
+from tests.plugins.triton_calls import SIZE, call, scale
 
 STAND_IN = Path(__file__).parent / "triton_stand_in"
 DEADLINE_S = 120.0

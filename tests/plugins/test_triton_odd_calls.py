@@ -25,8 +25,21 @@ from ktuned.dropin import Best, Tunings, account
 from ktuned_client import DaemonError
 from ktuned_triton import autotune, autotuner
 from ktuned_triton.call import evaluation_digest, jitted
-from tests.plugins.test_triton_autotune import SIZE, FakeTunings, call, grid, request_of, scale, text
 from tests.plugins.triton_app import kernels
+from tests.plugins.triton_calls import (
+    SIZE,
+    FakeTunings,
+    call,
+    grid,
+    launched,
+    left_to_triton,
+    request_of,
+    scale,
+    text,
+    tunings,
+)
+
+__all__ = ["launched", "left_to_triton", "tunings"]
 
 Shape = namedtuple("Shape", "rows columns")
 
@@ -36,30 +49,6 @@ def _forget() -> Iterator[None]:
     yield
     account.left_alone.clear()
     account.keys.clear()
-
-
-@pytest.fixture
-def tunings(monkeypatch: pytest.MonkeyPatch) -> FakeTunings:
-    """Return the daemon's stand-in."""
-    fake = FakeTunings()
-    monkeypatch.setattr(autotuner, "shared", lambda pin: fake)
-    return fake
-
-
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Return the launches, which launch nothing."""
-    found: list[dict[str, Any]] = []
-    monkeypatch.setattr(jitted(kernels.scale), "run", lambda *args, **kwargs: found.append(kwargs))
-    return found
-
-
-@pytest.fixture
-def left_to_triton(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return the calls that Triton's own autotuner got, which does nothing with them."""
-    found: list[Any] = []
-    monkeypatch.setattr(Autotuner, "run", lambda self, *args, **kwargs: found.append(args))
-    return found
 
 
 @pytest.mark.parametrize(
