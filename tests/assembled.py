@@ -191,6 +191,11 @@ class Parts:
             while not (self._gates / f"{gate}.reached").exists():  # noqa: ASYNC110 - a file reports it, no event
                 await anyio.sleep(0.005)
 
+    def close_gate(self, gate: str) -> None:
+        """Let no one through a gate that was open, and forget who stood at it."""
+        (self._gates / gate).unlink()
+        (self._gates / f"{gate}.reached").unlink(missing_ok=True)
+
     def open_gate(self, gate: str) -> None:
         """Let everyone through a gate."""
         (self._gates / gate).touch()

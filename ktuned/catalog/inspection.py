@@ -14,7 +14,7 @@ from ktuned.catalog.catalog import Catalog, Changes, FileError, Inspection, envi
 from ktuned.catalog.discovery import find_kernel_files, is_kernel_file
 from ktuned.catalog.project_file import PROJECT_FILE, digest_of
 from ktuned.catalog.roots import asked_again, named
-from ktuned.fleet import KILLS_EXCUSED, Fleet, is_outside_kill
+from ktuned.fleet import COURTESY_S, KILLS_EXCUSED, Fleet, is_outside_kill
 from ktuned.ipc import Trust, Untrusted, absolute, relative, replies, requests
 from ktuned.model import KernelInfo, Observation, Role, Root, SettingsError, StoreError, WorkerError
 from ktuned.store import Store
@@ -215,7 +215,10 @@ class FileInspector:
                 {name: _below(entries, root) for name, entries in learned.items()},
             )
             try:
-                async with self._fleet.lend(Role.INSPECT, environment_of(root)) as worker:
+                async with (
+                    self._fleet.gate.computing(COURTESY_S),
+                    self._fleet.lend(Role.INSPECT, environment_of(root)) as worker,
+                ):
                     await worker.exchange(request, self._deadlines, on_item=received.append)
                 done += [_inspection(item, root) for item in received]
             except WorkerError as error:

@@ -353,6 +353,7 @@ def assemble(
         caches=caches,
         served=served,
         certainty=Certainty(catalog, machine),
+        gate=fleet.gate,
     )
 
     def in_use() -> set[str]:

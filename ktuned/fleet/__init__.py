@@ -24,13 +24,14 @@ from ktuned.fleet.node_link import NodeLink
 from ktuned.fleet.pool import BENCH_MODULES, Fleet
 from ktuned.fleet.priority_semaphore import Turns, aged
 from ktuned.fleet.process import StartProcess
-from ktuned.fleet.quiet import ALL_CORES
+from ktuned.fleet.quiet import ALL_CORES, COURTESY_S, QuietGate
 from ktuned.fleet.remote_executor import RemoteExecutor
 from ktuned.fleet.usage import CpuUse, Usage
 
 __all__ = [
     "ALL_CORES",
     "BENCH_MODULES",
+    "COURTESY_S",
     "KILLS_EXCUSED",
     "Applications",
     "Bench",
@@ -55,6 +56,7 @@ __all__ = [
     "NodeLink",
     "NodeLost",
     "Output",
+    "QuietGate",
     "RemoteExecutor",
     "RequestFailed",
     "StartProcess",

@@ -17,7 +17,7 @@ from ktuned.fleet.failures import NodeAbsent, NodeLost, Output, RequestFailed
 from ktuned.fleet.health import Health
 from ktuned.fleet.pool import Fleet
 from ktuned.fleet.priority_semaphore import Turns
-from ktuned.fleet.quiet import QuietGate
+from ktuned.fleet.quiet import COURTESY_S, QuietGate
 from ktuned.ipc import requests
 from ktuned.model import Device, Observation, Role, WorkerError
 
@@ -235,7 +235,10 @@ class Lane:
         request = bench.request
         if isinstance(request, requests.Open):
             request = replace(request, is_shared=self._courtesy.is_shared(self.device))
-        reply, _ = await worker.exchange(request, deadlines)
+        # Imports and references may use every core; what this lane has timed so far is over.
+        self._give_cores()
+        async with self._gate.computing(COURTESY_S):
+            reply, _ = await worker.exchange(request, deadlines)
         if self.health.is_sick:
             self._well()
         if bench.learn is not None:

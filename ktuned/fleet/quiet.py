@@ -15,6 +15,9 @@ import anyio
 ALL_CORES = 1 << 16
 """More cores than there are: asks for all of them."""
 
+COURTESY_S = 1.0
+"""Most that is waited for a timing on all cores by what a person or a lane waits for: twice a batch's time."""
+
 
 class QuietGate:
     """Any number may compile at once, or one may have quiet; no compile begins while quiet is waited for.
@@ -71,10 +74,14 @@ class QuietGate:
             self._notify()
 
     @asynccontextmanager
-    async def computing(self) -> AsyncIterator[None]:
-        """Hold the gate for a strategy's proposal: not while a timing has all cores, or waits for them."""
-        while self._waiting_for_cores or (self._is_wide and sum(self._timed) >= self._cores):
-            await self._changed.wait()
+    async def computing(self, patience_s: float = math.inf) -> AsyncIterator[None]:
+        """Hold the gate for what computes: a strategy's proposal, an inspection, a lane's opening.
+
+        It begins when no timing has all cores or waits for them, or after ``patience_s``: some trials hang.
+        """
+        with anyio.move_on_after(patience_s):
+            while self._waiting_for_cores or (self._is_wide and sum(self._timed) >= self._cores):
+                await self._changed.wait()
         with self.starting():
             yield
 

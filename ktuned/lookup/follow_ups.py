@@ -15,6 +15,7 @@ import anyio.abc
 import structlog
 
 from ktuned.catalog import Admission, Buckets
+from ktuned.fleet import COURTESY_S, QuietGate
 from ktuned.lookup.answer_caches import AnswerCaches
 from ktuned.model import (
     LATENCY,
@@ -91,7 +92,10 @@ class _Bucket:
 class FollowUps:
     """Takes follow-ups at once, by :meth:`tune`, :meth:`check` and :meth:`represent`; :meth:`run` does them."""
 
-    def __init__(self, admission: Admission, buckets: Buckets, jobs: Jobs, caches: AnswerCaches) -> None:
+    def __init__(
+        self, admission: Admission, buckets: Buckets, jobs: Jobs, caches: AnswerCaches, gate: QuietGate
+    ) -> None:
+        self._gate = gate
         self._admission = admission
         self._buckets = buckets
         self._jobs = jobs
@@ -176,10 +180,11 @@ class FollowUps:
             while waiting:
                 check = waiting.popleft()
                 try:
-                    if isinstance(check, _Bucket):
-                        await self._buckets.ask(check.kernel, check.problem)
-                    else:
-                        await self._admission.ask(check.kernel, check.problem, check.configs)
+                    async with self._gate.computing(COURTESY_S):
+                        if isinstance(check, _Bucket):
+                            await self._buckets.ask(check.kernel, check.problem)
+                        else:
+                            await self._admission.ask(check.kernel, check.problem, check.configs)
                     self._caches.changed(kernel)
                 except KtunedError as error:
                     _log.warning("kernel_file_not_asked", kernel=kernel, reason=error.message)

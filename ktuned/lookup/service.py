@@ -8,6 +8,7 @@ from time import monotonic
 
 from ktuned.catalog import Admission, Buckets, Catalog, check_problem
 from ktuned.devices import Machine
+from ktuned.fleet import QuietGate
 from ktuned.lookup.answer import Answer
 from ktuned.lookup.answer_caches import AnswerCaches
 from ktuned.lookup.certainty import Certainty
@@ -58,6 +59,7 @@ class Lookups:
         caches: AnswerCaches,
         served: ServedWinners,
         certainty: Certainty,
+        gate: QuietGate,
     ) -> None:
         self.caches = caches
         self.shortcuts = caches.shortcuts
@@ -75,7 +77,7 @@ class Lookups:
         self.served = served
         self._answered = 0
         self._looked_up: dict[str, float] = {}
-        self._follow_ups = FollowUps(admission, buckets, jobs, caches)
+        self._follow_ups = FollowUps(admission, buckets, jobs, caches, gate)
 
     @property
     def answered(self) -> int:

@@ -10,6 +10,7 @@ import pytest
 
 from ktuned.catalog.inspection import FileInspector
 from ktuned.fleet.failures import Output, WorkerDied
+from ktuned.fleet.quiet import QuietGate
 from ktuned.ipc import replies, requests
 from ktuned.model.errors import StoreError
 from ktuned.model.kernel import KernelInfo
@@ -61,6 +62,8 @@ async def test_missing_interpreter_is_an_error_of_each_file(parts: Parts) -> Non
 
 class _LastBreath:
     """A fleet whose one worker sends every item and dies before it says that it is done."""
+
+    gate = QuietGate()
 
     @asynccontextmanager
     async def lend(self, role: str, environment: object) -> AsyncIterator[_LastBreath]:

@@ -258,7 +258,7 @@ async def test_a_timing_on_one_core_waits_for_no_compile() -> None:
 
 
 async def test_a_strategy_keeps_off_a_timing_on_all_cores() -> None:
-    """It computes its proposals before or after; finalists on a GPU do not hold it up."""
+    """It proposes before or after; what a person waits for loses patience; finalists on a GPU hold nothing up."""
     async with anyio.create_task_group() as tasks:
         scene = Scene(tasks, cores=2)
         async with scene.gate.computing():
@@ -275,6 +275,8 @@ async def test_a_strategy_keeps_off_a_timing_on_all_cores() -> None:
         tasks.start_soon(propose)
         await settle()
         assert not proposed.is_set()
+        async with scene.gate.computing(patience_s=0.0):
+            pass
         await wide.give()
         assert proposed.is_set()
         async with scene.gate.quiet(), scene.gate.computing():

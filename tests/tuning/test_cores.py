@@ -83,3 +83,40 @@ async def test_declared_cores_are_held(parts: Parts) -> None:
         parts.open_gate("door")
         await parts.told.ended()
     assert figures(parts) == {"gate_compile": 1, "work": 2}
+
+
+@pytest.mark.parametrize("asked", ["inspected", "looked up"])
+async def test_a_config_on_all_cores_waits_for_the_code_that_runs(parts: Parts, asked: str) -> None:
+    """An inspection of a kernel file, or a question to its space, imports what it likes: timing follows it."""
+    stands = "from ktuned_fake import wait_at\nwait_at('door')\n"
+    where = "us=[1.0, 2.0], where=lambda p, c: wait_at('door') or c.us < p.n"
+    if asked == "looked up":
+        text = kernel_text("other", where, default="dict(us=1.0)").replace("import Build", "import Build, wait_at")
+        parts.open_gate("door")
+        await parts.inspector.inspect_files(parts.root, [str(parts.write(text, "tune_other.py"))])
+        parts.close_gate("door")
+    await submit(parts, NARROW, cores="2")
+    async with anyio.create_task_group() as tasks:
+        if asked == "inspected":
+            file = parts.write(stands + kernel_text("other"), "tune_other.py")
+            tasks.start_soon(parts.inspector.inspect_files, parts.root, [str(file)])
+        else:
+            parts.lookups.lookup("other", {"n": 128}, None, tune=False)
+        await parts.reached("door")
+        async with parts.working():
+            await waits_for_cores(parts)
+            assert figures(parts) == {}
+            parts.open_gate("door")
+            await parts.told.ended()
+    assert figures(parts) == {"work": 2}
+
+
+async def test_an_inspection_does_not_wait_for_a_timing_that_hangs(parts: Parts) -> None:
+    """Nor does anything else that a person waits for: after a moment it goes on beside it."""
+    await submit(parts, "does='work', gate='door'", cores="2")
+    async with parts.working():
+        await parts.reached("door")
+        with anyio.fail_after(PATIENCE_S):
+            await parts.inspector.inspect_files(parts.root, [str(parts.write(kernel_text("other"), "tune_other.py"))])
+        parts.open_gate("door")
+        await parts.told.ended()
