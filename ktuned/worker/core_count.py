@@ -36,17 +36,28 @@ class ThreadTimes:
     process: int
 
     @classmethod
-    def now(cls) -> ThreadTimes:
-        """Read every thread's clock; none is read where the system has no list of threads."""
+    def before(cls) -> ThreadTimes:
+        """Read the clocks before a launch: the process's last, so that the reading itself is no thread's that ends."""
+        threads = _thread_times()
+        return cls(threads, time.process_time_ns())
+
+    @classmethod
+    def after(cls) -> ThreadTimes:
+        """Read the clocks after a launch: the process's first, likewise."""
         process = time.process_time_ns()
-        found = {}
-        for thread in map(int, _thread_ids()):
-            try:
-                found[thread] = time.clock_gettime_ns((~thread << 3) | _PER_THREAD_CLOCK)
-            except OSError:
-                # It has ended meanwhile.
-                continue
-        return cls(found, process)
+        return cls(_thread_times(), process)
+
+
+def _thread_times() -> dict[int, int]:
+    """Read every thread's clock; none is read where the system has no list of threads."""
+    found = {}
+    for thread in map(int, _thread_ids()):
+        try:
+            found[thread] = time.clock_gettime_ns((~thread << 3) | _PER_THREAD_CLOCK)
+        except OSError:
+            # It has ended meanwhile.
+            continue
+    return found
 
 
 def _thread_ids() -> list[str]:
@@ -80,18 +91,18 @@ class CountedLaunch:
     def __call__(self) -> None:
         """Wait until the other threads are calm, and launch."""
         self._wait_for_calm()
-        before = ThreadTimes.now()
+        before = ThreadTimes.before()
         self._launch()
-        self.cores = cores_used(before, ThreadTimes.now(), len(os.sched_getaffinity(0)))
+        self.cores = cores_used(before, ThreadTimes.after(), len(os.sched_getaffinity(0)))
 
     def _wait_for_calm(self) -> None:
         own = threading.get_native_id()
         for _ in range(_CALM_TRIES):
-            before = ThreadTimes.now().threads
+            before = _thread_times()
             if len(before) < 2:
                 return
             select.select([], [], [], _CALM_S)
-            after = ThreadTimes.now().threads
+            after = _thread_times()
             spun = sum(spent - before.get(thread, 0) for thread, spent in after.items() if thread != own)
             if spun < RAN_SHARE * _CALM_S * 1e9:
                 return
