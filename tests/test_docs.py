@@ -12,6 +12,7 @@ import anyio
 import click
 import msgspec
 import pytest
+from msgspec.structs import fields
 
 from ktuned import kernel, model
 from ktuned.backends.cuda import DEFAULT_TARGET
@@ -162,7 +163,7 @@ def test_project_settings() -> None:
         r"^```toml\n(.*?)^```$", (ROOT / "docs/kernel-files.md").read_text(), re.DOTALL | re.MULTILINE
     )
     project = project_file.parse_project(block.encode(), "ktuned.toml")
-    names = [field.name for field in dataclasses.fields(project) if field.name != "digest"]
+    names = [field.name for field in fields(project) if field.name != "digest"]
     assert all(getattr(project, name) for name in names)
     assert all(dataclasses.astuple(project.defaults))
     assert _names("docs/kernel-files.md", "## Projects") == names
@@ -252,13 +253,13 @@ async def test_methods(daemon: Daemon) -> None:
     told = {name: _words(row[1]) for row in _table("docs/protocol.md", "## Methods") for name in _words(row[0])}
     assert told.keys() == daemon.parts.methods.keys()
     for name, params in told.items():
-        fields = msgspec.structs.fields(daemon.parts.methods[name].params)
+        known = fields(daemon.parts.methods[name].params)
         # The sentence above the table has it, for every method that takes a kernel.
-        params += ["directory?"] * ("kernel" in {field.name for field in fields})
-        assert sorted(param.rstrip("?") for param in params) == sorted(field.name for field in fields), name
+        params += ["directory?"] * ("kernel" in {field.name for field in known})
+        assert sorted(param.rstrip("?") for param in params) == sorted(field.name for field in known), name
         # One of several alternatives bears no mark, and is needed only as one of them.
         marked = {param.rstrip("?") for param in params if param.endswith("?")}
-        assert not marked & {field.name for field in fields if field.required}, name
+        assert not marked & {field.name for field in known if field.required}, name
 
 
 @pytest.mark.anyio

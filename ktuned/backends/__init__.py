@@ -1,9 +1,12 @@
 """The contract between ktuned and its backend plugins, and code that plugins share.
 
-A plugin subclasses :class:`Backend` and names it under the entry-point group ``ktuned.backends``.
+A plugin subclasses :class:`Backend` and names it under the entry-point group ``ktuned.backends``. Code for some plugins
+alone is imported when its name is first used: the daemon needs none of it.
 """
 
-from ktuned.backends import cpu, cubin, cuda_headers, launch_limits, nvml, ptxas
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ktuned.backends.contract import (
     API_VERSION,
     Absence,
@@ -20,15 +23,25 @@ from ktuned.backends.contract import (
     unknown_tensor,
 )
 from ktuned.backends.cpu import CpuTicks, read_ticks
-from ktuned.backends.cuda import DEFAULT_TARGET, compute_target, cuda_devices, gpu_uuids, runs_on, torch_cuda_devices
-from ktuned.backends.energy import absence_of_energy, energy_counter
-from ktuned.backends.occupancy import occupancy_fact
 from ktuned.backends.process_directory import process_directory
 from ktuned.backends.programs import compiler_files, on_path
-from ktuned.backends.ptxas import Resources
 from ktuned.backends.registry import ENTRY_POINT_GROUP, Registry, extra_of, install_hint
 from ktuned.backends.variables import COMPILING_VARIABLES, MEASURING_VARIABLES, deciding, finding, private
-from ktuned.backends.winner import LoadedKernel, load_winner
+
+if TYPE_CHECKING:
+    from ktuned.backends import cpu, cubin, cuda_headers, launch_limits, nvml, ptxas
+    from ktuned.backends.cuda import (
+        DEFAULT_TARGET,
+        compute_target,
+        cuda_devices,
+        gpu_uuids,
+        runs_on,
+        torch_cuda_devices,
+    )
+    from ktuned.backends.energy import absence_of_energy, energy_counter
+    from ktuned.backends.occupancy import occupancy_fact
+    from ktuned.backends.ptxas import Resources
+    from ktuned.backends.winner import LoadedKernel, load_winner
 
 __all__ = [
     "API_VERSION",
@@ -77,3 +90,27 @@ __all__ = [
     "torch_cuda_devices",
     "unknown_tensor",
 ]
+
+_MODULES = frozenset({"cpu", "cubin", "cuda_headers", "launch_limits", "nvml", "ptxas"})
+_HOMES = {
+    "DEFAULT_TARGET": "cuda",
+    "LoadedKernel": "winner",
+    "Resources": "ptxas",
+    "absence_of_energy": "energy",
+    "compute_target": "cuda",
+    "cuda_devices": "cuda",
+    "energy_counter": "energy",
+    "gpu_uuids": "cuda",
+    "load_winner": "winner",
+    "occupancy_fact": "occupancy",
+    "runs_on": "cuda",
+    "torch_cuda_devices": "cuda",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return import_module(f"ktuned.backends.{name}")
+    if name in _HOMES:
+        return getattr(import_module(f"ktuned.backends.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,12 +1,19 @@
-"""Registry of backend plugins, found by entry-point metadata and imported when first used."""
+"""Registry of backend plugins, found by entry-point metadata and imported when first used.
+
+``importlib.metadata`` brings ``email`` and ``zipfile``, 1 MiB: it is imported where plugins are looked for, and the
+daemon looks for none.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from importlib.metadata import Distribution, EntryPoint, entry_points
+from typing import TYPE_CHECKING
 
 from ktuned.backends.contract import API_VERSION, Backend
 from ktuned.model import BackendError
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution, EntryPoint
 
 ENTRY_POINT_GROUP = "ktuned.backends"
 
@@ -37,6 +44,8 @@ class Registry:
     """The plugins that are installed in this interpreter, by entry-point metadata; nothing is imported to list them."""
 
     def __init__(self, points: Sequence[EntryPoint] | None = None) -> None:
+        from importlib.metadata import entry_points
+
         found = entry_points(group=ENTRY_POINT_GROUP) if points is None else points
         self._points = {point.name: point for point in found}
         self._loaded: dict[str, Backend] = {}

@@ -2,13 +2,18 @@
 
 The daemon's side is :class:`ktuned.fleet.Bridge`. This package is what both sides share, and the process itself:
 ``python -m ktuned.bridge``, under an interpreter of its own. It imports the standard library and msgpack; its services
-import what they need.
+import what they need. Names of the process's side are imported when they are first used: the daemon needs none of them.
 """
 
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
 from ktuned.bridge import cluster, messages, node, parcels
-from ktuned.bridge.host import Host
 from ktuned.bridge.messages import Call, CallFailed, Hello, Versions
-from ktuned.bridge.service import SERVICES, Send, Service
+
+if TYPE_CHECKING:
+    from ktuned.bridge.host import Host
+    from ktuned.bridge.service import SERVICES, Send, Service
 
 __all__ = [
     "SERVICES",
@@ -24,3 +29,11 @@ __all__ = [
     "node",
     "parcels",
 ]
+
+_HOMES = {"Host": "host", "SERVICES": "service", "Send": "service", "Service": "service"}
+
+
+def __getattr__(name: str) -> Any:
+    if name in _HOMES:
+        return getattr(import_module(f"ktuned.bridge.{_HOMES[name]}"), name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

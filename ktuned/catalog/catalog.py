@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import msgspec
 
 from ktuned.catalog.dependencies import Dependents
 from ktuned.catalog.project_file import PROJECT_FILE
@@ -39,8 +41,7 @@ MAX_PROBLEM_SIZE = 4096
 """Most characters of a problem's keys and values: it is part of many keys, and thousands are kept in memory."""
 
 
-@dataclass(frozen=True, slots=True)
-class FileError:
+class FileError(msgspec.Struct, frozen=True):
     """An error in a kernel file: one line, and its place; of a syntax error also the line of source with a caret."""
 
     path: str
@@ -56,18 +57,16 @@ class FileError:
         )
 
 
-@dataclass(frozen=True, slots=True)
-class Inspection:
+class Inspection(msgspec.Struct, frozen=True):
     """Result of inspecting one kernel file; ``stamps`` are the files that had a part in it."""
 
     file: str
     kernels: tuple[KernelInfo, ...] = ()
     errors: tuple[FileError, ...] = ()
-    stamps: Mapping[str, str] = field(default_factory=dict)
+    stamps: Mapping[str, str] = msgspec.field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class Changes:
+class Changes(msgspec.Struct, frozen=True):
     """Names of kernels that an inspection added, changed (digest), replanned (only the plan, or moved) or removed.
 
     ``inspected`` are all that it found, whether or not they differ from before: their files' stamps are new. ``mended``

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import anyio
 import anyio.to_thread
+import msgspec
 import structlog
 
 from ktuned.catalog.catalog import Catalog, Changes, FileError, Inspection, environment_of
@@ -25,8 +26,7 @@ MANY_FILES = 50
 """Files that are worth a second worker: their inspection takes as long as its start."""
 
 
-@dataclass(frozen=True, slots=True)
-class Inspected:
+class Inspected(msgspec.Struct, frozen=True):
     """The files that were inspected, and what differs in the catalog since."""
 
     changes: Changes
@@ -135,14 +135,16 @@ class FileInspector:
             _log.warning("project_file_wrong", path=file, reason=error.message)
             self._catalog.note_project(root.path, digest, wrong)
             found = await self.inspect_files(root, files, gone)
-            return Inspected(replace(found.changes, errors=(*found.changes.errors, wrong)), found.files)
+            return Inspected(msgspec.structs.replace(found.changes, errors=(*found.changes.errors, wrong)), found.files)
         (again,) = named([again], {root.path: root.name}, others.values())
         mended = (file,) if any(error.path == file for error in self._catalog.errors) else ()
         if again == root:
             self._catalog.add_root(again)
             self._catalog.note_project(root.path, again.project_digest)
             found = await self.inspect_files(again, files, gone)
-            return Inspected(replace(found.changes, mended=(*found.changes.mended, *mended)), found.files)
+            return Inspected(
+                msgspec.structs.replace(found.changes, mended=(*found.changes.mended, *mended)), found.files
+            )
         moved = await self.adopt(again)
         self._catalog.note_project(root.path, again.project_digest)
         _log.info("project_file_followed", path=file, name=again.name, python=again.python)
@@ -154,7 +156,7 @@ class FileInspector:
             raise
         changes = found.changes
         return Inspected(
-            replace(
+            msgspec.structs.replace(
                 changes,
                 added=tuple(dict.fromkeys((*moved.added, *changes.added))),
                 removed=(*moved.removed, *changes.removed),

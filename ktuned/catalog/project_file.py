@@ -11,8 +11,9 @@ import os
 import re
 import tomllib
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 from typing import Any, Final
+
+import msgspec
 
 from ktuned.ipc import Trust
 from ktuned.model import PRESETS, PlanDefaults, SettingsError, listed
@@ -28,8 +29,7 @@ _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}")
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
-@dataclass(frozen=True, slots=True)
-class Project:
+class Project(msgspec.Struct, frozen=True):
     """A project as its file describes it; an empty ``name`` or ``python`` leaves it to the usual rules.
 
     ``digest`` is the SHA-256 of the file, or ``""`` where there is none.
@@ -37,8 +37,8 @@ class Project:
 
     name: str = ""
     python: str = ""
-    env: Mapping[str, str] = field(default_factory=dict)
-    defaults: PlanDefaults = field(default_factory=PlanDefaults)
+    env: Mapping[str, str] = msgspec.field(default_factory=dict)
+    defaults: PlanDefaults = msgspec.field(default_factory=PlanDefaults)
     digest: str = ""
 
 

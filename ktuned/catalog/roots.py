@@ -10,7 +10,6 @@ import os
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
-from email.parser import HeaderParser
 from pathlib import Path
 
 from ktuned.catalog.project_file import PROJECT_FILE, Project, read_project
@@ -165,7 +164,8 @@ def distribution_of(path: str) -> str:
             continue
         if record.startswith(relative + b"/") or b"\n" + relative + b"/" in record:
             try:
-                return HeaderParser().parsestr((info / "METADATA").read_text(errors="replace")).get("Name", "")
+                headers = (info / "METADATA").read_text(errors="replace").splitlines()
             except OSError:
                 return ""
+            return next((line.removeprefix("Name:").strip() for line in headers if line.startswith("Name:")), "")
     return ""

@@ -6,7 +6,6 @@ Each command's module is imported when it is named.
 from __future__ import annotations
 
 import copy
-import difflib
 import importlib
 import io
 import os
@@ -83,6 +82,8 @@ class _Commands(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         # While a shell completes, an unfinished word is no error.
         if args and not ctx.resilient_parsing and not args[0].startswith("-") and args[0] not in COMMANDS:
+            import difflib
+
             near = difflib.get_close_matches(args[0], COMMANDS, n=1)
             meant = f", did you mean {near[0]!r}?" if near else ""
             raise click.UsageError(f"there is no command {args[0]!r}{meant}", ctx)

@@ -9,10 +9,10 @@ from __future__ import annotations
 import os
 import subprocess
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import anyio
+import msgspec
 
 from ktuned.backends import cpu
 from ktuned.catalog import (
@@ -91,8 +91,7 @@ from ktuned.store import Artifacts, Store
 from ktuned.watch import Watcher
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Replacements:
+class Replacements(msgspec.Struct, frozen=True, kw_only=True):
     """Parts that a test or a benchmark brings itself; ``None`` leaves the daemon's own.
 
     ``executor`` returns the one that is used, over the daemon's own. ``read`` gives readings of the machine,
@@ -114,8 +113,7 @@ class Replacements:
     toolchain_intervals: SurveyIntervals | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """All parts of a daemon; ``methods`` are the protocol's, by their names on the wire.
 
     Setting ``stopping`` ends the daemon; the next one takes up what is unfinished.

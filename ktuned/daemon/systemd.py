@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import socket
 from collections.abc import MutableMapping
-from dataclasses import dataclass
 from time import CLOCK_MONOTONIC, clock_gettime_ns
 from types import TracebackType
 from typing import Final, Self
+
+import msgspec
 
 from ktuned.model import SettingsError
 
@@ -25,8 +26,7 @@ SOCKET_NAMES: Final = frozenset({"ktuned", "ktuned.socket"})
 _VARIABLES: Final = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
 
 
-@dataclass(frozen=True, slots=True)
-class Handover:
+class Handover(msgspec.Struct, frozen=True):
     """The manager's variables for this process: ``descriptor`` of a listening socket, where to notify, how often."""
 
     descriptor: int | None = None

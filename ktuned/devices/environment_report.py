@@ -5,18 +5,18 @@ It is kept in the store, and shown by ``status`` and ``backends`` as a map with 
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
 from typing import Any
 
 from ktuned.backends import deciding, finding
 from ktuned.ipc import InvalidMessage, first_changed, from_plain, replies, to_plain
-from ktuned.model import ENVIRONMENT, Device, canonical
+from ktuned.model import ENVIRONMENT, Device, Record, canonical, record
 
 
-@dataclass(frozen=True, slots=True)
-class EnvironmentReport:
+@record
+class EnvironmentReport(Record):
     """An interpreter and its backends; ``error`` says why the last probe failed, the backends are then older.
 
     ``version`` is Python's. ``nvml`` says why NVML cannot list the programs on the GPUs, empty if it can;
@@ -25,14 +25,14 @@ class EnvironmentReport:
     """
 
     python: str
-    backends: Mapping[str, replies.BackendReport] = field(default_factory=dict)
+    backends: Mapping[str, replies.BackendReport] = dataclasses.field(default_factory=dict)
     error: replies.Fault | None = None
     version: str | None = None
     nvml: str | None = None
     strategies: tuple[str, ...] | None = None
     observed: replies.Observed | None = None
     node: str = ""
-    distributions: Mapping[str, str] = field(default_factory=dict)
+    distributions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
     def devices(self) -> Iterator[Device]:

@@ -14,6 +14,7 @@ from time import monotonic
 from typing import Any
 
 import anyio
+import msgspec
 import structlog
 
 from ktuned.backends import cpu, extra_of
@@ -178,7 +179,7 @@ class Environments:
         """
         if not environment.node:
             return found.backends
-        here = self.report(replace(environment, node=""))
+        here = self.report(msgspec.structs.replace(environment, node=""))
         packages = difference_of_node(here, found)
         return {
             name: replace(
@@ -241,12 +242,12 @@ class Environments:
 
     def sites(self, environment: Environment) -> list[Environment]:
         """Return an environment on this machine, and on each node that is there."""
-        return [environment, *(replace(environment, node=node) for node in self._nodes)]
+        return [environment, *(msgspec.structs.replace(environment, node=node) for node in self._nodes)]
 
     def known_sites(self, environment: Environment) -> list[Environment]:
         """Return an environment on this machine, and on each node that was ever there."""
         nodes = dict.fromkeys((*self._nodes, *(report.node for report in self._reports.values() if report.node)))
-        return [environment, *(replace(environment, node=node) for node in nodes)]
+        return [environment, *(msgspec.structs.replace(environment, node=node) for node in nodes)]
 
     def look(self, environment: Environment) -> str:
         """Look whether an environment's report still holds; return why not, or nothing.

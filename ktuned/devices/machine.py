@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+
+import msgspec
+from msgspec.structs import replace
 
 from ktuned.backends import Absence, install_hint
 from ktuned.devices.environment_report import EnvironmentReport, fingerprint_digest
@@ -33,8 +35,7 @@ def is_named(device: Device, name: str) -> bool:
     return name in (device.name, device.kind, device.node or None) or name.casefold() in device.model.casefold()
 
 
-@dataclass(frozen=True, slots=True)
-class Aim:
+class Aim(msgspec.Struct, frozen=True):
     """The target of a job's configs, and the devices that measure them; without devices ``absence`` may say why."""
 
     target: str

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
 import anyio
+import msgspec
 import structlog
 
 from ktuned.catalog import Catalog, environment_of
@@ -25,8 +25,7 @@ _log = structlog.get_logger()
 _Seen = dict[str, Mapping[str, Any]]
 
 
-@dataclass(frozen=True, slots=True)
-class SurveyIntervals:
+class SurveyIntervals(msgspec.Struct, frozen=True):
     """Intervals between looks: at the toolchains of kernels that are in use (``recent_s``), and at all (``all_s``)."""
 
     recent_s: float = 2.0

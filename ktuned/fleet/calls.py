@@ -9,11 +9,11 @@ import asyncio
 import itertools
 import math
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from time import monotonic
 from typing import Any, Never, TypeVar
 
 import anyio
+import msgspec
 
 from ktuned.bridge import Call, CallFailed, messages
 from ktuned.ipc import frames, replies
@@ -35,8 +35,7 @@ class BridgeSlow(KtunedError):
     code = "bridge_deadline"
 
 
-@dataclass(eq=False, slots=True)
-class _Pending:
+class _Pending(msgspec.Struct, eq=False):
     """A call under way; ``last_at`` is when its last answer came, from which its deadline counts."""
 
     call: type[Call[Any, Any]]

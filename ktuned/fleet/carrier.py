@@ -10,13 +10,14 @@ import math
 import os
 import shutil
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any
 
 import anyio
 import anyio.to_thread
+import msgspec
 import structlog
 
 from ktuned.bridge import cluster, node, parcels
@@ -39,14 +40,13 @@ MAX_SEALED = 4096
 """Artifacts that a node is known to have; they are carried again when they are forgotten."""
 
 
-@dataclass(eq=False, slots=True)
-class _Project:
+class _Project(msgspec.Struct, eq=False):
     """A project as one node has it."""
 
     snapshots: Snapshots
     laid_out: Snapshot | None = None
     taken_at: float = -math.inf
-    lock: anyio.Lock = field(default_factory=anyio.Lock)
+    lock: anyio.Lock = msgspec.field(default_factory=anyio.Lock)
 
 
 class Carrier:

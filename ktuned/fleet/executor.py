@@ -9,11 +9,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from dataclasses import dataclass
 from time import monotonic
 from typing import TypeVar
 
 import anyio
+import msgspec
 
 from ktuned.fleet.failures import Output
 from ktuned.ipc import replies, requests
@@ -23,8 +23,7 @@ R = TypeVar("R")
 I = TypeVar("I")  # noqa: E741 - an item
 
 
-@dataclass(frozen=True, slots=True)
-class Environment:
+class Environment(msgspec.Struct, frozen=True):
     """The code that a worker runs: interpreter, directory, additions to the environment, the project in it.
 
     On another ``node`` than this machine, interpreter and directory are those that stand for them there.
@@ -37,8 +36,7 @@ class Environment:
     node: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class KernelCode:
+class KernelCode(msgspec.Struct, frozen=True):
     """The Python of a kernel file: the file, and a digest of all Python that has a part in it."""
 
     file: str

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import signal
-from dataclasses import dataclass
+
+import msgspec
 
 from ktuned.ipc import frames, replies
 from ktuned.model import Phase, WorkerError
@@ -94,8 +95,7 @@ class RequestFailed(WorkerError):
         self.output = output
 
 
-@dataclass(frozen=True, slots=True)
-class Output:
+class Output(msgspec.Struct, frozen=True):
     """The last lines that a worker's code printed during one request."""
 
     stdout: str = ""

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic
 from typing import Any
 
 import anyio
+import msgspec
 import structlog
 
 from ktuned.fleet.courtesy import LINGER_S, Courtesy
@@ -42,8 +43,7 @@ TROUBLE_S = 60.0
 """Time after a loss for which more spares are kept: each holds some 250 MiB, and 500 MiB of a GPU."""
 
 
-@dataclass(frozen=True, slots=True)
-class Bench:
+class Bench(msgspec.Struct, frozen=True):
     """The problem that a bench worker must have opened before it can measure; equal identities need no reopening.
 
     ``code`` is the Python that opening it runs: a worker that has run other Python does not open it.

@@ -9,11 +9,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from time import monotonic
 from typing import Final
 
 import anyio
+import msgspec
 import structlog
 
 from ktuned.bridge import CallFailed, cluster
@@ -31,8 +31,7 @@ IDLE_S: Final = 30.0
 """Time that a lease is kept after its use: the next job often follows at once."""
 
 
-@dataclass(eq=False, slots=True)
-class _Lease:
+class _Lease(msgspec.Struct, eq=False):
     """A resource that is held; ``given_at`` is when its use ended, nothing while it is used."""
 
     link: NodeLink

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
+
+import msgspec
 
 TAIL_BYTES = 16 * 1024
 """The part of a worker's output that is kept: enough for a compiler's first errors or a traceback."""
@@ -12,12 +13,11 @@ _READ_BYTES = 1 << 16
 _PIPEFULS = 4
 
 
-@dataclass
-class Tail:
+class Tail(msgspec.Struct):
     """The last bytes of a stream; its writer never blocks, however much it writes."""
 
     fd: int
-    kept: bytearray = field(default_factory=bytearray)
+    kept: bytearray = msgspec.field(default_factory=bytearray)
 
     def read_some(self) -> bool:
         """Take what is there; return whether the stream goes on and had something."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from time import monotonic
 from typing import Any, Self
 
 import anyio
 import anyio.abc
+import msgspec
 import structlog
 
 from ktuned.fleet import memory
@@ -54,8 +54,7 @@ EARLY_COMPILERS = 16
 than a machine with hundreds of cores would run."""
 
 
-@dataclass(frozen=True, slots=True)
-class PoolLimits:
+class PoolLimits(msgspec.Struct, frozen=True):
     """Limits of the workers that a pool keeps."""
 
     idle_s: float = 60.0
@@ -71,16 +70,14 @@ class PoolLimits:
     """Pause after the first start that is not tolerated to fail."""
 
 
-@dataclass(frozen=True, eq=False)
-class _Spare:
+class _Spare(msgspec.Struct, frozen=True, eq=False):
     """A spare under way, for one device (empty for any); ``made`` is set when it is there, or has failed."""
 
     device: str
-    made: anyio.Event = field(default_factory=anyio.Event)
+    made: anyio.Event = msgspec.field(default_factory=anyio.Event)
 
 
-@dataclass(frozen=True, eq=False)
-class _Node:
+class _Node(msgspec.Struct, frozen=True, eq=False):
     """The compile slots of a node, and its gate."""
 
     gate: QuietGate

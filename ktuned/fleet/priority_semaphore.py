@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from time import monotonic
 
 import anyio
+import msgspec
 from anyio.lowlevel import checkpoint_if_cancelled
 
 LEVEL = 100
@@ -28,12 +28,11 @@ def aged(level: int, waited_s: float, step_s: float) -> int:
     return level + LEVEL * int(max(0.0, waited_s) // step_s)
 
 
-@dataclass(eq=False, slots=True)
-class _Waiting:
+class _Waiting(msgspec.Struct, eq=False):
     job: int
     number: int
     since: float
-    turn: anyio.Event = field(default_factory=anyio.Event)
+    turn: anyio.Event = msgspec.field(default_factory=anyio.Event)
 
 
 RankOf = Callable[[int], int]

@@ -10,7 +10,7 @@ import contextlib
 import math
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Any, Self
@@ -18,6 +18,7 @@ from typing import Any, Self
 import anyio
 import anyio.abc
 import anyio.to_thread
+import msgspec
 import structlog
 
 from ktuned.bridge import CallFailed, node
@@ -358,12 +359,11 @@ class RemoteExecutor(Executor):
             await link.exchange(node.Kill(number, why), CALL_S)
 
 
-@dataclass(eq=False, slots=True)
-class _Starting:
+class _Starting(msgspec.Struct, eq=False):
     """A worker on its way: ``known`` is set when it is there, or has failed."""
 
-    known: anyio.Event = field(default_factory=anyio.Event)
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    known: anyio.Event = msgspec.field(default_factory=anyio.Event)
+    scope: anyio.CancelScope = msgspec.field(default_factory=anyio.CancelScope)
     worker: RemoteWorker | None = None
     error: WorkerError | None = None
 

@@ -10,9 +10,10 @@ import hashlib
 import os
 import stat
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
+
+import msgspec
 
 from ktuned.ipc import LISTING, absolute, relative
 
@@ -25,8 +26,7 @@ _LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages", "dist-pac
 """Directories that are never part of a project's code; those whose names begin with a dot are not either."""
 
 
-@dataclass(frozen=True, slots=True)
-class Snapshot:
+class Snapshot(msgspec.Struct, frozen=True):
     """A root's files as they were: SHA-256 by path relative to the root, which of them can be executed, directories.
 
     ``left_out`` counts the files beyond the limits.
@@ -38,11 +38,10 @@ class Snapshot:
     left_out: int = 0
 
 
-@dataclass(slots=True)
-class _Found:
-    files: dict[str, str] = field(default_factory=dict)
-    executable: list[str] = field(default_factory=list)
-    directories: list[str] = field(default_factory=list)
+class _Found(msgspec.Struct):
+    files: dict[str, str] = msgspec.field(default_factory=dict)
+    executable: list[str] = msgspec.field(default_factory=list)
+    directories: list[str] = msgspec.field(default_factory=list)
     total: int = 0
     left_out: int = 0
 

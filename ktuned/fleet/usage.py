@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from ktuned.backends import read_ticks
 
@@ -12,8 +13,7 @@ _TIME_FIELDS = slice(11, 15)
 """``utime stime cutime cstime`` of /proc/PID/stat, counted behind the name in parentheses."""
 
 
-@dataclass(frozen=True, slots=True)
-class CpuUse:
+class CpuUse(msgspec.Struct, frozen=True):
     """CPU time since boot, in ticks of all CPUs together: ``total``, ``busy``, and our processes' ``own``.
 
     ``stalled_us`` is how long something had to wait for a CPU; ``None`` where the kernel does not report it.

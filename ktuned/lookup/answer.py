@@ -5,15 +5,16 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
 from time import time
 from typing import Any
+
+import msgspec
+from msgspec.structs import replace
 
 from ktuned.model import LATENCY, Config, Objective, Problem, Status
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(msgspec.Struct, frozen=True):
     """The best config known for one problem on one device, and how good it is.
 
     ``decided`` is the Unix time at which the incumbent won, ``artifact`` the directory of its artifact; both are absent
@@ -34,7 +35,7 @@ class Answer:
     message: str = ""
     is_certain: bool = True
     is_final: bool = False
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = msgspec.field(default_factory=dict)
     file: str | None = None
     measured: Problem | None = None
     objective: Objective = LATENCY

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from time import monotonic
 from typing import Final, NamedTuple
+
+from msgspec.structs import replace
 
 from ktuned.catalog import Catalog
 from ktuned.devices import Machine

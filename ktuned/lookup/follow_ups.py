@@ -7,11 +7,11 @@ allows: it holds up no tuning, and no other kernel's checks.
 from __future__ import annotations
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Final
 
 import anyio
 import anyio.abc
+import msgspec
 import structlog
 
 from ktuned.catalog import Admission, Buckets
@@ -43,8 +43,7 @@ MAX_REMEMBERED: Final = 50_000
 """Tunings that are remembered as queued, some 500 bytes each; beyond these all are forgotten."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Tuning:
+class _Tuning(msgspec.Struct, frozen=True):
     """The tuning of a problem in a context."""
 
     kernel: KernelInfo
@@ -62,8 +61,7 @@ class _Tuning:
         return self.context, self.kernel.plan_digest
 
 
-@dataclass(frozen=True, slots=True)
-class _Check:
+class _Check(msgspec.Struct, frozen=True):
     """The question whether configs are in a kernel's space, for a problem."""
 
     kernel: KernelInfo
@@ -77,8 +75,7 @@ class _Check:
         return *states, *map(canonical, self.configs)
 
 
-@dataclass(frozen=True, slots=True)
-class _Bucket:
+class _Bucket(msgspec.Struct, frozen=True):
     """The question which problem stands for another one."""
 
     kernel: KernelInfo

@@ -7,7 +7,8 @@ configs do that lookups were answered with until then (:mod:`ktuned.tuning.openi
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+
+import msgspec
 
 from ktuned.catalog import completed
 from ktuned.model import (
@@ -30,8 +31,7 @@ Admits = Callable[[Config], bool | None]
 """Returns whether the kernel's space admits a config for this problem; ``None`` when that is not known yet."""
 
 
-@dataclass(frozen=True, slots=True)
-class Decision:
+class Decision(msgspec.Struct, frozen=True):
     """An answer, and the work it should start: a tuning, and questions about configs to a worker.
 
     ``is_unobserved`` if it is stale for nothing but that not all that decides it is known.

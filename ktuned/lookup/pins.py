@@ -7,8 +7,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, replace
 from typing import Final
+
+import msgspec
+from msgspec.structs import replace
 
 from ktuned.lookup.answer import Answer
 from ktuned.model import NotFound, Problem, UsageError, canonical
@@ -20,8 +22,7 @@ MAX_PINNED: Final = 100_000
 MAX_PIN_BYTES: Final = 200
 
 
-@dataclass(frozen=True, slots=True)
-class PinInfo:
+class PinInfo(msgspec.Struct, frozen=True):
     """A pin, with the number of questions that it answers and the Unix time of the first."""
 
     pin: str

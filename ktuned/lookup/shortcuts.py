@@ -7,9 +7,10 @@ of one application when they start. No IO.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import monotonic
 from typing import Final
+
+import msgspec
 
 HOLDS_S: Final = 1.0
 """Lifetime of an answer: a new winner ends it at once, a removed artifact or an installed backend after this."""
@@ -30,8 +31,7 @@ _ID_ENDS: Final = {**dict.fromkeys(range(0x80), 3), 0xCC: 4, 0xCD: 5, 0xCE: 7}
 """End of the id that begins at byte 2, by that byte (MessagePack's unsigned numbers up to 32 bits)."""
 
 
-@dataclass(slots=True)
-class _Kept:
+class _Kept(msgspec.Struct):
     until: float
     answer: bytes
     lookups: int

@@ -83,6 +83,7 @@ from ktuned.model.values import (
     Status,
     canonical,
     is_among,
+    median,
 )
 
 __all__ = [
@@ -174,6 +175,7 @@ __all__ = [
     "key_values",
     "listed",
     "maximize",
+    "median",
     "metric_of",
     "minimize",
     "most_similar",

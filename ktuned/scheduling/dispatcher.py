@@ -5,12 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from typing import assert_never
 
 import anyio
 import anyio.abc
 import anyio.lowlevel
+import msgspec
 import structlog
 
 from ktuned.fleet import Courtesy, Fleet, Lane, Turns
@@ -41,8 +42,7 @@ Prepare = Callable[[Job], Work]
 """Turns a job into all that it needs, as its kernel stands now; raises a KtunedError that says why it cannot run."""
 
 
-@dataclass(frozen=True, slots=True)
-class Intervals:
+class Intervals(msgspec.Struct, frozen=True):
     """Intervals at which the dispatcher looks at things that no event reports.
 
     ``retry_s`` is for a store that could not be written, ``review_s`` for the order of jobs while nothing happens
@@ -54,12 +54,11 @@ class Intervals:
     reading_s: float = 2.0
 
 
-@dataclass(eq=False, slots=True)
-class PipelineTask:
+class PipelineTask(msgspec.Struct, eq=False):
     """A running job's pipeline; cancelling ``scope`` stops it."""
 
     pipeline: Pipeline | CompileOnly
-    scope: anyio.CancelScope = field(default_factory=anyio.CancelScope)
+    scope: anyio.CancelScope = msgspec.field(default_factory=anyio.CancelScope)
 
 
 class Dispatcher:
@@ -175,7 +174,7 @@ class Dispatcher:
 
     def _start(self, job: Job) -> None:
         try:
-            work = replace(self._prepare(job), job=job)
+            work = msgspec.structs.replace(self._prepare(job), job=job)
         except Exception as error:
             ending, message = ending_of(error)
             self._tasks.start_soon(self.handle, Ended(job, ending, message))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+
+import msgspec
 
 from ktuned.model import Job, Priority
 
@@ -31,8 +32,7 @@ REST_READINGS = 5
 """So many must say that it is not: a build pauses between its steps."""
 
 
-@dataclass(frozen=True, slots=True)
-class Reading:
+class Reading(msgspec.Struct, frozen=True):
     """The use of the machine since the last reading.
 
     ``others`` is the share of all CPUs that processes used which are not the daemon's; ``pressure`` the share of the
@@ -43,11 +43,10 @@ class Reading:
     others: float = 0.0
     pressure: float | None = None
     on_battery: bool = False
-    gpu_users: Mapping[str, int] = field(default_factory=dict)
+    gpu_users: Mapping[str, int] = msgspec.field(default_factory=dict)
 
 
-@dataclass(slots=True)
-class _Use:
+class _Use(msgspec.Struct):
     """Debounced state of one resource: in use or not."""
 
     is_used: bool = False

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import anyio.to_thread
+import msgspec
 
 from ktuned.catalog import (
     MAX_DIRECTORIES,
@@ -36,8 +37,7 @@ from ktuned.scheduling.root_moves import RootMoves
 from ktuned.store import Store
 
 
-@dataclass(frozen=True, slots=True)
-class Added:
+class Added(msgspec.Struct, frozen=True):
     """A path that is watched now: its root, the kernels and errors there, and the changes since the last inspection."""
 
     root: Root

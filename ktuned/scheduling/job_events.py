@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable
-from dataclasses import dataclass
 from enum import StrEnum
+
+import msgspec
 
 from ktuned.model import Job, Plan
 from ktuned.tuning import Work
@@ -22,23 +23,20 @@ class Ending(StrEnum):
     DAEMON_STOPPED = "daemon stopped"
 
 
-@dataclass(frozen=True, slots=True)
-class TakenUp:
+class TakenUp(msgspec.Struct, frozen=True):
     """The last daemon left these jobs queued or paused."""
 
     jobs: Collection[Job]
 
 
-@dataclass(frozen=True, slots=True)
-class Arrived:
+class Arrived(msgspec.Struct, frozen=True):
     """A job was recorded for new work; ``is_fixed`` keeps its priority as it is, although clients wait for it."""
 
     job: Job
     is_fixed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Joined:
+class Joined(msgspec.Struct, frozen=True):
     """One more request wants what a job does already; ``plan`` may extend it, ``None`` takes it as it is."""
 
     job: int
@@ -48,80 +46,69 @@ class Joined:
     is_fixed: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Refused:
+class Refused(msgspec.Struct, frozen=True):
     """A job cannot even wait, because there is no device for it."""
 
     job: int
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class CancelAsked:
+class CancelAsked(msgspec.Struct, frozen=True):
     """A job is to end; ``message`` is the reason."""
 
     job: int
     message: str = "cancelled"
 
 
-@dataclass(frozen=True, slots=True)
-class BeginAgainAsked:
+class BeginAgainAsked(msgspec.Struct, frozen=True):
     """A job is to be prepared again, because its kernel or its environment is another one now."""
 
     job: int
     message: str
 
 
-@dataclass(frozen=True, slots=True)
-class PauseAsked:
+class PauseAsked(msgspec.Struct, frozen=True):
     """A job is to wait until it is resumed."""
 
     job: int
 
 
-@dataclass(frozen=True, slots=True)
-class ResumeAsked:
+class ResumeAsked(msgspec.Struct, frozen=True):
     """A pause is taken back."""
 
     job: int
 
 
-@dataclass(frozen=True, slots=True)
-class PausesChanged:
+class PausesChanged(msgspec.Struct, frozen=True):
     """The device models on which nothing may run (``EVERYTHING``: none of them)."""
 
     devices: Collection[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Attended:
+class Attended(msgspec.Struct, frozen=True):
     """A client waits for jobs."""
 
     waiter: Hashable
     jobs: Collection[int]
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
+class Left(msgspec.Struct, frozen=True):
     """A client waits no longer."""
 
     waiter: Hashable
 
 
-@dataclass(frozen=True, slots=True)
-class Inspected:
+class Inspected(msgspec.Struct, frozen=True):
     """The catalog knows a kernel's files as they are now."""
 
     kernel: str
 
 
-@dataclass(frozen=True, slots=True)
-class Reviewed:
+class Reviewed(msgspec.Struct, frozen=True):
     """The order of jobs may have changed: it is to be decided again which run."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """A running job's pipeline ended.
 
     ``job`` has its newest figures; ``gets_on`` says that it tried something since it was started; ``work`` is what it
@@ -135,8 +122,7 @@ class Ended:
     work: Work | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StoreMended:
+class StoreMended(msgspec.Struct, frozen=True):
     """The store can be written again."""
 
 
@@ -159,38 +145,33 @@ Event = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
+class Start(msgspec.Struct, frozen=True):
     """Prepare a job and run its pipeline."""
 
     job: Job
 
 
-@dataclass(frozen=True, slots=True)
-class Stop:
+class Stop(msgspec.Struct, frozen=True):
     """Stop a running job's pipeline; what it measured stays known."""
 
     job: int
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
+class Record(msgspec.Struct, frozen=True):
     """Write a job's row. Where the request that caused it needs that (``is_vital``), a store error is its answer."""
 
     job: Job
     is_vital: bool = True
 
 
-@dataclass(frozen=True, slots=True)
-class Publish:
+class Publish(msgspec.Struct, frozen=True):
     """Publish a job event, after what it says is recorded."""
 
     type: str
     job: Job
 
 
-@dataclass(frozen=True, slots=True)
-class Close:
+class Close(msgspec.Struct, frozen=True):
     """Record a job that has ended, and publish that; it is published even where it cannot be recorded."""
 
     job: Job

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+
+import msgspec
 
 from ktuned.catalog import Admission, Buckets, Catalog, check_problem
 from ktuned.devices import Machine
@@ -29,8 +31,7 @@ from ktuned.scheduling.jobs import Jobs
 from ktuned.store import Store
 
 
-@dataclass(frozen=True, slots=True)
-class Wish:
+class Wish(msgspec.Struct, frozen=True):
     """A request's options besides the kernel; ``None`` leaves one to the kernel file."""
 
     problem: Problem | None = None

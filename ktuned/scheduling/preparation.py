@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
 from functools import partial
+
+import msgspec
+from msgspec.structs import replace
 
 from ktuned.backends import cpu
 from ktuned.catalog import Admission, Catalog, Traces, check_problem, environment_of
@@ -20,8 +22,7 @@ def default_compile_slots(cores: int, lanes: int = 1) -> int:
     return max(1, cores - lanes)
 
 
-@dataclass(frozen=True, slots=True)
-class JobSettings:
+class JobSettings(msgspec.Struct, frozen=True):
     """Settings that every job follows: whether contended timings are repeated, and whether compile slots are fixed."""
 
     judges_contention: bool

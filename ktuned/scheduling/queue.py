@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Container, Hashable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import monotonic
+
+import msgspec
 
 from ktuned.model import Job, JobState, Plan, WinnerKey
 from ktuned.scheduling.ranks import Standing
@@ -27,8 +29,7 @@ def extended(plan: Plan, asked: Plan) -> Plan | None:
     return replace(plan, trials=max(plan.trials, asked.trials), seconds=seconds)
 
 
-@dataclass(frozen=True, slots=True)
-class Arrival:
+class Arrival(msgspec.Struct, frozen=True):
     """The result of a request: the job that does the work, and whether it is a new one."""
 
     job: Job

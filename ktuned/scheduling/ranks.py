@@ -8,7 +8,8 @@ length of that turn it keeps what it has gained.
 from __future__ import annotations
 
 from collections.abc import Hashable
-from dataclasses import dataclass, field
+
+import msgspec
 
 from ktuned.fleet import aged
 from ktuned.model import Priority
@@ -24,8 +25,7 @@ HALF_LIFE_S = 300.0
 """After this long a lookup counts half: of two jobs that many asked for, the one that is asked for now goes first."""
 
 
-@dataclass(slots=True)
-class Standing:
+class Standing(msgspec.Struct):
     """The standing of a job; ``base`` is the priority of its requests, times are a clock's seconds.
 
     ``is_fixed`` says that the request gave a priority, which then holds while clients wait, too.
@@ -34,7 +34,7 @@ class Standing:
     base: int
     since: float
     is_fixed: bool = False
-    waiters: set[Hashable] = field(default_factory=set)
+    waiters: set[Hashable] = msgspec.field(default_factory=set)
     began: float | None = None
     _lift: int = 0
     _heat: float = 0.0

@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 from collections.abc import Container, Iterable
 from contextlib import suppress
-from dataclasses import replace
 from functools import partial
 
 import anyio
 import structlog
+from msgspec.structs import replace
 
 from ktuned.catalog import Admission, Buckets, Catalog, Changes, FileInspector, check_problem, environment_of
 from ktuned.devices import Machine

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass
 from time import time
 from typing import Final
 
 import anyio.to_thread
+import msgspec
 import structlog
 
 from ktuned.catalog import Catalog
@@ -31,8 +31,7 @@ MAX_SHOWN: Final = 8
 _log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Absences:
+class Absences(msgspec.Struct, frozen=True):
     """Roots' directories that are gone, by path, since when (Unix seconds), and those gone for too long."""
 
     since: Mapping[str, float]

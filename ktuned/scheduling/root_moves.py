@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Awaitable, Callable, Collection, Iterable
-from dataclasses import dataclass
 from typing import Final
 
 import anyio.to_thread
+import msgspec
 import structlog
 
 from ktuned.catalog import Catalog
@@ -25,8 +25,7 @@ MAX_SHOWN: Final = 8
 _log = structlog.get_logger()
 
 
-@dataclass(frozen=True, slots=True)
-class Gone:
+class Gone(msgspec.Struct, frozen=True):
     """A root whose directory is gone: its path, its name, and its kernel files as they were, relative to it."""
 
     path: str

@@ -7,13 +7,14 @@ rule of :func:`ktuned.team.action`, and the work is an ordinary job, which begin
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from time import time
 from typing import Final
 
 import anyio
 import anyio.lowlevel
 import anyio.to_thread
+import msgspec
 import structlog
 
 import ktuned
@@ -70,8 +71,7 @@ MAX_CONTEXTS: Final = 1_000
 """Contexts of one kernel that are looked at: more problems than any kernel file declares."""
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(msgspec.Struct, frozen=True):
     """A key of a kernel as it is now: the whole problem, the present context, the objective."""
 
     kernel: KernelInfo
@@ -80,8 +80,7 @@ class Place:
     objective: Objective
 
 
-@dataclass(frozen=True, slots=True)
-class Pulled:
+class Pulled(msgspec.Struct, frozen=True):
     """A look at the team's store: how many keys it has winners for, how many of those are fresh here, and the jobs."""
 
     found: int

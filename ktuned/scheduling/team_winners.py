@@ -6,11 +6,12 @@ A lookup never comes here. A job asks once, when it begins, and waits briefly if
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from functools import partial
 from typing import Final
 
 import anyio
+import msgspec
 import structlog
 
 from ktuned.catalog import Catalog, ForeignNames
@@ -41,12 +42,11 @@ MAX_MATCHED: Final = 4
 """Digests of one context that are matched: each may take a look at its names by a worker."""
 
 
-@dataclass(slots=True)
-class _Kernel:
+class _Kernel(msgspec.Struct):
     """The knowledge about one kernel: the addresses that were looked at, and the sound objects there by their names."""
 
-    looked_at: set[str] = field(default_factory=set)
-    objects: dict[str, dict[str, SharedWinner]] = field(default_factory=dict)
+    looked_at: set[str] = msgspec.field(default_factory=set)
+    objects: dict[str, dict[str, SharedWinner]] = msgspec.field(default_factory=dict)
 
     @property
     def count(self) -> int:

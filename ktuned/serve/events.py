@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, NamedTuple, Protocol
+
+import msgspec
 
 from ktuned.model import UsageError
 from ktuned_client.wire import encode_notification
@@ -51,8 +52,7 @@ class _Kept(NamedTuple):
     encoded: bytes
 
 
-@dataclass(slots=True)
-class _Subscription:
+class _Subscription(msgspec.Struct):
     sink: Sink
     kernels: frozenset[str] | None
     jobs: frozenset[int] | None

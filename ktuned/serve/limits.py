@@ -5,8 +5,9 @@ They stand by themselves because the server and its connections share them, and 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from ktuned_client import wire
 
@@ -20,8 +21,7 @@ WRITE_BUFFER_BYTES: Final = 256 * 1024
 """Unread answers and events of one connection beyond which it gets no more until it has read."""
 
 
-@dataclass(frozen=True, slots=True)
-class Limits:
+class Limits(msgspec.Struct, frozen=True):
     """Limits of one connection, and of their number."""
 
     connections: int = MAX_CONNECTIONS

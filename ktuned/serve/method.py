@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 import msgspec
@@ -14,8 +13,7 @@ from ktuned.serve.connection import Connection
 P = TypeVar("P")
 
 
-@dataclass(frozen=True, slots=True)
-class Method(Generic[P]):
+class Method(msgspec.Struct, Generic[P], frozen=True):
     """One method: the type of its params, and what is called with them and the connection that they came by.
 
     A function that is ``async`` may wait. One that is not must not block; it returns :class:`Later` where it has to.
@@ -36,8 +34,7 @@ class Method(Generic[P]):
             raise UsageError(str(error), hint="docs/protocol.md has every method's fields") from error
 
 
-@dataclass(frozen=True, slots=True)
-class Later:
+class Later(msgspec.Struct, frozen=True):
     """Returned by a method that has to wait this time, though it mostly need not: the rest of it."""
 
     rest: Callable[[], Awaitable[Any]]

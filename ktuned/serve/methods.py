@@ -5,9 +5,10 @@ from __future__ import annotations
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from dataclasses import asdict, replace
 from functools import partial
 from typing import Any
+
+from msgspec.structs import asdict, replace
 
 import ktuned
 from ktuned.catalog import Catalog, FileError, check_problem

@@ -11,10 +11,10 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
 import anyio.to_thread
+import msgspec
 import structlog
 
 from ktuned.ipc import MANIFEST_NAME, DamagedArtifact, Manifest, artifact_place, manifest, staging_place
@@ -28,8 +28,7 @@ TOUCH_EVERY_S = 60.0
 _PROBE_BYTES = 256 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class _Sealed:
+class _Sealed(msgspec.Struct, frozen=True):
     """One artifact, as :meth:`Artifacts.collect` sees it."""
 
     key: str

@@ -8,8 +8,10 @@ from __future__ import annotations
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
+
+import msgspec
 
 from ktuned.model import (
     LATENCY,
@@ -35,8 +37,7 @@ from ktuned.store.faults import database_fault
 from ktuned.store.reader import Reader
 
 
-@dataclass(frozen=True, slots=True)
-class Offer:
+class Offer(msgspec.Struct, frozen=True):
     """A winner from elsewhere: its context, its figures, and when it was decided (Unix seconds)."""
 
     context: Context
@@ -46,7 +47,7 @@ class Offer:
     spread_us: float | None
     decided: float
     objective: Objective = LATENCY
-    metrics: Mapping[str, float] = field(default_factory=dict)
+    metrics: Mapping[str, float] = msgspec.field(default_factory=dict)
 
     @property
     def key(self) -> WinnerKey:
@@ -59,8 +60,7 @@ class Offer:
         return figure_of(self.objective, self.latency_us, self.metrics)
 
 
-@dataclass(frozen=True, slots=True)
-class Verdict:
+class Verdict(msgspec.Struct, frozen=True):
     """Decision about an offer, with the reason in words."""
 
     takes: bool

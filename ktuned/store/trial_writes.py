@@ -6,7 +6,8 @@ import json
 import math
 import sqlite3
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
+
+import msgspec
 
 from ktuned.model import (
     LATENCY,
@@ -28,8 +29,7 @@ NOISE = 1.05
 """Ratio of two figures up to which they may be the same."""
 
 
-@dataclass(frozen=True, slots=True)
-class Recovered:
+class Recovered(msgspec.Struct, frozen=True):
     """Leftovers of a daemon that died: trials that were under way, jobs that were running."""
 
     trials: int

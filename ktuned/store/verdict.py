@@ -5,12 +5,12 @@ It stands by itself so that its every case is tested without a database.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from enum import Enum, auto
 
+import msgspec
 
-@dataclass(frozen=True, slots=True)
-class Standing:
+
+class Standing(msgspec.Struct, frozen=True):
     """A trial as the rule sees it: its row, its context's row, and what its figure costs, ``None`` if it has none."""
 
     trial: int

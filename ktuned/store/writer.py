@@ -16,10 +16,10 @@ import sqlite3
 import threading
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import anyio
+import msgspec
 import structlog
 
 from ktuned.model import StoreError
@@ -32,8 +32,7 @@ MAX_PENDING_WRITES = 1024
 """Writes that may wait for the disk; beyond it, :meth:`Writer.write` waits, and with it the producer."""
 
 
-@dataclass(frozen=True, slots=True)
-class WriterStatistics:
+class WriterStatistics(msgspec.Struct, frozen=True):
     """``waiting`` writes now; ``writes`` settled and ``groups`` committed since the start."""
 
     waiting: int
@@ -41,8 +40,7 @@ class WriterStatistics:
     groups: int
 
 
-@dataclass(frozen=True, slots=True)
-class _Write:
+class _Write(msgspec.Struct, frozen=True):
     operation: Callable[[sqlite3.Connection], Any]
     future: asyncio.Future[Any]
 

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
 from enum import Enum, auto
 from typing import Final
 
-from ktuned.model import Config, canonical
+import msgspec
+
+from ktuned.model import Config, canonical, median
 from ktuned.team.objects import SharedWinner
 
 HOLDS_WITHIN: Final = 1.10
@@ -21,8 +21,7 @@ MAX_CANDIDATES: Final = 32
 """Objects of one context that are looked at, the newest: more are the same few configs, again and again."""
 
 
-@dataclass(frozen=True, slots=True)
-class Candidate:
+class Candidate(msgspec.Struct, frozen=True):
     """A config that others found the best in one context, and the typical cost of it there."""
 
     config: Config
@@ -39,10 +38,7 @@ def candidates(shared: Iterable[SharedWinner]) -> list[Candidate]:
     groups: dict[str, list[SharedWinner]] = {}
     for winner in newest:
         groups.setdefault(canonical(winner.config), []).append(winner)
-    found = [
-        Candidate(group[0].config, statistics.median(winner.cost for winner in group), group[0])
-        for group in groups.values()
-    ]
+    found = [Candidate(group[0].config, median(winner.cost for winner in group), group[0]) for group in groups.values()]
     return sorted(found, key=lambda candidate: (candidate.cost, canonical(candidate.config)))
 
 
@@ -59,8 +55,7 @@ class Action(Enum):
     COMPETE = auto()
 
 
-@dataclass(frozen=True, slots=True)
-class Ours:
+class Ours(msgspec.Struct, frozen=True):
     """Our own winner of a key: what its figure costs, and whether it was measured in the present context."""
 
     cost: float | None
@@ -80,8 +75,7 @@ def action(candidate: Candidate, ours: Ours | None, *, is_tried: bool, is_open: 
     return Action.COMPETE if ours.cost is not None and candidate.cost < BETTER_BY * ours.cost else Action.NOTHING
 
 
-@dataclass(frozen=True, slots=True)
-class Decided:
+class Decided(msgspec.Struct, frozen=True):
     """A winner of ours that may be published: whether a final round decided it, here, in the present context."""
 
     is_final: bool
@@ -103,8 +97,7 @@ def is_published(decided: Decided, cost: float, config: Config, known: Sequence[
     return same is None or not same.cost / HOLDS_WITHIN <= cost <= same.cost * HOLDS_WITHIN
 
 
-@dataclass(frozen=True, slots=True)
-class Kept:
+class Kept(msgspec.Struct, frozen=True):
     """One object as a sweep of the store sees it; ``modified`` is Unix time in s."""
 
     name: str

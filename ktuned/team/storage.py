@@ -10,11 +10,11 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from typing import Final
 from urllib.parse import urlsplit, urlunsplit
 
 import anyio
+import msgspec
 
 from ktuned.model import KtunedError
 
@@ -31,8 +31,7 @@ class StorageError(KtunedError):
     code = "team_storage"
 
 
-@dataclass(frozen=True, slots=True)
-class Entry:
+class Entry(msgspec.Struct, frozen=True):
     """An object in a listing; ``modified`` is Unix time in s, by the storage's clock."""
 
     name: str

@@ -9,9 +9,11 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import monotonic
 from typing import Any, Literal
+
+import msgspec
 
 from ktuned.catalog import Admission, Traces
 from ktuned.fleet import (
@@ -62,16 +64,14 @@ _COMPILED_IN = frozenset({"defines", "flags"})
 """Fields of Builds that decide an artifact's bytes, and nothing about its call."""
 
 
-@dataclass(frozen=True, slots=True)
-class Compiler:
+class Compiler(msgspec.Struct, frozen=True):
     """A machine that has the context's toolchain: the workers' environment there, and the sights of its files."""
 
     environment: Environment
     toolchain: Mapping[str, str]
 
 
-@dataclass(slots=True, eq=False, weakref_slot=True)
-class Work:
+class Work(msgspec.Struct, eq=False, weakref=True):
     """Everything that a job needs to know before it begins.
 
     While it runs, nothing of it changes but what ``traces`` learns of its kernel: that is the digests' part from then
@@ -102,27 +102,30 @@ class Work:
     lowers: bool = False
     absence: str = ""
     captured: str = ""
-    toolchain: Mapping[str, str] = field(default_factory=dict)
+    toolchain: Mapping[str, str] = msgspec.field(default_factory=dict)
     team: Team | None = None
     compilers: tuple[Compiler, ...] = ()
-    kernel_ref: requests.KernelRef = field(init=False)
-    """The kernel as requests name it."""
+    _named: requests.KernelRef | None = None
 
     def __post_init__(self) -> None:
-        self.kernel_ref = self._ref()
+        self._named = None
         self.compilers = self.compilers or (Compiler(self.environment, self.toolchain),)
 
     def environment_on(self, device: Device) -> Environment:
         """Return the environment of the workers that measure on a device."""
-        return replace(self.environment, node=device.node) if device.node else self.environment
+        return msgspec.structs.replace(self.environment, node=device.node) if device.node else self.environment
 
-    def _ref(self) -> requests.KernelRef:
-        return requests.KernelRef.of(self.kernel, self.environment.project, self.environment.cwd)
+    @property
+    def kernel_ref(self) -> requests.KernelRef:
+        """The kernel as requests name it."""
+        if self._named is None:
+            self._named = requests.KernelRef.of(self.kernel, self.environment.project, self.environment.cwd)
+        return self._named
 
     def follow(self, kernel: KernelInfo) -> None:
         """Take in what was learned of the kernel since."""
         self.kernel = kernel
-        self.kernel_ref = self._ref()
+        self._named = None
         self.context = replace(self.context, digest=with_captured(kernel.digest, self.captured))
 
     async def learn(self, observed: Sequence[Observation]) -> None:
@@ -225,8 +228,7 @@ class Work:
         return hashlib.sha256(canonical(parts).encode()).hexdigest()
 
 
-@dataclass(slots=True)
-class Attempt:
+class Attempt(msgspec.Struct):
     """One trial under way: its config, its Build, its place in a trial's life, and what it has cost.
 
     ``unit`` has no key where the kernel function gave no Build. ``disturbed`` and ``killed`` count what is excused,
@@ -239,7 +241,7 @@ class Attempt:
     trial: int
     config: Config
     unit: requests.UnitRef
-    life: Life = field(default_factory=Life)
+    life: Life = msgspec.field(default_factory=Life)
     compile_s: float = 0.0
     lane_s: float = 0.0
     open_s: float = 0.0
@@ -249,7 +251,7 @@ class Attempt:
     doubted: bool = False
     cores: int | None = None
     declares_cores: bool = False
-    spans: dict[str, tuple[str, float]] = field(default_factory=dict)
+    spans: dict[str, tuple[str, float]] = msgspec.field(default_factory=dict)
     known: Trial | None = None
 
     @property
@@ -352,8 +354,7 @@ class Attempt:
         return self.result(event, proposal.message, detail=TrialDetail(phase=Phase.BUILD))
 
 
-@dataclass(frozen=True, slots=True)
-class Compiled:
+class Compiled(msgspec.Struct, frozen=True):
     """An attempt that has its sealed artifact.
 
     ``facts`` are the backend's, ``content`` identifies its measurement; empty where other code decides it, too.
@@ -368,8 +369,7 @@ class Compiled:
         return replace(detail, facts=self.facts or None, content=self.content or None)
 
 
-@dataclass(frozen=True, slots=True)
-class Ended:
+class Ended(msgspec.Struct, frozen=True):
     """An attempt that has its outcome."""
 
     attempt: Attempt
@@ -388,8 +388,7 @@ def time_left_s(*, tried: int, left: int | None, elapsed_s: float, budget_s: flo
     return by_pace if of_budget is None else min(by_pace, of_budget)
 
 
-@dataclass(slots=True)
-class Progress:
+class Progress(msgspec.Struct):
     """A job's figures so far; ``stamp`` puts them into the job's public value.
 
     The best config is that by ``objective``: ``best_us`` is its latency, ``best_figure`` the figure that it is best by
@@ -400,7 +399,7 @@ class Progress:
 
     objective: Objective = LATENCY
     total: int | None = None
-    outcomes: Counter[Outcome] = field(default_factory=Counter)
+    outcomes: Counter[Outcome] = msgspec.field(default_factory=Counter)
     compiled: int = 0
     best_us: float | None = None
     best_spread_us: float | None = None
@@ -411,10 +410,10 @@ class Progress:
     reference_us: float | None = None
     reference_spread_us: float | None = None
     reused: int = 0
-    cost: dict[str, float] = field(default_factory=dict)
+    cost: dict[str, float] = msgspec.field(default_factory=dict)
     budget_s: float | None = None
     lost: str = ""
-    began: float = field(default_factory=monotonic)
+    began: float = msgspec.field(default_factory=monotonic)
 
     @property
     def done(self) -> int:

@@ -8,7 +8,8 @@ another job may have the lane, and a strategy that learns chooses with it.
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
+
+from ktuned.model import median
 
 MAX_BATCH = 16
 """Configs that travel together at most. Here eight share most of a message's cost; to a node, where one costs

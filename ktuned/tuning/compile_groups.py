@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from statistics import median
+
+from ktuned.model import median
 
 PAYS = 0.75
 """Groups pay where a config costs at most this part of one alone: each config is ready only with the last."""

@@ -6,7 +6,8 @@ A strategy that hangs or crashes takes its worker with it; the error names the s
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+
+import msgspec
 
 from ktuned.fleet import DeadlineExpired, Worker, WorkerDied
 from ktuned.ipc import replies, requests
@@ -16,8 +17,7 @@ SHOWN_AFTER = (10, 25, 50, 100, 250, 500, 1000)
 """Trials after which the summary says what the best was."""
 
 
-@dataclass
-class SearchSummary:
+class SearchSummary(msgspec.Struct):
     """A job's search in short: its strategy, its share of the space, and how the best figure came about."""
 
     objective: Objective = LATENCY
@@ -26,7 +26,7 @@ class SearchSummary:
     size: int | None = None
     size_is_estimate: bool = False
     converged: bool = False
-    best_after: list[tuple[int, float]] = field(default_factory=list)
+    best_after: list[tuple[int, float]] = msgspec.field(default_factory=list)
 
     def note(self, done: int, best: float | None) -> None:
         """Take note of the best figure after some trials."""

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from time import monotonic
+
+import msgspec
 
 from ktuned.fleet import ALL_CORES, DeadlineExpired, Fleet, Lane, LaneSick, WorkerDied, is_outside_kill
 from ktuned.ipc import replies, requests
-from ktuned.model import ENERGY, LATENCY, Config, Event, Outcome, Trial, TrialResult, Winner, WorkerError
+from ktuned.model import ENERGY, LATENCY, Config, Event, Outcome, Trial, TrialResult, Winner, WorkerError, median
 from ktuned.store import Store
 from ktuned.tuning.attempt import Attempt, Progress, Work
 from ktuned.tuning.deadlines import for_trial
@@ -35,8 +36,7 @@ from ktuned.tuning.seed_check import SeedCheck
 from ktuned.tuning.trial_detail import TrialDetail, interval
 
 
-@dataclass(slots=True)
-class _Finalist:
+class _Finalist(msgspec.Struct):
     """A measured trial that competes, with what its rounds found, or the result that ended its part.
 
     ``spreads`` and ``latencies`` are in µs; ``metrics`` stand beside the cost that they gave.
@@ -45,9 +45,9 @@ class _Finalist:
     trial: Trial
     unit: requests.UnitRef
     detail: TrialDetail
-    spreads: list[float] = field(default_factory=list)
-    latencies: list[float] = field(default_factory=list)
-    metrics: list[tuple[float, Mapping[str, float]]] = field(default_factory=list)
+    spreads: list[float] = msgspec.field(default_factory=list)
+    latencies: list[float] = msgspec.field(default_factory=list)
+    metrics: list[tuple[float, Mapping[str, float]]] = msgspec.field(default_factory=list)
     failed: TrialResult | None = None
 
     @classmethod
@@ -89,12 +89,12 @@ class _Finalist:
         energies = [metrics[ENERGY] for _, metrics in self.metrics if ENERGY in metrics]
         if energies:
             decided = replace(decided, energy_low=min(energies), energy_high=max(energies))
-        spread_us = statistics.median(self.spreads) if self.spreads else trial.spread_us
+        spread_us = median(self.spreads) if self.spreads else trial.spread_us
         if self.latencies:
             decided = replace(decided, low_us=min(self.latencies), high_us=max(self.latencies))
         return TrialResult(
             Outcome.MEASURED,
-            statistics.median(self.latencies) if self.latencies else trial.latency_us,
+            median(self.latencies) if self.latencies else trial.latency_us,
             spread_us,
             trial.compile_s,
             trial.lane_s,
@@ -119,7 +119,7 @@ class _Finalist:
             Outcome.MEASURED,
             trial.latency_us if figure is None else figure.latency_us,
             # Between rounds a device drifts, and within them single launches differ: the wider one is the doubt.
-            trial.spread_us if figure is None else max(figure.spread_us, statistics.median(self.spreads)),
+            trial.spread_us if figure is None else max(figure.spread_us, median(self.spreads)),
             trial.compile_s,
             trial.lane_s,
             self._message(figure),

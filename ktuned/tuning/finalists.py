@@ -6,10 +6,12 @@ alike, so their figures are compared within rounds, not across them.
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Collection, Container, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Self
+
+import msgspec
+
+from ktuned.model import median
 
 MOST_TIMES = 2
 """Times the preset's finalists that compete at most, where spreads overlap: each costs its rounds of a quiet window."""
@@ -32,8 +34,7 @@ Rounds = Sequence[Mapping[int | None, float]]
 """The medians (µs) of each round by trial, ``None`` for the reference; one that was disturbed is absent."""
 
 
-@dataclass(frozen=True, slots=True)
-class Range:
+class Range(msgspec.Struct, frozen=True):
     """The latencies that a measured config may have."""
 
     low_us: float
@@ -46,8 +47,7 @@ class Range:
         return cls(min(low_us, latency_us - spread_us / 2), max(high_us, latency_us + spread_us / 2))
 
 
-@dataclass(frozen=True, slots=True)
-class Figure:
+class Figure(msgspec.Struct, frozen=True):
     """A latency over all rounds, without the drift that its rivals shared, and the range of the rounds' medians."""
 
     latency_us: float
@@ -89,10 +89,8 @@ def figures(rounds: Rounds, rivals: Collection[int]) -> dict[int | None, Figure]
     turns = {rival: frozenset(turn for turn, one in enumerate(rounds) if rival in one) for rival in rivals}
     most = max(turns.values(), key=len, default=frozenset())
     steady = [rival for rival, there in turns.items() if there == most]
-    paces = [
-        statistics.median(one[rival] for rival in steady) if turn in most else None for turn, one in enumerate(rounds)
-    ]
-    level = statistics.median([pace for pace in paces if pace is not None] or [0.0])
+    paces = [median(one[rival] for rival in steady) if turn in most else None for turn, one in enumerate(rounds)]
+    level = median([pace for pace in paces if pace is not None] or [0.0])
     found: dict[int | None, Figure] = {}
     for name in {name: None for one in rounds for name in one}:
         raw = [one[name] for one in rounds if name in one]
@@ -101,7 +99,7 @@ def figures(rounds: Rounds, rivals: Collection[int]) -> dict[int | None, Figure]
             for one, pace in zip(rounds, paces, strict=True)
             if pace is not None and name in one
         ]
-        found[name] = Figure(statistics.median(paired or raw), max(raw) - min(raw))
+        found[name] = Figure(median(paired or raw), max(raw) - min(raw))
     return found
 
 

@@ -6,11 +6,12 @@ import hashlib
 from collections import deque
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice, takewhile
 from time import monotonic, time
 
 import anyio
+import msgspec
 import structlog
 
 from ktuned.fleet import (
@@ -58,8 +59,7 @@ Done = Callable[[Sequence[tuple[Attempt, TrialResult]]], Awaitable[None]]
 """Takes attempts' results, those that came together at once."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Arrived:
+class _Arrived(msgspec.Struct, frozen=True):
     """A measurement, what was printed until it came, when that was, and whether it is the last of its request."""
 
     measured: replies.Measurement

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import islice
+
+import msgspec
 
 from ktuned.catalog import Admission
 from ktuned.model import (
@@ -53,8 +55,7 @@ MANY_TRIALS = 64
 """Measured trials that are asked about at first when the fastest ones of the present space are looked for."""
 
 
-@dataclass(frozen=True, slots=True)
-class Order:
+class Order(msgspec.Struct, frozen=True):
     """The order in which a job tries its configs: ``first``, then those that the strategy asks for, then ``last``.
 
     ``earlier`` are the searches of similar keys, which the strategy may learn from, the most similar first.
@@ -65,8 +66,7 @@ class Order:
     earlier: tuple[EarlierSearch, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class Past:
+class Past(msgspec.Struct, frozen=True):
     """The outcome of a config in an earlier context; the newest context counts."""
 
     config: Config
@@ -226,7 +226,9 @@ class PriorResults:
         found_order = order(
             None if seated is None else seated.config, self._work.kernel.default, found, near, settled, served, lead
         )
-        return replace(found_order, earlier=earlier_searches(self._store, winners, self._work.objective))
+        return msgspec.structs.replace(
+            found_order, earlier=earlier_searches(self._store, winners, self._work.objective)
+        )
 
     def carried(self, compiled: Compiled) -> TrialResult | None:
         """Return the result of a compiled attempt whose twin was measured: equal bytes, called alike, on equal data."""

@@ -6,15 +6,15 @@ Absent fields are not stored. No IO.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from ktuned.ipc import InvalidMessage, from_plain, replies, to_plain
-from ktuned.model import ENERGY, RETRIED_BY_NEXT_JOB, KernelInfo, Objective, Outcome, Trial, TrialResult
+from ktuned.model import ENERGY, RETRIED_BY_NEXT_JOB, KernelInfo, Objective, Outcome, Record, Trial, TrialResult, record
 
 
-@dataclass(frozen=True, slots=True)
-class TrialDetail:
+@record
+class TrialDetail(Record):
     """Details of a trial, as far as it got.
 
     From its end: the ``phase`` that it failed in, ``signal``, ``after_s`` (the deadline that passed), ``story`` (its

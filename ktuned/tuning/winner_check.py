@@ -5,11 +5,12 @@ from __future__ import annotations
 import shlex
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import anyio.to_thread
+import msgspec
 
 from ktuned.fleet import (
     CannotOpen,
@@ -42,16 +43,14 @@ _FROM_THE_SANITIZERS_CHILD = (
 """Runs a worker below a sanitizer, which is then the parent that it must not outlive."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sanitizers:
+class Sanitizers(msgspec.Struct, frozen=True):
     """Paths of ``libasan.so`` and of ``compute-sanitizer``, empty where they are not installed."""
 
     address: str = ""
     compute: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class Checked:
+class Checked(msgspec.Struct, frozen=True):
     """One winner's verdict: ``message`` says what is wrong, ``report`` is the sanitizer's; ``checks`` were made."""
 
     message: str = ""
@@ -144,8 +143,7 @@ class WinnerCheck:
         return attempt.unit
 
 
-@dataclass(frozen=True, slots=True)
-class _AddressSanitizer:
+class _AddressSanitizer(msgspec.Struct, frozen=True):
     """GCC's AddressSanitizer: the kernel is compiled with it, and its library is in the worker from the start."""
 
     name: str = "AddressSanitizer"
@@ -158,7 +156,7 @@ class _AddressSanitizer:
         if not sanitizers.address:
             raise Unsupported("AddressSanitizer is not installed here", hint="apt install g++ (it has libasan.so)")
         added = (("LD_PRELOAD", sanitizers.address), ("ASAN_OPTIONS", self.options))
-        return replace(work.environment, env=(*work.environment.env, *added))
+        return msgspec.structs.replace(work.environment, env=(*work.environment.env, *added))
 
     def build(self, build: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**build, "flags": [*build.get("flags", ()), *self.flags]}
@@ -170,12 +168,11 @@ class _AddressSanitizer:
         return [found[0].partition("ERROR: ")[2], *found[1:]] if found else []
 
 
-@dataclass(frozen=True, slots=True)
-class _ComputeSanitizer:
+class _ComputeSanitizer(msgspec.Struct, frozen=True):
     """NVIDIA's compute-sanitizer, as the parent of the worker; every tensor is an allocation of the driver's."""
 
     name: str = "compute-sanitizer"
-    env: tuple[tuple[str, str], ...] = field(default=(("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),))
+    env: tuple[tuple[str, str], ...] = msgspec.field(default=(("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),))
 
     async def environment(self, work: Work, sanitizers: Sanitizers, scratch: Path) -> Environment:
         if not sanitizers.compute:
@@ -186,7 +183,7 @@ class _ComputeSanitizer:
         script = scratch / "sanitized-python"
         text = f'#!/bin/sh\nexec {shlex.join(words)} -P -c {shlex.quote(_FROM_THE_SANITIZERS_CHILD)} "$@"\n'
         await anyio.to_thread.run_sync(_write_script, script, text)
-        return replace(work.environment, python=str(script), env=(*work.environment.env, *self.env))
+        return msgspec.structs.replace(work.environment, python=str(script), env=(*work.environment.env, *self.env))
 
     def build(self, build: Mapping[str, Any]) -> Mapping[str, Any]:
         return build

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
 from time import time_ns
+
+import msgspec
+from msgspec.structs import replace
 
 from ktuned.catalog import Listing, is_below, is_kernel_file, is_looked_into, walk
 from ktuned.watch.snapshot import Stamp, look
@@ -21,8 +23,7 @@ ELSEWHERE = ""
 NOT_UTF8 = "a name is not UTF-8"
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
+class Plan(msgspec.Struct, frozen=True):
     """The directories to watch: trees of ``roots``, and single ``directories`` that hold what kernels depend on.
 
     ``polled`` has the roots that raise no events, with the reason ("" if their settings say so).
@@ -30,15 +31,14 @@ class Plan:
 
     roots: tuple[str, ...] = ()
     directories: frozenset[str] = frozenset()
-    polled: Mapping[str, str] = field(default_factory=dict)
+    polled: Mapping[str, str] = msgspec.field(default_factory=dict)
 
     def owner(self, path: str) -> str:
         """Return the innermost root that a path lies below, or :data:`ELSEWHERE`."""
         return max((root for root in self.roots if is_below(path, root)), key=len, default=ELSEWHERE)
 
 
-@dataclass(frozen=True, slots=True)
-class Contents:
+class Contents(msgspec.Struct, frozen=True):
     """The entries of a directory that matter, as of ``stamp`` (``None``: it had not settled, and is read again)."""
 
     stamp: Stamp | None
@@ -46,8 +46,7 @@ class Contents:
     directories: frozenset[str]
 
 
-@dataclass(frozen=True, slots=True)
-class Group:
+class Group(msgspec.Struct, frozen=True):
     """The directories of one root, or of none; all are watched in the same way.
 
     ``trees`` are those of the root's tree, ``singles`` others, by their identity (device and inode). ``reason`` says
@@ -57,26 +56,24 @@ class Group:
     root: str
     is_polled: bool
     reason: str = ""
-    trees: dict[str, Contents] = field(default_factory=dict)
-    singles: dict[str, tuple[int, int]] = field(default_factory=dict)
+    trees: dict[str, Contents] = msgspec.field(default_factory=dict)
+    singles: dict[str, tuple[int, int]] = msgspec.field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.trees) + len(self.singles)
 
 
-@dataclass(frozen=True, slots=True)
-class Differences:
+class Differences(msgspec.Struct, frozen=True):
     """Kernel files that came or went, and whether the set of directories is out of date."""
 
     kernel_files: frozenset[str] = frozenset()
     is_outdated: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class DirectorySet:
+class DirectorySet(msgspec.Struct, frozen=True):
     """The directories of a plan, as they were found; ``missing`` are those that are watched once they exist."""
 
-    plan: Plan = field(default_factory=Plan)
+    plan: Plan = msgspec.field(default_factory=Plan)
     groups: tuple[Group, ...] = ()
     missing: frozenset[str] = frozenset()
     watched: frozenset[str] = frozenset()

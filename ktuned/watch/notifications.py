@@ -6,10 +6,11 @@ import os
 import stat
 import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from time import monotonic, time
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
+
+import msgspec
 
 if TYPE_CHECKING:
     from watchfiles._rust_notify import RustNotify
@@ -38,8 +39,7 @@ MAX_LOOKED_AT = 1_000
 _MODIFIED = 2
 
 
-@dataclass(frozen=True, slots=True)
-class Batch:
+class Batch(msgspec.Struct, frozen=True):
     """Paths that something happened to; ``moved`` are those among them that came or went."""
 
     paths: frozenset[str] = frozenset()

@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 
 import anyio
 import anyio.to_thread
+import msgspec
 import structlog
 
 from ktuned.catalog import Catalog, FileInspector, printable
@@ -44,8 +44,7 @@ OpenWatches = Callable[[Sequence[str], Sequence[str], threading.Event], Notifica
 """Opens the watches on native and on polled directories; the event ends their ``wait``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Intervals:
+class Intervals(msgspec.Struct, frozen=True):
     """Intervals at which files are looked at although no event names them.
 
     ``all_s`` is for every known file, ``recent_s`` for those of kernels that were looked up lately and of polled roots;
@@ -280,8 +279,7 @@ class Watcher:
         return announced - lost
 
 
-@dataclass(frozen=True, slots=True)
-class _Found:
+class _Found(msgspec.Struct, frozen=True):
     """Paths that a survey found to differ, and whether the set of directories is out of date."""
 
     paths: set[str]

@@ -5,6 +5,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ktuned.catalog.catalog import Catalog, Changes, FileError, Inspection, check_problem, is_below
@@ -82,7 +83,7 @@ def test_apply_tells_what_a_save_changed(
     assert catalog.apply([seen(files[0], before)]) == Changes(added=("p:gemm",), inspected=("p:gemm",))
     now = replace(before, **after)
     changes = catalog.apply([seen(files[0], now)])
-    assert changes == replace(expected, inspected=("p:gemm",))
+    assert changes == msgspec.structs.replace(expected, inspected=("p:gemm",))
     assert bool(changes) is bool(after.keys() & {"digest", "plan_digest"})
     assert catalog.kernels == [now]
 

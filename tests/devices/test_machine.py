@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ktuned.devices.environment_report import fingerprint_digest
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 def changed(parts: Parts, **env: str) -> Environment:
     """Return the project's environment with variables added."""
-    return replace(parts.environment, env=tuple(sorted(env.items())))
+    return msgspec.structs.replace(parts.environment, env=tuple(sorted(env.items())))
 
 
 def refusal(machine: Machine, environment: Environment, backend: str = "fake") -> BackendError:
@@ -130,7 +131,7 @@ async def test_absence_says_why_and_what_mends_it(parts: Parts) -> None:
     assert "has no backend 'no_such' (installed: " in error.message
     python = parts.environment.python
     assert error.hint == f"install the plugin that has it for {python}, or correct `backend=` in the kernel file"
-    missing = replace(parts.environment, python="/nowhere/python")
+    missing = msgspec.structs.replace(parts.environment, python="/nowhere/python")
     await machine.environments.probe(missing)
     error = refusal(machine, missing)
     assert "/nowhere/python" in error.message

@@ -6,11 +6,11 @@ import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from ktuned.fleet.courtesy import Applications, Courtesy, Duty
 from ktuned.fleet.executor import Environment, KernelCode

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 
 from ktuned.fleet.executor import Environment, KernelCode
@@ -109,7 +110,7 @@ async def test_an_open_problem_is_not_opened_again(
             assert opened() == (first, 1)
             await lane.open(bench(playground, environment, "two"), DEADLINES)
             assert opened() == (first, 2)
-            other = replace(environment, env=(("A", "1"),))
+            other = msgspec.structs.replace(environment, env=(("A", "1"),))
             await lane.open(bench(playground, other, "two"), DEADLINES)
             assert opened()[0] != first
 
@@ -258,7 +259,9 @@ async def test_a_missing_interpreter_is_told(
     async with run_lane() as (lane, _):
         async with lane.hold(1):
             with pytest.raises(CannotOpen, match="cannot start a worker with /no/such/python") as caught:
-                await lane.open(bench(playground, replace(environment, python="/no/such/python")), DEADLINES)
+                await lane.open(
+                    bench(playground, msgspec.structs.replace(environment, python="/no/such/python")), DEADLINES
+                )
         assert "`python`" in caught.value.hint
 
 

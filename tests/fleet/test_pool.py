@@ -5,12 +5,12 @@ import signal
 import subprocess
 import sys
 from contextlib import AsyncExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from ktuned.fleet.executor import Environment
 from ktuned.fleet.failures import DeadlineExpired

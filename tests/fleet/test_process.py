@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Never
 
 import anyio
+import msgspec
 import pytest
 
 from ktuned.fleet.executor import Environment
@@ -332,7 +333,9 @@ async def test_the_environment_is_built(start_worker: StartWorker, environment: 
         pathlib.Path("seen").write_text(json.dumps(seen))
     """
     playground = Playground(Path(environment.cwd))
-    worker = await start_worker(replace(environment, env=(("B", "root's"),)), A="daemon's", B="daemon's")
+    worker = await start_worker(
+        msgspec.structs.replace(environment, env=(("B", "root's"),)), A="daemon's", B="daemon's"
+    )
     await ask(worker, playground.request(body))
     mark = f"{tmp_path.name}-0"
     seen = f'["{environment.cwd}", true, "daemon\'s", "root\'s", "{mark}", "{tmp_path / "scratch" / mark}"]'
@@ -390,7 +393,7 @@ async def test_a_worker_that_is_never_ready_is_killed(
     python.write_text("#!/bin/sh\nexec sleep 1000\n")
     python.chmod(0o755)
     with pytest.raises(DeadlineExpired, match=r"^spawn was not over after 0\.2 s$"):
-        await start_worker(replace(environment, python=str(python)), ready_s=BRIEF_S)
+        await start_worker(msgspec.structs.replace(environment, python=str(python)), ready_s=BRIEF_S)
 
 
 def test_ends_are_described_in_words() -> None:

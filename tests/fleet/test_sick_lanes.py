@@ -4,11 +4,12 @@ import itertools
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from ktuned.fleet.executor import Environment, KernelCode
 from ktuned.fleet.failures import DeadlineExpired

@@ -1,9 +1,9 @@
 """Start-up storms: what cannot start is not started in a loop, says so in one line, and is tried again by itself."""
 
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from ktuned.fleet.executor import Environment
 from ktuned.fleet.pool import TOLERATED_FAILURES, Fleet, PoolLimits

@@ -8,12 +8,12 @@ import signal
 import sys
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import anyio
 import psutil
 import pytest
+from msgspec.structs import replace
 
 from ktuned.fleet import NodeAbsent
 from ktuned.fleet.leases import Leases

@@ -4,6 +4,7 @@ import os
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ktuned.model.errors import NotFound, UsageError
@@ -51,7 +52,7 @@ async def test_compilers_have_the_cores_that_lanes_leave(parts: Parts) -> None:
     before = parts.fleet.compile_slots.total_tokens
     parts.preparation.prepare(job)
     assert parts.fleet.compile_slots.total_tokens == before
-    parts.preparation.settings = replace(parts.preparation.settings, slots_are_given=False)
+    parts.preparation.settings = msgspec.structs.replace(parts.preparation.settings, slots_are_given=False)
     parts.preparation.prepare(job)
     lanes = len(parts.machine.device_models(parts.environment))
     assert parts.fleet.compile_slots.total_tokens == default_compile_slots(len(os.sched_getaffinity(0)), lanes)

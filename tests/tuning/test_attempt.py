@@ -4,6 +4,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from ktuned.fleet.executor import Environment
@@ -73,7 +74,7 @@ WORK = Work(
 )
 def test_artifact_key_is_what_decides_the_bytes(change: dict[str, Any], is_same: bool) -> None:
     """Sources, toolchain, target, backend and Build name an artifact; what only decides its speed does not."""
-    assert (replace(WORK, **change).unit({"n": 1}) == WORK.unit({"n": 1})) is is_same
+    assert (msgspec.structs.replace(WORK, **change).unit({"n": 1}) == WORK.unit({"n": 1})) is is_same
     assert WORK.unit({"n": 1}).key != WORK.unit({"n": 2}).key
 
 

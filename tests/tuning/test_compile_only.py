@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
 from ktuned.ipc.manifest import MANIFEST_NAME
@@ -78,7 +79,7 @@ async def test_what_is_there_is_not_compiled_again(parts: Parts, tmp_path: Path)
     parts.root = replace(parts.root, env={"FAKE_LOG": str(log)})
     parts.catalog.add_root(parts.root)
     parts.environment = parts.catalog.environment(parts.catalog.resolve("it"))
-    again = await ended(parts, replace(COMPILE, arch="fake"), COMPILE)
+    again = await ended(parts, msgspec.structs.replace(COMPILE, arch="fake"), COMPILE)
     assert [event["reused"] for event in told(parts, again).values()] == [True, True]
     assert [event["facts"]["registers"] for event in told(parts, again).values()] == [32, 32]
     assert len(log.read_text().splitlines()) == 2
@@ -102,7 +103,7 @@ async def test_damaged_artifact_is_made_anew(parts: Parts) -> None:
 async def test_another_target_is_another_artifact(parts: Parts) -> None:
     """What is compiled for one target does not serve another."""
     await parts.inspect(kernel_text(configs="[dict(us=50.0)]"))
-    job = await ended(parts, COMPILE, replace(COMPILE, arch="sm_100a"))
+    job = await ended(parts, COMPILE, msgspec.structs.replace(COMPILE, arch="sm_100a"))
     assert (job["device"], job["message"]) == ("sm_100a", "1 artifact is ready for sm_100a")
     assert len({event["artifact"] for event in parts.told.of("config_compiled")}) == 2
     assert told(parts, job)[50.0]["facts"]["target"] == "sm_100a"
@@ -176,7 +177,7 @@ async def test_without_device_and_target_there_is_nothing_to_compile_for(parts: 
     assert [(job.state, job.message) for job in (tuned, compiled)] == [(JobState.FAILED, reason)] * 2
     with pytest.raises(BackendError):
         parts.machine.target(parts.environment, "fake")
-    named = await ended(parts, replace(COMPILE, arch="fake"))
+    named = await ended(parts, msgspec.structs.replace(COMPILE, arch="fake"))
     assert (named["state"], named["outcomes"]) == ("done", {"compiled": 2})
     parts.kill_workers()
 

@@ -6,6 +6,7 @@ import hashlib
 from dataclasses import replace
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from ktuned.fleet.failures import KILLS_EXCUSED
@@ -59,7 +60,7 @@ class AsOnDisk(Preparation):
         """Return the work with the stamp of now."""
         work = super().prepare(job)
         stamps = {work.kernel.file: hashlib.sha256(Path(work.kernel.file).read_bytes()).hexdigest()}
-        return replace(work, kernel=replace(work.kernel, stamps=stamps))
+        return msgspec.structs.replace(work, kernel=replace(work.kernel, stamps=stamps))
 
 
 async def test_job_that_never_gets_on_is_given_up(tmp_path: Path) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+import dataclasses
 
 import pytest
+from msgspec.structs import replace
 
 from ktuned.model.keys import DeviceName
 from ktuned.scheduling import Wish
@@ -27,7 +28,7 @@ async def test_a_device_that_comes_measures_the_rest(parts: Parts, monkeypatch: 
         def aim(*given: object, **named: object) -> object:
             """Find another device of the same model."""
             made = found(*given, **named)  # type: ignore[arg-type]
-            return replace(made, devices=(*made.devices, replace(lane.device, name=DeviceName("cpu:1"))))
+            return replace(made, devices=(*made.devices, dataclasses.replace(lane.device, name=DeviceName("cpu:1"))))
 
         monkeypatch.setattr(parts.machine, "aim", aim)
         parts.jobs.join_nodes()

@@ -10,6 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+import msgspec
 import pytest
 
 from ktuned.fleet.failures import Output, WorkerDied
@@ -131,7 +132,9 @@ async def measured_all(
         if taken is not None:
             taken.append(len(results))
 
-    measuring = MeasureStage(replace(work, deadlines=DEFAULT_DEADLINES), played, cast("CompileStage", None), artifacts)
+    measuring = MeasureStage(
+        msgspec.structs.replace(work, deadlines=DEFAULT_DEADLINES), played, cast("CompileStage", None), artifacts
+    )
     await measuring.measure(played[0], [Compiled(attempt, {}, "") for attempt in attempts], lambda: 5.0, done)
     return outcomes
 
@@ -221,7 +224,7 @@ async def test_a_disturbed_config_of_a_batch_is_measured_again(tmp_path: Path) -
 async def test_the_default_travels_by_itself(tmp_path: Path) -> None:
     """It is measured in full, while the others stop early."""
     lane = PlayedLane("cuda:0", [MEASURED])
-    work = replace(WORK, kernel=replace(WORK.kernel, default={"x": 2}))
+    work = msgspec.structs.replace(WORK, kernel=replace(WORK.kernel, default={"x": 2}))
     await measured_all(tmp_path, several(4), lane, work=work)
     assert [len(request.units) for request in lane.requests] == [1, 1, 2]
     assert [request.stop_above_us is None for request in lane.requests] == [False, True, False]
@@ -376,7 +379,7 @@ def test_kernels_of_one_digest_share_no_expected_outputs(tmp_path: Path) -> None
     """Two kernels of one file may have equal bodies, but each has inputs of its own; one kernel's lanes share them."""
 
     def expected(kernel: str, lane: str) -> str:
-        work = replace(WORK, job=replace(WORK.job, kernel=KernelName(kernel)))
+        work = msgspec.structs.replace(WORK, job=replace(WORK.job, kernel=KernelName(kernel)))
         played = PlayedLane(lane, [MEASURED])
         stage = MeasureStage(work, [], cast("CompileStage", None), Artifacts(tmp_path, 1))
         request = stage.bench(cast("Lane", played)).request
@@ -396,7 +399,7 @@ async def test_configs_race_against_the_fastest_of_their_job(tmp_path: Path) -> 
     lane = PlayedLane(
         "cpu:0", [replace(MEASURED, latency_us=us, low_us=us, high_us=us, beaten=beaten) for us, beaten in figures]
     )
-    work = replace(WORK, deadlines=DEFAULT_DEADLINES)
+    work = msgspec.structs.replace(WORK, deadlines=DEFAULT_DEADLINES)
     measuring = MeasureStage(work, cast("Sequence[Lane]", [lane]), cast("CompileStage", None), artifacts)
 
     async def done(results: Sequence[tuple[Attempt, TrialResult]]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import msgspec
 import pytest
 
 from ktuned.model.keys import DeviceModel, KernelName
@@ -66,11 +67,11 @@ def test_a_job_that_looks_for_better_goes_on() -> None:
 
 def test_figures_are_those_of_the_objective() -> None:
     """The energy decides where it is asked for; of a rate the inverse costs."""
-    found = SharedLead(replace(SHARED, cost=0.5), objective=ENERGY, is_decisive=True)
+    found = SharedLead(msgspec.structs.replace(SHARED, cost=0.5), objective=ENERGY, is_decisive=True)
     found.note(replace(TRIAL, detail={"metrics": {"energy": 0.54}}))
     assert found.ends_job
     assert "0.54 J, 0.5 J where it was found" in found.words()
-    rate = SharedLead(replace(SHARED, cost=0.1), objective=maximize("rate"), is_decisive=True)
+    rate = SharedLead(msgspec.structs.replace(SHARED, cost=0.1), objective=maximize("rate"), is_decisive=True)
     rate.note(replace(TRIAL, detail={"metrics": {"rate": 5.0}}))
     assert not rate.ends_job
     assert "5 rate here, 10 rate where it was found" in rate.words()

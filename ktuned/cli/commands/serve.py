@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import resource
 import select
@@ -23,6 +24,9 @@ STOP_DEADLINE_S = 10.0
 
 OPEN_FILES = 4096
 """Enough for one daemon's connections, workers and files; no higher, because workers inherit the limit."""
+
+UNUSED = ("better_exceptions", "colorama", "greenlet", "rich", "twisted")
+"""Libraries that structlog imports where it finds them, and the daemon makes no use of: 2 MiB, a sixth of the start."""
 
 
 @click.command()
@@ -61,7 +65,7 @@ def serve(
     Under systemd it takes over the socket unit's socket, reports readiness and liveness, and logs to the journal with
     priorities, as JSON.
     """
-    with _without_rich():
+    with lean_imports():
         from ktuned.daemon import load_settings, logs, run
         from ktuned.model import StoreDamaged
 
@@ -89,17 +93,18 @@ def _may_open_files() -> None:
 
 
 @contextmanager
-def _without_rich() -> Iterator[None]:
-    """Import structlog without rich, which it uses only for tracebacks, at a sixth of the start-up time."""
-    if "rich" in sys.modules:
-        yield
-        return
+def lean_imports() -> Iterator[None]:
+    """Import the daemon's parts without :data:`UNUSED`, and with no search for garbage, of which imports make none."""
+    hidden = [name for name in UNUSED if name not in sys.modules]
     # None makes an import fail at once (importlib, "The module cache").
-    sys.modules["rich"] = None  # type: ignore[assignment]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type]
+    gc.disable()
     try:
         yield
     finally:
-        del sys.modules["rich"]
+        gc.enable()
+        for name in hidden:
+            del sys.modules[name]
 
 
 @click.command()
