@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -318,3 +319,21 @@ def test_ctrl_c_ends_a_watch_in_peace(serve: Serve) -> None:
         _, err = process.communicate(timeout=30)
     assert process.returncode == 0
     assert "goes on watching /src" in err
+
+
+def test_ctrl_c_before_the_jobs_are_known_says_that_they_follow(run: Run, serve: Serve) -> None:
+    """The daemon inspects and tunes, though the command has ended; the line names the commands for its jobs."""
+    is_over = threading.Event()
+
+    def interrupt(params: dict[str, Any]) -> dict[str, Any]:
+        os.kill(os.getpid(), signal.SIGINT)
+        is_over.wait(10)
+        return {"jobs": [], "errors": [], "notices": [], "epoch": 7, "seq": 0}
+
+    serve(tune=interrupt)
+    ran = run("tune", "gemm", "--no-spawn")
+    is_over.set()
+    assert (ran.code, ran.out) == (130, "")
+    assert ran.err.splitlines()[0] == (
+        "the daemon goes on with the request: `ktuned jobs` shows its jobs, `ktuned cancel JOB` cancels one"
+    )

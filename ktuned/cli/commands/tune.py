@@ -116,8 +116,12 @@ def tune(
 
 def begun(client: Client, kernel: str | None, path: str | None, **plan: Any) -> Tuning:
     """Request a tuning; its kernel files are inspected first, and what they import may take long."""
-    with output.patience(f"inspecting {path or kernel}"):
-        return client.tune(kernel, path=path, **plan)
+    try:
+        with output.patience(f"inspecting {path or kernel}"):
+            return client.tune(kernel, path=path, **plan)
+    except KeyboardInterrupt:
+        output.say("the daemon goes on with the request: `ktuned jobs` shows its jobs, `ktuned cancel JOB` cancels one")
+        raise
 
 
 def announce(pid: int | None) -> None:
