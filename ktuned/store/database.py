@@ -319,8 +319,9 @@ class Store:
         was measured in another context. An incumbent that is measured again stays the winner, with its new figure; one
         with any other outcome is replaced by the best measured trial of its context, which is returned. With none left
         there is no winner any more, and ``None`` is returned: :meth:`winner` distinguishes it from "unchanged". While
-        its job ``is_opening`` no trial replaces a winner or becomes the first one. Winners by other objectives stay,
-        unless this trial was one and is not measured any more.
+        its job ``is_opening`` no trial replaces a winner or becomes the first one. A measured trial that is only
+        stopped or disturbed when it is measured again keeps its figure. Winners by other objectives stay, unless this
+        trial was one and is not measured any more.
 
         Raises:
             NotFound: there is no such trial.

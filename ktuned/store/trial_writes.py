@@ -11,6 +11,7 @@ import msgspec
 
 from ktuned.model import (
     LATENCY,
+    RETRIED_BY_NEXT_JOB,
     Config,
     Context,
     JobState,
@@ -96,7 +97,8 @@ def finish(
         NotFound: there is no such trial.
         UsageError: it is ``measured`` without a latency.
     """
-    _record(connection, trial_id, result, now)
+    if not _record(connection, trial_id, result, now):
+        return None
     measured, incumbent = _standings(connection, trial_id, objective)
     verdict = judge(measured, incumbent, is_opening=is_opening)
     if verdict is Verdict.TAKE:
@@ -132,16 +134,11 @@ def settle(
 
     A round is seen as a whole or not at all: figures of two rounds are not to be compared.
     """
-    winner = None
-    for trial_id, result in results:
-        if best is None:
-            winner = finish(connection, trial_id, result, now, objective=objective)
-        else:
-            _record(connection, trial_id, result, now)
     if best is None:
-        return winner
+        return finish_all(connection, results, now, objective=objective)
+    recorded = [(trial_id, result) for trial_id, result in results if _record(connection, trial_id, result, now)]
     winner = decide(connection, best, now, objective=objective, is_final=True)
-    for trial_id, result in results:
+    for trial_id, result in recorded:
         measured, _ = _standings(connection, trial_id, objective)
         _vacate(connection, measured.context, trial_id, result, set(), now)
     return winner
@@ -201,8 +198,8 @@ def forget(connection: sqlite3.Connection, kernel: str, outcome: Outcome | None,
     return deleted
 
 
-def _record(connection: sqlite3.Connection, trial_id: int, result: TrialResult, now: float) -> None:
-    """Write a trial's result.
+def _record(connection: sqlite3.Connection, trial_id: int, result: TrialResult, now: float) -> bool:
+    """Write a trial's result, unless it was measured before and is now only stopped or disturbed; return whether.
 
     Raises:
         UsageError: it is ``measured`` without a latency.
@@ -210,6 +207,10 @@ def _record(connection: sqlite3.Connection, trial_id: int, result: TrialResult, 
     is_measured = result.outcome is Outcome.MEASURED
     if is_measured and (result.latency_us is None or not math.isfinite(result.latency_us)):
         raise UsageError(f"trial {trial_id} cannot be measured with a latency of {result.latency_us}")
+    if result.outcome in RETRIED_BY_NEXT_JOB:
+        row = connection.execute("SELECT outcome FROM trials WHERE id = ?", (trial_id,)).fetchone()
+        if row == (Outcome.MEASURED,):
+            return False
     connection.execute(
         """UPDATE trials SET outcome = ?, latency_us = ?, spread_us = ?, compile_s = ?, lane_s = ?, message = ?,
         artifact = ?, detail = ?, content = ?, updated = ? WHERE id = ?""",
@@ -227,6 +228,7 @@ def _record(connection: sqlite3.Connection, trial_id: int, result: TrialResult, 
             trial_id,
         ),
     )
+    return True
 
 
 def _vacate(

@@ -238,7 +238,22 @@ async def test_what_is_not_measured_never_wins(store: Store, outcome: Outcome) -
     assert [trial.id for trial in store.best_trials(CONTEXT, 9)] == [winner]
 
 
-@pytest.mark.parametrize("outcome", NOT_MEASURED)
+@pytest.mark.parametrize("outcome", sorted(RETRIED_BY_NEXT_JOB))
+async def test_a_measurement_outlives_one_that_was_stopped(store: Store, outcome: Outcome) -> None:
+    """Measured again and only stopped or disturbed, a config keeps its figure, and the winner its place."""
+    job = await new_job(store)
+    winner, other = [await tried(store, job, config, measured(us)) for config, us in enumerate((1.0, 2.0))]
+    await store.begin_trials(CONTEXT, PROBLEM, job.id, [{"BM": 0}])
+    before = store.trial(winner)
+    assert await store.finish_trial(winner, failed(outcome)) is None
+    assert (store.trial(winner), seated_id(store)) == (before, winner)
+    assert await store.finish_trials([(other, failed(outcome)), (winner, failed(outcome))]) is None
+    settled = await store.settle([(winner, failed(outcome)), (other, measured(2.5))], other)
+    assert settled is not None
+    assert (settled.trial, store.trial(winner)) == (other, before)
+
+
+@pytest.mark.parametrize("outcome", [one for one in NOT_MEASURED if one not in RETRIED_BY_NEXT_JOB])
 async def test_a_winner_that_fails_is_followed_by_the_next_best(store: Store, outcome: Outcome) -> None:
     """A finalist that fails when measured again hands its key on, until no one is left."""
     job = await new_job(store)
