@@ -1,6 +1,6 @@
 """A training loop under ``ktuned run``: its steps while its kernels are tuned beside it, and its losses.
 
-The program is `training_app.py`, once alone with each kernel's first config, which is the one that its calls launch
+The program is `training_loop.py`, once alone with each kernel's first config, which is the one that its calls launch
 until a winner is known, and once under ``ktuned run``, until no tuning is under way and some seconds longer. The lane
 may use a tenth of the GPU's time meanwhile.
 """
@@ -23,7 +23,7 @@ from benchmarks.private_daemon import PrivateDaemon, installed_environment, priv
 from benchmarks.report import show
 from ktuned_client.answers import ENDED_STATES
 
-APP = Path(__file__).with_name("training_app.py")
+APP = Path(__file__).with_name("training_loop.py")
 STEP_LIMIT = 1.10
 LOSS_TOLERANCE = 0.01
 """Difference of two losses, relative to the first one: sums in half precision differ in their order."""
@@ -159,7 +159,7 @@ def main() -> None:
             f"{during.steps[0].loss:.5f} to {during.steps[len(pairs) - 1].loss:.5f}"
         }
     )
-    show("training", [{**dict.fromkeys(rows[0]), **row} for row in rows], as_json=options.json)
+    show("beside_training", [{**dict.fromkeys(rows[0]), **row} for row in rows], as_json=options.json)
     sys.stdout.writelines(during.rest)
 
 
