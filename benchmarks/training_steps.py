@@ -159,7 +159,7 @@ def main() -> None:
             f"{during.steps[0].loss:.5f} to {during.steps[len(pairs) - 1].loss:.5f}"
         }
     )
-    show("beside_training", [{**dict.fromkeys(rows[0]), **row} for row in rows], as_json=options.json)
+    show("training_steps", [{**dict.fromkeys(rows[0]), **row} for row in rows], as_json=options.json)
     sys.stdout.writelines(during.rest)
 
 
