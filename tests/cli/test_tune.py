@@ -92,7 +92,7 @@ def test_tune_tells_bests_and_first_failures(run: Run, serve: Serve) -> None:
     assert "anything from" not in ran.out
     assert re.search(r"hung +2 +BM=2 \(trial 2\)$", failures)
     assert ran.out.count("why it is hung") == 1
-    assert "ktuned results" in hint
+    assert f"`ktuned results {KERNEL} --outcome hung`" in hint
 
 
 def test_no_sentence_is_printed_twice(run: Run, serve: Serve) -> None:

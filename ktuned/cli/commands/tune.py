@@ -190,7 +190,10 @@ def _print_outcome(client: Client, view: View, over: Collection[int]) -> None:
         output.emit()
         output.table(["kernel", "what failed", "configs", "such as"], failures, right=["configs"])
         output.emit()
-        output.emit("`ktuned results KERNEL --outcome OUTCOME` lists them, `--trial ID` shows everything about one.")
+        kernel, outcome, *_ = failures[0]
+        output.emit(
+            f"`ktuned results {kernel} --outcome {outcome}` lists them, `--trial ID` shows everything about one."
+        )
 
 
 def _row(client: Client, job: JobView, was_over: bool) -> list[str]:
