@@ -12,7 +12,7 @@ import anyio
 import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from ktuned.fleet import Fleet
+from ktuned.fleet import COURTESY_S, Fleet
 from ktuned.ipc import replies, requests
 from ktuned.model import Event, JobState, Role
 from ktuned.store import Artifacts
@@ -91,13 +91,15 @@ class CompileOnly:
         began = monotonic()
         async with channel, self._fleet.lend(Role.EXPLORE, self.work.environment) as explorer:
             request = self.work.explore_request([] if default is None else [default])
-            found = await opened(explorer, request, self.work.kernel, deadlines)
+            async with self._fleet.gate.computing(COURTESY_S):
+                found = await opened(explorer, request, self.work.kernel, deadlines)
             exploring = Explorer(explorer, found.strategy, deadlines)
             is_bounded = found.size is not None and not found.is_estimate
             self.progress.total = min(found.size or 0, plan.trials) if is_bounded else plan.trials
             asked = 0
             while asked < plan.trials and (plan.seconds is None or monotonic() - began < plan.seconds):
-                answer = await exploring.ask((), min(ASK_AT_ONCE, plan.trials - asked))
+                async with self._fleet.gate.computing():
+                    answer = await exploring.ask((), min(ASK_AT_ONCE, plan.trials - asked))
                 asked += len(answer.proposals)
                 for proposal in answer.proposals:
                     await self._admit(proposal, channel)

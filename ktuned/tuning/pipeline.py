@@ -16,7 +16,7 @@ import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from ktuned.catalog import completed
-from ktuned.fleet import Fleet, Lane
+from ktuned.fleet import COURTESY_S, Fleet, Lane
 from ktuned.ipc import replies, requests
 from ktuned.model import (
     LATENCY,
@@ -218,7 +218,8 @@ class Pipeline:
         began = monotonic()
         async with channel, self._fleet.lend(Role.EXPLORE, self.work.environment) as explorer:
             request = self.work.explore_request(order.first, order.last, order.earlier, served=self._opening.served)
-            found = await opened(explorer, request, self.work.kernel, deadlines)
+            async with self._fleet.gate.computing(COURTESY_S):
+                found = await opened(explorer, request, self.work.kernel, deadlines)
             await self.work.learn(found.observed)
             self.summary.size, self.summary.strategy = found.size, found.strategy
             self.summary.notice, self.summary.size_is_estimate = found.notice, found.is_estimate

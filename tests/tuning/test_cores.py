@@ -11,6 +11,7 @@ import pytest
 
 from ktuned.model.job import Priority
 from ktuned.model.plan import Plan
+from ktuned.scheduling.job_requests import Wish
 from tests.assembled import PATIENCE_S, Parts, assembled, kernel_text, wanted
 
 pytestmark = [
@@ -85,30 +86,32 @@ async def test_declared_cores_are_held(parts: Parts) -> None:
     assert figures(parts) == {"gate_compile": 1, "work": 2}
 
 
-@pytest.mark.parametrize("asked", ["inspected", "looked up"])
+@pytest.mark.parametrize("asked", ["inspected", "looked up", "compiled"])
 async def test_a_config_on_all_cores_waits_for_the_code_that_runs(parts: Parts, asked: str) -> None:
-    """An inspection of a kernel file, or a question to its space, imports what it likes: timing follows it."""
-    stands = "from ktuned_fake import wait_at\nwait_at('door')\n"
+    """An inspection, a question to a space, or another job's first look at its space: timing follows it."""
+    await parts.inspect(kernel_text(configs=f"[dict({NARROW})]", cores="2"))
     where = "us=[1.0, 2.0], where=lambda p, c: wait_at('door') or c.us < p.n"
-    if asked == "looked up":
-        text = kernel_text("other", where, default="dict(us=1.0)").replace("import Build", "import Build, wait_at")
+    text = kernel_text("other", where, default="dict(us=1.0)").replace("import Build", "import Build, wait_at")
+    if asked != "inspected":
         parts.open_gate("door")
         await parts.inspector.inspect_files(parts.root, [str(parts.write(text, "tune_other.py"))])
         parts.close_gate("door")
-    await submit(parts, NARROW, cores="2")
-    async with anyio.create_task_group() as tasks:
+    async with anyio.create_task_group() as tasks, parts.working():
         if asked == "inspected":
-            file = parts.write(stands + kernel_text("other"), "tune_other.py")
-            tasks.start_soon(parts.inspector.inspect_files, parts.root, [str(file)])
-        else:
+            tasks.start_soon(parts.inspector.inspect_files, parts.root, [str(parts.write(text, "tune_other.py"))])
+        elif asked == "looked up":
             parts.lookups.lookup("other", {"n": 128}, None, tune=False)
+        else:
+            await parts.requests.tune(parts.catalog.resolve("other"), Wish(problem={"n": 64}, compile_only=True))
         await parts.reached("door")
-        async with parts.working():
-            await waits_for_cores(parts)
-            assert figures(parts) == {}
-            parts.open_gate("door")
-            await parts.told.ended()
-    assert figures(parts) == {"work": 2}
+        await parts.jobs.submit(
+            wanted({"n": 64}), {"n": 64}, priority=Priority.REQUESTED, reason="test", plan=Plan(preset="fast")
+        )
+        await waits_for_cores(parts)
+        assert figures(parts) == {}
+        parts.open_gate("door")
+        await parts.told.until(lambda: figures(parts) == {"work": 2})
+        parts.kill_workers()
 
 
 async def test_an_inspection_does_not_wait_for_a_timing_that_hangs(parts: Parts) -> None:
