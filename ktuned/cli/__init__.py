@@ -45,9 +45,9 @@ _SHARED = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit status; errors become one line on stderr."""
+    """Entry point of ``ktuned``: imports the program and has it run one command; returns the exit status."""
     try:
-        from ktuned.cli.program import main as run
+        from ktuned.cli.program import run
     except KeyboardInterrupt:
         return _INTERRUPTED
     return run(arguments)

@@ -104,19 +104,19 @@ def cli() -> None:
     """Tune kernels in a background daemon, and look up the best known configs."""
 
 
-def main(arguments: Sequence[str] | None = None) -> int:
+def run(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; errors become one line on stderr."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="replace")
     try:
-        return _run(arguments)
+        return _carry_out(arguments)
     except output.ReaderGone:
         _abandon_stdout()
         return Exit.BROKEN_PIPE
 
 
-def _run(arguments: Sequence[str] | None) -> int:
+def _carry_out(arguments: Sequence[str] | None) -> int:
     from ktuned.cli.spawn import DaemonNotStarted
     from ktuned_client import DaemonError, DaemonUnavailable
     from ktuned_client.answers import DaemonSilent

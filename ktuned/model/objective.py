@@ -68,7 +68,7 @@ def figure_of(objective: Objective, latency_us: float | None, metrics: Mapping[s
 
 
 def energy_figures(energy_j: float, latency_us: float) -> dict[str, float]:
-    """Return the figures that the energy of a launch gives, by their names."""
+    """Return the figures of the objectives ``energy`` and ``edp``, from the energy and the latency of a launch."""
     return {ENERGY: energy_j, EDP: energy_j * latency_us / 1e6}
 
 

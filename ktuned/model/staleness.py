@@ -41,7 +41,7 @@ class Change(Record):
     after: str
 
     def to_wire(self) -> dict[str, str]:
-        """Return the protocol's map."""
+        """Return the difference as the protocol's map."""
         return asdict(self)
 
 

@@ -121,8 +121,8 @@ class MeasureStage:
         return next(iter(self._others(lane)), lane) if lane.health.pause_s else lane
 
     async def open(self, lane: Lane, seed: int = 0) -> None:
-        """Have a lane ready for this job's trials, on the inputs of a seed; the caller holds it. Where all are sick it
-        waits.
+        """Have a lane ready to measure this job's trials, on the inputs of a seed; the caller holds it. Where all are
+        sick it waits.
 
         Raises:
             CannotOpen: the problem's data cannot be made.

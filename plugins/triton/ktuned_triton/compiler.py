@@ -140,7 +140,7 @@ def _room() -> Iterator[Path]:
 
 @contextlib.contextmanager
 def _refusing(function: Any = None) -> Iterator[None]:
-    """Turn what Triton and the function raise into a refusal."""
+    """Turn what Triton's compiler and the function raise into a refusal."""
     try:
         yield
     except Misfit as error:

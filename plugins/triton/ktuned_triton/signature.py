@@ -30,11 +30,11 @@ class FakeTensor:
         self.dtype = dtype
 
     def data_ptr(self) -> int:
-        """Return an aligned address."""
+        """Return an aligned address: a signature depends on the alignment."""
         return 0
 
     def ptr_range(self) -> int:
-        """Return how far it reaches: within 32 bits."""
+        """Return how far it reaches, on which a signature depends: within 32 bits."""
         return 0
 
 
