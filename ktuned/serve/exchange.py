@@ -132,9 +132,11 @@ class WinnerExchange:
         entries = []
         for objective, winner in offered:
             verdict, offer = await self._judged(kernel, exported, document["device"], winner, objective)
-            entries.append(
-                {"problem": winner["problem"], "config": winner["config"], "objective": objective, **verdict}
-            )
+            place = {
+                "problem": kernel.problem_in_order(winner["problem"]),
+                "config": kernel.config_in_order(winner["config"]),
+            }
+            entries.append({**place, "objective": objective, **verdict})
             if offer is not None:
                 taken.append(offer)
         if taken and not wanted.dry_run:

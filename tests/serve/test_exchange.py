@@ -67,6 +67,16 @@ async def test_constraint_is_asked_before_a_winner_is_taken(parts: Parts) -> Non
     assert [winner["reason"] for winner in answer["winners"]] == [refused, "there was none", refused]
 
 
+async def test_what_an_import_decides_is_listed_in_the_declared_order(parts: Parts) -> None:
+    """Documents sort their keys; the answer has those of a problem and of a config as the kernel file has them."""
+    await parts.inspect(kernel_text(configs="us=[10.0], grade=[1]", problems="[dict(n=64, m=2, k=3)]"))
+    offered = document((10.0, 1.0))
+    (winner,) = offered["winners"]
+    winner.update(problem={"k": 3, "m": 2, "n": 64}, config={"grade": 1, "us": 10.0})
+    answer = await sharing(parts).take(ImportParams(document=offered, dry_run=True), None)  # type: ignore[arg-type]
+    assert [list(answer["winners"][0][part]) for part in ("problem", "config")] == [["n", "m", "k"], ["us", "grade"]]
+
+
 async def test_winner_that_the_space_has_lost_gives_way(parts: Parts) -> None:
     """However good its figure: it is served no more."""
     kernel = await parts.inspect(kernel_text(configs="us=[10.0, 20.0]"))
