@@ -74,7 +74,7 @@ class Environments:
         """Reasons for which this daemon doubts whatever workers find: their ktuned is another one."""
         self._locks: dict[str, anyio.Lock] = {}
         self._watched: dict[str, replies.Observed] = {}
-        """What nodes' keepers compare, by environment."""
+        """Observations that nodes' keepers compare, by environment."""
         self._listeners: list[Callable[[], None]] = []
 
     @property
