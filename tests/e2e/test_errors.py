@@ -8,6 +8,7 @@ import signal
 import sqlite3
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import closing, suppress
 from pathlib import Path
 from time import monotonic
@@ -18,6 +19,13 @@ from tests.e2e.harness import UNHURRIED, Daemon, kernel_text
 
 SPACE = "space([dict(us=50.0, does='work', tag='a'), dict(us=90.0, does='work', tag='b')])"
 DONE, NOT_REACHED, USAGE, NO_DAEMON = 0, 1, 2, 3
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """Run a daemon for the tests that leave it as it was."""
+    with Daemon(tmp_path_factory.mktemp("shared")) as running:
+        yield running
 
 
 def _one_line(text: str) -> str:
@@ -37,23 +45,23 @@ def _serve(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]
     )
 
 
-def test_second_daemon_says_who_holds_the_socket(daemon: Daemon) -> None:
+def test_second_daemon_says_who_holds_the_socket(shared: Daemon) -> None:
     """A second ``serve`` names the first one's process and how to stop it; the first one is untouched."""
-    second = _serve({**daemon.env, "KTUNED_HOME": str(daemon.directory / "other")})
+    second = _serve({**shared.env, "KTUNED_HOME": str(shared.directory / "other")})
     assert second.returncode == NOT_REACHED
-    assert daemon.process is not None
+    assert shared.process is not None
     line = _one_line(second.stderr)
-    assert f"pid {daemon.process.pid}" in line
+    assert f"pid {shared.process.pid}" in line
     assert "ktuned stop" in line
-    assert daemon.ktuned("status").returncode == DONE
+    assert shared.ktuned("status").returncode == DONE
 
 
-def test_second_daemon_on_the_same_home_is_refused(daemon: Daemon) -> None:
+def test_second_daemon_on_the_same_home_is_refused(shared: Daemon) -> None:
     """Two daemons never share a store, even with two sockets."""
-    second = _serve({**daemon.env, "KTUNED_SOCKET": str(daemon.directory / "run" / "other" / "k.sock")})
+    second = _serve({**shared.env, "KTUNED_SOCKET": str(shared.directory / "run" / "other" / "k.sock")})
     assert second.returncode == NOT_REACHED
-    assert daemon.process is not None
-    assert f"pid {daemon.process.pid}" in _one_line(second.stderr)
+    assert shared.process is not None
+    assert f"pid {shared.process.pid}" in _one_line(second.stderr)
 
 
 def test_stale_socket_file_is_replaced(daemon: Daemon) -> None:
@@ -224,10 +232,10 @@ def test_space_of_a_thousand_million_starts_at_once_and_does_not_grow_the_daemon
     assert daemon.client.call("status")["rss_bytes"] - before < 20 * 2**20
 
 
-def test_socket_and_its_directory_are_private(daemon: Daemon) -> None:
+def test_socket_and_its_directory_are_private(shared: Daemon) -> None:
     """The directory is 0700, the socket 0600."""
-    assert daemon.socket.parent.stat().st_mode & 0o777 == 0o700
-    assert daemon.socket.stat().st_mode & 0o777 == 0o600
+    assert shared.socket.parent.stat().st_mode & 0o777 == 0o700
+    assert shared.socket.stat().st_mode & 0o777 == 0o600
 
 
 def test_reload_follows_the_config_or_leaves_everything_as_it_was(daemon: Daemon) -> None:
@@ -247,39 +255,41 @@ def test_reload_follows_the_config_or_leaves_everything_as_it_was(daemon: Daemon
     assert daemon.client.call("kernels")["kernels"]
 
 
-def test_reload_tells_what_changed_or_what_is_wrong(daemon: Daemon) -> None:
+def test_reload_tells_what_changed_or_what_is_wrong(shared: Daemon) -> None:
     """``ktuned reload`` names the settings that changed; a wrong file is its one error, and changes nothing."""
-    config = daemon.home / "config.toml"
+    config = shared.home / "config.toml"
     before = config.read_text()
     config.write_text(before + "idle_exit_s = 0\nartifacts_gib = 1.0\n")
-    told = daemon.ktuned("reload")
+    told = shared.ktuned("reload")
     assert (told.returncode, told.stdout.strip()) == (DONE, f"{config}: artifacts_gib, idle_exit_s changed")
-    assert daemon.client.call("status")["artifacts"]["cap_bytes"] == 2**30
+    assert shared.client.call("status")["artifacts"]["cap_bytes"] == 2**30
 
     config.write_text(before + "artifacts_gib = -1\n")
-    refused = daemon.ktuned("reload")
+    refused = shared.ktuned("reload")
     assert (refused.returncode, refused.stdout) == (USAGE, "")
     assert f"{config}: artifacts_gib is -1" in refused.stderr
-    assert daemon.client.call("status")["artifacts"]["cap_bytes"] == 2**30
-    assert "artifacts_gib" in daemon.client.call("status")["notices"][0]
+    assert shared.client.call("status")["artifacts"]["cap_bytes"] == 2**30
+    assert "artifacts_gib" in shared.client.call("status")["notices"][0]
 
     config.write_text(before + "artifacts_gib = 1.0\nidle_exit_s = 0\n")
-    assert daemon.client.call("reload") == {"path": str(config), "changed": []}
-    assert daemon.client.call("status")["notices"] == []
+    assert shared.client.call("reload") == {"path": str(config), "changed": []}
+    assert shared.client.call("status")["notices"] == []
+    config.write_text(before)
+    shared.client.call("reload")
 
 
-def test_reload_follows_deadlines(daemon: Daemon) -> None:
+def test_reload_follows_deadlines(shared: Daemon) -> None:
     """Whatever watches a deadline watches the new one: of a worker's start, and of what backends are asked."""
-    config = daemon.home / "config.toml"
+    config = shared.home / "config.toml"
     before = config.read_text()
     for phase in ("spawn", "inspect"):
         config.write_text(f"{before}[deadlines]\n{phase} = 0.000001\n")
-        assert daemon.client.call("reload")["changed"]
-        (environment,) = daemon.client.call("backends")["environments"]
+        assert shared.client.call("reload")["changed"]
+        (environment,) = shared.client.call("backends")["environments"]
         assert f"{phase} was not over after 1e-06 s" in environment["error"]["message"]
     config.write_text(before)
-    daemon.client.call("reload")
-    (environment,) = daemon.client.call("backends")["environments"]
+    shared.client.call("reload")
+    (environment,) = shared.client.call("backends")["environments"]
     assert environment["error"] is None
 
 
@@ -409,9 +419,9 @@ def test_what_a_full_store_refused_is_tuned_when_it_can_be_written(daemon: Daemo
     assert daemon.ktuned("status").stderr == ""
 
 
-def test_a_refused_file_s_line_says_what_mends_it(daemon: Daemon) -> None:
+def test_a_refused_file_s_line_says_what_mends_it(shared: Daemon) -> None:
     """In ``tune`` and in ``kernels``."""
-    path = daemon.kernel_file(kernel_text(SPACE))
+    path = shared.kernel_file(kernel_text(SPACE))
     path.chmod(0o666)
-    assert f"chmod go-w {path}" in _one_line(daemon.ktuned("tune", str(path)).stderr)
-    assert f"chmod go-w {path}" in daemon.ktuned("kernels").stdout
+    assert f"chmod go-w {path}" in _one_line(shared.ktuned("tune", str(path)).stderr)
+    assert f"chmod go-w {path}" in shared.ktuned("kernels").stdout
