@@ -83,7 +83,7 @@ class Adopted:
         return f"{self.project}:{self.name}"
 
     def arguments(self) -> str:
-        """Return the fields as Python's arguments."""
+        """Return the fields as the arguments of a call in the kernel file."""
         return ",\n    ".join(f"{name}={value!r}" for name, value in self.fields().items())
 
     def write(self, directory: Path) -> Path:

@@ -57,7 +57,7 @@ class Request(Protocol):
 
     @property
     def function(self) -> str:
-        """The function's module and name there."""
+        """The application's function that is to be tuned: its module, and its name there."""
 
     @property
     def problem(self) -> Mapping[str, Any]:

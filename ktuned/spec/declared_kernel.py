@@ -297,7 +297,7 @@ class Kernel:
         return frozenset(name for name, metric in self.metrics.items() if _takes_energy(metric))
 
     def measured_metrics(self, problem: Problem, latency_us: float, energy_j: float | None = None) -> dict[str, float]:
-        """Return the file's own metrics of a measured config.
+        """Return the metrics that the kernel file declares, of a measured config.
 
         A metric that takes the energy is left out where that is unknown, as is a value that is not finite.
 

@@ -150,7 +150,7 @@ class Table:
         return self.row([Cell(column.title, "bold") for column in self._columns], limit=1)[0]
 
     def row(self, cells: Sequence[Cell], limit: int | None = None) -> list[Text]:
-        """Return the lines of one row."""
+        """Return the lines that one row of the table takes."""
         parts = [
             wrapped(cell.words, width, limit) if column.width is None else [shortened(cell.words, width)]
             for column, cell, width in zip(self._columns, cells, self._widths, strict=True)

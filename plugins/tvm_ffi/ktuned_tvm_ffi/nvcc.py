@@ -88,7 +88,7 @@ class Nvcc(Compiler):
 
     @property
     def quote_flags(self) -> tuple[str, ...]:
-        """The flags that add the working directory to the search path of quoted includes."""
+        """The flags by which nvcc finds quoted includes in the working directory."""
         return ("-I.",)
 
     @property
