@@ -452,7 +452,7 @@ class Store:
 
         ``newest`` begins with the latest entered (a retried one keeps its place), of those entered ``before`` a trial.
         ``fastest`` leaves out trials without a latency and goes by kernel, problem and device, the fastest of each
-        first.
+        first, and those that were measured to the end before those that were given up.
         """
         wanted = trial_queries.conditions(kernel, problem, device, outcome, job, digests)
         return trial_queries.chosen(self._reader, {**wanted, "trials.id < ?": before}, limit, order)

@@ -101,7 +101,9 @@ def chosen(reader: Reader, conditions: Mapping[str, Any], limit: int, order: Ord
         tail = "ORDER BY trials.id DESC"
     else:
         wanted += f" {'AND' if wanted else 'WHERE'} trials.latency_us IS NOT NULL"
-        tail = "ORDER BY contexts.kernel, contexts.problem, contexts.device, trials.latency_us, trials.id"
+        # The figure of one that was given up is an estimate.
+        figure = "trials.outcome <> 'measured', trials.latency_us"
+        tail = f"ORDER BY contexts.kernel, contexts.problem, contexts.device, {figure}, trials.id"
     # An index covers what chooses and orders; only the chosen rows are read whole, for sorting whole ones is slow.
     ids = f"SELECT trials.id {rows.FROM_TRIALS} {wanted} {tail} LIMIT ?"
     return reader.values(rows.trial, f"{rows.SELECT_TRIALS} WHERE trials.id IN ({ids}) {tail}", *values, limit)

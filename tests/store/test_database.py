@@ -395,7 +395,9 @@ async def test_trials_are_listed_by_every_filter(store: Store) -> None:
     assert ids(order="fastest") == [other, fast, slow]
     assert ids(outcome=Outcome.HUNG) == [hung]
     assert ids(job=two.id) == [hung, fast]
-    assert ids(problem=canonical(PROBLEM), device="cpu-x", job=one.id) == [other, slow]
+    given_up = await tried(store, one, 4, replace(failed(Outcome.SLOWER), latency_us=0.5))
+    assert ids(kernel=CONTEXT.kernel, order="fastest") == [fast, slow, given_up]
+    assert ids(problem=canonical(PROBLEM), device="cpu-x", job=one.id) == [given_up, other, slow]
     assert ids(problem="{}") == ids(device="gpu-y") == []
 
 
