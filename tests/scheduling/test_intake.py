@@ -107,13 +107,16 @@ class TestTunePath:
             parts.open_gate("import")
         parts.kill_workers()
 
-    async def test_another_interpreter_changes_nothing_else_of_a_root(self, parts: Parts) -> None:
+    async def test_another_interpreter_changes_nothing_else_of_a_root(self, parts: Parts, tmp_path: Path) -> None:
         """A root that is polled still is when it is tuned with another interpreter."""
         parts.write(kernel_text())
         parts.catalog.add_root(replace(parts.root, polling=True, env={"A": "1"}))
-        await parts.intake.tune_path(str(parts.project), sys.executable + "3", Wish())
+        python = tmp_path / "another"
+        python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+        python.chmod(0o755)
+        await parts.intake.tune_path(str(parts.project), str(python), Wish())
         (root,) = parts.catalog.roots
-        assert root == replace(parts.root, polling=True, env={"A": "1"}, python=sys.executable + "3")
+        assert root == replace(parts.root, polling=True, env={"A": "1"}, python=str(python))
         parts.kill_workers()
 
     async def test_path_without_kernels_is_an_error(self, parts: Parts, tmp_path: Path) -> None:
