@@ -5,6 +5,7 @@ which takes each 9 s. pytest has no interface for this; the names below are thos
 """
 
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -18,8 +19,10 @@ def rewrite_assertions(config: pytest.Config) -> None:
         directory = rewrite.get_cache_dir(path)
         cached = directory / (path.name.removesuffix(".py") + rewrite.PYC_TAIL)
         if rewrite._read_pyc(path, cached) is None and rewrite.try_makedirs(directory):
-            source_hash, code = rewrite._rewrite_test(path, config)
-            rewrite._write_pyc(state, code, source_hash, cached)
+            # One that is no Python is reported where it is collected.
+            with suppress(SyntaxError):
+                source_hash, code = rewrite._rewrite_test(path, config)
+                rewrite._write_pyc(state, code, source_hash, cached)
 
 
 def _files(config: pytest.Config) -> Iterator[Path]:
