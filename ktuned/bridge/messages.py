@@ -107,7 +107,7 @@ def encode_item(number: int, item: Record) -> bytes:
 
 
 def encode_reply(number: int, reply: Record) -> bytes:
-    """Return the frame of a reply.
+    """Return the frame of the reply to a call.
 
     Raises:
         FrameError: it is too large.

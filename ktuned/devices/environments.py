@@ -33,8 +33,8 @@ MAX_ENVIRONMENTS = 256
 """Keys of environments in memory: more than anyone has roots."""
 
 
-async def _at_once() -> None:
-    """Wait for nothing."""
+async def _no_nodes_come() -> None:
+    """Wait for no nodes: there is no cluster."""
 
 
 class Environments:
@@ -50,7 +50,7 @@ class Environments:
         *,
         deadlines: Mapping[str, float],
         base_env: Mapping[str, str] | None = None,
-        settled: Callable[[], Awaitable[None]] = _at_once,
+        settled: Callable[[], Awaitable[None]] = _no_nodes_come,
         look_s: float = LOOK_S,
     ) -> None:
         self._look_s = look_s

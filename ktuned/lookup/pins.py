@@ -49,7 +49,7 @@ class Pins:
             raise UsageError(
                 f"the pin {pin[:100]!r} is not a valid name", hint="give a short text, for example the run's id"
             )
-        held = self._store.pinned.find(pin, _key(kernel, problem, device, objective))
+        held = self._store.pinned.find(pin, _pinned_question(kernel, problem, device, objective))
         return None if held is None else Answer.from_pin(held)
 
     async def freeze(
@@ -60,9 +60,9 @@ class Pins:
         Raises:
             UsageError: there are too many.
         """
-        asked = _key(kernel, problem, device, objective)
+        asked = _pinned_question(kernel, problem, device, objective)
         names = [(answer.kernel, answer.device, named) for named in (objective, answer.objective)]
-        keys = [asked, *(_key(name, problem, model, named) for name, model, named in names)]
+        keys = [asked, *(_pinned_question(name, problem, model, named) for name, model, named in names)]
         held = await self._store.pinned.hold(
             pin, list(dict.fromkeys(keys)), answer.to_pin(), now=time.time(), limit=MAX_PINNED
         )
@@ -85,7 +85,8 @@ class Pins:
         return removed
 
 
-def _key(kernel: str, problem: Problem, device: str | None, objective: str | None) -> str:
+def _pinned_question(kernel: str, problem: Problem, device: str | None, objective: str | None) -> str:
+    """Return the text that a pin keeps its answer under: the question, as it was asked."""
     asked = {"kernel": kernel, "problem": dict(problem), "device": device}
     # A question that names none is as it was before there were several.
     return canonical(asked if objective is None else asked | {"objective": objective})

@@ -170,7 +170,7 @@ class Generated(BoundSpace):
 
     @property
     def size(self) -> None:
-        """Unknown."""
+        """Unknown: a callable's configs are counted as it yields them."""
         return None
 
     def at(self, index: int) -> dict[str, Scalar] | None:

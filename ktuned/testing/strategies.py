@@ -44,7 +44,7 @@ def check_proposals(kind: type[Strategy], bound: BoundSpace, name: str) -> None:
     for _ in range(ASKS):
         if strategy.finished:
             break
-        for config in _asked(strategy, 3):
+        for config in _proposed(strategy, 3):
             text = canonical(config)
             _require(text in valid, f"proposed a config that the space of {name} does not hold: {text}")
             _require(text not in proposed, f"proposed a config twice: {text}")
@@ -62,7 +62,7 @@ def check_failures(kind: type[Strategy], bound: BoundSpace, name: str) -> None:
     for number in range(ASKS):
         if strategy.finished:
             return
-        for config in _asked(strategy, 2):
+        for config in _proposed(strategy, 2):
             strategy.tell(config, failures[number % len(failures)], None)
     _require(strategy.finished, f"does not come to the end of {name} where every config fails")
 
@@ -74,7 +74,7 @@ def check_seeds(kind: type[Strategy], bound: BoundSpace) -> None:
         strategy = kind(bound, 7)
         order = []
         for _ in range(10):
-            for config in _asked(strategy, 2):
+            for config in _proposed(strategy, 2):
                 order.append(canonical(config))
                 strategy.tell(config, Outcome.MEASURED, _latency(config))
         orders.append(order)
@@ -86,14 +86,14 @@ def check_silence(kind: type[Strategy], bound: BoundSpace) -> None:
     strategy = kind(bound, 3)
     waiting: list[dict[str, Scalar]] = []
     for _ in range(ASKS):
-        asked = _asked(strategy, 4)
+        asked = _proposed(strategy, 4)
         if not asked:
             break
         waiting += asked
     _require(len(waiting) > 0, "proposes nothing before the first outcome: nothing would ever be tried")
     for config in reversed(waiting):
         strategy.tell(config, Outcome.MEASURED, _latency(config))
-    _require(strategy.finished or bool(_asked(strategy, 1)), "proposes nothing more once all its outcomes are known")
+    _require(strategy.finished or bool(_proposed(strategy, 1)), "proposes nothing more once all its outcomes are known")
 
 
 def check_foreign_outcomes(kind: type[Strategy], bound: BoundSpace) -> None:
@@ -102,7 +102,7 @@ def check_foreign_outcomes(kind: type[Strategy], bound: BoundSpace) -> None:
     for config in list(bound)[:5]:
         strategy.tell(config, Outcome.MEASURED, _latency(config))
     strategy.tell({"elsewhere": 1}, Outcome.MEASURED, 1.0)
-    _require(bool(_asked(strategy, 1)), "proposes nothing after outcomes of configs that it did not propose")
+    _require(bool(_proposed(strategy, 1)), "proposes nothing after outcomes of configs that it did not propose")
 
 
 def check_earlier_searches(kind: type[Strategy], bound: BoundSpace) -> None:
@@ -111,7 +111,7 @@ def check_earlier_searches(kind: type[Strategy], bound: BoundSpace) -> None:
     strategy = kind(bound, 5)
     strategy.recall([EarlierSearch(tuple(configs), tuple(map(_latency, configs))), EarlierSearch((), ())])
     valid = {canonical(config) for config in bound}
-    asked = _asked(strategy, 2)
+    asked = _proposed(strategy, 2)
     _require(bool(asked), "proposes nothing after it was given similar searches")
     _require(all(canonical(config) in valid for config in asked), "proposes what only a similar search has tried")
 
@@ -127,7 +127,8 @@ def _spaces() -> dict[str, BoundSpace]:
     return {name: value.bind({"M": 128}) for name, value in declared.items()}
 
 
-def _asked(strategy: Strategy, n: int) -> list[dict[str, Scalar]]:
+def _proposed(strategy: Strategy, n: int) -> list[dict[str, Scalar]]:
+    """Return configs that a strategy proposes: in time, and no more than it is asked for."""
     began = monotonic()
     configs = strategy.ask(n)
     took = monotonic() - began

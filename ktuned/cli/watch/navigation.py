@@ -53,7 +53,7 @@ def press(screen: Screen, key: str) -> tuple[Screen, Act | None]:
     if key == GONE:
         return screen, Act.QUIT
     if (step := _step(screen, key)) is not None:
-        return _moved(screen, step), None
+        return _stepped(screen, step), None
     if screen.is_typing:
         return _typed(screen, key), None
     screen = replace(screen, said="")
@@ -91,7 +91,8 @@ def _step(screen: Screen, key: str) -> int | None:
     return {**steps, **letters}.get(key)
 
 
-def _moved(screen: Screen, step: int) -> Screen:
+def _stepped(screen: Screen, step: int) -> Screen:
+    """Return the screen after a key up or down: on another row, or its text scrolled."""
     if screen.page == Page.KERNELS:
         return replace(screen, kernels=ROWS.moved(screen.rows, screen.kernels, step))
     if screen.page == Page.KERNEL and screen.log is not None:
