@@ -14,7 +14,18 @@ import structlog
 from ktuned.catalog.catalog import Catalog
 from ktuned.fleet import Fleet, is_outside_kill
 from ktuned.ipc import requests
-from ktuned.model import Config, KernelInfo, NotFound, Problem, Role, StoreError, WorkerError, canonical, is_among
+from ktuned.model import (
+    Config,
+    KernelInfo,
+    NotFound,
+    Observation,
+    Problem,
+    Role,
+    StoreError,
+    WorkerError,
+    canonical,
+    is_among,
+)
 from ktuned.store import Store, Verdict
 
 _log = structlog.get_logger()
@@ -64,6 +75,21 @@ class _Question(NamedTuple):
     config: str
 
 
+class _Answer(NamedTuple):
+    """A verdict, and what was learned of its kernel by then: the space's code may have read some of it."""
+
+    admitted: bool
+    learned: Mapping[str, Observation]
+
+    def holds(self, kernel: KernelInfo) -> bool:
+        """Return whether all that Python code was known to read is as it was."""
+        now = kernel.learned
+        if self.learned is now:
+            return True
+        read = [entry for name, entry in self.learned.items() if name in now and (entry.is_data or not entry.is_source)]
+        return all(now[entry.name].decisive == entry.decisive for entry in read)
+
+
 class Admission:
     """Answers whether spaces hold configs: :meth:`known` at once, :meth:`ask` with a worker where it takes one."""
 
@@ -72,7 +98,7 @@ class Admission:
         self._fleet = fleet
         self._store = store
         self._deadlines = deadlines
-        self._verdicts: dict[_Question, bool] = {}
+        self._verdicts: dict[_Question, _Answer] = {}
         self._loaded: set[tuple[str, str]] = set()
 
     def __len__(self) -> int:
@@ -85,13 +111,14 @@ class Admission:
             return declared
         space = space_digest(kernel)
         question = _Question(kernel.name, space, canonical(problem), canonical(config))
-        verdict = self._verdicts.get(question)
-        if verdict is None and (kernel.name, space) not in self._loaded:
+        answer = self._verdicts.get(question)
+        if answer is None and (kernel.name, space) not in self._loaded:
             self._loaded.add((kernel.name, space))
             for stored in self._store.admissions.of(kernel.name, space):
-                self._remember(_Question(kernel.name, space, stored.problem, stored.config), stored.admitted)
-            verdict = self._verdicts.get(question)
-        return verdict
+                known = _Question(kernel.name, space, stored.problem, stored.config)
+                self._remember(known, _Answer(stored.admitted, kernel.learned))
+            answer = self._verdicts.get(question)
+        return answer.admitted if answer is not None and answer.holds(kernel) else None
 
     async def ask(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> list[bool]:
         """Return whether the space holds each config, asking a worker about those that are not known.
@@ -132,19 +159,21 @@ class Admission:
         space, text = space_digest(kernel), canonical(problem)
         for config in configs:
             if declared_verdict(kernel, config) is None:
-                self._remember(_Question(kernel.name, space, text, canonical(config)), admitted)
+                self._remember(
+                    _Question(kernel.name, space, text, canonical(config)), _Answer(admitted, kernel.learned)
+                )
 
-    def _remember(self, question: _Question, admitted: bool) -> None:
+    def _remember(self, question: _Question, answer: _Answer) -> None:
         if len(self._verdicts) >= MAX_REMEMBERED:
             self._verdicts.clear()
             self._loaded.clear()
-        self._verdicts[question] = admitted
+        self._verdicts[question] = answer
 
     async def _save(self, kernel: KernelInfo, problem: Problem, configs: Iterable[Config]) -> None:
         space, text = space_digest(kernel), canonical(problem)
         asked = [canonical(config) for config in configs if declared_verdict(kernel, config) is None]
         found = {config: self._verdicts.get(_Question(kernel.name, space, text, config)) for config in asked}
-        verdicts = [Verdict(text, config, admitted) for config, admitted in found.items() if admitted is not None]
+        verdicts = [Verdict(text, config, answer.admitted) for config, answer in found.items() if answer is not None]
         if not verdicts:
             return
         try:

@@ -91,11 +91,14 @@ def load_file(path: Path, root: Path, backends: Collection[str] | None = None) -
 def load_unless_held(path: Path, root: Path, digests: Mapping[Path, str]) -> Loaded:
     """Return a kernel file as this process has loaded it, if that was from the bytes of ``digests``; else load it.
 
+    Its code may have kept what it read of a data file, too.
+
     Raises:
         FreshProcessNeeded: as :func:`load_file`.
     """
     path = lexical(path)
-    if _last is not None and _last.path == path and OBSERVER.holds(path, digests):
+    is_read = all(digests.get(place, digest) == digest for place, digest in ACCESSES.files.items())
+    if _last is not None and _last.path == path and is_read and OBSERVER.holds(path, digests):
         return _last
     return load_file(path, root)
 

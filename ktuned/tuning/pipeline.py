@@ -84,6 +84,7 @@ class Pipeline:
         self._prior_fault = ""
         self._first_failure = ""
         self._opening = Opening(())
+        self._was_offered = False
         self._lead = SharedLead(objective=work.objective)
         self._has_winner = False
         self._tried: list[requests.Tried] = []
@@ -148,6 +149,7 @@ class Pipeline:
                 self._lead = await self._shared_lead()
                 await self._try_all()
                 await self._acquit()
+                self._pass_over()
                 if self._opening.is_over:
                     await final_round.run(is_judged=not self._dissent.is_default_doubtful)
                 # A lane that is not open yet was not needed.
@@ -238,6 +240,7 @@ class Pipeline:
                 answer = await self._ask_some(exploring, most)
                 asked += len(answer.proposals)
                 await self._admit(answer.proposals, channel)
+                self._was_offered |= answer.finished or asked > len(order.first)
                 if answer.finished:
                     break
                 if lead:
@@ -298,6 +301,13 @@ class Pipeline:
             return Opening(())
         served = served_configs(before, near, kernel.default, lambda config: verdicts[canonical(config)])
         return Opening(served, self._known_outcome)
+
+    def _pass_over(self) -> None:
+        """Wait no more for served configs that should have come first and did not: the walked space lacks them."""
+        while self._was_offered and (config := self._opening.waits_for) is not None:
+            if self._store.known_trial(self.work.context, config) is not None:
+                return
+            self._opening.end(config, Outcome.UNSUPPORTED)
 
     def _known_outcome(self, config: Config) -> Outcome | None:
         known = self._store.known_trial(self.work.context, config)

@@ -11,6 +11,7 @@ from ktuned.catalog.admission import Admission, completed, declared_verdict, spa
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import ProjectName
 from ktuned.model.plan import Plan
+from ktuned.model.trace import Observation
 from ktuned.model.values import Config
 from tests.assembled import Parts, kernel_text
 
@@ -103,3 +104,17 @@ async def test_a_constraint_that_raises_admits_nothing(parts: Parts) -> None:
     with pytest.raises(Exception, match="changed after it was inspected"):
         await admission.ask(kernel, {"n": 2}, [{"us": 10.0}])
     assert admission.known(kernel, {"n": 2}, {"us": 10.0}) is None
+
+
+@pytest.mark.anyio
+async def test_a_verdict_holds_as_long_as_what_the_code_reads(parts: Parts) -> None:
+    """A data file that a constraint may read has changed: it is asked again; what was learned since changes nothing."""
+    kernel = await parts.inspect(kernel_text(configs=CONSTRAINED))
+    admission = parts.daemon.admission
+    limit, other = Observation("limit.txt", "aa", is_data=True), Observation("one.h", "bb", is_source=True)
+    read = replace(kernel, learned={limit.name: limit, other.name: other})
+    admission.note(read, {"n": 15}, [{"us": 10.0}])
+    since = {**read.learned, "new.txt": Observation("new.txt", "cc"), other.name: replace(other, digest="dd")}
+    assert admission.known(replace(read, learned=since), {"n": 15}, {"us": 10.0}) is True
+    changed = {**since, limit.name: replace(limit, digest="ee")}
+    assert admission.known(replace(read, learned=changed), {"n": 15}, {"us": 10.0}) is None

@@ -102,6 +102,24 @@ def test_data_that_the_reference_reads_is_watched(daemon: Daemon) -> None:
     assert any("weights.bin" in name for name in daemon.client.call("kernels")["kernels"][0]["learned"])
 
 
+def test_data_that_a_constraint_reads_decides_what_is_served(daemon: Daemon) -> None:
+    """An edit of the data alone takes the winner's config out of the space, for this problem and for near ones."""
+    data = daemon.directory / "least.txt"
+    data.write_text("0")
+    where = f"where=lambda p, c: c.us > float(pathlib.Path({str(data)!r}).read_text())"
+    path = daemon.kernel_file("import pathlib\n" + _text().replace("])", f"], {where})", 1))
+    _, (job,) = daemon.tune(path=str(path))
+    assert job["done"] == 2
+
+    def us(n: int) -> object:
+        config = daemon.client.call("lookup", kernel="it", problem={"n": n}, tune=False)["config"]
+        return None if config is None else config["us"]
+
+    daemon.until(lambda: [us(64), us(128)] == [300.0, 300.0], "the winner, for a near problem too")
+    data.write_text("500")
+    daemon.until(lambda: [us(64), us(128)] == [900.0, 900.0], "the config that is left")
+
+
 def test_what_a_child_process_decides_is_not_fresh(daemon: Daemon) -> None:
     """A kernel that starts a child process is stale, queues nothing and says why; declared files make it fresh."""
     path = _reading(daemon, "subprocess.run(['true'])")
