@@ -42,6 +42,9 @@ SILENCE_S: Final = 20.0
 SOUND_S: Final = 30.0
 """A process that has lived for so long starts again without a pause."""
 
+CLOSE_S: Final = 2.5
+"""Time for services to let go of what they hold elsewhere when the daemon ends; then the process is killed."""
+
 REAP_S: Final = 2.0
 """Time for a killed process to be gone when the daemon ends."""
 
@@ -81,7 +84,7 @@ class Bridge:
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
-        """Let calls start the process; on leaving, it is killed and has ended."""
+        """Let calls start the process; on leaving, it has ended: by itself, or it is killed."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             try:
@@ -91,10 +94,14 @@ class Bridge:
                 tasks.cancel_scope.cancel()
                 process = self._process
                 if process is not None:
-                    process.kill()
-                    with anyio.CancelScope(shield=True), anyio.move_on_after(REAP_S):
-                        await process.gone.wait()
-                        await anyio.to_thread.run_sync(warden.sweep, process.mark)
+                    with anyio.CancelScope(shield=True):
+                        process.end_soon()
+                        with anyio.move_on_after(CLOSE_S):
+                            await process.gone.wait()
+                        process.kill()
+                        with anyio.move_on_after(REAP_S):
+                            await process.gone.wait()
+                            await anyio.to_thread.run_sync(warden.sweep, process.mark)
 
     @property
     def pid(self) -> int | None:

@@ -32,6 +32,7 @@ class BridgeProcess(asyncio.Protocol):
         self.started = monotonic()
         self.gone = anyio.Event()
         self.end = ""
+        self._is_ending = False
         self._process = process
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
@@ -69,13 +70,20 @@ class BridgeProcess(asyncio.Protocol):
             self.kill(f"it sent what is no answer: {error}")
 
     def _send(self, data: bytes) -> None:
-        if self._transport is None or self._transport.is_closing():
+        if self._transport is None or self._transport.is_closing() or self._is_ending:
             raise BridgeDown(self._down())
         self._transport.write(data)
 
     def _on_output(self) -> None:
         if not self._tail.read_some():
             self._loop.remove_reader(self._tail.fd)
+
+    def end_soon(self) -> None:
+        """Have it let go of what it holds, and end."""
+        if self._transport is not None and not self._transport.is_closing():
+            self.end = "the daemon is ending"
+            self._is_ending = True
+            self._transport.write_eof()
 
     def kill(self, why: str = "") -> None:
         """SIGKILL the process and its group."""

@@ -127,6 +127,10 @@ async def test_a_laptop_joins_through_the_client_server(
         assert (job["state"], _measured(parts)) == ("done", ALL)
         (keeper,) = nodes.below("n1", "ktuned.fleet.keeper")
         assert psutil.Process(keeper).environ()["OF_THE_RUNTIME_ENV"] == "yes"
+        leases = [psutil.Process(pid) for pid in nodes.below("n1", "LeaseActor")]
+        assert leases
+    # The client's server would keep them for 30 s.
+    assert psutil.wait_procs(leases, timeout=10)[1] == []
 
 
 async def test_a_real_kernel_is_tuned_over_the_cluster(
