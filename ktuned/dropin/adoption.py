@@ -58,8 +58,11 @@ class Adopted:
 
     @property
     def digest(self) -> str:
-        """The digest of all of this, and of the interpreter: another one is another kernel."""
-        return digest(json.dumps([self.fields(), sys.executable], sort_keys=True))
+        """The digest of all of this, the same in the application and in a worker that imports the kernel file.
+
+        The interpreter is in the project's name: a worker may be run by another of its names.
+        """
+        return digest(json.dumps(self.fields(), sort_keys=True))
 
     @property
     def function(self) -> str:

@@ -74,6 +74,11 @@ BAD = {
 NOISE = 0.05
 TAKE_OVER_S = 0.5
 
+MANY_S = 1.0
+"""The same after more faults in a row than there are spares: a new worker takes a second to import what it needs."""
+
+IN_A_ROW = 3
+
 
 def _configs() -> list[dict[str, Any]]:
     hoard = {"tag": "HOARD", "fault": "NONE", "repeat": 1, "hoard": 1}
@@ -132,7 +137,8 @@ def test_gpu_faults(tmp_path: Path, row: Row) -> None:
         assert max(map(abs, off.values())) <= NOISE
         assert (lane["state"], lane["reason"]) == ("ready", "")
         hung = found["ENDLESS"]
-        assert max(back_s.values()) <= TAKE_OVER_S
+        assert max(back_s.values()) <= MANY_S
+        assert sum(seconds > TAKE_OVER_S for seconds in back_s.values()) <= max(0, len(back_s) - IN_A_ROW)
         assert hung["lane_s"] <= hung["detail"]["after_s"] + TAKE_OVER_S
     finally:
         assert daemon.stop() == os.EX_OK

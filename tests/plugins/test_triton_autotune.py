@@ -462,6 +462,15 @@ class TestAdoption:
         results = list(Triton().compile(units, tmp_path))
         assert [result.message for result in results if result.outcome is not None] == []
 
+    def test_another_name_of_the_interpreter_is_the_same_kernel(
+        self, request_made: Request, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The application may run as python3, and the worker that imports the kernel file as python."""
+        name, project = request_made.adopted.name, request_made.adopted.project
+        monkeypatch.setattr(sys, "executable", str(Path(sys.executable).with_name("python3.99")))
+        assert request_made.adopted.name == name
+        assert request_made.adopted.project != project
+
     def test_writing_it_again_changes_nothing(self, request_made: Request, tmp_path: Path) -> None:
         """Processes write at the same time, and a save would tune again."""
         file = request_made.adopted.write(tmp_path)
