@@ -34,7 +34,7 @@ from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.compile import unit_of
 from ktuned.worker.contention import CpuWatch, GpuWatch
 from ktuned.worker.core_count import CountedLaunch
-from ktuned.worker.cuda_timer import EVENTS, CudaTimer
+from ktuned.worker.cuda_timer import EVENTS, GRAPH, CudaTimer
 from ktuned.worker.default_run import DefaultRun
 from ktuned.worker.energy import EnergyMeter
 from ktuned.worker.energy_trace import CounterStopped, Energy
@@ -390,20 +390,26 @@ class Bench:
         return replies.Empty()
 
     def time_reference(self, request: requests.TimeReference, reply: Reply) -> replies.Measurement:
-        """Time the reference function by the same timer as the kernels; without one there is no latency."""
+        """Time the reference function by the same timer as the kernels; without one there is no latency.
+
+        Nor is there one where configs are timed in a graph, and the reference has operations that cannot be captured:
+        warm launches are not compared with cold ones.
+        """
         opened = self._opened()
         reply.phase(Phase.REFERENCE)
         reference = opened.data.reference_launch()
         if reference is None:
             return replies.Measurement(None)
+        timer = opened.timer
+        in_graph = isinstance(timer, CudaTimer) and timer.method == GRAPH
+        if in_graph and opened.data.restores:
+            # As the configs are: what has to be restored before each launch is in no graph.
+            timer, in_graph = CudaTimer(opened.device.name, EVENTS), False
         watch = _watch(opened.device, request.judge_contention)
         try:
-            timing = opened.timer.time(reference, request.preset)
+            timing = timer.time(reference, request.preset)
         except Exception as error:
-            if not isinstance(opened.timer, CudaTimer) or opened.timer.method == EVENTS:
-                return raised(error, Phase.REFERENCE)
-            # Some of torch's operations cannot be captured in a graph.
-            timing = CudaTimer(opened.device.name, EVENTS).time(reference, request.preset)
+            return replies.Measurement(None) if in_graph else raised(error, Phase.REFERENCE)
         if watch is not None and watch.is_contended(timing.samples):
             return contended(opened.device, Phase.REFERENCE)
         return from_timing(timing)

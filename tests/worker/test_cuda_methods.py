@@ -11,8 +11,11 @@ from typing import Any
 
 import pytest
 
+from ktuned.backends import Registry
+from ktuned.ipc import Places, requests
 from ktuned.model import PRESETS
 from ktuned.worker import cuda_timer
+from ktuned.worker.bench import Bench
 from ktuned.worker.cuda_timer import EVENTS, GRAPH, CudaTimer
 from ktuned.worker.race import Ending
 
@@ -129,3 +132,35 @@ def test_a_graphs_median_is_known_as_well_as_a_graph_can_tell(monkeypatch: pytes
     assert timing.ending is Ending.KNOWN
     low, high = timing.samples.interval_us
     assert high - low <= 2 * max(0.01 * timing.samples.median_us, 0.5 / cuda_timer.GRAPH_LAUNCHES)
+
+
+@pytest.mark.parametrize(
+    ("method", "restores", "fails", "expected_us"),
+    [
+        (GRAPH, False, False, WARM_US),
+        (GRAPH, True, False, COLD_US),
+        (GRAPH, False, True, None),
+        (EVENTS, True, False, COLD_US),
+    ],
+    ids=["graph", "setup", "not-captured", "events"],
+)
+def test_a_reference_is_timed_as_its_kernel_is(
+    monkeypatch: pytest.MonkeyPatch, method: str, restores: bool, fails: bool, expected_us: float | None
+) -> None:
+    """Cold where what has to be restored is in no graph; without a figure where it cannot be captured itself."""
+    gpu = Gpu(monkeypatch, 1.0)
+    monkeypatch.setitem(sys.modules, "torch", gpu)
+
+    def reference() -> None:
+        if fails and gpu.is_capturing:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        gpu.launch()
+
+    bench = Bench(Registry(), Places({}, "", "", ""))
+    data = SimpleNamespace(restores=restores, reference_launch=lambda: reference)
+    device = SimpleNamespace(name="cuda:0", kind="cuda")
+    monkeypatch.setattr(bench, "_open", SimpleNamespace(data=data, timer=CudaTimer("cuda:0", method), device=device))
+    request = requests.TimeReference(PRESETS["default"], judge_contention=False)
+    reply: Any = SimpleNamespace(phase=lambda phase: None)
+    measured = bench.time_reference(request, reply)
+    assert measured.latency_us == (None if expected_us is None else pytest.approx(expected_us, rel=0.3))
