@@ -6,8 +6,9 @@ remembered by the digest of the space, and stored, so that the next daemon serve
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import structlog
 
@@ -76,18 +77,28 @@ class _Question(NamedTuple):
 
 
 class _Answer(NamedTuple):
-    """A verdict, and what was learned of its kernel by then: the space's code may have read some of it."""
+    """A verdict, and the digests of what Python code was known to read by then: the space's code may have read some.
+
+    ``seen`` is what was learned of the kernel in all, by which most are known to hold at once.
+    """
 
     admitted: bool
-    learned: Mapping[str, Observation]
+    read: Mapping[str, str]
+    seen: Mapping[str, Observation] | None = None
+
+    @classmethod
+    def now(cls, kernel: KernelInfo, *, admitted: bool) -> Self:
+        """Return a verdict that stands on what is known of a kernel."""
+        learned = kernel.learned
+        read = {name: one.decisive for name, one in learned.items() if one.is_data or not one.is_source}
+        return cls(admitted, read, learned)
 
     def holds(self, kernel: KernelInfo) -> bool:
-        """Return whether all that Python code was known to read is as it was."""
+        """Return whether all of that is as it was."""
         now = kernel.learned
-        if self.learned is now:
-            return True
-        read = [entry for name, entry in self.learned.items() if name in now and (entry.is_data or not entry.is_source)]
-        return all(now[entry.name].decisive == entry.decisive for entry in read)
+        return self.seen is now or all(
+            now[name].decisive == digest for name, digest in self.read.items() if name in now
+        )
 
 
 class Admission:
@@ -116,7 +127,7 @@ class Admission:
             self._loaded.add((kernel.name, space))
             for stored in self._store.admissions.of(kernel.name, space):
                 known = _Question(kernel.name, space, stored.problem, stored.config)
-                self._remember(known, _Answer(stored.admitted, kernel.learned))
+                self._remember(known, _Answer(stored.admitted, json.loads(stored.read)))
             answer = self._verdicts.get(question)
         return answer.admitted if answer is not None and answer.holds(kernel) else None
 
@@ -157,11 +168,10 @@ class Admission:
 
     def _note(self, kernel: KernelInfo, problem: Problem, configs: Iterable[Config], *, admitted: bool) -> None:
         space, text = space_digest(kernel), canonical(problem)
+        answer = _Answer.now(kernel, admitted=admitted)
         for config in configs:
             if declared_verdict(kernel, config) is None:
-                self._remember(
-                    _Question(kernel.name, space, text, canonical(config)), _Answer(admitted, kernel.learned)
-                )
+                self._remember(_Question(kernel.name, space, text, canonical(config)), answer)
 
     def _remember(self, question: _Question, answer: _Answer) -> None:
         if len(self._verdicts) >= MAX_REMEMBERED:
@@ -173,7 +183,11 @@ class Admission:
         space, text = space_digest(kernel), canonical(problem)
         asked = [canonical(config) for config in configs if declared_verdict(kernel, config) is None]
         found = {config: self._verdicts.get(_Question(kernel.name, space, text, config)) for config in asked}
-        verdicts = [Verdict(text, config, answer.admitted) for config, answer in found.items() if answer is not None]
+        verdicts = [
+            Verdict(text, config, answer.admitted, canonical(answer.read))
+            for config, answer in found.items()
+            if answer is not None
+        ]
         if not verdicts:
             return
         try:

@@ -17,11 +17,15 @@ MAX_VERDICTS = 10_000
 
 
 class Verdict(NamedTuple):
-    """One verdict; ``problem`` (the whole one) and ``config`` are canonical texts."""
+    """One verdict; ``problem`` (the whole one) and ``config`` are canonical texts.
+
+    It holds for what the space's code may have ``read``: digests by name, as canonical text.
+    """
 
     problem: str
     config: str
     admitted: bool
+    read: str = "{}"
 
 
 class Admissions:
@@ -34,9 +38,9 @@ class Admissions:
     def of(self, kernel: str, space: str) -> list[Verdict]:
         """Return what is known of a kernel's space."""
         return [
-            Verdict(problem, config, bool(admitted))
-            for problem, config, admitted in self._reader.rows(
-                "SELECT problem, config, admitted FROM admissions WHERE kernel = ? AND space = ?", kernel, space
+            Verdict(problem, config, bool(admitted), read)
+            for problem, config, admitted, read in self._reader.rows(
+                "SELECT problem, config, admitted, read FROM admissions WHERE kernel = ? AND space = ?", kernel, space
             )
         ]
 
@@ -49,7 +53,8 @@ class Admissions:
             if count + len(verdicts) > MAX_VERDICTS:
                 connection.execute("DELETE FROM admissions WHERE kernel = ?", (kernel,))
             connection.executemany(
-                "INSERT OR REPLACE INTO admissions (kernel, space, problem, config, admitted) VALUES (?, ?, ?, ?, ?)",
+                "INSERT OR REPLACE INTO admissions (kernel, space, problem, config, admitted, read) "
+                "VALUES (?, ?, ?, ?, ?, ?)",
                 [(kernel, space, *verdict) for verdict in verdicts[:MAX_VERDICTS]],
             )
 

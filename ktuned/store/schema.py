@@ -161,6 +161,7 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             PRIMARY KEY (trial_id, objective, storage)
         ) WITHOUT ROWID""",
     ),
+    ("ALTER TABLE admissions ADD COLUMN read TEXT NOT NULL DEFAULT '{}'",),
 )
 """Statements that lead from each version (the position) to the next; what has been released never changes."""
 

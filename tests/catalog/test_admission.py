@@ -108,13 +108,20 @@ async def test_a_constraint_that_raises_admits_nothing(parts: Parts) -> None:
 
 @pytest.mark.anyio
 async def test_a_verdict_holds_as_long_as_what_the_code_reads(parts: Parts) -> None:
-    """A data file that a constraint may read has changed: it is asked again; what was learned since changes nothing."""
+    """A data file that a constraint may read has changed: it is asked again, also by the next daemon; what was learned
+    since changes nothing.
+    """
     kernel = await parts.inspect(kernel_text(configs=CONSTRAINED))
     admission = parts.daemon.admission
     limit, other = Observation("limit.txt", "aa", is_data=True), Observation("one.h", "bb", is_source=True)
     read = replace(kernel, learned={limit.name: limit, other.name: other})
     admission.note(read, {"n": 15}, [{"us": 10.0}])
+    await admission.keep(read, {"n": 15}, {"us": 10.0})
     since = {**read.learned, "new.txt": Observation("new.txt", "cc"), other.name: replace(other, digest="dd")}
-    assert admission.known(replace(read, learned=since), {"n": 15}, {"us": 10.0}) is True
     changed = {**since, limit.name: replace(limit, digest="ee")}
-    assert admission.known(replace(read, learned=changed), {"n": 15}, {"us": 10.0}) is None
+    the_next = [Admission(parts.catalog, None, parts.store, parts.deadlines) for _ in range(2)]  # type: ignore[arg-type]
+    for one, learned, expected in ((admission, since, True), (admission, changed, None)):
+        assert one.known(replace(read, learned=learned), {"n": 15}, {"us": 10.0}) is expected
+    # Edited while no daemon ran.
+    for one, learned, expected in ((the_next[0], since, True), (the_next[1], changed, None)):
+        assert one.known(replace(read, learned=learned), {"n": 15}, {"us": 10.0}) is expected
