@@ -316,7 +316,7 @@ def edit_comment(stage: Stage, client: Client, job: Mapping[str, Any]) -> None:
     until(lambda: look_up(client, job)["status"] == "fresh", "the winner to be fresh beside a new comment")
     if jobs(client) != [job]:
         raise DemoFailed("a comment made ktuned tune again")
-    print(f"The daemon has read the saved file. There is no new job, and the winner is still {status}.")
+    print("The daemon has read the saved file. There is no new job, and the winner is still fresh.")
 
 
 def edit_code(stage: Stage, client: Client, job: Mapping[str, Any], retune_s: float) -> None:
