@@ -12,7 +12,7 @@ from ktuned.model import Config, canonical, median
 from ktuned.team.objects import SharedWinner
 
 HOLDS_WITHIN: Final = 1.10
-"""A shared config needs no search if it costs at most this many times here what it costs where it was found."""
+"""A shared config needs no search if it costs here what it costs where it was found, within this factor either way."""
 
 BETTER_BY: Final = 0.97
 """A shared config is tried beside a fresh winner of ours if it costs less than this part of ours: less is noise."""
@@ -43,8 +43,11 @@ def candidates(shared: Iterable[SharedWinner]) -> list[Candidate]:
 
 
 def holds(shared_cost: float, cost: float | None) -> bool:
-    """Return whether a shared config is as good here as it was there; ``None`` for one that was not measured."""
-    return cost is not None and cost <= HOLDS_WITHIN * shared_cost
+    """Return whether a shared config costs here what it did there; ``None`` for one that was not measured.
+
+    One that is far faster here says nothing of its search: the figure that it won by was another.
+    """
+    return cost is not None and shared_cost / HOLDS_WITHIN <= cost <= HOLDS_WITHIN * shared_cost
 
 
 class Action(Enum):
