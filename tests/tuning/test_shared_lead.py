@@ -41,7 +41,7 @@ def test_the_shared_config_comes_first_and_once() -> None:
     assert (empty.configs, empty.ends_job, empty.words()) == ((), False, "")
 
 
-@pytest.mark.parametrize(("latency_us", "ends"), [(50.0, True), (110.0, True), (111.0, False)])
+@pytest.mark.parametrize(("latency_us", "ends"), [(50.0, False), (91.0, True), (110.0, True), (111.0, False)])
 def test_a_config_that_holds_ends_the_job(latency_us: float, ends: bool) -> None:
     """Within a tenth of the shared figure; the words have both figures in either case."""
     found = lead(latency_us=latency_us)
