@@ -190,8 +190,9 @@ class Race:
         if len(self.samples) < FEWEST_FOR_CI and not self._noise.knows(len(self.samples), MISSED):
             return False
         low_us, high_us = self.interval_us
-        ci_us = (high_us - low_us) / 2
-        return ci_us <= max(RELATIVE_CI * self.samples.median_us, self._resolution_us)
+        median_us = self.samples.median_us
+        # A clock that mostly reports nothing will not report more of it.
+        return not median_us or (high_us - low_us) / 2 <= max(RELATIVE_CI * median_us, self._resolution_us)
 
     @property
     def interval_us(self) -> tuple[float, float]:

@@ -61,19 +61,6 @@ class Samples:
         low = _rank(len(self.sorted_us))
         return self.sorted_us[low], self.sorted_us[-1 - low]
 
-    @property
-    def ci_us(self) -> float:
-        """Half the width of :attr:`interval_us`; infinite when there are too few samples."""
-        if len(self.sorted_us) < FEWEST_FOR_CI:
-            return math.inf
-        low, high = self.interval_us
-        return (high - low) / 2
-
-    @property
-    def relative_ci(self) -> float:
-        """:attr:`ci_us` relative to the median; infinite when there are too few samples."""
-        return self.ci_us / self.median_us if self.median_us else 0.0
-
 
 @cache
 def _rank(n: int) -> int:

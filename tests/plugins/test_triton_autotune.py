@@ -32,10 +32,10 @@ from ktuned_triton.adoption import Request
 from ktuned_triton.call import evaluate, jitted, key_of, knobs
 from ktuned_triton.hooks import hooked
 from tests.e2e.harness import running
+from tests.fake_tunings import FakeTunings
 from tests.plugins.triton_app import kernels
 from tests.plugins.triton_calls import (
     SIZE,
-    FakeTunings,
     call,
     grid,
     launched,

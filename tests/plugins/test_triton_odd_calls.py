@@ -25,10 +25,10 @@ from ktuned.dropin import Best, Tunings, account
 from ktuned_client import DaemonError
 from ktuned_triton import autotune, autotuner
 from ktuned_triton.call import evaluation_digest, jitted
+from tests.fake_tunings import FakeTunings
 from tests.plugins.triton_app import kernels
 from tests.plugins.triton_calls import (
     SIZE,
-    FakeTunings,
     call,
     grid,
     launched,

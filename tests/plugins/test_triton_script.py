@@ -15,7 +15,8 @@ from ktuned.spec.loader import load_file
 from ktuned_triton import Triton
 from ktuned_triton.call import LeftAlone, jitted
 from ktuned_triton.script import module_of
-from tests.plugins.triton_calls import FakeTunings, left_to_triton, tunings
+from tests.fake_tunings import FakeTunings
+from tests.plugins.triton_calls import left_to_triton, tunings
 
 __all__ = ["left_to_triton", "tunings"]
 

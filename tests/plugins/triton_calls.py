@@ -7,46 +7,14 @@ import torch
 import triton
 from triton.runtime.autotuner import Autotuner
 
-from ktuned.dropin import Best
 from ktuned.model.values import canonical
 from ktuned_triton import autotune, autotuner
 from ktuned_triton.adoption import Request
 from ktuned_triton.call import evaluate, jitted, key_of
+from tests.fake_tunings import FakeTunings
 from tests.plugins.triton_app import kernels
 
 SIZE = 1 << 12
-
-
-class FakeTunings:
-    """A daemon that knows what a test says, and keeps what it is asked."""
-
-    def __init__(self) -> None:
-        self.known: Best | None = None
-        self.runs = True
-        self.goes_on = False
-        self.asked: list[tuple[Request, Any]] = []
-        self.waited: list[Request] = []
-
-    def best(self, request: Request) -> Best | None:
-        """Return what the test says."""
-        return self.known
-
-    def is_open(self, request: Request) -> bool:
-        """Return whether the test's tuning goes on."""
-        return self.goes_on
-
-    def has_daemon(self) -> bool:
-        """Return whether the test has a daemon."""
-        return self.runs
-
-    def ask(self, request: Request, upgrade: Any) -> None:
-        """Keep a request."""
-        self.asked.append((request, upgrade))
-
-    def wait(self, request: Request) -> Best | None:
-        """Finish a tuning at once."""
-        self.waited.append(request)
-        return self.known
 
 
 @pytest.fixture

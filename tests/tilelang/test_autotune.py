@@ -21,41 +21,11 @@ from ktuned_client import Client
 from ktuned_tilelang import AutoTuner, autotune, tuning
 from ktuned_tilelang.elaboration import elaborate
 from tests.e2e.harness import Daemon
+from tests.fake_tunings import FakeTunings
 from tests.tilelang import app
 
 STAND_IN = Path(__file__).parent / "stand_in"
 TEXT = {block: f'{{"block":{block}}}' for block in (128, 512)}
-
-
-class FakeTunings:
-    """A daemon that knows what a test says, and keeps what it is asked."""
-
-    def __init__(self) -> None:
-        self.known: Best | None = None
-        self.runs = True
-        self.asked: list[tuple[Any, Any]] = []
-        self.waited: list[Any] = []
-
-    def best(self, request: Any) -> Best | None:
-        """Return what the test says."""
-        return self.known
-
-    def is_open(self, request: Any) -> bool:
-        """Return that no tuning goes on."""
-        return False
-
-    def has_daemon(self) -> bool:
-        """Return whether the test has a daemon."""
-        return self.runs
-
-    def ask(self, request: Any, upgrade: Any) -> None:
-        """Keep a request."""
-        self.asked.append((request, upgrade))
-
-    def wait(self, request: Any) -> Best | None:
-        """Finish a tuning at once."""
-        self.waited.append(request)
-        return self.known
 
 
 class FakeKernel:

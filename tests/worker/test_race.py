@@ -45,11 +45,12 @@ def end(
         ([], 9.0, None),
         ([1.0] * 9, LONG_ENOUGH_S, None),
         ([1.0] * 10, LONG_ENOUGH_S, Ending.KNOWN),
+        ([0.0] * 9 + [1.0], LONG_ENOUGH_S, Ending.KNOWN),
         ([*range(1, 31)], LONG_ENOUGH_S, None),
         ([*range(1, 31)], 1.0, Ending.OUT_OF_TIME),
         ([5.0], 1.0, Ending.OUT_OF_TIME),
     ],
-    ids=["none", "none-late", "too-few", "known", "unknown", "unknown-late", "one-late"],
+    ids=["none", "none-late", "too-few", "known", "zero", "unknown", "unknown-late", "one-late"],
 )
 def test_alone_it_ends_when_the_median_is_known_or_time_is_up(
     values: list[float], elapsed_s: float, expected: Ending | None
