@@ -35,7 +35,7 @@ from ktuned.model import (
     cost_of,
 )
 from ktuned.scheduling.jobs import Jobs
-from ktuned.scheduling.team_link import TeamDown, TeamLink
+from ktuned.scheduling.team_link import TeamDown, TeamLink, Use
 from ktuned.scheduling.team_winners import TeamWinners
 from ktuned.store import Artifacts, Store
 from ktuned.team import (
@@ -130,7 +130,7 @@ class TeamExchange:
             TeamDown: the storage cannot be used now; what was sent is noted.
             StoreError: that cannot be recorded.
         """
-        return await self.publish(time())
+        return await self.publish(time(), seen_before=time())
 
     def counts(self) -> tuple[int, int]:
         """Return how many of the present winners the storage has, and how many it does not have yet."""
@@ -143,16 +143,16 @@ class TeamExchange:
             tasks.start_soon(self._look_always)
 
     async def _publish_always(self) -> None:
-        left_before = self._began
+        looked_up_before = self._began
         while True:
             settings = self._link.settings
             try:
                 if settings.is_on and not settings.read_only:
-                    await self.publish(left_before)
-                    left_before = 0.0
+                    await self.publish(looked_up_before, seen_before=looked_up_before)
+                    looked_up_before = 0.0
                 await self._link.await_winner()
             except TeamDown:
-                await anyio.sleep(max(self._link.pause_s, MIN_PAUSE_S))
+                await anyio.sleep(max(self._link.pause_s(Use.READ, Use.WRITE), MIN_PAUSE_S))
             except StoreError as error:
                 _log.warning("team_not_recorded", reason=error.message)
                 await anyio.sleep(RETRY_S)
@@ -165,13 +165,14 @@ class TeamExchange:
                     await self.look_around()
                 except (TeamDown, StoreError) as error:
                     _log.info("team_not_looked_at", reason=error.message)
-                wait_s = self._link.pause_s or self._link.settings.pull_s
+                wait_s = self._link.pause_s(Use.READ) or self._link.settings.pull_s
             await self._link.await_change(wait_s)
 
-    async def publish(self, left_before: float) -> int:
+    async def publish(self, left_before: float, *, seen_before: float = 0.0) -> int:
         """Publish what the storage lacks; return how many winners that were.
 
-        Those that were left out before ``left_before`` (Unix seconds) are looked at again.
+        Those that were left out before ``left_before`` (Unix seconds), and those that were last seen there before
+        ``seen_before``, are looked at again.
 
         Raises:
             TeamDown: the storage cannot be used now; what was sent is noted.
@@ -182,39 +183,49 @@ class TeamExchange:
         async with self._publishing:
             await self._store.published.tidy()
             # Half way to its removal a winner that still holds is sent again.
-            there_before = time() - settings.retention_s / 2 if settings.retention_s else 0.0
+            half_way = time() - settings.retention_s / 2 if settings.retention_s else 0.0
             while part := self._store.published.due(
-                settings.identity, there_before=there_before, left_before=left_before, limit=PART
+                settings.identity, there_before=max(half_way, seen_before), left_before=left_before, limit=PART
             ):
                 for name in dict.fromkeys(winner.context.kernel for winner in part):
                     mine = [winner for winner in part if winner.context.kernel == name]
-                    count += await self._publish_of(name, mine, settings.identity)
+                    # A clock that is set back must not have the same ones looked at again and again.
+                    now = max(time(), left_before, seen_before)
+                    count += await self._publish_of(name, mine, settings.identity, half_way, now)
             if count and time() - self._swept > SWEEP_EVERY_S:
-                swept = await self._link.sweep()
-                self._swept = time()
-                _log.info("team_store_swept", removed=swept.removed, left=swept.left, bytes=swept.left_bytes)
+                await self._sweep()
         return count
 
-    async def _publish_of(self, name: str, winners: Sequence[Winner], storage: str) -> int:
+    async def _sweep(self) -> None:
+        """Sweep the storage; if that is refused there is a notice, and what was published is there nevertheless."""
+        self._swept = time()
+        try:
+            swept = await self._link.sweep()
+        except TeamDown as error:
+            _log.info("team_store_not_swept", reason=error.message)
+            return
+        _log.info("team_store_swept", removed=swept.removed, left=swept.left, bytes=swept.left_bytes)
+
+    async def _publish_of(self, name: str, winners: Sequence[Winner], storage: str, half_way: float, now: float) -> int:
         places = {winner.trial: place for winner in winners if (place := self._place_of(name, winner)) is not None}
         if places:
             await self._look([*places.values()])
         sent = 0
         for due in winners:
             # Matching may learn names, which renames contexts.
-            known = await self._matching(places[due.trial]) if due.trial in places else []
+            known = await self._matching(places[due.trial], half_way) if due.trial in places else []
             winner = self._store.winner(due.key) or due
             place = self._place_of(name, winner)
             shared = None if place is None else self._shared(winner, place)
             if place is None or shared is None:
-                await self._store.published.note(storage, [due], is_there=False, now=time())
+                await self._store.published.note(storage, [due], is_there=False, now=now)
                 continue
             if is_published(self._decided(winner, place), shared.cost, winner.config, known):
                 shared = replace(shared, artifact=await self._store_artifact(winner))
                 await self._link.store(*write_object(shared, self._address(place)))
                 _log.info("team_published", kernel=name, problem=winner.context.problem, config=dict(winner.config))
                 sent += 1
-            await self._store.published.note(storage, [due], is_there=True, now=time())
+            await self._store.published.note(storage, [due], is_there=True, now=now)
         return sent
 
     async def _store_artifact(self, winner: Winner) -> str:
@@ -228,8 +239,8 @@ class TeamExchange:
         await self._link.store(*packed)
         return packed[0]
 
-    async def _matching(self, place: Place) -> list[Candidate]:
-        return await self._winners.match(place.kernel, place.context, place.objective)
+    async def _matching(self, place: Place, written_after: float = 0.0) -> list[Candidate]:
+        return await self._winners.match(place.kernel, place.context, place.objective, written_after)
 
     def _address(self, place: Place) -> str:
         return self._winners.address(place.kernel, place.context, place.objective)
@@ -305,12 +316,17 @@ class TeamExchange:
             return Pulled(0, 0, ())
         await self._look(places)
         jobs: dict[int, Job] = {}
+        lost: list[Winner] = []
         found = fresh = 0
         for looked_at in places:
             matching = await self._matching(looked_at)
             # Matching may have learned names, which renames contexts.
             place = self._again(looked_at)
-            if not matching or place is None:
+            if place is None:
+                continue
+            if not matching:
+                mine = self._store.winner(place.context.key_for(place.objective))
+                lost += [mine] if mine is not None and mine.context == place.context else []
                 continue
             found += 1
             ours = self._ours(place)
@@ -318,6 +334,9 @@ class TeamExchange:
             job = await self._try(place, matching[0], ours, priority)
             if job is not None:
                 jobs[job.id] = job
+        if lost and await self._store.published.forget(self._link.settings.identity, lost):
+            # The storage was emptied, or has evicted them.
+            self._link.winner_decided()
         return Pulled(found, fresh, tuple(jobs.values()))
 
     async def _try(self, place: Place, candidate: Candidate, ours: Ours | None, priority: Priority) -> Job | None:

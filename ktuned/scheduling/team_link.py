@@ -6,6 +6,7 @@ Nothing of a failure is an error of the daemon's: it is a notice, and what was t
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from enum import Enum, auto
 from typing import Any, Final, TypeVar
 
 import anyio
@@ -18,7 +19,6 @@ from ktuned.team import (
     MAX_ARTIFACT_BYTES,
     MAX_OBJECT_BYTES,
     DamagedObject,
-    ObjectName,
     SharedWinner,
     TeamSettings,
     calls,
@@ -46,15 +46,23 @@ class TeamDown(KtunedError):
     code = "team_down"
 
 
+class Use(Enum):
+    """A use of the storage: each may be refused without the others, as by a full bucket or for want of rights."""
+
+    READ = auto()
+    WRITE = auto()
+    SWEEP = auto()
+
+
 class TeamLink:
     """Lists, fetches and stores objects; ``settings`` say where, and are replaced when they are read again.
 
     ``damage`` is about objects that were not what they should be, in the last look at each kernel.
     """
 
-    def __init__(self, bridge: Bridge, settings: TeamSettings, *, health: Health | None = None) -> None:
+    def __init__(self, bridge: Bridge, settings: TeamSettings) -> None:
         self._bridge = bridge
-        self._health = health or Health(first_pause_s=FIRST_PAUSE_S)
+        self._health = {use: Health(first_pause_s=FIRST_PAUSE_S) for use in Use}
         self._settings = settings
         self._damage: dict[str, str] = {}
         self._decided = anyio.Event()
@@ -69,7 +77,8 @@ class TeamLink:
         """Use other settings; another store has not failed yet."""
         if settings != self._settings:
             self._settings = settings
-            self._health.succeeded()
+            for health in self._health.values():
+                health.succeeded()
             self._damage.clear()
             self._changed.set()
             self._decided.set()
@@ -89,15 +98,14 @@ class TeamLink:
             await self._changed.wait()
             self._changed = anyio.Event()
 
-    @property
-    def pause_s(self) -> float:
-        """Seconds until the storage is tried again; 0 if it may be used now."""
-        return self._health.pause_s
+    def pause_s(self, *uses: Use) -> float:
+        """Return the seconds until the storage is tried again for these uses; 0 if it may be now."""
+        return max(self._health[use].pause_s for use in uses)
 
     @property
     def fault(self) -> str:
-        """The reason why the storage cannot be used; empty if it can."""
-        return self._health.reason if self._health.is_sick else ""
+        """The reasons why the storage cannot be used; empty if it can."""
+        return "; ".join(dict.fromkeys(health.reason for health in self._health.values() if health.is_sick))
 
     @property
     def notices(self) -> list[str]:
@@ -107,14 +115,14 @@ class TeamLink:
         lines = [f"the team's store: {self.fault}; tuning goes on without it"] if self.fault else []
         return lines + [line for _, line in sorted(self._damage.items())][:3]
 
-    async def names(self, prefix: str) -> tuple[calls.Listed, ...]:
-        """Return the objects whose names begin with a prefix.
+    async def find(self, kernel_prefix: str, addresses: Iterable[str], most: int) -> tuple[calls.Listed, ...]:
+        """Return the newest winners of a kernel at some addresses, at most so many of each.
 
         Raises:
             TeamDown: the storage cannot be used now.
         """
-        listing = await self._call(calls.ListObjects(self._settings.url, prefix), CALL_S)
-        return listing.entries
+        call = calls.FindWinners(self._settings.url, kernel_prefix, tuple(sorted(addresses)), most)
+        return (await self._call(call, CALL_S, Use.READ)).entries
 
     async def fetch(self, kernel: str, names: Sequence[str]) -> dict[str, SharedWinner]:
         """Return those objects that are there and sound; of the others there is a notice, under the kernel's name.
@@ -133,8 +141,9 @@ class TeamLink:
 
         for start in range(0, len(names), calls.MAX_FETCHED):
             part = tuple(names[start : start + calls.MAX_FETCHED])
-            await self._call(calls.FetchObjects(self._settings.url, part, MAX_OBJECT_BYTES), CALL_S, on_item=take)
-        self._note(kernel, faults)
+            call = calls.FetchObjects(self._settings.url, part, MAX_OBJECT_BYTES)
+            faults += (await self._call(call, CALL_S, Use.READ, on_item=take)).unreadable
+        self.note_damage(kernel, faults)
         return found
 
     async def fetch_artifact(self, name: str) -> bytes | None:
@@ -145,7 +154,7 @@ class TeamLink:
         """
         found: list[bytes] = []
         call = calls.FetchObjects(self._settings.url, (name,), MAX_ARTIFACT_BYTES)
-        await self._call(call, CALL_S, on_item=lambda item: found.append(item.data))
+        await self._call(call, CALL_S, Use.READ, on_item=lambda item: found.append(item.data))
         return found[0] if found else None
 
     async def store(self, name: str, data: bytes) -> None:
@@ -154,7 +163,7 @@ class TeamLink:
         Raises:
             TeamDown: it cannot be stored now.
         """
-        await self._call(calls.StoreObject(self._settings.url, name, data), CALL_S)
+        await self._call(calls.StoreObject(self._settings.url, name, data), CALL_S, Use.WRITE)
 
     async def sweep(self) -> calls.Swept:
         """Remove what is past its time, or beyond the cap.
@@ -163,13 +172,17 @@ class TeamLink:
             TeamDown: that cannot be done now.
         """
         settings = self._settings
-        return await self._call(calls.SweepObjects(settings.url, settings.retention_s, settings.cap_bytes), SWEEP_S)
+        call = calls.SweepObjects(settings.url, settings.retention_s, settings.cap_bytes)
+        return await self._call(call, SWEEP_S, Use.SWEEP)
 
-    async def _call(self, call: Call[R, Any], deadline_s: float, on_item: Callable[[Any], None] | None = None) -> R:
+    async def _call(
+        self, call: Call[R, Any], deadline_s: float, use: Use, on_item: Callable[[Any], None] | None = None
+    ) -> R:
+        health = self._health[use]
         if not self._settings.is_on:
             raise TeamDown("there is no team's store", hint="set `url` of [team] in config.toml")
-        if self._health.pause_s:
-            raise TeamDown(self._health.reason, hint=f"it is tried again in {self._health.pause_s:.0f} s")
+        if health.pause_s:
+            raise TeamDown(health.reason, hint=f"it is tried again in {health.pause_s:.0f} s")
         try:
             reply = await self._bridge.exchange(call, deadline_s, on_item=on_item)
         except (BridgeDown, BridgeSlow, CallFailed) as error:
@@ -177,27 +190,18 @@ class TeamLink:
             if isinstance(error, BridgeSlow):
                 # Threads that hang in a file system go with it.
                 self._bridge.kill(f"the team's storage did not answer: {call.operation}")
-            is_first = not self._health.is_sick
-            self._health.failed(reason)
+            is_first = not health.is_sick
+            health.failed(reason)
             (_log.warning if is_first else _log.info)("team_store_failed", url=shown(self._settings.url), reason=reason)
             raise TeamDown(reason) from error
-        self._health.succeeded()
+        health.succeeded()
         return reply
 
-    def _note(self, kernel: str, faults: Sequence[str]) -> None:
+    def note_damage(self, kernel: str, faults: Sequence[str]) -> None:
+        """Have a notice of what was left out in the last look at a kernel, or none."""
         if not faults:
             self._damage.pop(kernel, None)
             return
         more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
         self._damage[kernel] = f"the team's store has damaged objects, which are left out: {faults[0]}{more}"
         _log.warning("team_objects_damaged", kernel=kernel, count=len(faults), reason=faults[0])
-
-
-def newest(entries: Iterable[calls.Listed], most: int) -> dict[str, list[str]]:
-    """Return the names of winners in a listing by their addresses, of each the newest ones. No IO."""
-    found: dict[str, list[str]] = {}
-    for entry in sorted(entries, key=lambda one: (-one.modified, one.name)):
-        parts = ObjectName.parse(entry.name)
-        if parts is not None and len(names := found.setdefault(parts.address, [])) < most:
-            names.append(entry.name)
-    return found

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 from functools import partial
+from itertools import accumulate
 from typing import Final
 
 import anyio
@@ -17,13 +18,17 @@ import structlog
 from ktuned.catalog import Catalog, ForeignNames
 from ktuned.devices import Machine
 from ktuned.model import Context, KernelInfo, KtunedError, Objective, Observation, canonical
-from ktuned.scheduling.team_link import TeamDown, TeamLink, newest
+from ktuned.scheduling.team_link import TeamDown, TeamLink, Use
 from ktuned.store import Artifacts
 from ktuned.team import (
     MAX_CANDIDATES,
+    MAX_OBJECT_BYTES,
     Candidate,
+    LearnedName,
+    ObjectName,
     SharedWinner,
     address_of,
+    calls,
     candidates,
     kernel_prefix,
     key_of,
@@ -35,22 +40,38 @@ _log = structlog.get_logger()
 FIRST_LOOK_S: Final = 5.0
 """A job waits this long for a first look at its context: a search costs more, and a store elsewhere takes a second."""
 
-MAX_HELD: Final = 2_000
-"""Winners in memory, some 3 KiB each; beyond it the kernel that was looked at the longest ago is forgotten."""
+MAX_HELD: Final = 16 * 2**20
+"""Weight of the objects in memory, 2,000 of the usual ones: beyond it the kernel that was looked at the longest ago is
+forgotten, and of one kernel's objects only the newest are read."""
+
+OBJECT_WEIGHT: Final = 8 * 1024
+"""Added to an object's bytes: some 3 KiB in memory, for names that many share are held once."""
 
 MAX_MATCHED: Final = 4
 """Digests of one context that are matched: each may take a look at its names by a worker."""
+
+
+class _Held(msgspec.Struct, frozen=True):
+    """A sound object as it was listed last: its weight, and when it was written, by the storage's clock."""
+
+    winner: SharedWinner
+    weight: int
+    modified: float
 
 
 class _Kernel(msgspec.Struct):
     """The knowledge about one kernel: the addresses that were looked at, and the sound objects there by their names."""
 
     looked_at: set[str] = msgspec.field(default_factory=set)
-    objects: dict[str, dict[str, SharedWinner]] = msgspec.field(default_factory=dict)
+    objects: dict[str, dict[str, _Held]] = msgspec.field(default_factory=dict)
 
     @property
     def count(self) -> int:
         return sum(map(len, self.objects.values()))
+
+    @property
+    def weight(self) -> int:
+        return sum(held.weight for found in self.objects.values() for held in found.values())
 
 
 class TeamWinners:
@@ -92,15 +113,19 @@ class TeamWinners:
             # The last one looked at stands last.
             known = self._kernels[kernel.name] = self._kernels.pop(kernel.name, _Kernel())
             wanted = known.looked_at | {self.address(kernel, context, by) for context, by in contexts}
-            listed = newest(await self._link.names(kernel_prefix(kernel.name)), MAX_CANDIDATES)
-            here = {address: listed[address] for address in wanted & listed.keys()}
-            held = {name: winner for found in known.objects.values() for name, winner in found.items()}
-            missing = [name for names in here.values() for name in names if name not in held]
-            fetched = await self._link.fetch(kernel.name, missing)
-            sound = held | fetched
-            known.objects = {
-                address: {name: sound[name] for name in names if name in sound} for address, names in here.items()
-            }
+            entries = await self._link.find(kernel_prefix(kernel.name), wanted, MAX_CANDIDATES)
+            listed = _within(entries, MAX_HELD)
+            held = {name: one.winner for found in known.objects.values() for name, one in found.items()}
+            sound = held | await self._link.fetch(kernel.name, [one.name for one in listed if one.name not in held])
+            names: dict[tuple[LearnedName, ...], tuple[LearnedName, ...]] = {}
+            known.objects = {}
+            for one in listed:
+                parts = ObjectName.parse(one.name)
+                if parts is not None and one.name in sound:
+                    place = known.objects.setdefault(parts.address, {})
+                    winner = sound[one.name]
+                    shared = names.setdefault(winner.names, winner.names)
+                    place[one.name] = _Held(replace(winner, names=shared), _weight(one), one.modified)
             known.looked_at = wanted
             self._forget_oldest()
 
@@ -111,7 +136,7 @@ class TeamWinners:
         address = self.address(kernel, context, objective)
         known = self._kernels.get(kernel.name)
         is_looked_at = known is not None and address in known.looked_at and self._is_store_same()
-        if not is_looked_at and not self._link.pause_s:
+        if not is_looked_at and not self._link.pause_s(Use.READ):
             with anyio.move_on_after(self._first_look_s):
                 try:
                     await self.look(kernel, [(context, objective)])
@@ -121,17 +146,24 @@ class TeamWinners:
         best = next(iter(await self.match(kernel, context, objective)), None)
         if best is not None and self._link.settings.trust_artifacts:
             with anyio.move_on_after(self._first_look_s):
-                await self._bring_artifact(best.winner.artifact)
+                await self._bring_artifact(kernel.name, best.winner.artifact)
         return best
 
-    async def match(self, kernel: KernelInfo, context: Context, objective: Objective) -> list[Candidate]:
-        """Return the configs among those that were read whose very context this is, the best first."""
+    async def match(
+        self, kernel: KernelInfo, context: Context, objective: Objective, written_after: float = 0.0
+    ) -> list[Candidate]:
+        """Return the configs among those that were read whose very context this is, the best first.
+
+        Objects that were last written before ``written_after``, by the storage's clock, are left out.
+        """
         known = self._kernels.get(kernel.name)
         if known is None or not self._is_store_same():
             return []
-        shared = known.objects.get(self.address(kernel, context, objective), {}).values()
+        held = known.objects.get(self.address(kernel, context, objective), {}).values()
         groups: dict[tuple[str, tuple[str, ...]], list[SharedWinner]] = {}
-        for winner in shared:
+        # Those of the very digest first: no number of others with other headers hides them.
+        recent = [one.winner for one in held if one.modified >= written_after]
+        for winner in sorted(recent, key=lambda one: one.digest != context.digest):
             if _is_alike(winner, context, objective):
                 names = tuple(sorted(entry.name for entry in winner.names))
                 groups.setdefault((winner.digest, names), []).append(winner)
@@ -144,7 +176,7 @@ class TeamWinners:
                 _log.info("team_names_not_matched", kernel=kernel.name, reason=error.message)
         return candidates(matching)
 
-    async def _bring_artifact(self, name: str) -> None:
+    async def _bring_artifact(self, kernel: str, name: str) -> None:
         """Put another's compiled kernel among ours, so that it need not be compiled; without it that is done."""
         key = key_of(name)
         if not key or self._artifacts.find(key) is not None:
@@ -153,8 +185,12 @@ class TeamWinners:
             data = await self._link.fetch_artifact(name)
             if data is not None:
                 await self._artifacts.adopt(key, partial(unpack, name, data))
+            self._link.note_damage(f"{kernel} artifact", [])
+        except TeamDown:
+            # The link has a notice of it.
+            return
         except KtunedError as error:
-            _log.warning("team_artifact_left_out", artifact=name, reason=error.message)
+            self._link.note_damage(f"{kernel} artifact", [error.message])
 
     def address(self, kernel: KernelInfo, context: Context, objective: Objective) -> str:
         """Return where the winners of a context of a kernel are."""
@@ -186,8 +222,19 @@ class TeamWinners:
             self._kernels.clear()
 
     def _forget_oldest(self) -> None:
-        while self.held > MAX_HELD and len(self._kernels) > 1:
+        while sum(kernel.weight for kernel in self._kernels.values()) > MAX_HELD and len(self._kernels) > 1:
             del self._kernels[next(iter(self._kernels))]
+
+
+def _within(entries: Iterable[calls.Listed], most: int) -> list[calls.Listed]:
+    """Return the newest entries, those that weigh no more together."""
+    newest = sorted(entries, key=lambda one: (-one.modified, one.name))
+    return [entry for entry, total in zip(newest, accumulate(map(_weight, newest)), strict=True) if total <= most]
+
+
+def _weight(entry: calls.Listed) -> int:
+    # One that is too large is refused when it is read, with a notice.
+    return OBJECT_WEIGHT + (entry.size if entry.size <= MAX_OBJECT_BYTES else 0)
 
 
 def _is_alike(winner: SharedWinner, context: Context, objective: Objective) -> bool:

@@ -69,6 +69,25 @@ class PublishedWinners:
 
         await self._write(note)
 
+    async def forget(self, storage: str, winners: Sequence[Winner]) -> bool:
+        """Forget that a storage has some winners, which it lacks; return whether it was thought to have any of them."""
+        keys = [(winner.trial, winner.objective, storage) for winner in winners]
+        known = self._reader.rows(
+            "SELECT trial_id, objective FROM published_winners WHERE storage = ? AND is_there = 1", storage
+        )
+        if {(int(trial), str(objective)) for trial, objective in known}.isdisjoint(key[:2] for key in keys):
+            return False
+
+        def forget(connection: sqlite3.Connection) -> None:
+            connection.executemany(
+                """DELETE FROM published_winners
+                WHERE trial_id = ? AND objective = ? AND storage = ? AND is_there = 1""",
+                keys,
+            )
+
+        await self._write(forget)
+        return True
+
     async def tidy(self) -> None:
         """Forget decisions about trials that are gone."""
 

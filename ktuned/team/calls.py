@@ -25,26 +25,29 @@ class Listed(Record):
 
 @record
 class Listing(Record):
-    """The objects that have a prefix."""
+    """The winners that were found."""
 
     entries: tuple[Listed, ...]
 
 
 @record
-class ListObjects(Call[Listing, Never]):
-    """List the objects whose names begin with a prefix that ends in ``/``."""
+class FindWinners(Call[Listing, Never]):
+    """Find the newest winners of a kernel at some addresses; however many there are, no more than ``most`` of each."""
 
-    operation: ClassVar = "team.list"
+    operation: ClassVar = "team.find"
 
     url: str
-    prefix: str
+    kernel_prefix: str
+    addresses: tuple[str, ...]
+    most: int
 
 
 @record
 class Fetched(Record):
-    """The end of a fetch: which objects are gone."""
+    """The end of a fetch: which objects are gone, and why others could not be read, though the storage answers."""
 
     missing: tuple[str, ...]
+    unreadable: tuple[str, ...] = ()
 
 
 @record

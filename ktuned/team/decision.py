@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from enum import Enum, auto
 from typing import Final
 
 import msgspec
 
 from ktuned.model import Config, canonical, median
-from ktuned.team.objects import SharedWinner
+from ktuned.team.objects import ObjectName, SharedWinner
 
 HOLDS_WITHIN: Final = 1.10
 """A shared config needs no search if it costs here what it costs where it was found, within this factor either way."""
@@ -108,12 +108,25 @@ class Kept(msgspec.Struct, frozen=True):
     modified: float
 
 
+def newest(kept: Iterable[Kept], addresses: Collection[str], most: int) -> list[Kept]:
+    """Return the newest winners at each of some addresses."""
+    found: dict[str, list[Kept]] = {}
+    for entry in kept:
+        parts = ObjectName.parse(entry.name)
+        if parts is not None and parts.address in addresses:
+            found.setdefault(parts.address, []).append(entry)
+    by_age: Callable[[Kept], tuple[float, str]] = lambda entry: (-entry.modified, entry.name)  # noqa: E731
+    return [entry for entries in found.values() for entry in sorted(entries, key=by_age)[:most]]
+
+
 def surplus(kept: Collection[Kept], now: float, retention_s: float, cap_bytes: int) -> list[str]:
     """Return the names of the objects to remove: those past their time, then the oldest until the cap holds.
 
-    Without a retention (0) nothing is too old.
+    Without a retention (0) nothing is too old. Ages are by the storage's clock: where ours is ahead of it, the newest
+    object's time is the present, for a sweep follows a write.
     """
     ordered = sorted(kept, key=lambda entry: (entry.modified, entry.name))
+    now = min(now, ordered[-1].modified) if ordered else now
     expired = [entry for entry in ordered if retention_s and entry.modified < now - retention_s]
     rest = ordered[len(expired) :]
     size = sum(entry.size for entry in rest)

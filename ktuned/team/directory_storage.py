@@ -6,6 +6,7 @@ file system. File systems hang, so that all of it runs in threads.
 
 from __future__ import annotations
 
+import errno
 import os
 import secrets
 from collections.abc import Callable, Iterator
@@ -16,12 +17,18 @@ from typing import Final, TypeVar
 
 import anyio.to_thread
 
-from ktuned.team.storage import MAX_LISTED, OPERATION_S, Entry, Storage, StorageError, within_deadline
+from ktuned.team.storage import MAX_LISTED, OPERATION_S, Entry, Storage, StorageError, UnreadableObject, within_deadline
 
 T = TypeVar("T")
 
 STAGED: Final = ".staged-"
 """Prefix of files that are being written; one that a killed writer has left is removed by a sweep."""
+
+MAX_HANGING: Final = 32
+"""Threads that hang in a file system before no more are begun: a server that is away for days costs no thousands."""
+
+_OF_ONE_FILE: Final = (errno.EACCES, errno.EPERM, errno.EIO, errno.ELOOP, errno.EISDIR, errno.ENXIO)
+"""Errors of reading one file that say nothing of others: another's rights, a bad block, no file at all."""
 
 
 class DirectoryStorage(Storage):
@@ -30,6 +37,8 @@ class DirectoryStorage(Storage):
     def __init__(self, directory: str, *, deadline_s: float = OPERATION_S) -> None:
         self._directory = Path(os.path.expanduser(directory))
         self._deadline_s = deadline_s
+        self._running: set[object] = set()
+        self._abandoned: set[object] = set()
 
     async def entries(self, prefix: str) -> list[Entry]:
         """Return the files below a prefix."""
@@ -49,15 +58,33 @@ class DirectoryStorage(Storage):
 
     async def _do(self, doing: str, work: Callable[[], T]) -> T:
         url = str(self._directory)
+        if self._hanging() >= MAX_HANGING:
+            raise StorageError(f"{url}: {doing}: the file system does not answer", hint="check what is mounted there")
+        key = object()
+
+        def watched() -> T:
+            try:
+                return work()
+            finally:
+                self._running.discard(key)
+
         async with within_deadline(doing, url, self._deadline_s):
             try:
-                # A thread that hangs in a file system is left there: the daemon kills the process in the end.
-                return await anyio.to_thread.run_sync(work, abandon_on_cancel=True)
+                self._running.add(key)
+                # A thread that hangs in a file system is left there until that answers.
+                return await anyio.to_thread.run_sync(watched, abandon_on_cancel=True)
+            except anyio.get_cancelled_exc_class():
+                self._abandoned.add(key)
+                raise
             except FileNotFoundError as error:
                 hint = "make it, or mount what belongs there"
                 raise StorageError(f"{url}: {doing}: it does not exist", hint=hint) from error
             except OSError as error:
                 raise StorageError(f"{url}: {doing}: {error.strerror or error}") from error
+
+    def _hanging(self) -> int:
+        self._abandoned &= self._running
+        return len(self._abandoned)
 
     def _check(self) -> None:
         os.stat(self._directory)
@@ -82,6 +109,10 @@ class DirectoryStorage(Storage):
                 return stream.read(limit + 1)
         except (FileNotFoundError, NotADirectoryError):
             return None
+        except OSError as error:
+            if error.errno not in _OF_ONE_FILE:
+                raise
+            raise UnreadableObject(f"{self._directory}: reading {name}: {error.strerror}") from error
 
     def _write(self, name: str, data: bytes) -> None:
         self._check()

@@ -16,7 +16,16 @@ import obstore
 import obstore.exceptions
 import obstore.store
 
-from ktuned.team.storage import MAX_LISTED, OPERATION_S, Entry, Storage, StorageError, fault, within_deadline
+from ktuned.team.storage import (
+    MAX_LISTED,
+    OPERATION_S,
+    Entry,
+    Storage,
+    StorageError,
+    UnreadableObject,
+    fault,
+    within_deadline,
+)
 
 T = TypeVar("T")
 
@@ -69,6 +78,8 @@ class ObjectStorage(Storage):
                 return bytes(await answer.bytes_async())
             except (FileNotFoundError, obstore.exceptions.NotFoundError):
                 return None
+            except (PermissionError, obstore.exceptions.PermissionDeniedError) as error:
+                raise fault(error, f"reading {name}", self._url, UnreadableObject) from error
 
         return await self._do(f"reading {name}", get())
 

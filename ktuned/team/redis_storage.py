@@ -10,14 +10,22 @@ Both are written in one transaction, so that a killed writer leaves all of an ob
 
 from __future__ import annotations
 
-import time
 from collections.abc import Awaitable
 from typing import Any, Final, TypeVar
 
 import redis.asyncio
 import redis.exceptions
 
-from ktuned.team.storage import MAX_LISTED, OPERATION_S, Entry, Storage, StorageError, fault, within_deadline
+from ktuned.team.storage import (
+    MAX_LISTED,
+    OPERATION_S,
+    Entry,
+    Storage,
+    StorageError,
+    UnreadableObject,
+    fault,
+    within_deadline,
+)
 
 T = TypeVar("T")
 
@@ -36,7 +44,7 @@ class RedisStorage(Storage):
                 url, socket_timeout=deadline_s, socket_connect_timeout=deadline_s, protocol=2
             )
         except ValueError as error:
-            raise StorageError(f"the team's url is no address of Redis: {error}") from error
+            raise fault(error, "it is no address of Redis", url) from error
 
     async def entries(self, prefix: str) -> list[Entry]:
         """Return the objects whose names begin with a prefix."""
@@ -46,21 +54,28 @@ class RedisStorage(Storage):
         for member in members:
             words = bytes(member).decode(errors="replace").split(" ")
             if len(words) == 3 and words[1].isdecimal() and words[2].isdecimal():
-                # The first one counts: that was when it was new.
-                found.setdefault(words[0], Entry(words[0], int(words[1]), float(words[2])))
+                found[words[0]] = Entry(words[0], int(words[1]), float(words[2]))
         return list(found.values())
 
     async def read(self, name: str, limit: int) -> bytes | None:
         """Return the beginning of a value."""
         held = self._client.getrange(f"{PREFIX}{name}", 0, limit)
-        data = bytes(await self._do(f"reading {name}", held))
+        try:
+            data = bytes(await self._do(f"reading {name}", held))
+        except StorageError as error:
+            if "WRONGTYPE" in error.message:
+                raise UnreadableObject(error.message) from error
+            raise
         return data or None
 
     async def write(self, name: str, data: bytes) -> None:
         """Set the value and enter the name, at once."""
+        # Its clock, not ours: ages are compared between the members of a team.
+        now, _ = await self._do(f"writing {name}", self._client.time())
         change = self._client.pipeline(transaction=True)
         change.set(f"{PREFIX}{name}", data)
-        change.zadd(INDEX, {f"{name} {len(data)} {int(time.time())}": 0})
+        change.zremrangebylex(INDEX, f"[{name} ", f"[{name} \xff")
+        change.zadd(INDEX, {f"{name} {len(data)} {now}": 0})
         await self._do(f"writing {name}", change.execute())
 
     async def remove(self, name: str) -> None:

@@ -9,6 +9,11 @@ from urllib.parse import urlsplit, urlunsplit
 
 import msgspec
 
+from ktuned.team.storage import shown
+
+REDIS: Final = ("redis", "rediss", "unix")
+"""Schemes of URLs of a Redis or Valkey."""
+
 DAY_S: Final = 86_400.0
 
 MIN_PULL_S: Final = 5.0
@@ -49,9 +54,8 @@ class TeamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     def fault(self) -> str:
         """Return the first field that cannot be followed and why; nothing if all can be."""
-        scheme = urlsplit(self.url).scheme
-        if self.url and not scheme and not self.url.startswith(("/", "~")):
-            return f"url is {self.url!r}: give a full path, s3://BUCKET/PREFIX or redis://HOST:PORT/DATABASE"
+        if self.url and (wrong := _wrong(self.url)):
+            return f"url is {shown(self.url)!r}: {wrong}"
         if not 0 < self.cap_gib < math.inf:
             return f"cap_gib is {self.cap_gib}: give GiB above 0"
         if not 0 <= self.retention_days < math.inf:
@@ -59,3 +63,22 @@ class TeamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         if not MIN_PULL_S <= self.pull_s < math.inf:
             return f"pull_s is {self.pull_s}: give {MIN_PULL_S:g} s or more"
         return ""
+
+
+def _wrong(url: str) -> str:
+    """Return what is wrong with a URL; nothing if it may be used."""
+    if url.startswith(("/", "~")):
+        return ""
+    try:
+        parts = urlsplit(url)
+        has_port = bool(parts.netloc) and parts.port is not None
+    except ValueError:
+        # Its words may repeat a password.
+        return "it cannot be read; write special characters of a password as %XX"
+    if "://" not in url:
+        return "give a full path, s3://BUCKET/PREFIX or redis://HOST:PORT/DATABASE"
+    if "@" not in parts.netloc and parts.scheme in REDIS and "@" in url:
+        return "write special characters of its password as %XX"
+    if has_port and not parts.hostname:
+        return "it names no host"
+    return ""

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import unquote
 
 import anyio
 import msgspec
@@ -21,14 +21,21 @@ from ktuned.model import KtunedError
 OPERATION_S: Final = 20.0
 """Deadline of one operation on one object: a slow link moves half a megabyte in a quarter of that."""
 
-MAX_LISTED: Final = 50_000
-"""Names in one listing, some 200 bytes each: the winners of a kernel with 10,000 problems. The rest is left out."""
+MAX_LISTED: Final = 200_000
+"""Names in one listing, some 300 bytes each, for a moment and in the bridge. The rest is left out."""
+
+_WORDS: Final = re.compile(r"[^:/?#\[\]@=&\s]+")
+"""Parts of a URL between its delimiters."""
 
 
 class StorageError(KtunedError):
     """The storage cannot be reached, refuses, or is full."""
 
     code = "team_storage"
+
+
+class UnreadableObject(StorageError):
+    """One object cannot be read; the storage answers, and others can."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -55,7 +62,8 @@ class Storage(ABC):
         """Return an object's bytes, ``limit`` and one at most; ``None`` where there is none.
 
         Raises:
-            StorageError: it cannot be read.
+            UnreadableObject: it alone cannot be read.
+            StorageError: nothing can.
         """
 
     @abstractmethod
@@ -80,22 +88,42 @@ class Storage(ABC):
 
 
 def shown(url: str) -> str:
-    """Return a URL without the password in it, as messages and logs have it."""
-    parts = urlsplit(url)
-    if parts.password is None and parts.username is None:
+    """Return a URL without anything that may be a secret, as messages and logs have it.
+
+    That is all before its last ``@``, as a password that is not quoted may hold any character, and the values of all
+    parameters, of which ``db`` is none.
+    """
+    if url.startswith(("/", "~")):
         return url
-    return urlunsplit(parts._replace(netloc=f"…@{parts.netloc.rpartition('@')[2]}"))
+    scheme, mark, place = url.partition("://") if "://" in url else ("", "", url)
+    hidden, at, rest = place.rpartition("@")
+    if "?" in hidden:
+        # A password may be on either side of this one.
+        return f"{scheme}{mark}…"
+    address, question, query = rest.partition("?")
+    kept = "&".join(part if part.startswith("db=") else f"{part.partition('=')[0]}=…" for part in query.split("&"))
+    return f"{scheme}{mark}{'…' if at else ''}{at}{address}{question}{kept if question else ''}"
 
 
-def fault(error: BaseException, doing: str, url: str) -> StorageError:
-    """Return the error of a library as one line, with the place and without its password."""
-    words = " ".join(str(error).split())
-    password = urlsplit(url).password
-    if password:
-        words = words.replace(password, "…")
+def _secrets(url: str) -> list[str]:
+    """Return the words of a URL that :func:`shown` leaves out, as they stand there and unquoted, the longest first."""
+    seen = {*_WORDS.findall(shown(url)), "password", "username"}
+    words = {form for word in _WORDS.findall(url) for form in (word, *_WORDS.findall(unquote(word)))}
+    return sorted((word for word in words - seen if len(word) > 2), key=len, reverse=True)
+
+
+def fault(error: BaseException, doing: str, url: str, kind: type[StorageError] = StorageError) -> StorageError:
+    """Return the error of a library as one line, with the place and without its secrets."""
+    return kind(f"{shown(url)}: {doing}: {_words(error, url) or type(error).__name__}")
+
+
+def _words(error: BaseException, url: str) -> str:
+    # Object storage's errors end with their Rust source, which says the same again.
+    words = " ".join(str(error).split()).partition(" Debug source:")[0].replace(url, shown(url))
+    for secret in _secrets(url):
+        words = words.replace(secret, "…")
     # A URL within a message may have a password of its own.
-    words = re.sub(r"://[^/@\s]+@", "://…@", words)[:300]
-    return StorageError(f"{shown(url)}: {doing}: {words or type(error).__name__}")
+    return re.sub(r"://[^/@\s]+@", "://…@", words)[:300]
 
 
 @asynccontextmanager

@@ -8,12 +8,11 @@ from __future__ import annotations
 from typing import Final
 from urllib.parse import urlsplit
 
+from ktuned.team.settings import REDIS
 from ktuned.team.storage import OPERATION_S, Storage, StorageError, shown
 
 INSTALL: Final = "pip install 'ktuned[team]'"
 """Brings the libraries that object storage and Redis need."""
-
-REDIS: Final = ("redis", "rediss", "unix")
 
 
 def open_storage(url: str, *, deadline_s: float = OPERATION_S) -> Storage:

@@ -13,28 +13,31 @@ from ktuned.model import Record
 from ktuned.team.calls import (
     Fetched,
     FetchObjects,
+    FindWinners,
     Listed,
     Listing,
-    ListObjects,
     Object,
     Stored,
     StoreObject,
     SweepObjects,
     Swept,
 )
-from ktuned.team.decision import Kept, surplus
+from ktuned.team.decision import Kept, newest, surplus
 from ktuned.team.objects import is_ours
-from ktuned.team.storage import Entry, Storage, StorageError
+from ktuned.team.storage import Entry, Storage, StorageError, UnreadableObject
 from ktuned.team.storage_kinds import open_storage
 
 MAX_AT_ONCE: Final = 16
 """Objects that are fetched or removed at once: what hides the latency of a server elsewhere."""
 
+MAX_PREFIXES: Final = 16
+"""Addresses that are listed one by one; with more of them listing all of a kernel's takes fewer requests."""
+
 
 class TeamStorage(Service):
     """Keeps the storages that were named open, by their URLs: mostly one."""
 
-    calls: ClassVar = (ListObjects, FetchObjects, StoreObject, SweepObjects)
+    calls: ClassVar = (FindWinners, FetchObjects, StoreObject, SweepObjects)
 
     def __init__(self, opened: Callable[[str], Storage] = open_storage) -> None:
         self._open = opened
@@ -43,9 +46,8 @@ class TeamStorage(Service):
     async def carry_out(self, call: Call[Any, Any], send: Send) -> Record:
         """Carry out one call."""
         match call:
-            case ListObjects():
-                entries = await self._storage(call.url).entries(call.prefix)
-                return Listing(tuple(Listed(one.name, one.size, one.modified) for one in entries))
+            case FindWinners():
+                return await self._find(call)
             case FetchObjects():
                 return await self._fetch(call, send)
             case StoreObject():
@@ -65,19 +67,36 @@ class TeamStorage(Service):
             self._storages[url] = self._open(url)
         return self._storages[url]
 
+    async def _find(self, call: FindWinners) -> Listing:
+        storage = self._storage(call.url)
+        prefixes = [f"{call.kernel_prefix}{address}/" for address in call.addresses]
+        kept: list[Kept] = []
+
+        async def find(prefix: str) -> None:
+            kept.extend(_kept(entry) for entry in await storage.entries(prefix))
+
+        await _all_of(prefixes if len(prefixes) <= MAX_PREFIXES else [call.kernel_prefix], find)
+        found = newest(kept, {*call.addresses}, call.most)
+        return Listing(tuple(Listed(one.name, one.size, one.modified) for one in found))
+
     async def _fetch(self, call: FetchObjects, send: Send) -> Fetched:
         storage = self._storage(call.url)
         missing: list[str] = []
+        unreadable: list[str] = []
 
         async def fetch(name: str) -> None:
-            data = await storage.read(name, call.limit)
+            try:
+                data = await storage.read(name, call.limit)
+            except UnreadableObject as error:
+                unreadable.append(error.message)
+                return
             if data is None:
                 missing.append(name)
             else:
                 await send(Object(name, data))
 
         await _all_of(call.names, fetch)
-        return Fetched(tuple(sorted(missing)))
+        return Fetched(tuple(sorted(missing)), tuple(sorted(unreadable)))
 
     async def _sweep(self, call: SweepObjects) -> Swept:
         storage = self._storage(call.url)

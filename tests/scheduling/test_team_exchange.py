@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
+from time import time
 from typing import Any
 
 import anyio
@@ -26,8 +28,8 @@ from ktuned.model.trace import Observation
 from ktuned.model.trial import Context
 from ktuned.model.values import Status
 from ktuned.scheduling.job_requests import Wish
-from ktuned.scheduling.team_link import TeamDown
-from ktuned.team.objects import LearnedName, SharedWinner, address_of, read_object, write_object
+from ktuned.scheduling.team_link import TeamDown, Use
+from ktuned.team.objects import LearnedName, SharedWinner, address_of, kernel_prefix, read_object, write_object
 from ktuned.team.settings import TeamSettings
 from tests.assembled import PATIENCE_S, Parts, assembled, kernel_text
 
@@ -384,3 +386,140 @@ async def test_learned_names_are_compared_by_content(tmp_path: Path, store: Path
             best = await parts.daemon.team_winners.best(kernel, context_of(parts, kernel), ENERGY)
             assert (best is not None) is is_found
             assert ("cfg.h" in parts.catalog.resolve("it").learned) is is_found
+
+
+async def test_a_store_that_was_emptied_is_filled_again(member: Parts, store: Path) -> None:
+    """A cache that restarts, a bucket that is cleared: `push` sends what it lacks, and so does a look around."""
+    kernel = await member.inspect(kernel_text())
+    await decided(member, kernel)
+    exchange = member.daemon.team_exchange
+    assert (await exchange.push(), await exchange.push()) == (1, 0)
+    before = shared(store)
+    shutil.rmtree(store / "v1")
+    assert (await exchange.push(), shared(store)) == (1, before)
+    shutil.rmtree(store / "v1")
+    assert exchange.counts() == (1, 0)
+    await exchange.look_around()
+    assert exchange.counts() == (0, 1)
+    with anyio.fail_after(PATIENCE_S):
+        await member.daemon.team_link.await_winner()
+    assert (await exchange.publish(0.0), shared(store)) == (1, before)
+
+
+async def test_what_still_holds_is_sent_again_before_it_expires(member: Parts, store: Path) -> None:
+    """Half way to its removal, and not before."""
+    kernel = await member.inspect(kernel_text())
+    await decided(member, kernel)
+    exchange = member.daemon.team_exchange
+    assert await exchange.push() == 1
+    (place,) = objects(store)
+    days = {age: time() - age * 86_400 for age in (89, 91)}
+    os.utime(place, (days[89], days[89]))
+    assert await exchange.push() == 0
+    os.utime(place, (days[91], days[91]))
+    assert await exchange.push() == 1
+    assert objects(store) == [place]
+    assert place.stat().st_mtime > days[89]
+
+
+async def test_a_store_that_cannot_be_written_is_read_nevertheless(member: Parts, store: Path) -> None:
+    """A full bucket, a replica: its notice stands while others' winners are read, and its pauses grow."""
+    kernel = await member.inspect(KERNEL)
+    publish(store, member, kernel, SECOND, 0.03)
+    await member.inspect(kernel_text(name="other"), "tune_other.py")
+    other = member.catalog.resolve("other")
+    await member.measured(other, {50.0: 50.0})
+    (winner,) = member.store.winners(other.name)
+    await member.store.decide_winner(winner.trial)
+    (store / kernel_prefix(other.name)).write_text("in the way")
+    link, exchange = member.daemon.team_link, member.daemon.team_exchange
+    with pytest.raises(TeamDown):
+        await exchange.push()
+    assert link.pause_s(Use.WRITE) > 0
+    best = await member.daemon.team_winners.best(kernel, context_of(member, kernel), ENERGY)
+    assert (None if best is None else best.config, link.pause_s(Use.READ)) == (SECOND, 0.0)
+    (notice,) = link.notices
+    assert "Not a directory; tuning goes on without it" in notice
+
+
+async def test_a_sweep_that_is_refused_loses_nothing(
+    member: Parts, store: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where objects may be written and not removed `push` has published."""
+
+    async def refused() -> None:
+        raise TeamDown("access denied")
+
+    await decided(member, await member.inspect(kernel_text()))
+    monkeypatch.setattr(member.daemon.team_link, "sweep", refused)
+    assert (await member.daemon.team_exchange.push(), len(objects(store))) == (1, 1)
+
+
+async def test_others_with_other_headers_hide_nothing(member: Parts, store: Path) -> None:
+    """However many they are, and however new: the winner of this very digest is found."""
+    kernel = await member.inspect(KERNEL)
+    place = publish(store, member, kernel, BEST, 0.02)
+    os.utime(place, (1.0, 1.0))
+    for number in range(6):
+        names = (LearnedName(f"absent{number}.h", is_source=True),)
+        publish(store, member, kernel, SECOND, 0.01, digest=f"{number}" * 64, names=names)
+    best = await member.daemon.team_winners.best(kernel, context_of(member, kernel), ENERGY)
+    assert (None if best is None else best.config) == BEST
+
+
+@pytest.mark.parametrize("config", [{"us": 50.0, "joules": 0.001}, {"us": -1e300, "x": 2**63}])
+async def test_a_config_that_this_space_lacks_is_never_tried(
+    member: Parts, store: Path, config: dict[str, Any]
+) -> None:
+    """Under the right context, too: the search goes on as if nothing were shared."""
+    kernel = await member.inspect(KERNEL)
+    publish(store, member, kernel, config, 0.001)
+    async with member.working():
+        job = await tuned(member, kernel)
+        assert (await member.daemon.team_exchange.look_around()).jobs == ()
+    assert job.outcomes == {"measured": 5}
+    assert looked_up(member) == (Status.FRESH, BEST)
+
+
+async def test_absurd_figures_decide_nothing(member: Parts, store: Path) -> None:
+    """What is measured here decides, and the wrong clock of a writer neither hides nor keeps anything."""
+    kernel = await member.inspect(KERNEL)
+    many = {"energy": 0.001, **{str(number): 0.0 for number in range(10_000)}}
+    fields: list[dict[str, Any]] = [
+        {"decided": 1e300},
+        {"decided": -1e300, "spread_us": 1e300, "trials": -(2**62)},
+        {"metrics": {"energy": 1.7e308}, "latency_us": 1.7e308},
+        {"metrics": {"energy": 1.7e308}},
+        {"metrics": {"energy": 5e-324}, "latency_us": 5e-324},
+        {"metrics": many},
+    ]
+    for one in fields:
+        publish(store, member, kernel, SECOND, 0.001, **one)
+    best = await member.daemon.team_winners.best(kernel, context_of(member, kernel), ENERGY)
+    assert (len(objects(store)), None if best is None else best.config) == (6, SECOND)
+    async with member.working():
+        await tuned(member, kernel)
+    assert looked_up(member) == (Status.FRESH, BEST)
+
+
+async def test_an_artifact_that_was_changed_is_a_notice(tmp_path: Path, store: Path) -> None:
+    """Also where artifacts are trusted: it is compiled here."""
+    text = kernel_text(configs="[dict(us=50.0, joules=0.02)]", objective="'energy'")
+    for name in ("giver", "taker"):
+        directory = tmp_path / name
+        directory.mkdir()
+        async with (
+            assembled(directory, env={"FAKE_LOG": str(directory / "log")}) as parts,
+            parts.daemon.bridge.running(),
+            parts.working(),
+        ):
+            parts.daemon.team_link.follow(TeamSettings(str(store), trust_artifacts=True))
+            job = await tuned(parts, await parts.inspect(text))
+            await parts.daemon.team_exchange.push()
+            notices = parts.daemon.team_link.notices
+        for place in (store / "v1").glob("artifacts/*/*"):
+            place.write_bytes(place.read_bytes()[:-1] + b"x")
+        assert job.outcomes == {"measured": 1}
+        assert len((directory / "log").read_text().splitlines()) == 1
+    (notice,) = notices
+    assert "does not hold what its name says" in notice

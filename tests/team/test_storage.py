@@ -7,16 +7,26 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from pathlib import Path
 from time import monotonic
+from urllib.parse import unquote
 
 import anyio
+import anyio.lowlevel
 import pytest
 
-from ktuned.team.directory_storage import DirectoryStorage
+from ktuned.model.record import Record
+from ktuned.team.calls import Fetched, FetchObjects, FindWinners, Listing, Object
+from ktuned.team.directory_storage import MAX_HANGING, DirectoryStorage
+from ktuned.team.objects import ObjectName
+from ktuned.team.settings import TeamSettings
 from ktuned.team.storage import Storage, StorageError, fault, shown
 from ktuned.team.storage_kinds import open_storage
+from ktuned.team.storage_service import TeamStorage
 from tests.assembled import PATIENCE_S
 from tests.team.conftest import Server
 
@@ -216,14 +226,116 @@ async def test_links_and_pipes_in_a_directory_are_not_followed(tmp_path: Path) -
     assert not await storage.read("v1/pipe", 10)
 
 
-def test_passwords_are_never_shown() -> None:
-    """Neither a URL's nor one that a library repeats in its message."""
-    url = "rediss://user:pa%40ss@host:6379/0"
-    assert shown(url) == "rediss://…@host:6379/0"
-    assert shown("s3://bucket/x") == "s3://bucket/x"
-    message = fault(ValueError(f"cannot connect to {url} with pa%40ss"), "listing it", url).message
-    assert "pa%40ss" not in message
-    assert "user" not in message
+@pytest.mark.parametrize("store", ["directory", "redis"], indirect=True)
+async def test_an_object_that_cannot_be_read_hides_no_others(url: str, storage: Storage, tmp_path: Path) -> None:
+    """A value of another type, a link in its place: it is named, and the rest is fetched."""
+    names = [f"v1/winners/k/{number}" for number in range(3)]
+    for name in names:
+        await storage.write(name, b"whole")
+    if url.startswith("file"):
+        place = tmp_path / "store" / names[1]
+        place.unlink()
+        place.symlink_to(tmp_path)
+    else:
+        import redis
+
+        with redis.Redis.from_url(url) as client:
+            client.delete(f"ktuned:{names[1]}")
+            client.lpush(f"ktuned:{names[1]}", "x")
+    sent: list[str] = []
+
+    async def send(item: Record) -> None:
+        assert isinstance(item, Object)
+        sent.append(item.name)
+
+    service = TeamStorage(lambda _: storage)
+    fetched = await service.carry_out(FetchObjects(url, (*names, "v1/winners/k/none"), 100), send)
+    assert isinstance(fetched, Fetched)
+    assert (sorted(sent), fetched.missing) == ([names[0], names[2]], ("v1/winners/k/none",))
+    (reason,) = fetched.unreadable
+    assert f"reading {names[1]}: " in reason
+
+
+async def test_the_newest_winners_are_found_by_address(url: str, storage: Storage) -> None:
+    """However many others there are, and however many addresses are asked for: only they cross to the daemon."""
+
+    async def never(item: Record) -> None:
+        raise AssertionError(item)
+
+    def name(address: int, number: int) -> str:
+        return ObjectName("k", f"{address:032x}", "0" * 16, f"{number:064x}").path
+
+    for address in range(20):
+        for number in range(3):
+            await storage.write(name(address, number), b"x")
+    await storage.write("v1/winners/k/notes.txt", b"x")
+    service = TeamStorage(lambda _: storage)
+    for wanted in ([3, 5, 99], [*range(18)]):
+        call = FindWinners(url, "v1/winners/k/", tuple(f"{address:032x}" for address in wanted), 2)
+        found = await service.carry_out(call, never)
+        assert isinstance(found, Listing)
+        addresses = Counter(parts.address for one in found.entries if (parts := ObjectName.parse(one.name)) is not None)
+        assert addresses == {f"{address:032x}": 2 for address in wanted if address < 20}
+
+
+@pytest.mark.parametrize("store", ["redis"], indirect=True)
+async def test_a_rewrite_makes_an_object_new(url: str, storage: Storage) -> None:
+    """Its age is that of the last write, by the server's clock."""
+    import redis
+
+    with redis.Redis.from_url(url) as client:
+        client.zadd("ktuned:names", {"v1/winners/k/a 5 1": 0, "v1/winners/k/ab 5 1": 0})
+        await storage.write("v1/winners/k/a", b"whole")
+        seconds, _ = client.time()
+    ages = {entry.name: seconds - entry.modified for entry in await storage.entries("v1/")}
+    assert 0 <= ages["v1/winners/k/a"] < PATIENCE_S
+    assert ages["v1/winners/k/ab"] == seconds - 1
+
+
+async def test_a_file_system_that_hangs_takes_few_threads(tmp_path: Path) -> None:
+    """Each look leaves one behind, up to a limit; when it answers, it is used again."""
+    storage = DirectoryStorage(str(tmp_path), deadline_s=0.01)
+    answers = threading.Event()
+    try:
+        for _ in range(MAX_HANGING):
+            with pytest.raises(StorageError, match="no answer within"):
+                await storage._do("listing it", answers.wait)
+        with pytest.raises(StorageError, match="the file system does not answer"):
+            await storage.entries("v1/")
+    finally:
+        answers.set()
+    with anyio.fail_after(PATIENCE_S):
+        while storage._hanging():
+            await anyio.lowlevel.checkpoint()
+    storage = DirectoryStorage(str(tmp_path))
+    assert await storage.entries("v1/") == []
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "rediss://user:{}@host:6379/0", "redis://:{}@host/0", "redis://host/0?password={}&db=1",
+        "unix:///run/redis.sock?password={}", "redis://user:pa/{}@host/0", "redis://user:pa#{}@host/0",
+        "redis://user:pa[{}@host/0", "user:{}@host:6379", "s3://key:{}@bucket/x", "az://container/x?sas={}",
+        "redis:/user:{}@host",
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("password", ["hush", "hush@hush", "%68ush", "hush hush"])
+def test_passwords_are_never_shown(url: str, password: str) -> None:
+    """Neither a URL's, however it is written, nor one that a library repeats in its message."""
+    url = url.format(password)
+    message = fault(ValueError(f"cannot connect to {url} with {password}, {unquote(password)}"), "listing it", url)
+    for words in (shown(url), message.message, TeamSettings(url).fault()):
+        assert "hush" not in words
+        assert "user" not in words
+    with suppress(StorageError, ValueError):
+        open_storage(url)
+
+
+def test_urls_without_secrets_are_shown_as_they_are() -> None:
+    """A bucket, a directory and a database are no secrets."""
+    for url in ("s3://bucket/x", "/srv/a?b@c", "~/x", "file:///srv/x", "redis://host:6379/0", "unix:///run/x?db=1"):
+        assert (shown(url), TeamSettings(url).fault()) == (url, "")
 
 
 @pytest.mark.parametrize("wrong", ["ftp://host/x", "s3://", "redis://host:port/0"])
