@@ -43,8 +43,9 @@ def check_team(team: Mapping[str, Any]) -> Iterator[Finding]:
     if not url:
         return
     if team["fault"]:
+        fault = team["fault"] if url in team["fault"] else f"{url}: {team['fault']}"
         mend = "`ktuned team status` says more; the bridge's interpreter ([cluster] python) needs ktuned[team]"
-        yield Finding(Level.WARN, "team's store", f"{url}: {text.first_line(team['fault'], 400)}", mend)
+        yield Finding(Level.WARN, "team's store", text.first_line(fault, 400), mend)
         return
     ours = f"{text.number(team['published'], 'winner')} of ours there"
     there = f"{team['read']} for this machine's contexts" if team["looked"] is not None else "not read yet"

@@ -9,6 +9,7 @@ from __future__ import annotations
 import errno
 import os
 import secrets
+import stat
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -87,7 +88,8 @@ class DirectoryStorage(Storage):
         return len(self._abandoned)
 
     def _check(self) -> None:
-        os.stat(self._directory)
+        if not stat.S_ISDIR(os.stat(self._directory).st_mode):
+            raise StorageError(f"{self._directory} is no directory", hint="name one as url of [team]")
 
     def _entries(self, prefix: str) -> list[Entry]:
         self._check()

@@ -79,6 +79,8 @@ def _wrong(url: str) -> str:
         return "give a full path, s3://BUCKET/PREFIX or redis://HOST:PORT/DATABASE"
     if "@" not in parts.netloc and parts.scheme in REDIS and "@" in url:
         return "write special characters of its password as %XX"
+    if parts.scheme == "file" and parts.netloc:
+        return "give a full path: file:///srv/team"
     if has_port and not parts.hostname:
         return "it names no host"
     return ""

@@ -27,6 +27,10 @@ MAX_LISTED: Final = 200_000
 _WORDS: Final = re.compile(r"[^:/?#\[\]@=&\s]+")
 """Parts of a URL between its delimiters."""
 
+_REQUEST: Final = re.compile(r"Error performing [A-Z]+ https?://\S+ in .{0,99}? - ")
+
+_XML: Final = re.compile(r"<.*<Code>(?P<code>\w+)</Code>(.*?<Message>(?P<message>[^<]*)</Message>)?.*>")
+
 
 class StorageError(KtunedError):
     """The storage cannot be reached, refuses, or is full."""
@@ -122,6 +126,9 @@ def _words(error: BaseException, url: str) -> str:
     words = " ".join(str(error).split()).partition(" Debug source:")[0].replace(url, shown(url))
     for secret in _secrets(url):
         words = words.replace(secret, "…")
+    # Its causes come after the request, which would take all the room, and servers answer in XML.
+    words = _REQUEST.sub("", words)
+    words = _XML.sub(lambda answer: f"{answer['code']}: {answer['message'] or ''}".rstrip(": "), words)
     # A URL within a message may have a password of its own.
     return re.sub(r"://[^/@\s]+@", "://…@", words)[:300]
 

@@ -192,6 +192,17 @@ async def test_a_server_that_is_not_there_is_an_error(scheme: str, monkeypatch: 
     await storage.close()
 
 
+def test_an_error_of_object_storage_names_its_cause() -> None:
+    """What a server answers is not lost behind the request."""
+    request = f"Error performing GET http://127.0.0.1/team?prefix={'x' * 400} in 2.1ms, after 2 retries - "
+    answer = '<?xml version="1.0"?><Error><Code>ExpiredToken</Code><Message>It has expired.</Message></Error>'
+    error = OSError(
+        f"Generic S3 error: {request}Server returned non-2xx status code: 400: {answer} Debug source: Generic"
+    )
+    words = "s3://team: listing it: Generic S3 error: Server returned non-2xx status code: 400: ExpiredToken: It has"
+    assert fault(error, "listing it", "s3://team").message == f"{words} expired."
+
+
 async def test_a_directory_that_is_not_mounted_is_not_made(tmp_path: Path) -> None:
     """Its error says so; nothing is written beside the mount."""
     storage = DirectoryStorage(str(tmp_path / "share"))
@@ -199,6 +210,14 @@ async def test_a_directory_that_is_not_mounted_is_not_made(tmp_path: Path) -> No
         await storage.write("v1/winners/k/a", b"x")
     assert caught.value.hint == "make it, or mount what belongs there"
     assert not (tmp_path / "share").exists()
+
+
+async def test_a_file_is_no_store(tmp_path: Path) -> None:
+    """It would seem to be an empty one, for ever."""
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="is no directory"):
+        await DirectoryStorage(str(tmp_path / "file")).entries("v1/")
+    assert TeamSettings("file://srv/team").fault().endswith("give a full path: file:///srv/team")
 
 
 async def test_objects_in_a_directory_have_its_rights(tmp_path: Path) -> None:
