@@ -7,10 +7,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import islice
 
-from ktuned.model import Config, EarlierSearch, KtunedError, Outcome, Record, Scalar, UsageError, canonical, record
+from ktuned.model import (
+    Config,
+    EarlierSearch,
+    KernelFileError,
+    KtunedError,
+    Outcome,
+    Record,
+    Scalar,
+    UsageError,
+    canonical,
+    record,
+)
 from ktuned.search.domain import has_numpy
-from ktuned.search.strategy import Count, Strategy, load
+from ktuned.search.strategy import Count, Strategy, load, words_of
 from ktuned.spec import BoundSpace
 
 AUTO = "auto"
@@ -109,9 +121,10 @@ class Supervised(Strategy):
             StrategyFault: the strategy raised, or proposed a config that is repeated or not in the space.
         """
         with self._blamed("chooses"):
-            configs = list(self._strategy.ask(n))
+            # It may yield them without end.
+            configs = list(islice(self._strategy.ask(n), n + 1))
         if len(configs) > n:
-            raise self._fault(f"proposed {len(configs)} configs when it was asked for {n}")
+            raise self._fault(f"proposed more configs than the {n} that it was asked for")
         for config in configs:
             self._check(config)
         return configs
@@ -170,18 +183,19 @@ class Supervised(Strategy):
         except KtunedError:
             raise
         except (Exception, SystemExit) as error:
-            words = " ".join(f"{type(error).__name__}: {error}".split())
-            raise self._fault(f"failed as it {when}: {words}") from error
+            raise self._fault(f"failed as it {when}: {words_of(error)}") from error
 
     def _check(self, config: Config) -> None:
-        if not isinstance(config, Mapping):
-            raise self._fault(f"proposed {config!r}, which is no config")
         try:
-            text = canonical(config)
+            text = canonical(config) if _is_mapping(config) else ""
             # A callable's space would be walked for each question; what its strategies propose was yielded by it.
             is_held = not self.space.indexable or config in self.space
-        except (TypeError, ValueError):
-            raise self._fault(f"proposed {config!r}, which is no config") from None
+        except KernelFileError:
+            raise
+        except Exception as error:
+            raise self._fault(f"proposed what is no config: {words_of(error)}") from error
+        if not text:
+            raise self._fault(f"proposed {config!r:.100}, which is no config")
         if not is_held:
             raise self._fault(f"proposed a config that is not in the space: {text}")
         if text in self._proposed:
@@ -191,3 +205,7 @@ class Supervised(Strategy):
 
     def _fault(self, words: str) -> StrategyFault:
         return StrategyFault(f"the strategy {self._name!r} {words}", hint='name another one, such as strategy="auto"')
+
+
+def _is_mapping(proposed: object) -> bool:
+    return isinstance(proposed, Mapping)

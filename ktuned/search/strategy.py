@@ -140,17 +140,28 @@ def load(name: str, points: Sequence[EntryPoint] | None = None) -> type[Strategy
     Raises:
         UsageError: no such strategy, it cannot be imported, or it is not a :class:`Strategy`.
     """
-    found = {point.name: point for point in (entry_points(group=ENTRY_POINT_GROUP) if points is None else points)}
+    known = entry_points(group=ENTRY_POINT_GROUP) if points is None else points
+    # Another distribution's strategy does not take the place of one of ktuned's.
+    found = {point.name: point for point in sorted(known, key=lambda point: point.value.startswith("ktuned."))}
     if name not in found:
         installed = ", ".join(sorted({*found, "auto"}))
         raise UsageError(f"there is no strategy {name!r} (installed: {installed})", hint="name one that is installed")
     try:
         strategy = found[name].load()
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UsageError(
-            f"the strategy {name!r} cannot be imported: {type(error).__name__}: {error}",
+            f"the strategy {name!r} cannot be imported: {words_of(error)}",
             hint="reinstall its distribution into this interpreter",
         ) from error
     if not (isinstance(strategy, type) and issubclass(strategy, Strategy)):
         raise UsageError(f"the entry point of strategy {name!r} is not a subclass of ktuned.search.Strategy")
     return strategy
+
+
+def words_of(error: BaseException) -> str:
+    """Return an error of another's code in one line; its own words may fail."""
+    try:
+        words = str(error)
+    except Exception:
+        words = ""
+    return " ".join(f"{type(error).__name__}: {words}".split())

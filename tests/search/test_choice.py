@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -67,7 +68,22 @@ class Broken(Random):
     answer: Any = ()
 
     def ask(self, n: int) -> list[Any]:
-        return list(self.answer)
+        return self.answer  # type: ignore[no-any-return]
+
+
+class Hostile(dict[str, Any]):
+    def __getitem__(self, name: str) -> Any:
+        return 1 / 0
+
+
+class Wordless(Exception):
+    def __str__(self) -> str:
+        raise ValueError("no words")
+
+
+class RaisesWordless(Random):
+    def ask(self, n: int) -> list[Any]:
+        raise Wordless
 
 
 class Raises(Random):
@@ -90,10 +106,12 @@ class RaisesAtOnce(Random):
     [
         ([{"A": 5, "B": 2}], r'the strategy \'odd\' proposed a config that is not in the space: {"A":5,"B":2}'),
         ([{"A": 1}], "not in the space"),
-        ([{"A": object()}], "which is no config"),
+        ([{"A": object()}], "what is no config: TypeError"),
         ([1], "proposed 1, which is no config"),
         ([{"A": 1, "B": 2}] * 2, "proposed a config twice"),
-        ([{"A": 1, "B": 2}] * 4, "proposed 4 configs when it was asked for 2"),
+        ([{"A": 1, "B": 2}] * 4, "proposed more configs than the 2 that it was asked for"),
+        (itertools.repeat({"A": 1, "B": 2}), "proposed more configs than the 2 that it was asked for"),
+        ([Hostile(A=1, B=2)], "proposed what is no config: ZeroDivisionError"),
     ],
 )
 def test_invalid_proposal_names_the_strategy(answers: list[Any], words: str) -> None:
@@ -108,6 +126,8 @@ def test_strategy_that_raises_is_named() -> None:
     bound = AXES.bind({})
     with pytest.raises(StrategyFault, match=r"(?m)^the strategy 'odd' failed as it chooses: ValueError: no idea$"):
         Supervised("odd", Raises, bound, 0).ask(1)
+    with pytest.raises(StrategyFault, match=r"(?m)failed as it chooses: Wordless:$"):
+        Supervised("odd", RaisesWordless, bound, 0).ask(1)
     with pytest.raises(StrategyFault, match="failed as it takes note of an outcome: KeyError: 'A'"):
         Supervised("odd", RaisesOnTell, bound, 0).tell({"A": 1, "B": 2}, Outcome.MEASURED, 1.0)
     with pytest.raises(StrategyFault, match="failed as it starts: RuntimeError: no device"):

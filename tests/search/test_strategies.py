@@ -8,6 +8,7 @@ import subprocess
 import sys
 import tracemalloc
 from importlib.metadata import EntryPoint
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -189,19 +190,26 @@ def test_strategies_are_found_by_name() -> None:
     points = [EntryPoint("random", "ktuned.search:Random", "ktuned.strategies")]
     assert load("random", points) is Random
     assert (load("exhaustive"), load("random")) == (Exhaustive, Random)
+    assert load("random", [*points, EntryPoint("random", "json:dumps", "ktuned.strategies")]) is Random
 
 
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("best", r"there is no strategy 'best' \(installed: auto, broken, wrong\)"),
+        ("best", r"there is no strategy 'best' \(installed: auto, broken, leaves, wrong\)"),
         ("broken", "the strategy 'broken' cannot be imported: ModuleNotFoundError"),
+        ("leaves", "the strategy 'leaves' cannot be imported: SystemExit: 3"),
         ("wrong", "'wrong' is not a subclass of ktuned.search.Strategy"),
     ],
 )
-def test_strategy_that_cannot_be_had_is_told(name: str, words: str) -> None:
+def test_strategy_that_cannot_be_had_is_told(
+    name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An unknown, broken or wrong strategy is one clear line."""
+    (tmp_path / "a_module_that_exits.py").write_text("raise SystemExit(3)")
+    monkeypatch.syspath_prepend(tmp_path)
     points = [
+        EntryPoint("leaves", "a_module_that_exits:X", "ktuned.strategies"),
         EntryPoint("broken", "no_such_module:X", "ktuned.strategies"),
         EntryPoint("wrong", "json:dumps", "ktuned.strategies"),
     ]
