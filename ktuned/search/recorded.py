@@ -141,7 +141,7 @@ def _scalar(value: Any) -> Scalar:
 def _objective(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
-    return float(value) if math.isfinite(value) and 0 <= value < NEVER else None
+    return float(value) if math.isfinite(value) and 0 < value < NEVER else None
 
 
 def _unreadable(path: Path, why: str) -> UsageError:

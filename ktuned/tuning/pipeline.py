@@ -83,6 +83,7 @@ class Pipeline:
         self._learns = True
         self._prior_fault = ""
         self._first_failure = ""
+        self._first_unjudged = ""
         self._opening = Opening(())
         self._was_offered = False
         self._lead = SharedLead(objective=work.objective)
@@ -104,6 +105,8 @@ class Pipeline:
     def verdict(self) -> tuple[JobState, str]:
         """The final state of a job that ran to its end, and its message."""
         if self.progress.best_cost is None:
+            if self._first_unjudged:
+                return JobState.FAILED, f"no config has a figure by {self.work.objective}; {self._first_unjudged}"
             lost = f"; {self.progress.lost}" if self.progress.lost else self._first_failure
             return JobState.FAILED, f"no config could be measured{lost}"
         if (unknown := self._opening.waits_for) is not None:
@@ -565,6 +568,10 @@ class Pipeline:
         config, outcome = trial.config, trial.outcome
         if outcome is not Outcome.MEASURED and trial.message and not self._first_failure:
             self._first_failure = f"; {outcome}: {trial.message.splitlines()[0]}"
+        if outcome is Outcome.MEASURED and self.work.cost(trial) is None and not self._first_unjudged:
+            figure = trial.figure(self.work.objective)
+            why = f"its figure is {figure:.4g}" if figure is not None else "its figure is not finite"
+            self._first_unjudged = trial.message.partition("\n")[0] or f"{why}, and must be finite and above 0"
         is_default = config == self.work.kernel.default
         self.progress.count(trial, is_default=is_default)
         self._dissent.note(trial)

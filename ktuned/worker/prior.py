@@ -57,7 +57,7 @@ def promising(kernel: Kernel, space: BoundSpace, device: Device) -> Promise:
         scored = [
             (float(prior(space.problem_view, space.view(config), **further)), config) for config in _sample(space)
         ]
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise kernel.site.failure("prior", error) from error
     promised = [pair for pair in scored if not math.isnan(pair[0])]
     if scored and not promised:

@@ -68,10 +68,11 @@ def test_cache_that_was_not_closed(tmp_path: Path) -> None:
         (b"[1]", "neither `cache` nor `results`"),
         (b"\x1f\x8bxx", "not a whole gzip file"),
         (json.dumps(cache(a="failed")).encode(), "no measured config"),
+        (json.dumps(cache(a=0, b=-1.0)).encode(), "no measured config"),
         (b'{"cache": {"a": {}}, "tune_params_keys": ["A"]}', "lacks 'A'"),
         (b'{"results": [{}]}', "malformed"),
     ],
-    ids=["empty", "list", "torn gzip", "all failed", "no knob", "no configuration"],
+    ids=["empty", "list", "torn gzip", "all failed", "no times", "no knob", "no configuration"],
 )
 def test_other_files_are_refused(tmp_path: Path, content: bytes, words: str) -> None:
     """A file that is no recorded space is one clear line."""

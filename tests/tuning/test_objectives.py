@@ -196,3 +196,22 @@ async def test_a_save_tunes_again_by_every_objective(parts: Parts) -> None:
         jobs = (await parts.told.ended(4))[2:]
     assert [job["objective"] for job in jobs] == ["latency", "energy"]
     assert _look_up(parts, "energy").status is Status.FRESH
+
+
+@pytest.mark.parametrize(
+    ("metric", "words"),
+    [
+        ("-t", "its figure is -5"),
+        ("float('nan')", "its figure is not finite, and must be finite and above 0"),
+        ("10**400", "the metric speed(p, t): OverflowError"),
+    ],
+)
+async def test_a_metric_that_is_no_figure_is_said_to_be(parts: Parts, metric: str, words: str) -> None:
+    """Its configs were measured: the job names the metric, not the measurement."""
+    options = {"metrics": f"dict(speed=lambda p, t: {metric})", "objective": "'min:speed'"}
+    kernel = await parts.inspect(kernel_text(configs="[dict(us=50.0)]", **options))
+    async with parts.working():
+        job = await _tune(parts, kernel)
+    assert job["state"] == "failed"
+    assert "no config has a figure by min:speed; " in job["message"]
+    assert words in job["message"]

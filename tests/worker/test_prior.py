@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import sys
 from typing import Any
 
 import numpy as np
@@ -112,8 +113,9 @@ def test_prior_that_helps_is_not_remarked(prior: Any) -> None:
         (lambda p: [{"n": math.nan}], "n=nan is not a finite number"),
         (lambda p: [{}], "the config that it named is empty"),
         (lambda p, c: "good", "prior: ValueError"),
+        (lambda p: sys.exit(3), "prior: SystemExit: 3"),
     ],
-    ids=["nothing", "one config", "NaN", "empty", "a word"],
+    ids=["nothing", "one config", "NaN", "empty", "a word", "an exit"],
 )
 def test_prior_of_another_shape_names_its_file(prior: Any, words: str) -> None:
     """One line says what it returned and what it should."""
