@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 import os
 import time
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Self
@@ -149,16 +149,24 @@ class GpuWatch:
     """Watches one GPU, on which this process has a context, from its construction on.
 
     Without NVML nothing is judged, and :attr:`absence` is the reason. Asking takes a ms or more, in which the GPU is
-    idle: a watch that follows another at once goes on from the samples that the other has seen.
+    idle: watches that follow each other at once ask as often as there may be a new sample, and each goes on from those
+    that the ones before it have seen.
     """
 
-    def __init__(self, uuid: str, tolerated: Collection[int] = frozenset()) -> None:
+    def __init__(
+        self, uuid: str, tolerated: Collection[int] = frozenset(), clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._tolerated = tolerated
+        self._clock = clock
         self._watched = _watched(uuid)
         self.absence = self._watched.absence
-        if time.monotonic() - self._watched.seen_s > SAMPLED_EACH_S:
+        self._follows = self._is_recent()
+        if not self._follows:
             self._samples(0)
         self._since_us = self._watched.sample_us
+
+    def _is_recent(self) -> bool:
+        return self._clock() - self._watched.seen_s <= SAMPLED_EACH_S
 
     def _samples(self, since_us: int) -> list[nvml.Sample]:
         if self._watched.gpu is None or self.absence:
@@ -169,7 +177,7 @@ class GpuWatch:
             self.absence = str(error)
             return []
         self._watched.sample_us = max(self._watched.sample_us, *(sample.at_us for sample in found), 0)
-        self._watched.seen_s = time.monotonic()
+        self._watched.seen_s = self._clock()
         return found
 
     def is_contended(self, samples: Samples) -> bool:
@@ -181,6 +189,9 @@ class GpuWatch:
         return gpu_is_shared(self._foreign())
 
     def _foreign(self) -> list[nvml.Sample]:
+        if self._follows and self._is_recent():
+            # A sample that has come since is left to the next watch, as this one was left the last's.
+            return []
         unknown_or_own = (0, os.getpid())
         return [use for use in self._samples(self._since_us) if use.pid not in unknown_or_own]
 

@@ -95,6 +95,17 @@ class PlayedNvml(ModuleType):
         return found
 
 
+class Now:
+    """A clock that stands."""
+
+    def __init__(self) -> None:
+        self.s = 10.0
+
+    def __call__(self) -> float:
+        """Return the time, in s."""
+        return self.s
+
+
 @pytest.fixture
 def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedNvml]:
     """Put an NVML in the place of the real one."""
@@ -128,17 +139,30 @@ def test_the_work_of_others_since_then_is_contention(
     assert watch.is_contended(STEADY) is contended
 
 
-def test_a_watch_that_follows_at_once_asks_once(nvml: PlayedNvml) -> None:
-    """It goes on from the samples that the one before has seen, and counts none of them twice."""
-    first = GpuWatch("a")
+def test_watches_in_a_row_ask_as_often_as_there_is_a_sample(nvml: PlayedNvml) -> None:
+    """A row of short timings asks ten times a second; each sample is counted once, by the watch that asks next."""
+    now = Now()
+    nvml.samples = []
+    found = []
+    for number in range(1, 51):
+        watch = GpuWatch("a", clock=now)
+        now.s += 0.011
+        nvml.samples += [(OTHER, number, 80 if number in (1, 13, 14, 30) else 0)]
+        if watch.is_contended(STEADY):
+            found.append(number)
+    assert found == [1, 21, 31]
+    assert nvml.questions == 2 + 4
+
+
+def test_a_watch_after_a_pause_asks_at_its_end(nvml: PlayedNvml) -> None:
+    """However short its timing was: nothing else would judge it."""
+    now = Now()
     nvml.samples = [(OTHER, 20, 80)]
-    assert first.is_contended(STEADY)
-    asked = nvml.questions
-    second = GpuWatch("a")
-    assert nvml.questions == asked
-    assert not second.is_contended(STEADY)
-    nvml.samples += [(OTHER, 30, 80)]
-    assert second.is_contended(STEADY)
+    for number in (21, 22):
+        watch = GpuWatch("a", clock=now)
+        nvml.samples += [(OTHER, number, 80)]
+        assert watch.is_contended(STEADY)
+        now.s += 1.0
 
 
 @pytest.mark.parametrize(
