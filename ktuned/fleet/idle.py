@@ -46,6 +46,10 @@ class IdleWorkers:
                     return worker
         return None
 
+    def take_cold(self, role: Role, environment: Environment) -> Worker | None:
+        """Take out one that has imported what it needs, and has no context on any device."""
+        return self.take(role, environment) if self.spares(role, environment, "") else None
+
     def take_outdated(self, role: Role, environment: Environment, code: KernelCode) -> list[Worker]:
         """Take out those that have opened an earlier state of a kernel file."""
         return self._take_out(

@@ -29,12 +29,16 @@ REAP_S = 1.0
 
 SPARES = {"cpu": 1, "cuda": 3}
 SPARES_IN_TROUBLE = {"cpu": 2, "cuda": 6}
-"""Warm spares of a lane, by the kind of its device, and of one that has just lost a worker. Bad configs come in rows,
-being neighbours in the space: with one spare, the next failure waits for an interpreter that imports torch and makes a
-context, which takes two seconds and more. Spares that start together share the cores, and each holds memory."""
+"""Spares of a lane, by the kind of its device, and of one that has just lost a worker. Bad configs come in rows, being
+neighbours in the space: with one spare, the next failure waits for an interpreter that imports torch, which takes two
+seconds and more. Spares that start together share the cores, and each holds memory."""
+
+WARM_SPARES = 1
+"""Spares that have a context on a GPU before anything has failed there. The others are given theirs when that one is
+needed: it is at work before the next failure, and a lane that loses no worker is kept waiting by one context only."""
 
 EARLY_CORES = 8
-"""Cores for each lane from which on its spares start together with its first worker, and do not slow that one."""
+"""Cores for each lane from which on its spares start beside its first worker, and do not slow that one."""
 
 CROWDED = "device_crowded"
 """Code of a worker's error: an application's memory leaves too little for a problem."""
@@ -108,7 +112,6 @@ class Lane:
         self._bench: Bench | None = None
         self._killed: Worker | None = None
         self._killed_at = -TROUBLE_S
-        self._has_room_for_spares = False
         self._is_suspect = False
         self.is_doubtful = False
         self._is_used = False
@@ -230,7 +233,7 @@ class Lane:
         self._is_used = worker.code is not None
         worker.code, worker.holds_data = bench.code, True
         had_worker_s = monotonic() - began
-        if self._is_in_trouble or self._has_room_for_spares:
+        if self._is_in_trouble:
             self._prepare_spares(bench)
         request = bench.request
         if isinstance(request, requests.Open):
@@ -287,21 +290,23 @@ class Lane:
         return monotonic() - self._killed_at < TROUBLE_S
 
     def prepare(self, environment: Environment, backend: str, cores: int) -> None:
-        """Have the worker start that the lane will need, and its spares when that is there, if it has ``cores`` enough.
+        """Have the worker start that the lane will need, and its spares beside it, if it has ``cores`` enough.
 
         A config may fail as soon as the lane is open, and the next one is not to wait for an interpreter.
         """
-        self._fleet.prepare_spares(Role.BENCH, environment, backend)
-        # On a node a spare may have a context only where the device is leased.
-        is_alone = self.device.kind != "cpu" and not self.device.node and not self._courtesy.is_shared(self.device)
-        self._has_room_for_spares = is_alone and cores >= EARLY_CORES
+        has_room = self.device.kind != "cpu" and not self.device.node and cores >= EARLY_CORES
+        beside = SPARES.get(self.device.kind, 1) if has_room else 0
+        self._fleet.prepare_spares(Role.BENCH, environment, backend, 1 + beside)
 
     def _prepare_spares(self, bench: Bench) -> None:
         wanted = SPARES_IN_TROUBLE if self._is_in_trouble else SPARES
         count = wanted.get(self.device.kind, 1)
-        # A warm spare would take memory that an application may need.
-        device = None if self._courtesy.is_shared(self.device) else self.device
-        self._fleet.prepare_spares(Role.BENCH, bench.environment, bench.backend, count, device)
+        if self.device.kind == "cpu" or self._courtesy.is_shared(self.device):
+            # A warm spare would take memory that an application may need.
+            self._fleet.prepare_spares(Role.BENCH, bench.environment, bench.backend, count)
+            return
+        warm = None if self._is_in_trouble else WARM_SPARES
+        self._fleet.prepare_warm_spares(bench.environment, bench.backend, self.device, count, warm)
 
     async def _unreaped(self) -> str:
         """Wait for the killed worker's end; return why the device cannot be used if it does not come."""

@@ -70,10 +70,10 @@ class PoolLimits(msgspec.Struct, frozen=True):
     """Pause after the first start that is not tolerated to fail."""
 
 
-class _Spare(msgspec.Struct, frozen=True, eq=False):
-    """A spare under way, for one device (empty for any); ``made`` is set when it is there, or has failed."""
+class _Spare(msgspec.Struct, eq=False):
+    """A spare under way, and the device on which it gets a context; ``made`` is set when it is there, or has failed."""
 
-    device: str
+    device: Device | None
     made: anyio.Event = msgspec.field(default_factory=anyio.Event)
 
 
@@ -319,23 +319,52 @@ class Fleet:
         grown = worker.memory_bytes - worker.settled_bytes
         return worker.requests >= self._pool.max_requests or grown > WORN_SHARE * self._limits[worker.role]
 
-    def prepare_spares(
-        self, role: Role, environment: Environment, backend: str = "", count: int = 1, device: Device | None = None
-    ) -> None:
+    def prepare_spares(self, role: Role, environment: Environment, backend: str = "", count: int = 1) -> None:
         """Start idle workers of a role in the background until ``count`` are there, if spares are kept.
 
         They have imported ``backend``, if it is known yet, and what it compiles and loads with, as kernel files do; one
-        that measures also the spare modules. With a GPU's ``device`` they are warm: they have its context.
+        that measures also the spare modules. Those that are warm for a device are that device's, and do not count.
         """
-        key = (role, environment)
-        name = "" if device is None or device.kind == "cpu" else device.name
+        under_way = self._spares_under_way.setdefault((role, environment), [])
+        there = self._idle.spares(role, environment, "") + sum(spare.device is None for spare in under_way)
+        for _ in range(count - there if self._makes_spares else 0):
+            self._begin_spare(role, environment, backend, None)
+
+    def prepare_warm_spares(
+        self, environment: Environment, backend: str, device: Device, count: int, warm: int | None = None
+    ) -> None:
+        """Have ``count`` spares that measure stand by for a GPU, of which ``warm`` have its context; else all have.
+
+        A context takes memory of the device, and half a second in which the driver keeps others waiting.
+        """
+        if not self._makes_spares:
+            return
+        key = (Role.BENCH, environment)
         under_way = self._spares_under_way.setdefault(key, [])
-        there = self._idle.spares(role, environment, name)
-        there += sum(spare.device == name for spare in under_way)
-        for _ in range(0 if self._closing or not self.keeps_spares else count - there):
-            spare = _Spare(name)
-            under_way.append(spare)
-            self._tasks.start_soon(self._make_spare, role, environment, backend, spare, device if name else None)
+        ours = sum(spare.device is not None and spare.device.name == device.name for spare in under_way)
+        there = self._idle.spares(*key, device.name) + ours
+        cold = [spare for spare in under_way if spare.device is None]
+        for _ in range((count if warm is None else warm) - there):
+            there += 1
+            worker = self._idle.take_cold(*key)
+            if worker is None and cold:
+                cold.pop(0).device = device
+            else:
+                self._begin_spare(Role.BENCH, environment, backend, device, worker)
+        self.prepare_spares(Role.BENCH, environment, backend, count - there)
+
+    @property
+    def _makes_spares(self) -> bool:
+        return self.keeps_spares and not self._closing
+
+    def _begin_spare(
+        self, role: Role, environment: Environment, backend: str, device: Device | None, worker: Worker | None = None
+    ) -> None:
+        spare = _Spare(device)
+        under_way = self._spares_under_way.setdefault((role, environment), [])
+        # The first is the one that is waited for: what has only to be warmed is there sooner.
+        under_way.insert(len(under_way) if worker is None else 0, spare)
+        self._tasks.start_soon(self._make_spare, role, environment, backend, spare, worker)
 
     def prepare_compilers(self, environment: Environment, backend: str, *, besides: int = 0) -> None:
         """Have compile workers start and import what ``backend`` compiles with, for each slot and for ``besides``.
@@ -348,18 +377,20 @@ class Fleet:
             self.prepare_spares(Role.COMPILE, environment, backend, count + besides)
 
     async def _make_spare(
-        self, role: Role, environment: Environment, backend: str, spare: _Spare, device: Device | None
+        self, role: Role, environment: Environment, backend: str, spare: _Spare, worker: Worker | None
     ) -> None:
+        """Start a spare, unless there is a ``worker`` that has imported everything, and warm it."""
         try:
             # Not acquired: that would wait for this very spare.
-            worker = await self._start(role, environment)
+            worker = worker or await self._start(role, environment)
             try:
-                modules = self._spare_modules if role is Role.BENCH else ()
-                wanted = requests.Prepare((backend,) if backend else (), modules)
-                with self.gate_of(environment.node).starting():
-                    await worker.exchange(wanted, {Phase.LOAD: self.spawn_s})
-                if device is not None:
-                    await self._warm(worker, device)
+                if not worker.requests:
+                    modules = self._spare_modules if role is Role.BENCH else ()
+                    wanted = requests.Prepare((backend,) if backend else (), modules)
+                    with self.gate_of(environment.node).starting():
+                        await worker.exchange(wanted, {Phase.LOAD: self.spawn_s})
+                if spare.device is not None:
+                    await self._warm(worker, spare.device)
             except BaseException:
                 worker.kill()
                 raise

@@ -172,16 +172,21 @@ async def test_a_worker_that_cannot_be_reaped_makes_its_lane_sick(run_fleet: Run
         assert lane.worker_pid is not None
 
 
-async def spare_phases(run_fleet: RunFleet, tmp_path: Path, state: str) -> tuple[list[int], list[str]]:
-    """Make a spare for a GPU that is in a state; return how many requests each spare has had, and the notices."""
+def _gpu_environment(tmp_path: Path, state: str) -> Environment:
+    """Return an environment whose torch has a GPU in a state."""
     torch = tmp_path / "torch"
     torch.mkdir()
     (torch / "torch.py").write_text(TORCH)
     (torch / "device").write_text(state)
-    environment = Environment(sys.executable, str(tmp_path), (("PYTHONPATH", f"{FAKE_DIRECTORY}:{torch}"),))
+    return Environment(sys.executable, str(tmp_path), (("PYTHONPATH", f"{FAKE_DIRECTORY}:{torch}"),))
+
+
+async def spare_phases(run_fleet: RunFleet, tmp_path: Path, state: str) -> tuple[list[int], list[str]]:
+    """Make a spare for a GPU that is in a state; return how many requests each spare has had, and the notices."""
+    environment = _gpu_environment(tmp_path, state)
     async with run_fleet() as fleet:
-        fleet.prepare_spares(Role.BENCH, environment, "fake", 2, GPU)
-        fleet.prepare_spares(Role.BENCH, environment, "fake", 2, GPU)
+        fleet.prepare_warm_spares(environment, "fake", GPU, 2)
+        fleet.prepare_warm_spares(environment, "fake", GPU, 2)
         await until(lambda: [entry["state"] for entry in fleet.describe()] == ["idle", "idle"])
         worker = await fleet.acquire(Role.BENCH, environment, GPU.name)
         other = await fleet.acquire(Role.BENCH, environment, "cuda:1")
@@ -202,3 +207,37 @@ async def test_spare_that_the_gpu_refuses_stays_cold_and_is_announced(run_fleet:
     assert counts == [2, 0]
     assert [notice.split(":")[0] for notice in notices] == ["no warm spare on cuda"]
     assert "out of memory" in notices[0]
+
+
+async def test_a_lane_that_loses_no_worker_warms_one_spare(run_fleet: RunFleet, tmp_path: Path) -> None:
+    """The others have imported everything, and get their context from what has: nothing is imported again for it."""
+    environment = _gpu_environment(tmp_path, "well")
+    async with run_fleet() as fleet:
+
+        def warm() -> set[int]:
+            return {worker.pid for worker in fleet._idle if worker.device == GPU.name}
+
+        def idle() -> set[int]:
+            return {worker.pid for worker in fleet._idle}
+
+        fleet.prepare_warm_spares(environment, "fake", GPU, 3, 1)
+        await until(lambda: len(idle()) == 3)
+        assert len(warm()) == 1
+        spares = idle()
+        fleet.prepare_warm_spares(environment, "fake", GPU, 3)
+        assert warm() == idle()
+        await until(lambda: warm() == spares)
+        fleet.prepare_warm_spares(environment, "fake", GPU, 3, 1)
+        await anyio.wait_all_tasks_blocked()
+        assert {entry["pid"] for entry in fleet.describe()} == spares
+
+
+async def test_a_spare_under_way_is_warmed_when_it_is_needed(run_fleet: RunFleet, tmp_path: Path) -> None:
+    """A failure while spares still import starts no others; they are warm when they are there."""
+    environment = _gpu_environment(tmp_path, "well")
+    async with run_fleet() as fleet:
+        fleet.prepare_spares(Role.BENCH, environment, "fake", 2)
+        fleet.prepare_warm_spares(environment, "fake", GPU, 2)
+        await until(lambda: len(list(fleet._idle)) == 2)
+        assert [worker.device for worker in fleet._idle] == [GPU.name] * 2
+        assert len(fleet.describe()) == 2
