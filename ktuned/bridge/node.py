@@ -127,9 +127,10 @@ class Item(Record):
 class Exchanged(Record):
     """The end of an exchange: a reply's ``value``, or a failure; ``last`` are the items that were not sent before it.
 
-    It took ``seconds`` at the keeper. ``phase`` is where it ended, ``phases`` the seconds of each. Of a worker that
-    died ``returncode`` is given, and why it was ``stopped``, or the ``fault`` that it reported; of a phase that took
-    too long ``expired_s``, its deadline.
+    It took ``seconds`` at the keeper, after it had waited for ``waited_s`` until others were over. ``phase`` is where
+    it ended, ``phases`` the seconds of each. Of a worker that died ``returncode`` is given, and why it was ``stopped``,
+    or the ``fault`` that it reported; of a phase that took too long ``expired_s``, its deadline. One that was sent
+    ahead, and is not to follow what came before, ``is_put_off``.
     """
 
     value: Any = None
@@ -145,6 +146,8 @@ class Exchanged(Record):
     expired_s: float | None = None
     last: tuple[Item, ...] = ()
     seconds: float = 0.0
+    waited_s: float = 0.0
+    is_put_off: bool = False
 
 
 @record
@@ -153,6 +156,9 @@ class Exchange(Call[Exchanged, Item]):
 
     ``parcels`` are those that it names and that the node lacks, as far as they are small: each call of an actor that
     does not go before a request saves a lane a millisecond.
+
+    One that ``is_ahead`` follows the trials under way, of the same problem, and is carried out only if these went
+    through to the last and left no doubt about the worker.
     """
 
     operation: ClassVar = "node.exchange"
@@ -161,6 +167,7 @@ class Exchange(Call[Exchanged, Item]):
     message: Any
     deadlines: Mapping[str, float]
     parcels: Mapping[str, bytes] | None = None
+    is_ahead: bool = False
 
 
 @record

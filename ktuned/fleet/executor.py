@@ -7,7 +7,7 @@ The fleet decides which worker is needed when; an executor knows how to run one 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractAsyncContextManager
 from time import monotonic
 from typing import TypeVar
@@ -88,8 +88,10 @@ class Worker(ABC):
             RequestFailed: it answered that it cannot; it lives on.
         """
 
-    async def expect(self, artifacts: Sequence[str]) -> None:
-        """Have artifacts that a later request names where the worker is, as far as they can be brought there."""
+    async def expect(self, request: requests.Trial, deadlines: Mapping[str, float]) -> None:
+        """Prepare for what is to be tried after the trials under way, as far as that saves time: its artifacts may
+        travel, and the worker may begin with it. The :meth:`exchange` of the same units then has its answers.
+        """
         return
 
     @abstractmethod

@@ -34,7 +34,7 @@ from ktuned.fleet.local_executor import LocalExecutor
 from ktuned.fleet.node_artifacts import NodeArtifacts
 from ktuned.fleet.node_layout import NodeLayouts
 from ktuned.ipc import Trust, first_changed, replies, requests, to_message
-from ktuned.model import Record, Role, WorkerError
+from ktuned.model import Outcome, Record, Role, WorkerError
 
 MEMORY_S: Final = 0.2
 """Interval between two looks at workers' memory, as in a daemon."""
@@ -43,6 +43,19 @@ WATCH_S: Final = 2.0
 """Interval between two looks at a toolchain's files, as at those in use on a daemon's own machine."""
 
 _OTHERS = ("KTUNED_HOME", "KTUNED_SOCKET")
+
+
+class _Seat:
+    """A worker with its limit of memory: requests take turns, and one sent ahead counts on those before it.
+
+    ``went_through`` says that the last ones were trials, each was measured, and none left the worker in doubt.
+    """
+
+    def __init__(self, worker: Worker, limit_bytes: int) -> None:
+        self.worker = worker
+        self.limit_bytes = limit_bytes
+        self.turn = asyncio.Lock()
+        self.went_through = False
 
 
 class Keeper(Service):
@@ -65,8 +78,7 @@ class Keeper(Service):
         self._executor = executor
         self._layouts = NodeLayouts(home)
         self._laying_out = anyio.Lock()
-        self._workers: dict[int, Worker] = {}
-        self._limits: dict[int, int] = {}
+        self._seats: dict[int, _Seat] = {}
         self._numbers = itertools.count(1)
         self._cores = sorted(os.sched_getaffinity(0))
         self._granted = memory.default_limits(max(1, len(self._cores) - 1))
@@ -128,36 +140,50 @@ class Keeper(Service):
         except WorkerError as error:
             raise CallFailed("worker", error.message, hint=error.hint) from error
         number = next(self._numbers)
-        self._workers[number], self._limits[number] = worker, limit
+        self._seats[number] = _Seat(worker, limit)
         try:
             await send(node.Started(number, worker.pid))
             await worker.gone.wait()
         finally:
             worker.kill()
-            del self._workers[number], self._limits[number]
+            del self._seats[number]
         return node.Ended()
 
     def _kill(self, call: node.Kill) -> None:
-        worker = self._workers.get(call.worker)
-        if worker is None:
+        seat = self._seats.get(call.worker)
+        if seat is None:
             return
         if call.why:
-            worker.stop(call.why)
+            seat.worker.stop(call.why)
         else:
-            worker.kill()
+            seat.worker.kill()
 
     async def _exchange(self, call: node.Exchange, send: Send) -> node.Exchanged:
-        began = monotonic()
-        worker = self._workers.get(call.worker)
-        if worker is None:
+        seat = self._seats.get(call.worker)
+        if seat is None:
             raise CallFailed("no_worker", "the worker has ended")
+        came = monotonic()
+        # First of all, so that they are carried out in the order in which they came.
+        async with seat.turn:
+            began = monotonic()
+            if call.is_ahead and not seat.went_through:
+                return node.Exchanged(is_put_off=True)
+            seat.went_through = False
+            ended = await self._exchange_now(call, seat, send)
+            return replace(ended, seconds=monotonic() - began, waited_s=began - came)
+
+    async def _exchange_now(self, call: node.Exchange, seat: _Seat, send: Send) -> node.Exchanged:
+        worker = seat.worker
         if call.parcels:
             await self.artifacts.take(call.parcels)
         request = requests.decode(call.message)
         waiting: deque[tuple[Any, Output]] = deque()
         news = asyncio.Event()
+        items = 0
 
         def on_item(value: Any) -> None:
+            nonlocal items
+            items += 1
             waiting.append((value, worker.output()))
             news.set()
 
@@ -172,16 +198,17 @@ class Keeper(Service):
 
         passing = asyncio.ensure_future(pass_on())
         try:
-            ended = await _ended(worker, request, call.deadlines, on_item)
+            ended, reply = await _ended(worker, request, call.deadlines, on_item)
         finally:
             passing.cancel()
+        seat.went_through = _went_through(request, items, reply)
         left = [await self._item(*one) for one in waiting]
         if sum(len(item.artifact) for item in left) > parcels.MAX_ALL_IN_FRAME_BYTES:
             for item in left:
                 await send(item)
             left = []
         # Results that come together travel as one answer: each costs a call of an actor.
-        return replace(ended, last=tuple(left), seconds=monotonic() - began)
+        return replace(ended, last=tuple(left))
 
     async def _item(self, value: Any, output: Output) -> node.Item:
         artifact = await self.artifacts.packed(value)
@@ -190,34 +217,43 @@ class Keeper(Service):
     async def watch_memory(self) -> None:
         """Stop workers that outgrow their limits, until cancelled."""
         while True:
-            for number, worker in list(self._workers.items()):
-                worker.measure_memory()
-                limit = self._limits[number]
-                if worker.memory_bytes > limit:
-                    worker.stop(memory.exceeded(worker.memory_bytes, limit))
+            for seat in list(self._seats.values()):
+                seat.worker.measure_memory()
+                if seat.worker.memory_bytes > seat.limit_bytes:
+                    seat.worker.stop(memory.exceeded(seat.worker.memory_bytes, seat.limit_bytes))
             await anyio.sleep(MEMORY_S)
 
 
 async def _ended(
     worker: Worker, request: requests.Request[Any, Any], deadlines: Mapping[str, float], on_item: Any
-) -> node.Exchanged:
-    """Have a worker carry a request out, and return how that ended as data."""
+) -> tuple[node.Exchanged, Any]:
+    """Have a worker carry a request out; return how that ended as data, and its reply if there is one."""
     try:
         reply, output = await worker.exchange(request, deadlines, on_item=on_item)
     except WorkerDied as error:
-        return _failed(error, error.output, returncode=error.returncode, stopped=error.stopped, fault=error.fault)
+        failed = _failed(error, error.output, returncode=error.returncode, stopped=error.stopped, fault=error.fault)
+        return failed, None
     except DeadlineExpired as error:
-        return _failed(error, error.output, expired_s=error.deadline_s)
+        return _failed(error, error.output, expired_s=error.deadline_s), None
     except RequestFailed as error:
-        return _failed(error, error.output, failure=error.failure)
+        return _failed(error, error.output, failure=error.failure), None
     worker.measure_memory()
-    return node.Exchanged(
+    ended = node.Exchanged(
         to_message(reply),
         output.stdout,
         output.stderr,
         phases=worker.timeline(),
         memory_bytes=worker.memory_bytes,
     )
+    return ended, reply
+
+
+def _went_through(request: requests.Request[Any, Any], items: int, reply: Any) -> bool:
+    """Return whether trials went through to the last one, after which the next may follow in the same worker."""
+    if not isinstance(request, requests.Trial) or not isinstance(reply, replies.Measurement):
+        return False
+    is_well = reply.outcome not in (None, Outcome.LAUNCH_ERROR) and not reply.is_guilty and not reply.is_unsound
+    return is_well and items == len(request.units) - 1
 
 
 def _failed(error: WorkerDied | DeadlineExpired | RequestFailed, output: Output, **fields: Any) -> node.Exchanged:

@@ -361,10 +361,10 @@ class Lane:
         finally:
             self._courtesy.used(self.device, began, monotonic())
 
-    async def expect(self, artifacts: Sequence[str]) -> None:
-        """Have artifacts that are measured next brought to the lane's machine, while it measures others."""
+    async def expect(self, request: requests.Trial, deadlines: Mapping[str, float]) -> None:
+        """Have the worker prepare for what the lane measures next, while it measures others."""
         if self._worker is not None and self._worker.is_alive:
-            await self._worker.expect(artifacts)
+            await self._worker.expect(request, deadlines)
 
     def output(self) -> Output:
         """Return what the worker has printed since it was asked last; the caller holds the lane."""

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import Any, Self
@@ -48,7 +49,10 @@ class RemoteWorker(Worker):
         self._number = started.worker
         self._executor = executor
         self._link = link
-        self._said: list[Output] = []
+        self._answers = _Answers()
+        self._ahead: _Ahead | None = None
+        self._owed_s = 0.0
+        self._trials = 0
         self._phases: Mapping[str, float] = {}
         self._stopped = ""
         self._is_killed = False
@@ -71,11 +75,14 @@ class RemoteWorker(Worker):
             WorkerDied, DeadlineExpired, RequestFailed: as :meth:`Worker.exchange`; :class:`NodeLost` with the node.
         """
         self.requests += 1
-        self._said = []
+        ahead = self._claimed(request)
         done = False
         try:
             try:
-                reply = await self._exchange(request, deadlines, on_item)
+                reply = None if ahead is None else await self._follow(ahead, on_item)
+                if reply is None:
+                    self._answers = _Answers(on_item)
+                    reply = await self._exchange(request, deadlines, self._answers)
             except (BridgeDown, BridgeSlow, CallFailed) as error:
                 await self._settle_end()
                 raise self._death(error, request.first_phase) from error
@@ -88,10 +95,42 @@ class RemoteWorker(Worker):
             if not done:
                 self.kill()
 
-    async def expect(self, artifacts: Sequence[str]) -> None:
-        """Have artifacts that a later request names brought to the node, unless it is lost."""
+    async def expect(self, request: requests.Trial, deadlines: Mapping[str, float]) -> None:
+        """Have the artifacts brought to the node, and the request begun there as soon as the trials under way are over.
+
+        At most one request waits there. It is not sent where nothing would come before it.
+        """
         with contextlib.suppress(BridgeDown, BridgeSlow, CallFailed):
-            await self._executor.files(self._link).send_ahead(artifacts)
+            await self._executor.files(self._link).send_ahead(unit.key for unit in request.units)
+        if self._ahead is None and self.is_alive and self._trials:
+            self._ahead = _Ahead(request)
+            self._executor.begin(partial(self._carry_out, self._ahead, deadlines))
+
+    async def _carry_out(self, ahead: _Ahead, deadlines: Mapping[str, float]) -> None:
+        """Have a request carried out before its :meth:`exchange`."""
+        try:
+            ahead.reply = await self._exchange(ahead.request, deadlines, ahead.answers, is_ahead=True)
+        except KtunedError as error:
+            ahead.error = error
+        finally:
+            ahead.ended.set()
+
+    def _claimed(self, request: requests.Request[Any, Any]) -> _Ahead | None:
+        """Return the request that was sent ahead if it is this one; any but other trials make it void."""
+        ahead = self._ahead
+        is_other = isinstance(request, requests.Trial) and ahead is not None and ahead.request.units != request.units
+        if not is_other:
+            self._ahead = None
+        return ahead if isinstance(request, requests.Trial) and not is_other else None
+
+    async def _follow(self, ahead: _Ahead, on_item: Callable[[Any], None] | None) -> Any:
+        """Wait for the reply to a request that was sent ahead; return nothing if it was put off."""
+        self._answers = ahead.answers
+        ahead.answers.pass_on(on_item)
+        await ahead.ended.wait()
+        if ahead.error is not None:
+            raise ahead.error
+        return ahead.reply
 
     async def _settle_end(self) -> None:
         """Wait a moment for the reason why a call failed: the worker's end, or its node's."""
@@ -104,8 +143,14 @@ class RemoteWorker(Worker):
         return NodeLost(self.environment.node, self._link.reason or error.message, phase)
 
     async def _exchange(
-        self, request: requests.Request[R, I], deadlines: Mapping[str, float], on_item: Callable[[I], None] | None
-    ) -> R:
+        self,
+        request: requests.Request[R, I],
+        deadlines: Mapping[str, float],
+        answers: _Answers,
+        *,
+        is_ahead: bool = False,
+    ) -> Any:
+        """Have the worker carry a request out; return its reply, or nothing if it was sent ahead and put off."""
         began = monotonic()
         files = self._executor.files(self._link)
         small = await files.provide(request, self.environment)
@@ -113,34 +158,32 @@ class RemoteWorker(Worker):
         sent = _local(request)
         reply_type, item_type = requests.answer_types(type(request))
         brought: list[tuple[replies.CompiledUnit, bytes]] = []
-        pass_on: Callable[[Any], None] | None = on_item
 
         def take(item: node.Item) -> None:
-            self._said.append(Output(item.stdout, item.stderr))
             assert item_type is not None
             value = from_plain(item_type, item.value)
+            output = Output(item.stdout, item.stderr)
             if isinstance(value, replies.CompiledUnit):
+                answers.said.append(output)
                 brought.append((value, item.artifact))
                 return
             files.note(value, request)
-            if pass_on is not None:
-                pass_on(value)
+            answers.take(value, output)
 
-        call = node.Exchange(self._number, requests.plain(sent), dict(deadlines), small or None)
-        # Begun again by each item, as a phase is.
-        ended = await self._link.exchange(call, sum(deadlines.values()) + GRACE_S, take)
+        call = node.Exchange(self._number, requests.plain(sent), dict(deadlines), small or None, is_ahead)
+        ended = await self._send(call, request, take)
+        if ended.is_put_off:
+            return None
         for item in ended.last:
             take(item)
         ended_at = monotonic()
         for value, packed in brought:
             # Bounded by the group that was compiled.
-            kept = await files.bring(value, packed)
-            if pass_on is not None:
-                pass_on(kept)
-        self._said.append(Output(ended.stdout, ended.stderr))
+            answers.take(await files.bring(value, packed), Output())
+        answers.said.append(Output(ended.stdout, ended.stderr))
         self._phases = ended.phases or {}
         self.memory_bytes = ended.memory_bytes or self.memory_bytes
-        self._raise_failure(ended)
+        _raise_failure(ended, answers, self._stopped)
         reply: R = from_plain(reply_type, ended.value)
         files.note(reply, request)
         _log.debug(
@@ -148,24 +191,33 @@ class RemoteWorker(Worker):
             node=self.environment.node,
             operation=request.operation,
             provide_ms=_ms(provided_at - began),
-            way_ms=_ms(ended_at - provided_at - ended.seconds),
+            way_ms=_ms(ended_at - provided_at - ended.seconds - ended.waited_s),
+            waited_ms=_ms(ended.waited_s),
             keeper_ms=_ms(ended.seconds - sum(self._phases.values())),
             bring_ms=_ms(monotonic() - ended_at),
             **{f"{phase}_ms": _ms(seconds) for phase, seconds in self._phases.items()},
         )
         return reply
 
-    def _raise_failure(self, ended: node.Exchanged) -> None:
-        if ended.failure is not None:
-            raise RequestFailed(ended.failure, Phase(ended.phase), self.output())
-        if ended.expired_s is not None:
-            raise DeadlineExpired(Phase(ended.phase), ended.expired_s, self.output())
-        if ended.returncode is not None:
-            stopped = ended.stopped or self._stopped
-            raise WorkerDied(ended.returncode, Phase(ended.phase), self.output(), stopped, ended.fault)
+    async def _send(
+        self, call: node.Exchange, request: requests.Request[Any, Any], take: Callable[[node.Item], None]
+    ) -> node.Exchanged:
+        """Send a call; its deadline is begun again by each item, as a phase is, and comes after all before it."""
+        own_s = sum(call.deadlines.values())
+        deadline_s = self._owed_s + own_s + GRACE_S
+        is_trial = isinstance(request, requests.Trial)
+        owed_s = own_s * (len(request.units) if isinstance(request, requests.Trial) else 1)
+        self._owed_s += owed_s
+        self._trials += is_trial
+        try:
+            return await self._link.exchange(call, deadline_s, take)
+        finally:
+            self._owed_s -= owed_s
+            self._trials -= is_trial
 
     def kill(self) -> None:
         """End the worker and all that it started; :attr:`gone` is set when it has."""
+        self._ahead = None
         if self.is_alive:
             self._is_killed = True
             self._executor.end(self._link, self._number, "")
@@ -182,12 +234,63 @@ class RemoteWorker(Worker):
 
     def output(self) -> Output:
         """Return what was printed since this was last asked."""
-        said, self._said = self._said, []
-        return Output("".join(one.stdout for one in said), "".join(one.stderr for one in said))
+        return self._answers.output()
 
     def timeline(self) -> Mapping[str, float]:
         """Return the seconds of each phase of the last request."""
         return self._phases
+
+
+class _Answers:
+    """Answers of a worker to one request; where it was sent ahead, items are kept until it is asked for them."""
+
+    def __init__(self, on_item: Callable[[Any], None] | None = None, *, holds: bool = False) -> None:
+        self.said: list[Output] = []
+        self._on_item = on_item
+        self._held: list[tuple[Any, Output]] | None = [] if holds else None
+
+    def take(self, value: Any, output: Output) -> None:
+        """Take an item, and what was printed for it."""
+        if self._held is not None:
+            self._held.append((value, output))
+            return
+        self.said.append(output)
+        if self._on_item is not None:
+            self._on_item(value)
+
+    def pass_on(self, on_item: Callable[[Any], None] | None) -> None:
+        """Pass items on from now on, those that are held first."""
+        held, self._held, self._on_item = self._held or [], None, on_item
+        # What was printed with the reply comes after what was printed with them.
+        said, self.said = self.said, []
+        for value, output in held:
+            self.take(value, output)
+        self.said += said
+
+    def output(self) -> Output:
+        """Return what was printed since this was last asked."""
+        said, self.said = self.said, []
+        return Output("".join(one.stdout for one in said), "".join(one.stderr for one in said))
+
+
+class _Ahead:
+    """A request that was sent ahead: its answers, and when it has ``ended`` its reply, or the error."""
+
+    def __init__(self, request: requests.Trial) -> None:
+        self.request = request
+        self.answers = _Answers(holds=True)
+        self.ended = anyio.Event()
+        self.reply: replies.Measurement | None = None
+        self.error: KtunedError | None = None
+
+
+def _raise_failure(ended: node.Exchanged, answers: _Answers, stopped: str) -> None:
+    if ended.failure is not None:
+        raise RequestFailed(ended.failure, Phase(ended.phase), answers.output())
+    if ended.expired_s is not None:
+        raise DeadlineExpired(Phase(ended.phase), ended.expired_s, answers.output())
+    if ended.returncode is not None:
+        raise WorkerDied(ended.returncode, Phase(ended.phase), answers.output(), ended.stopped or stopped, ended.fault)
 
 
 class RemoteExecutor(Executor):
@@ -348,6 +451,11 @@ class RemoteExecutor(Executor):
                 self._workers.discard(starting.worker)
                 starting.worker.gone.set()
             starting.known.set()
+
+    def begin(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
+        """Have something done for a worker beside what its callers wait for."""
+        if self._tasks is not None:
+            self._tasks.start_soon(work)
 
     def end(self, link: NodeLink, number: int, why: str) -> None:
         """Have a worker killed, as soon as its keeper hears of it."""

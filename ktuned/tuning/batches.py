@@ -58,9 +58,18 @@ class BatchSize:
         return max(1, min(self._most, int(self._limit_s / max(median(self._each_s), 1e-6))))
 
 
-def may_reserve(*, waiting: int, lanes: int, batch: int) -> bool:
-    """Return whether a lane may take its next batch while it measures one: as long as there is a batch for each."""
-    return waiting >= max(1, lanes * batch)
+def may_reserve(*, waiting: int, lanes: int) -> bool:
+    """Return whether a lane may take its next batch while it measures one: as long as there is a config for each."""
+    return waiting >= max(1, lanes)
+
+
+def share(*, waiting: int, lanes: int, batch: int, takes_ahead: bool) -> int:
+    """Return how many of those that wait a lane takes at once.
+
+    One that has its next batch while it measures one takes less, so that all lanes end at about the same time.
+    """
+    parts = 2 * lanes if takes_ahead else lanes
+    return min(batch, max(1, -(-waiting // parts)))
 
 
 def asked_at_once(*, lanes: int, batch: int) -> int:

@@ -211,22 +211,9 @@ class MeasureStage:
         # What a damaged worker may be the reason for is tried in another one.
         is_doubtful, lane.is_doubtful = lane.is_doubtful, False
         count = 1 if is_doubtful or first.disturbed else self._together(lane, left)
-        applications = lane.applications
-        is_last_try = bool(applications) and first.disturbed == CONTENDED_TRIES - 1
-        request = requests.Trial(
-            tuple(compiled.attempt.unit for compiled in islice(left, count)),
-            work.preset,
-            work.judge_contention and not is_last_try,
-            # By other objectives a slow config may be a good one.
-            best_us * work.job.plan.early_stop if best_us is not None and work.objective == LATENCY else None,
-            None if best_us is None else self._incumbent,
-            # Of one that has what it declares, or all that there is, nothing more can be learned.
-            None if lane.device.kind != "cpu" or first.declares_cores or granted < wanted else granted,
-            applications,
-            tuple(compiled.attempt.known_us for compiled in islice(left, count)) if work.needs_energy else (),
-            # On a CPU the daemon's work on a result would disturb the timing of the next one.
-            LANE_S if lane.device.kind == "cpu" else HOLD_GPU_S,
-        )
+        # Of one that has what it declares, or all that there is, nothing more can be learned.
+        cores = None if lane.device.kind != "cpu" or first.declares_cores or granted < wanted else granted
+        request = self._trial(lane, list(islice(left, count)), best_us, cores)
         deadlines = for_trial(work.deadlines, work.preset, best_us)
         error: WorkerDied | DeadlineExpired | RequestFailed | None = None
         began, began_at, spent_s = monotonic(), time(), 0.0
@@ -273,6 +260,31 @@ class MeasureStage:
                 undecided.append(left.popleft())
             compiled = left.popleft()
             await self._blame(lane, compiled, error, undecided, done, is_doubtful=is_doubtful)
+
+    def _trial(self, lane: Lane, some: Sequence[Compiled], best_us: float | None, cores: int | None) -> requests.Trial:
+        work, first = self._work, some[0].attempt
+        applications = lane.applications
+        is_last_try = bool(applications) and first.disturbed == CONTENDED_TRIES - 1
+        return requests.Trial(
+            tuple(compiled.attempt.unit for compiled in some),
+            work.preset,
+            work.judge_contention and not is_last_try,
+            # By other objectives a slow config may be a good one.
+            best_us * work.job.plan.early_stop if best_us is not None and work.objective == LATENCY else None,
+            None if best_us is None else self._incumbent,
+            cores,
+            applications,
+            tuple(compiled.attempt.known_us for compiled in some) if work.needs_energy else (),
+            # On a CPU the daemon's work on a result would disturb the timing of the next one.
+            LANE_S if lane.device.kind == "cpu" else HOLD_GPU_S,
+        )
+
+    async def expect(self, lane: Lane, coming: Sequence[Compiled], best_us: float | None) -> None:
+        """Have a GPU's worker prepare for what its lane is to measure next, or begin with it: by what is known now."""
+        some = coming[: self._together(lane, coming)]
+        best_us = None if self._is_default(some[0].attempt) else best_us
+        request = self._trial(lane, some, best_us, None)
+        await lane.expect(request, for_trial(self._work.deadlines, self._work.preset, best_us))
 
     async def _exchange(self, lane: Lane, request: requests.Trial, deadlines: Mapping[str, float], take: _Take) -> None:
         """Send a request, and ``take`` its measurements as they come: while the next one is measured, if there is one.

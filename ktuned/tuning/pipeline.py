@@ -37,7 +37,7 @@ from ktuned.model import (
 )
 from ktuned.store import Artifacts, Store
 from ktuned.tuning.attempt import Attempt, Compiled, Ended, Progress, Work
-from ktuned.tuning.batches import LANE_S, MAX_BATCH, OPENING_AHEAD, BatchSize, ahead, asked_at_once, may_reserve
+from ktuned.tuning.batches import LANE_S, MAX_BATCH, OPENING_AHEAD, BatchSize, ahead, asked_at_once, may_reserve, share
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.dissent import Dissent
 from ktuned.tuning.exploration import Explorer, SearchSummary, opened
@@ -458,19 +458,24 @@ class Pipeline:
                 recording.start_soon(self._record_measured, results, recorded)
 
             async for first in channel:
-                batch = self._batch(first, channel)
+                batch = self._batch(lane, first, channel)
                 while batch:
                     coming = self._coming(lane, channel)
                     if coming:
-                        recording.start_soon(lane.expect, [compiled.attempt.unit.key for compiled in coming])
+                        recording.start_soon(self._measuring.expect, lane, coming, self.progress.best_us)
                     await self._measuring.measure(lane, batch, lambda: self.progress.best_us, done)
                     batch = coming
 
-    def _batch(self, first: Compiled, channel: MemoryObjectReceiveStream[Compiled]) -> list[Compiled]:
+    def _batch(self, lane: Lane, first: Compiled, channel: MemoryObjectReceiveStream[Compiled]) -> list[Compiled]:
         """Return ``first`` and a lane's share of those that wait, as many as are measured in no time."""
         batch = [first]
-        share = 1 + channel.statistics().current_buffer_used // len(self._lanes)
-        for _ in range(min(self._batch_size.now, share) - 1):
+        size = share(
+            waiting=1 + channel.statistics().current_buffer_used,
+            lanes=len(self._lanes),
+            batch=self._batch_size.now,
+            takes_ahead=_takes_ahead(lane),
+        )
+        for _ in range(size - 1):
             try:
                 batch.append(channel.receive_nowait())
             except (anyio.WouldBlock, anyio.EndOfStream):
@@ -478,14 +483,13 @@ class Pipeline:
         return batch
 
     def _coming(self, lane: Lane, channel: MemoryObjectReceiveStream[Compiled]) -> list[Compiled]:
-        """Return what a lane on a node measures next, whose artifacts travel while it measures: where that disturbs
-        nothing, and as long as the other lanes have enough.
+        """Return what a lane on a node measures next, which travels while it measures, as long as the other lanes have
+        enough.
         """
         waiting = channel.statistics().current_buffer_used
-        is_plenty = may_reserve(waiting=waiting, lanes=len(self._lanes), batch=self._batch_size.now)
-        if not lane.device.node or lane.device.kind == "cpu" or not is_plenty:
+        if not _takes_ahead(lane) or not may_reserve(waiting=waiting, lanes=len(self._lanes)):
             return []
-        return self._batch(channel.receive_nowait(), channel)
+        return self._batch(lane, channel.receive_nowait(), channel)
 
     async def _record_measured(self, results: Sequence[tuple[Attempt, TrialResult]], recorded: anyio.Event) -> None:
         await self._record(results)
@@ -599,3 +603,8 @@ class Pipeline:
                         await self._store.finish_trial(attempt.trial, result)
             except StoreError as error:
                 _log.warning("trials_not_recorded", job=self.work.job.id, reason=error.message)
+
+
+def _takes_ahead(lane: Lane) -> bool:
+    """Return whether a lane has its next batch while it measures one: its way takes time, and disturbs no timing."""
+    return bool(lane.device.node) and lane.device.kind != "cpu"

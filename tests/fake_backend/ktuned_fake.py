@@ -221,6 +221,7 @@ class Fake(Backend):
     build = Build
     required_files = ("kernel.json",)
     default_target = os.environ.get("FAKE_TARGET", "")
+    times_on_host = True
     decisive_files = ("kernel.json",)
 
     def fingerprint(self) -> Mapping[str, str]:

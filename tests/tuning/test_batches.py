@@ -48,9 +48,9 @@ def test_many_lanes_are_not_held_up_by_questions() -> None:
 
 def test_a_lane_reserves_only_while_there_is_plenty() -> None:
     """At the end of a job none waits for a lane that is at work while another is idle."""
-    assert may_reserve(waiting=32, lanes=2, batch=16)
-    assert not may_reserve(waiting=31, lanes=2, batch=16)
-    assert not may_reserve(waiting=0, lanes=1, batch=1)
+    assert may_reserve(waiting=2, lanes=2)
+    assert not may_reserve(waiting=1, lanes=2)
+    assert not may_reserve(waiting=0, lanes=1)
 
 
 def test_slow_configs_are_not_asked_for_far_ahead() -> None:
