@@ -68,7 +68,7 @@ class AsyncTransport:
 
     async def subscribe(self, params: Mapping[str, Any], deadline_s: float) -> AsyncSubscription:
         """Subscribe, over a connection of its own; raises as :meth:`look_up`."""
-        connection: _Connection | None = None
+        connection: _AioConnection | None = None
         try:
             async with asyncio.timeout(deadline_s):
                 connection = await _open(self.path)
@@ -109,7 +109,7 @@ class AsyncTransport:
             shared = self._shared[loop] = _Shared()
         return shared
 
-    async def _connected(self) -> _Connection:
+    async def _connected(self) -> _AioConnection:
         shared = self._of_this_loop()
         if shared.connection is not None and shared.connection.is_open:
             return shared.connection
@@ -137,13 +137,13 @@ class _Shared:
     """One loop's connection, and the lock under which it is made."""
 
     connecting: asyncio.Lock = field(default_factory=asyncio.Lock)
-    connection: _Connection | None = None
+    connection: _AioConnection | None = None
 
 
 class AsyncSubscription:
     """The notifications of one subscription; ``start`` is its initial position."""
 
-    def __init__(self, connection: _Connection, start: Mapping[str, Any]) -> None:
+    def __init__(self, connection: _AioConnection, start: Mapping[str, Any]) -> None:
         self.start = start
         self._connection = connection
 
@@ -160,7 +160,7 @@ class AsyncSubscription:
         self._connection.close()
 
 
-class _Connection(asyncio.BufferedProtocol):
+class _AioConnection(asyncio.BufferedProtocol):
     """One connection: responses matched to requests by id, and events in order of arrival."""
 
     def __init__(self, connected: socket.socket) -> None:
@@ -260,12 +260,12 @@ class _Connection(asyncio.BufferedProtocol):
         self._event_came.set()
 
 
-async def _open(path: str) -> _Connection:
+async def _open(path: str) -> _AioConnection:
     """Connect, with every check; on a Unix socket this succeeds at once or fails."""
     connection = paths.connect(path, 0.0)
     try:
         _, protocol = await asyncio.get_running_loop().create_unix_connection(
-            lambda: _Connection(connection), sock=connection
+            lambda: _AioConnection(connection), sock=connection
         )
     except BaseException:
         connection.close()

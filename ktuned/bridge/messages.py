@@ -74,7 +74,7 @@ class Answer:
     fault: replies.Fault | None = None
 
 
-def encode_call(number: int, call: Call[Any, Any]) -> bytes:
+def encode_service_call(number: int, call: Call[Any, Any]) -> bytes:
     """Return a call's frame.
 
     Raises:

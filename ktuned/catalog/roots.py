@@ -83,7 +83,7 @@ def asked_again(root: Root, project: Project | None = None, trust: Trust | None 
 
 
 def known_roots(roots: Iterable[Root], known: Mapping[str, str], trust: Trust) -> list[Root]:
-    """Return roots as they are to be watched by a daemon that starts, or that has read its settings again.
+    """Return a catalog's roots as a daemon is to watch them that starts, or that has read its settings again.
 
     One whose project file cannot be followed keeps the name that ``known`` has for its path.
     """

@@ -126,7 +126,7 @@ def probe_here(python: str = sys.executable, *, deadline_s: float = PROBE_HERE_S
 def check_backends(
     environments: Iterable[Mapping[str, Any]], roots: Iterable[Mapping[str, Any]] = ()
 ) -> Iterator[Finding]:
-    """Check each interpreter, each of its backends, and each of their devices."""
+    """Check the equipment of each interpreter: its backends, and each of their devices."""
     users: dict[str, list[str]] = {}
     for root in roots:
         users.setdefault(root["python"], []).append(root["name"])

@@ -88,7 +88,7 @@ class Calls:
         """Send a call and wait for its reply, as :meth:`ktuned.fleet.Bridge.exchange`."""
         number = next(self._numbers)
         pending = _Pending(type(call), self._loop.create_future(), on_item, monotonic())
-        data = messages.encode_call(number, call)
+        data = messages.encode_service_call(number, call)
         self._pending[number] = pending
         is_sent = False
         try:

@@ -144,7 +144,7 @@ class Carrier:
         staging = place.with_name(f".{key}.from-{self._link.info.id[:8]}")
         if not packed:
             await self._bridge.exchange(cluster.Fetch(self._link.info.id, f"artifact-{key}", str(staging)), CARRY_S)
-        size = await anyio.to_thread.run_sync(_seal, staging, place, packed)
+        size = await anyio.to_thread.run_sync(_seal_carried, staging, place, packed)
         return replace(unit, bytes=size)
 
     async def _lay_out(self, environment: Environment, digests: Mapping[str, str | None]) -> None:
@@ -196,8 +196,8 @@ def _small(lacking: Mapping[str, str]) -> dict[str, bytes]:
     return small
 
 
-def _seal(staging: Path, place: Path, packed: bytes) -> int:
-    """Move a checked artifact into its place, one that came ``packed`` too; return its size."""
+def _seal_carried(staging: Path, place: Path, packed: bytes) -> int:
+    """Check a carried artifact and move it into its place, one that came ``packed`` too; return its size."""
     try:
         if packed:
             parcels.unpack_directory(packed, staging)

@@ -91,7 +91,7 @@ class Shortcuts:
             return
         question = data[_ID_ENDS.get(data[2], len(data)) :]
         answer = response[_ID_ENDS[response[2]] :]
-        lookups = _lookups_of(question)
+        lookups = _lookups_answered(question)
         if not lookups or not answer.startswith(b"\xc0"):
             return
         size = len(question) + len(answer)
@@ -109,8 +109,8 @@ class Shortcuts:
         self._bytes = 0
 
 
-def _lookups_of(question: bytes) -> int:
-    """Return how many lookups a request asks for, by its bytes from its method on; 0 for other methods."""
+def _lookups_answered(question: bytes) -> int:
+    """Return how many lookups a shortcut to this request's answer saves, by its bytes from its method on."""
     if question.startswith(_LOOKUP):
         return 1
     if not question.startswith(_LOOKUP_MANY):

@@ -23,7 +23,7 @@ _SHELL = "get_ipython"
 
 
 @dataclass(frozen=True, eq=False)
-class Statement:
+class CellStatement:
     """A top-level statement of a cell that has run: its cell's place in the order, its syntax, its text."""
 
     cell: int
@@ -52,7 +52,7 @@ class Statement:
 
     @cached_property
     def uses(self) -> frozenset[str]:
-        """The names that it takes from elsewhere, those that it changes included."""
+        """The names that it takes from other cells, those that it changes included."""
         return frozenset(dotted[0] for dotted in free_names(self.node)) | self.changes
 
     @property
@@ -61,7 +61,7 @@ class Statement:
         return isinstance(self.node, ast.Import | ast.ImportFrom)
 
 
-def statements(cells: Sequence[str]) -> list[Statement]:
+def statements(cells: Sequence[str]) -> list[CellStatement]:
     """Return the statements of the cells that have run, in their order, without those that need the notebook's shell.
 
     ``cells`` are Python: magics are calls already. One that cannot be parsed did not run either.
@@ -75,7 +75,7 @@ def statements(cells: Sequence[str]) -> list[Statement]:
         lines = text.splitlines()
         for node in body:
             if not any(isinstance(part, ast.Name) and part.id == _SHELL for part in ast.walk(node)):
-                found.append(Statement(number, node, _text(node, body, lines)))
+                found.append(CellStatement(number, node, _text(node, body, lines)))
     return found
 
 
@@ -113,7 +113,7 @@ def kernel_file(cells: Sequence[str], kernel: str, names: Collection[str]) -> st
     return f'"""Kernel {kernel}: {MARK}."""\n\n' + "\n".join(parts) + "\n"
 
 
-def _wanted(taken: Sequence[Statement]) -> Iterator[str]:
+def _wanted(taken: Sequence[CellStatement]) -> Iterator[str]:
     """Yield the names that a cell uses and does not bind before."""
     bound: set[str] = set()
     for statement in taken:
@@ -122,7 +122,7 @@ def _wanted(taken: Sequence[Statement]) -> Iterator[str]:
         bound |= statement.binds
 
 
-def _defining(ran: Sequence[Statement], name: str, declaring: int) -> list[Statement]:
+def _defining(ran: Sequence[CellStatement], name: str, declaring: int) -> list[CellStatement]:
     """Return the statements that give a name its value as the kernel's cell found it, and as it is by now."""
     binding = [place for place, statement in enumerate(ran) if name in statement.binds - statement.changes]
     if not binding:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from ktuned.report.document import Document, Standing
     from ktuned.report.html_page import fragment, page
     from ktuned.report.live import Latest, LiveServer
-    from ktuned.report.store_survey import keyed, survey
+    from ktuned.report.store_survey import survey, surveyed_key
 
 __all__ = [
     "FORMATS",
@@ -30,10 +30,10 @@ __all__ = [
     "figure_of",
     "fragment",
     "front",
-    "keyed",
     "page",
     "rendered",
     "survey",
+    "surveyed_key",
     "vllm_files",
 ]
 
@@ -43,7 +43,7 @@ _LATER = {
     "LiveServer": "live",
     "Standing": "document",
     "fragment": "html_page",
-    "keyed": "store_survey",
+    "surveyed_key": "store_survey",
     "page": "html_page",
     "survey": "store_survey",
 }

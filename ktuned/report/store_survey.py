@@ -408,8 +408,8 @@ def _figures(job: Job) -> JobFigures:
     )
 
 
-def keyed(kernel: str, problem: Mapping[str, Any], device: str) -> WinnerKey:
-    """Return the key of an entry of the protocol."""
+def surveyed_key(kernel: str, problem: Mapping[str, Any], device: str) -> WinnerKey:
+    """Return the key by which a store's survey knows a kernel's problem on a device."""
     from ktuned.model import DeviceModel, KernelName, KeyProblem
 
     return WinnerKey(KernelName(kernel), KeyProblem(canonical(problem)), DeviceModel(device))

@@ -18,7 +18,7 @@ from ktuned.spec.python_source import Syntax, free_names
 from ktuned.spec.raised import causes, place
 from ktuned.spec.spaces import space
 from ktuned.spec.tensors import TensorSpec, layout, materialise, materialise_numpy, tensor
-from ktuned.spec.values import mapping_fault
+from ktuned.spec.user_values import mapping_fault
 
 __all__ = [
     "ACCESSES",

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 from ktuned.model import Config, KernelFileError, Problem, Record, Scalar, canonical, is_among, record
-from ktuned.spec.values import Site, Values, mapping_fault
+from ktuned.spec.user_values import Site, Values, mapping_fault
 
 MEMBERSHIP_BOUND = 100_000
 """Configs of a callable that a membership test reads: some 0.5 s of work for a simple generator."""

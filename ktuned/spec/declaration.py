@@ -23,7 +23,7 @@ from ktuned.spec.declared_kernel import Inputs, Kernel, KernelFunction, Metric, 
 from ktuned.spec.faults import UNSET, check_fault, fault_of, unknown_fault
 from ktuned.spec.origin import is_ours
 from ktuned.spec.spaces import Space
-from ktuned.spec.values import Site
+from ktuned.spec.user_values import Site
 from ktuned.spec.work import Declared
 
 DEFAULT_RTOL = 1e-4

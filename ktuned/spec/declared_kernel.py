@@ -25,7 +25,7 @@ from ktuned.model import (
 from ktuned.spec.faults import MAX_PROBLEMS, problems_fault, weighted
 from ktuned.spec.spaces import BoundSpace, Space
 from ktuned.spec.tensors import TensorSpec, layout
-from ktuned.spec.values import Site, Values, mapping_fault
+from ktuned.spec.user_values import Site, Values, mapping_fault
 from ktuned.spec.work import Declared, throughput
 
 if TYPE_CHECKING:

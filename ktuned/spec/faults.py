@@ -20,7 +20,7 @@ from ktuned.model import (
     rule_fault,
 )
 from ktuned.spec.spaces import CartesianSpace, ListSpace, Space
-from ktuned.spec.values import mapping_fault
+from ktuned.spec.user_values import mapping_fault
 from ktuned.spec.work import given_metrics, work_fault
 
 DEADLINES = ("spawn", "inspect", "compile", "load", "reference", "first_launch", "check", "timing", "floor")

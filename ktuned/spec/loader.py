@@ -19,7 +19,7 @@ from ktuned.spec.declaration import Collector, EndOfDeclarations, collecting
 from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.observer import OBSERVER, FreshProcessNeeded, ImportEnd
 from ktuned.spec.origin import is_ours
-from ktuned.spec.values import one_line
+from ktuned.spec.user_values import one_line
 
 _DISTRIBUTIONS = {
     "cutlass": "nvidia-cutlass-dsl",

@@ -131,7 +131,7 @@ def free_names(
 
 
 def _outer_names(table: SymbolTable) -> set[str]:
-    """Return the names that a scope and those inside it load from the module."""
+    """Return the names that a scope of a source, and those inside it, load from the module."""
     if isinstance(table, Function):
         names = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
     else:

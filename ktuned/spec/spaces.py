@@ -16,7 +16,7 @@ from typing import Any
 from ktuned.model import Config, Problem, Scalar, UsageError, canonical, listed
 from ktuned.spec.bound_space import BoundSpace, Conditional, Generated, Indexed, Listing, Product, Where
 from ktuned.spec.expressions import Expression
-from ktuned.spec.values import Site, key_fault, mapping_fault, scalar_fault
+from ktuned.spec.user_values import Site, key_fault, mapping_fault, scalar_fault
 
 __all__ = ["BoundSpace", "CallableSpace", "CartesianSpace", "ListSpace", "Space", "Where", "space"]
 

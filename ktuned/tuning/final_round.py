@@ -31,7 +31,7 @@ from ktuned.tuning.finalists import (
 )
 from ktuned.tuning.job_events import Publish, publish_winner
 from ktuned.tuning.measure_stage import MeasureStage
-from ktuned.tuning.prior_results import admitted_trials
+from ktuned.tuning.prior_results import admitted_prior_trials
 from ktuned.tuning.seed_check import SeedCheck
 from ktuned.tuning.trial_detail import TrialDetail, interval
 
@@ -261,7 +261,7 @@ class FinalRound:
     async def _finalists(self) -> list[Trial]:
         """Return the fastest trials whose configs the space still holds, with the incumbent and the default."""
         work = self._work
-        best = await admitted_trials(
+        best = await admitted_prior_trials(
             self._store,
             work.admission,
             work.kernel,

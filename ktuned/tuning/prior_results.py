@@ -131,7 +131,7 @@ def _cost(trial: Trial, objective: Objective) -> float:
     return math.inf if cost is None else cost
 
 
-async def admitted_trials(
+async def admitted_prior_trials(
     store: Store,
     admission: Admission,
     kernel: KernelInfo,
@@ -181,7 +181,9 @@ async def restore(
         if is_admitted:
             return None
     name = rounds_name(kernel, objective)
-    best = chosen(await admitted_trials(store, admission, kernel, problem, context, objective, finalists), objective)
+    best = chosen(
+        await admitted_prior_trials(store, admission, kernel, problem, context, objective, finalists), objective
+    )
     if best is None:
         return None
     is_final = bool(best.detail.get(name))

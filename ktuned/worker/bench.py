@@ -405,7 +405,7 @@ class Bench:
         if in_graph and opened.data.restores:
             # As the configs are: what has to be restored before each launch is in no graph.
             timer, in_graph = CudaTimer(opened.device.name, EVENTS), False
-        watch = _watch(opened.device, request.judge_contention)
+        watch = _watch_bench(opened.device, request.judge_contention)
         try:
             timing = timer.time(reference, request.preset)
         except Exception as error:
@@ -474,7 +474,7 @@ class Bench:
         reply.phase(Phase.TIMING)
         if isinstance(opened.timer, CudaTimer):
             opened.timer.meanwhile = None if following is None else partial(self._prepare, opened, following, reply)
-        watch = _watch(opened.device, judge_contention, tolerated)
+        watch = _watch_bench(opened.device, judge_contention, tolerated)
         try:
             restore = opened.data.restore if opened.data.restores else None
             measured = replies.Measurement(Outcome.MEASURED, latency_us=known_us)
@@ -552,8 +552,8 @@ def _with_metrics(measured: replies.Measurement, opened: _Opened, energy: Energy
     return replace(measured, cost=cost, cost_low=known[0], cost_high=known[-1])
 
 
-def _watch(device: Device, judge_contention: bool, tolerated: Collection[int] = ()) -> CpuWatch | GpuWatch | None:
-    """Return what watches a device for other programs' work from now on."""
+def _watch_bench(device: Device, judge_contention: bool, tolerated: Collection[int] = ()) -> CpuWatch | GpuWatch | None:
+    """Return what watches a bench's device for other programs' work from now on."""
     if not judge_contention:
         return None
     if device.kind != "cuda":

@@ -19,7 +19,7 @@ from ktuned.model import Role
 from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.worker import bytecode
 from ktuned.worker.failures import describe_failure
-from ktuned.worker.reply import Reply, flush
+from ktuned.worker.reply import Reply, flush_output
 from ktuned.worker.restart import Beginning, resumed
 
 _READ_BYTES = 1 << 16
@@ -206,14 +206,14 @@ def main(argv: list[str]) -> int:
         except MemoryError:
             return frames.OUT_OF_MEMORY
         except FreshProcessNeeded as needed:
-            flush()
+            flush_output()
             reply.release()
             assert not isinstance(request, InvalidMessage)
             beginning.again(needed.rest or request, descriptors)
         except BaseException as error:
             # User code may raise anything: a SystemExit of its own must not end this process.
             answer = replies.Failed(describe_failure(error))
-        flush()
+        flush_output()
         try:
             reply.send(answer)
         except (frames.FrameError, ValueError, TypeError) as error:
@@ -235,5 +235,5 @@ def run(argv: list[str]) -> NoReturn:
     except BaseException:
         traceback.print_exc()
     finally:
-        flush()
+        flush_output()
         os._exit(code)

@@ -92,7 +92,7 @@ class Reply:
         """
         answer = replies.Item(value)
         if self._journal is None:
-            flush()
+            flush_output()
             self.send(answer)
             return
         self._require_worker()
@@ -106,7 +106,7 @@ class Reply:
         self._held.append(frame)
         self._held_bytes += len(frame)
         if is_due:
-            flush()
+            flush_output()
             self.release()
         else:
             self._journal.hold(frame)
@@ -142,8 +142,8 @@ class Reply:
             data = data[os.write(self._write_fd, data) :]
 
 
-def flush() -> None:
-    """Send on the output of user code, which may have replaced or closed the streams."""
+def flush_output() -> None:
+    """Send on the output of user code before a reply: that may have replaced or closed the streams."""
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ktuned.report import Standing, fragment, keyed, page, survey
+from ktuned.report import Standing, fragment, page, survey, surveyed_key
 from ktuned.store import Overview
 from tests.report.browser import Opened, chromium, file
 from tests.report.sample_store import SampleStore
@@ -57,8 +57,10 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
     store.add_peaks()
     store.add_winner_by("max:tflops_float16", "tflops_float16")
     standings = {
-        keyed("kernels:gemm", PROBLEM, "NVIDIA H100 80GB HBM3"): Standing("fresh"),
-        keyed("kernels:softmax", {"N": 1024}, "NVIDIA H100 80GB HBM3"): Standing("stale", ["softmax.cu changed"]),
+        surveyed_key("kernels:gemm", PROBLEM, "NVIDIA H100 80GB HBM3"): Standing("fresh"),
+        surveyed_key("kernels:softmax", {"N": 1024}, "NVIDIA H100 80GB HBM3"): Standing(
+            "stale", ["softmax.cu changed"]
+        ),
     }
     with Overview(home / "ktuned.sqlite") as overview:
         document = survey(overview, "1.2.3", standings=standings)

@@ -16,7 +16,7 @@ from ktuned.model import KernelFileError, canonical
 from ktuned.search import Exhaustive, domain_of
 from ktuned.search import Random as RandomStrategy
 from ktuned.search.conjuncts import split
-from ktuned.spec.values import Values
+from ktuned.spec.user_values import Values
 
 TEN = list(range(1, 11))
 NINE_KNOBS: Any = dict.fromkeys("abcdefghi", TEN)

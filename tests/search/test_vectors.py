@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ktuned.search.vectors import MAX_CALLS, Batches, Unable
-from ktuned.spec.values import Values
+from ktuned.spec.user_values import Values
 
 AXES: Mapping[str, Any] = {
     "a": [0, 1, 2, 3, 7, 64],

@@ -15,7 +15,7 @@ from ktuned import space
 from ktuned.model.errors import KernelFileError
 from ktuned.model.values import Scalar
 from ktuned.spec.spaces import MAX_PLAIN_VALUES, Space
-from ktuned.spec.values import Site, UnknownKey, Values
+from ktuned.spec.user_values import Site, UnknownKey, Values
 
 undeclared: Any = space
 """``space`` as a caller without a type checker sees it."""

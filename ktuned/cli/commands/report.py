@@ -131,11 +131,11 @@ class NoKernels(KtunedError):
 
 def _standings(client: Client) -> dict[WinnerKey, Standing]:
     """Return the daemon's word on each winner."""
-    from ktuned.report import Standing, keyed
+    from ktuned.report import Standing, surveyed_key
 
     kernels = client.call("kernels", why=True, deadline_s=_DEADLINE_S)["kernels"]
     return {
-        keyed(kernel["name"], entry["problem"], entry["device"]): Standing(entry["status"], _reasons(entry))
+        surveyed_key(kernel["name"], entry["problem"], entry["device"]): Standing(entry["status"], _reasons(entry))
         for kernel in kernels
         for entry in kernel["why"]
         if entry.get("objective", LATENCY) == LATENCY

@@ -38,7 +38,7 @@ def service() -> None:
 @click.option("--force", is_flag=True, help="Replace units that were written by hand.")
 @json_option
 def install(no_start: bool, force: bool, as_json: bool) -> int:
-    """Write the user units, and listen at the socket.
+    """Install the service: its user units are written, and systemd listens at the socket.
 
     They run this installation: systemd starts the daemon at the first connection.
     """

@@ -21,7 +21,7 @@ from ktuned.dropin import (
 )
 from ktuned.model import canonical
 from ktuned_tilelang.build import Build
-from ktuned_tilelang.call import CAPTURED, Call, Evaluated
+from ktuned_tilelang.call import CAPTURED, Call, EvaluatedCall
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +62,7 @@ class Request(AdoptedRequest):
     """A tuning key of an adopted function, with one call that has it."""
 
     adopted: Adopted
-    evaluated: Evaluated
+    evaluated: EvaluatedCall
 
     @property
     def problem(self) -> Mapping[str, Any]:  # type: ignore[override]

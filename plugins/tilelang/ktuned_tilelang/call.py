@@ -116,7 +116,7 @@ class Call:
 
 
 @dataclass(frozen=True)
-class Evaluated:
+class EvaluatedCall:
     """A call with what is not plain data: programs by their files, configs by their text, captured tensors by name."""
 
     call: Call
@@ -127,7 +127,7 @@ class Evaluated:
 
     @property
     def digest(self) -> str:
-        """The digest of all that a result depends on."""
+        """The digest of all that the result of this call depends on."""
         return _digest(self.call.to_json())
 
 
@@ -160,7 +160,7 @@ def evaluate(
     base: Mapping[str, Any],
     inputs: Sequence[Any] | None,
     supply: str,
-) -> Evaluated:
+) -> EvaluatedCall:
     """Return a call of an autotuned function with the programs of its configs; those that make none are left out.
 
     ``base`` are the pass configs of all of them. ``inputs`` are the tensors that the application gives, if it does, and
@@ -197,7 +197,7 @@ def evaluate(
         call.to_json()
     except TypeError as error:
         raise LeftAlone(f"its pass configs are no plain values: {error}") from error
-    return Evaluated(call, texts, chosen, prim_funcs, captured)
+    return EvaluatedCall(call, texts, chosen, prim_funcs, captured)
 
 
 def _indices(prim_func: Any, out_idx: Sequence[int]) -> tuple[int, ...]:

@@ -44,12 +44,12 @@ def _directory() -> Path | None:
     nvrtc: Any = importlib.import_module("cuda.bindings.nvrtc")
     _, *version = nvrtc.nvrtcVersion()
     own = process_directory("tilelang") if tuple(version) >= FIRST_VERSION else None
-    if own is None or not _has_room(own):
+    if own is None or not _has_room_for_heaps(own):
         return None
     (status,) = nvrtc.nvrtcSetPCHHeapSize(HEAP_BYTES)
     return own if status == nvrtc.nvrtcResult.NVRTC_SUCCESS else None
 
 
-def _has_room(directory: Path) -> bool:
-    """Return whether a worker on each core could have one."""
+def _has_room_for_heaps(directory: Path) -> bool:
+    """Return whether there is room for a precompiled header's heap for a worker on each core."""
     return shutil.disk_usage(directory).free > HEAP_BYTES * len(os.sched_getaffinity(0))

@@ -11,7 +11,7 @@ from ktuned.dropin import Best, account, shared
 from ktuned.model import Unsupported
 from ktuned_tilelang.adoption import Adopted, Request
 from ktuned_tilelang.artifact import load
-from ktuned_tilelang.call import Evaluated, LeftAlone, Options, evaluate, knobs
+from ktuned_tilelang.call import EvaluatedCall, LeftAlone, Options, evaluate, knobs
 from ktuned_tilelang.execution import AUTO, CUTEDSL
 
 Mode = Literal["wait", "background"]
@@ -159,7 +159,7 @@ def exchange(kernel: Any, better: Found) -> None:
     kernel.torch_function = better.kernel.torch_function
 
 
-def _evaluated(task: Task) -> Evaluated:
+def _evaluated(task: Task) -> EvaluatedCall:
     arguments = task.compile_args
     target = arguments.target
     kind = getattr(getattr(target, "kind", None), "name", str(target))
@@ -177,7 +177,7 @@ def _evaluated(task: Task) -> Evaluated:
     return evaluate(task.configs, task.elaborate, options, base, task.inputs, task.profile_args.supply_type.name)
 
 
-def _adopted(task: Task, evaluated: Evaluated) -> Adopted:
+def _adopted(task: Task, evaluated: EvaluatedCall) -> Adopted:
     profile = task.profile_args
     names = list(dict.fromkeys(name for config in evaluated.configs.values() for name in config))
     is_known = bool(evaluated.call.options.out_idx)
@@ -196,7 +196,7 @@ def _adopted(task: Task, evaluated: Evaluated) -> Adopted:
     )
 
 
-def _first(task: Task, evaluated: Evaluated) -> Found:
+def _first(task: Task, evaluated: EvaluatedCall) -> Found:
     """Return the first config that TileLang compiles in this process.
 
     Raises:
@@ -211,7 +211,7 @@ def _first(task: Task, evaluated: Evaluated) -> Found:
     raise fault
 
 
-def _found(task: Task, evaluated: Evaluated, best: Best) -> Found:
+def _found(task: Task, evaluated: EvaluatedCall, best: Best) -> Found:
     """Return the kernel of a config that the daemon knows: loaded from its artifact, else compiled here."""
     config = dict(evaluated.configs[best.text])
     latency = None if best.latency_us is None else best.latency_us / 1000

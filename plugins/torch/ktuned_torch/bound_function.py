@@ -84,7 +84,7 @@ class TorchKernel(backends.Kernel):
         return self._launch(call)
 
     def call(self, tensors: Mapping[str, Any]) -> Any:
-        """Call the function once on ``tensors``, and return what it returns.
+        """Call the bound function once on ``tensors``, and return what it returns.
 
         Raises:
             KeyError: an argument names a tensor that is missing.

@@ -91,7 +91,7 @@ class Adopted(dropin.Adopted):
         return f"tune_{self.qualname.replace('.', '_')}_{self.digest[:8]}.py"
 
     def write(self, directory: Path) -> Path:
-        """Write the kernel file, unless it is there, and before it what it needs: variables, the script's module."""
+        """Write a Triton function's kernel file, unless it is there, after its variables and script's module."""
         if self.variables:
             # JSON's strings are TOML's.
             env = "\n".join(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in self.variables)
