@@ -6,6 +6,7 @@ alike, so their figures are compared within rounds, not across them.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Container, Mapping, Sequence
 from typing import Self
 
@@ -13,8 +14,8 @@ import msgspec
 
 from ktuned.model import median
 
-MOST_TIMES = 2
-"""Times the preset's finalists that compete at most, where spreads overlap: each costs its rounds of a quiet window."""
+MOST_TIMES = 3
+"""Times the preset's finalists that compete at most, where they may win: each costs its rounds of a quiet window."""
 
 DRIFT = 0.03
 """Part by which a device's pace differs between two trials: what is close costs its rounds, of which the slower ones
@@ -29,6 +30,9 @@ CLOSE = 0.01
 
 FEWEST_ROUNDS = 3
 """Rounds after which a finalist may leave, and in which the reference runs along: fewer have no middle one."""
+
+RARE = 0.05
+"""Chance of an error in each comparison of two finalists by their rounds."""
 
 Rounds = Sequence[Mapping[int | None, float]]
 """The medians (µs) of each round by trial, ``None`` for the reference; one that was disturbed is absent."""
@@ -58,25 +62,26 @@ def chosen(ranges: Sequence[Range], wanted: int) -> list[int]:
     """Return the finalists among measured configs, by their place; the fastest are first.
 
     Besides the ``wanted`` ones these are all that may be as fast as the best, as far as both were sampled, on a device
-    whose pace drifts from one trial to the next.
+    whose pace drifts from one trial to the next: it may have been slow for the one, and fast for the other.
     """
     most = range(min(len(ranges), wanted * MOST_TIMES))
-    return [place for place in most if place < wanted or ranges[place].low_us <= ranges[0].high_us * (1 + DRIFT)]
+    return [place for place in most if place < wanted or ranges[place].low_us <= ranges[0].high_us * (1 + DRIFT) ** 2]
 
 
 def remaining(rounds: Rounds, rivals: Sequence[int]) -> list[int]:
-    """Return the rivals that may still win: all but those that were slower than the best by more than 1 % in each of
-    the rounds that both were timed in, and in :data:`FEWEST_ROUNDS` at least.
+    """Return the rivals that may still win: all but those that were slower than the best by more than 1 % in so many of
+    the rounds that both were timed in that it is no chance, or by more than a drift in each of :data:`FEWEST_ROUNDS`.
 
-    Medians of rounds are paired, as in sequential halving (Karnin et al., ICML 2013) but by agreement, not by number.
+    Medians of rounds are paired, and a sign test decides (Conover, *Practical Nonparametric Statistics*, 3.4).
     """
-    found = figures(rounds, rivals)
-    best = min((rival for rival in rivals if rival in found), key=lambda rival: found[rival].latency_us, default=None)
+    best = _best(rounds, rivals)
+    if best is None:
+        return list(rivals)
     left = []
     for rival in rivals:
-        pairs = [(one[rival], one[best]) for one in rounds if best is not None and rival in one and best in one]
-        is_out = len(pairs) >= FEWEST_ROUNDS and all(own > of_best * (1 + CLOSE) for own, of_best in pairs)
-        if not is_out:
+        ratios = _ratios(rounds, rival, best)
+        is_far = len(ratios) >= FEWEST_ROUNDS and min(ratios) > 1 + DRIFT
+        if not is_far and not _is_seldom(sum(ratio <= 1 + CLOSE for ratio in ratios), len(ratios)):
             left.append(rival)
     return left
 
@@ -117,10 +122,30 @@ def elected(latencies_us: Mapping[int, float], compared: Container[int | None], 
 
 
 def is_open(rounds: Rounds, rivals: Collection[int]) -> bool:
-    """Return whether some round contradicts the decision: another rival was faster in it than the best, beyond 1 %."""
-    found = figures(rounds, rivals)
-    best = min((rival for rival in rivals if rival in found), key=lambda rival: found[rival].latency_us, default=None)
+    """Return whether some round contradicts the decision: another rival was faster in it than the best, beyond 1 %, and
+    in so many others that it may be no chance.
+    """
+    best = _best(rounds, rivals)
     if best is None:
         return False
-    together = [one for one in rounds if best in one]
-    return any(one[rival] < one[best] * (1 - CLOSE) for one in together for rival in rivals if rival in one)
+    for rival in rivals:
+        ratios = _ratios(rounds, rival, best)
+        contrary = sum(ratio < 1 - CLOSE for ratio in ratios)
+        if contrary and not _is_seldom(contrary, len(ratios)):
+            return True
+    return False
+
+
+def _best(rounds: Rounds, rivals: Collection[int]) -> int | None:
+    found = figures(rounds, rivals)
+    return min((rival for rival in rivals if rival in found), key=lambda rival: found[rival].latency_us, default=None)
+
+
+def _ratios(rounds: Rounds, rival: int, best: int) -> list[float]:
+    """Return a rival's medians relative to the best one's, of the rounds that both were timed in."""
+    return [one[rival] / one[best] for one in rounds if rival in one and best in one]
+
+
+def _is_seldom(seen: int, rounds: int) -> bool:
+    """Return whether something that happens in half of the rounds is seen as seldom with a chance of 5 % at most."""
+    return sum(math.comb(rounds, count) for count in range(seen + 1)) <= RARE * 2.0**rounds

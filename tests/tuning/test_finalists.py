@@ -22,12 +22,15 @@ PACES = st.lists(st.floats(0.5, 2.0), min_size=1, max_size=9)
         ([(10, 11), (12, 13), (14, 15)], [0, 1]),
         ([(10, 13), (12, 13), (13, 15), (14, 15)], [0, 1, 2]),
         ([(10, 13), (12, 13), (14, 15), (12.5, 30)], [0, 1, 3]),
-        ([(10, 20)] * 9, [0, 1, 2, 3]),
+        ([(10, 11), (12, 13), (11.6, 12), (11.7, 12)], [0, 1, 2]),
+        ([(10, 20)] * 9, [0, 1, 2, 3, 4, 5]),
     ],
-    ids=["none", "one", "clear", "overlap", "overlap-behind", "bounded"],
+    ids=["none", "one", "clear", "overlap", "overlap-behind", "drift", "bounded"],
 )
 def test_whoever_may_be_the_best_competes(ranges: list[tuple[float, float]], expected: list[int]) -> None:
-    """The wanted ones, and twice as many at most where they may be as fast as the best."""
+    """The wanted ones, and three times as many at most where they may be as fast as the best: its pace may have been
+    high by chance, and theirs low.
+    """
     assert chosen([Range(*one) for one in ranges], 2) == expected
     assert len(expected) <= 2 * MOST_TIMES
 
@@ -74,16 +77,20 @@ def test_the_reference_runs_along() -> None:
     [
         ([{1: 10.0, 2: 11.0}, {1: 20.0, 2: 22.0}], False),
         ([{1: 10.0, 2: 11.0}, {1: 11.0, 2: 10.0}, {1: 10.0, 2: 11.0}], True),
+        ([{1: 10.0, 2: 10.2}] * 6 + [{1: 10.2, 2: 10.0}], True),
+        ([{1: 10.0, 2: 10.2}] * 7 + [{1: 10.2, 2: 10.0}], False),
         ([{1: 10.0, 2: 10.05}, {1: 10.05, 2: 10.0}], False),
         ([{1: 10.0, 3: 5.0}, {2: 9.0}], False),
         ([{}], False),
     ],
-    ids=["agreed", "contradicted", "close", "not-together", "nothing"],
+    ids=["agreed", "contradicted", "one-in-seven", "one-in-eight", "close", "not-together", "nothing"],
 )
 def test_rounds_that_contradict_each_other_are_not_enough(
     rounds: list[dict[int | None, float]], expected: bool
 ) -> None:
-    """Another finalist that beat the best in one of its rounds may be better; one per cent is no matter."""
+    """Another finalist that beat the best in one of its rounds may be better, until so many others say that it is not;
+    one per cent is no matter.
+    """
     assert is_open(rounds, [1, 2]) is expected
 
 
@@ -93,13 +100,18 @@ def test_rounds_that_contradict_each_other_are_not_enough(
         ([{1: 10.0, 2: 12.0, 3: 10.05}] * 2, [1, 2, 3]),
         ([{1: 10.0, 2: 12.0, 3: 10.05}] * 3, [1, 3]),
         ([{1: 10.0, 2: 12.0}, {1: 10.0, 2: 10.05}, {1: 10.0, 2: 12.0}], [1, 2, 3]),
+        ([{1: 10.0, 2: 10.2}] * 4, [1, 2, 3]),
+        ([{1: 10.0, 2: 10.2}] * 5, [1, 3]),
+        ([{1: 10.0, 2: 10.2}] * 7 + [{1: 10.2, 2: 10.0}], [1, 3]),
         ([{1: 10.0, 2: 12.0, 3: 12.0}, {1: 20.0, 2: 24.0}, {1: 10.0, 2: 12.0, 3: 12.0}], [1, 3]),
         ([{}] * 3, [1, 2, 3]),
     ],
-    ids=["too-early", "slower", "not-always", "disturbed", "nothing"],
+    ids=["too-early", "slower", "not-always", "drift", "more-than-drift", "seldom-not", "disturbed", "nothing"],
 )
-def test_a_finalist_leaves_when_every_round_says_so(rounds: list[dict[int | None, float]], expected: list[int]) -> None:
-    """Three rounds, each of which found it slower than the best by more than 1 %; the best itself stays."""
+def test_a_finalist_leaves_when_its_rounds_say_so(rounds: list[dict[int | None, float]], expected: list[int]) -> None:
+    """Three, each of which found it slower than the best by more than a drift, or five, by more than 1 %; of eight, one
+    may say otherwise. The best itself stays.
+    """
     assert remaining(rounds, [1, 2, 3]) == expected
 
 
