@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,6 +18,7 @@ from ktuned.spec.loader import load_file
 from ktuned_triton import Build, Triton
 from ktuned_triton.adoption import Adopted
 from ktuned_triton.compiler import prepare
+from ktuned_triton.evaluation import constants_read
 from tests.e2e.harness import Daemon
 from tests.plugins.triton_bad import bad_kernel
 
@@ -117,6 +119,25 @@ def test_another_state_of_the_function_is_not_tuned(tmp_path: Path) -> None:
     assert loaded.kernels == ()
     (error,) = loaded.errors
     assert "edited_application.f is not the function that the application has: it changed since" in error.message
+
+
+def test_a_constant_of_another_value_is_another_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Triton's digest leaves out annotated globals, which an application may set otherwise than its file does."""
+    (tmp_path / "application_with_constant.py").write_text(
+        "import triton\nimport triton.language as tl\n\nWIDTH: tl.constexpr = 64\n\n\n"
+        "@triton.jit\ndef f(x, BLOCK: tl.constexpr):\n    tl.store(x, WIDTH)\n"
+    )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    function = importlib.import_module("application_with_constant").f
+    known = {"cache_key": function.cache_key}
+    errors = {}
+    for width in (64, 128):
+        fields = {**known, "constants": (f"WIDTH={width}",)}
+        file = adopted("application_with_constant", (str(tmp_path),), **fields).write(tmp_path / "home")
+        errors[width] = load_file(file, file.parent).errors
+    assert constants_read(function) == ("WIDTH=64",)
+    assert errors[64] == ()
+    assert "f is not the function that the application has" in errors[128][0].message
 
 
 def test_closures_and_arguments_are_refused_where_they_are_written() -> None:

@@ -9,6 +9,7 @@ import threading
 from collections import namedtuple
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,8 @@ from ktuned.catalog.project_file import read_project
 from ktuned.dropin import Best, Tunings, account
 from ktuned_client import DaemonError
 from ktuned_triton import autotune, autotuner
-from ktuned_triton.call import evaluation_digest, jitted
+from ktuned_triton.call import jitted
+from ktuned_triton.evaluation import evaluation_digest
 from tests.fake_tunings import FakeTunings
 from tests.plugins.triton_app import kernels
 from tests.plugins.triton_calls import (
@@ -210,12 +212,47 @@ class TestIdentity:
         names = {request_of(function, x, x).kernel for function in (exact, moved, never)}
         assert len(names) == 2
 
+    def test_what_that_code_reads_counts(self) -> None:
+        """Variables of a closure, defaults, a partial's arguments, an object's state, globals and functions called."""
+
+        class Model:
+            def __init__(self, limit: int) -> None:
+                self.limit = limit
+
+            def __call__(self, args: dict[str, Any]) -> bool:
+                return bool(args["size"] % self.limit == 0)
+
+        def limited(args: dict[str, Any], limit: int) -> bool:
+            return bool(args["size"] % limit == 0)
+
+        def of_globals(text: str) -> Any:
+            known: dict[str, Any] = {"__name__": "app"}
+            exec(f"{text}\ndef even(args): return called(args)", known)
+            return known["even"]
+
+        def closing_over(limit: int) -> Any:
+            return lambda args: args["size"] % limit == 0
+
+        def of_default(limit: int) -> Any:
+            return lambda args, limit=limit: args["size"] % limit == 0
+
+        def called(limit: int) -> Any:
+            return of_globals(f"LIMIT = {limit}\ndef called(args): return args['size'] % LIMIT == 0")
+
+        def edited(limit: int) -> Any:
+            return of_globals(f"def called(args): return args['size'] % {limit} == 0")
+
+        for make in (closing_over, of_default, Model, lambda limit: partial(limited, limit=limit), called, edited):
+            digests = [evaluation_digest(self.decorated(make(limit))) for limit in (16, 16, 32)]
+            assert digests[0] == digests[1]
+            assert digests[1] != digests[2]
+
     def test_a_digest_is_the_same_in_each_process(self) -> None:
         """Sets of strings and addresses of objects are not."""
         code = (
             "from types import SimpleNamespace as N\n"
             "from functools import cache\n"
-            "from ktuned_triton.call import evaluation_digest\n"
+            "from ktuned_triton.evaluation import evaluation_digest\n"
             "prune = lambda configs, *rest: [c for c in configs if c in {'a', 'b', 'c', 'd'} and (lambda: c)()]\n"
             "print(evaluation_digest(N(early_config_prune=prune, perf_model=cache(min), fn=N(params=()))))\n"
         )

@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import FunctionType, ModuleType
 from typing import Any
 
 import pytest
@@ -91,4 +91,16 @@ def test_an_edited_script_is_the_one_that_runs(script: ModuleType, tmp_path: Pat
     copy.write_text(source.replace("x * 2", "x * 3").replace("math.prod(grid)", "sum(grid)"))
     assert module_of(script.doubled) == before
     with pytest.raises(LeftAlone, match=r"it reads launch_metadata, a function .* whose source does not stand alone"):
+        module_of(jitted(script.scaled))
+
+
+def test_a_script_may_be_run_by_another_program(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A debugger's or a notebook's module has the script's name and other globals: the function's own count."""
+    vars(script)["HALF"] = type(script.HALF)(0.25)
+    other = ModuleType("__main__")
+    vars(other).update(vars(script), HALF=type(script.HALF)(0.75))
+    monkeypatch.setitem(sys.modules, "__main__", other)
+    assert "0.25" in module_of(jitted(script.scaled))
+    vars(script)["doubled"] = FunctionType(script.launch_metadata.__code__, {"__name__": "__main__"}, "doubled")
+    with pytest.raises(LeftAlone, match="it reads doubled"):
         module_of(jitted(script.scaled))

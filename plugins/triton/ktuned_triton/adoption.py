@@ -27,6 +27,7 @@ from ktuned.dropin import (
 from ktuned.model import canonical
 from ktuned_triton.build import Build
 from ktuned_triton.call import CAPTURED, HOOKS_NAME, Call, LeftAlone, autotuner_in, hook_names, jitted, knobs
+from ktuned_triton.evaluation import constants_read
 
 FUNCTION_NAME = "function"
 """The name of the application's function in its kernel file."""
@@ -36,7 +37,7 @@ RTOL, ATOL = 1e-2, 1e-2
 
 MAX_MISMATCHED_RATIO = 1e-3
 
-_LATER_FIELDS = ("evaluation", "variables", "script")
+_LATER_FIELDS = ("evaluation", "constants", "variables", "script")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,6 +52,7 @@ class Adopted(dropin.Adopted):
         paths: the application's ``sys.path``.
         hooks: the names of its hooks, as :func:`~ktuned_triton.call.hook_names` gives them.
         evaluation: the digest of what the application alone runs: pruning and heuristics.
+        constants: the values of globals that it is compiled with, of which ``cache_key`` says nothing.
         variables: the application's variables that change what Triton makes.
         script: the name of a module that is written beside the kernel file, for a function of the application's script.
         source: the text of that module, which the kernel file does not repeat.
@@ -64,6 +66,7 @@ class Adopted(dropin.Adopted):
     paths: tuple[str, ...]
     hooks: tuple[str, ...] = ()
     evaluation: str = ""
+    constants: tuple[str, ...] = ()
     variables: tuple[tuple[str, str], ...] = ()
     script: str = ""
     source: str = ""
@@ -144,7 +147,11 @@ def adopt(file: str, adopted: Adopted) -> Any:
         function = jitted(found)
     except (AttributeError, LeftAlone):
         found = function = None
-    if function is None or function.cache_key != adopted.cache_key:
+    if (
+        function is None
+        or function.cache_key != adopted.cache_key
+        or (adopted.constants and constants_read(function) != adopted.constants)
+    ):
         name, no = f"{adopted.module}.{adopted.qualname}", "no longer" if function is None else "not"
         raise RuntimeError(
             f"{name} is {no} the function that the application has: it changed since the application started, or the "

@@ -27,7 +27,6 @@ from ktuned_triton.call import (
     autotuner_in,
     contents,
     evaluate,
-    evaluation_digest,
     hook_names,
     jitted,
     key_of,
@@ -35,6 +34,7 @@ from ktuned_triton.call import (
 )
 from ktuned_triton.compile_trace import Traced
 from ktuned_triton.environment import deciding_variables
+from ktuned_triton.evaluation import constants_read, evaluation_digest
 from ktuned_triton.script import MAIN, is_script, module_of
 
 Mode = Literal["background", "wait"]
@@ -378,6 +378,7 @@ def autotuner_class() -> type[Any]:
                 paths=own_paths(),
                 hooks=hook_names(self),
                 evaluation=evaluation_digest(self),
+                constants=constants_read(function),
                 variables=deciding_variables(),
                 script=f"script_{digest(self._script)}" if self._script else "",
                 source=self._script,

@@ -11,10 +11,8 @@ import json
 import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from types import CodeType
 from typing import Any, Self
 
-from ktuned.dropin import digest
 from ktuned.model import canonical
 from ktuned_triton.autotune_cache import Origin, origin_from, origin_of
 from ktuned_triton.build import HOOKS, Argument, Build, constant, is_named
@@ -225,39 +223,6 @@ def autotuner_in(function: Any) -> Any:
     while is_wrapper(function) and not is_wrapper(function, "Autotuner"):
         function = function.fn
     return function if is_wrapper(function, "Autotuner") else None
-
-
-def evaluation_digest(tuner: Any) -> str:
-    """Return the digest of the code that prunes configs and computes constants; ``""`` where there is none.
-
-    It runs in the application alone, and a measurement with its results holds for no other.
-    """
-    found = [tuner.early_config_prune, tuner.perf_model]
-    inner = tuner.fn
-    while not hasattr(inner, "params"):
-        found += [item for name, heuristic in getattr(inner, "values", {}).items() for item in (name, heuristic)]
-        inner = inner.fn
-    texts = [_code_text(item) for item in found if item is not None]
-    return digest(repr(texts)) if texts else ""
-
-
-def _code_text(item: Any) -> str:
-    """Return what a function does, without its places in the source, and the same in each process."""
-    if isinstance(item, str):
-        return item
-    item = inspect.unwrap(getattr(item, "func", item))
-    code = getattr(item, "__code__", None) or getattr(type(item).__call__, "__code__", None)
-    return getattr(item, "__qualname__", type(item).__qualname__) if code is None else repr(plain_code(code))
-
-
-def plain_code(part: Any) -> Any:
-    """Return a part of a function's code as plain data, without its places in the source."""
-    if isinstance(part, CodeType):
-        return [part.co_code, part.co_names, part.co_varnames, part.co_freevars, [*map(plain_code, part.co_consts)]]
-    if isinstance(part, frozenset):
-        # Strings hash differently in each process.
-        return sorted(map(repr, part))
-    return [*map(plain_code, part)] if isinstance(part, tuple) else part
 
 
 def contents(captured: Mapping[str, Any], elements: Mapping[str, Tensor]) -> dict[str, Any]:

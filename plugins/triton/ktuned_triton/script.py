@@ -9,17 +9,16 @@ from __future__ import annotations
 import __future__
 
 import ast
-import dis
 import importlib
 import inspect
 import math
-import sys
 from collections.abc import Iterator
 from operator import attrgetter
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from ktuned_triton.call import LeftAlone, is_wrapper, plain_code
+from ktuned_triton.call import LeftAlone, is_wrapper
+from ktuned_triton.evaluation import globals_read, plain_code
 
 MAIN = "__main__"
 _MAINS = (MAIN, "__mp_main__")
@@ -43,14 +42,15 @@ def module_of(function: Any) -> str:
     Raises:
         LeftAlone: the function needs what only the script's own process has; says what.
     """
-    return _Module().text(function)
+    return _Module(function.fn.__globals__).text(function)
 
 
 class _Module:
     """The source of functions by their first lines, and the statements that bind the globals that they read."""
 
-    def __init__(self) -> None:
-        self._script = vars(sys.modules[MAIN])
+    def __init__(self, script: dict[str, Any]) -> None:
+        # A debugger or a notebook that runs a script is itself the module of this name.
+        self._script = script
         annotations = self._script.get("__annotations__", {})
         self._constants = {name for name, one in annotations.items() if "constexpr" in str(one)}
         self._bound: dict[str, str] = {}
@@ -87,12 +87,13 @@ class _Module:
 
     def _add_source(self, name: str, value: Any) -> None:
         function = getattr(value, "fn", value)
-        if not isinstance(function, FunctionType) or function.__qualname__ != name:
+        is_named = isinstance(function, FunctionType) and function.__qualname__ == name
+        if not is_named or function.__globals__ is not self._script:
             raise LeftAlone(f"it reads {name}, a {type(value).__name__} of the script's that no other process can make")
         lines, first, tree = _source(name, value, function)
         self._sources[first] = _with_last_decorator(lines, tree)
         self._has_lazy_annotations |= bool(function.__code__.co_flags & _LAZY)
-        for wanted in sorted({*_globals_read(function.__code__), *_names(tree)}):
+        for wanted in sorted({*globals_read(function.__code__), *_names(tree)}):
             if wanted in self._script:
                 self._add(wanted, self._script[wanted])
 
@@ -146,15 +147,6 @@ def _names(tree: ast.FunctionDef) -> Iterator[str]:
     parts: list[ast.AST | None] = [*tree.decorator_list[-1:], *tree.args.defaults, *tree.args.kw_defaults, tree.returns]
     for part in filter(None, [*parts, *(argument.annotation for argument in arguments)]):
         yield from (node.id for node in ast.walk(part) if isinstance(node, ast.Name))
-
-
-def _globals_read(code: CodeType) -> Iterator[str]:
-    for instruction in dis.get_instructions(code):
-        if instruction.opname in ("LOAD_GLOBAL", "LOAD_NAME"):
-            yield instruction.argval
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _globals_read(constant)
 
 
 def _imported(module: str) -> str:
