@@ -245,11 +245,21 @@ def _arithmetic(op: ast.operator, left: _Value, right: _Value) -> _Value:
 
 
 def _all(parts: list[_Value]) -> _Value:
-    return lambda values: all(part(values) for part in parts)
+    """Return the first false operand, or the last one, as Python does: ``a % (b or 1)`` is arithmetic."""
+    return lambda values: _first(parts, values, stops_at=False)
 
 
 def _any(parts: list[_Value]) -> _Value:
-    return lambda values: any(part(values) for part in parts)
+    return lambda values: _first(parts, values, stops_at=True)
+
+
+def _first(parts: list[_Value], values: Mapping[str, Any], *, stops_at: bool) -> Any:
+    value: Any = None
+    for part in parts:
+        value = part(values)
+        if bool(value) is stops_at:
+            break
+    return value
 
 
 def _chain(first: _Value, tests: list[Callable[[Any, Any], bool]], others: list[_Value]) -> _Value:

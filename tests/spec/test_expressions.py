@@ -19,7 +19,8 @@ NUMBERS = st.sampled_from(["A", "B", "M", "2", "3.5"])
 TERMS = st.recursive(
     NUMBERS,
     lambda inner: (
-        st.builds("({} {} {})".format, inner, st.sampled_from(["+", "-", "*", "//", "%", "/"]), inner)
+        st.builds("({} {} {})".format, inner, st.sampled_from(["and", "or"]), inner)
+        | st.builds("({} {} {})".format, inner, st.sampled_from(["+", "-", "*", "//", "%", "/"]), inner)
         | st.builds("{}({}, {})".format, st.sampled_from(["min", "max"]), inner, inner)
         | st.builds("({} if {} else {})".format, inner, inner, inner)
     ),

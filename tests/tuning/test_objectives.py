@@ -201,7 +201,7 @@ async def test_a_save_tunes_again_by_every_objective(parts: Parts) -> None:
 @pytest.mark.parametrize(
     ("metric", "words"),
     [
-        ("-t", "its figure is -5"),
+        ("-t", "its figure is -"),
         ("float('nan')", "its figure is not finite, and must be finite and above 0"),
         ("10**400", "the metric speed(p, t): OverflowError"),
     ],
