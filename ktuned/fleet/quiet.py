@@ -18,20 +18,35 @@ ALL_CORES = 1 << 16
 COURTESY_S = 1.0
 """Most that is waited for a timing on all cores by what a person or a lane waits for: twice a batch's time."""
 
+PATIENCE_S = 3.0
+"""Most that a timing on several cores waits for an inspection or a worker's start: a constraint may hang for its 30 s.
+
+An import of torch on a busy machine takes less; a timing that is disturbed is repeated.
+"""
+
 
 class QuietGate:
     """Any number may compile at once, or one may have quiet; no compile begins while quiet is waited for.
 
     ``cores`` is how many the machine has for compiles and timing together; without it no timing waits. ``on_wide`` is
-    called with the number of cores that lanes hold beyond their own one, whenever it changes.
+    called with the number of cores that lanes hold beyond their own one, whenever it changes. ``patience_s`` is how
+    long a timing waits for what is starting.
     """
 
-    def __init__(self, cores: int | None = None, *, on_wide: Callable[[int], None] = lambda cores: None) -> None:
+    def __init__(
+        self,
+        cores: int | None = None,
+        *,
+        on_wide: Callable[[int], None] = lambda cores: None,
+        patience_s: float = PATIENCE_S,
+    ) -> None:
         self._cores = math.inf if cores is None else cores
         self._on_wide = on_wide
+        self._patience_s = patience_s
         self._changed = anyio.Event()
         self._compiling = 0
-        self._starting = 0
+        self._starting: list[float] = []
+        """When each start counts no longer."""
         self._timed: list[int] = []
         self._waiting_for_quiet = 0
         self._waiting_for_cores = 0
@@ -65,12 +80,13 @@ class QuietGate:
 
     @contextmanager
     def starting(self) -> Iterator[None]:
-        """Hold the gate for a worker's start, which waits for nothing: a timing on several cores waits for its end."""
-        self._starting += 1
+        """Hold the gate for a worker's start, which waits for nothing; a wide timing waits a while for it."""
+        until = anyio.current_time() + self._patience_s
+        self._starting.append(until)
         try:
             yield
         finally:
-            self._starting -= 1
+            self._starting.remove(until)
             self._notify()
 
     @asynccontextmanager
@@ -113,7 +129,8 @@ class QuietGate:
         self._waiting_for_cores += wanted > 1
         try:
             while not self._may_time(wanted):
-                await self._changed.wait()
+                with anyio.CancelScope(deadline=self._next_end_of_patience):
+                    await self._changed.wait()
             self._timed.append(wanted)
         finally:
             self._waiting_for_cores -= wanted > 1
@@ -146,8 +163,15 @@ class QuietGate:
         if wanted == 1 and not self._is_wide:
             return True
         # Compiles that run are squeezed onto the cores that are left, if there is one.
-        compiling = min(1, self._compiling + self._starting) if wanted > 1 else 0
+        now = anyio.current_time()
+        starting = sum(until > now for until in self._starting)
+        compiling = min(1, self._compiling + starting) if wanted > 1 else 0
         return wanted + sum(self._timed) + compiling <= self._cores
+
+    @property
+    def _next_end_of_patience(self) -> float:
+        now = anyio.current_time()
+        return min((until for until in self._starting if until > now), default=math.inf)
 
     def _notify(self) -> None:
         """Wake all waiters, to check again."""

@@ -283,6 +283,14 @@ async def test_a_strategy_keeps_off_a_timing_on_all_cores() -> None:
             pass
 
 
+async def test_a_start_that_hangs_delays_a_timing_for_a_while() -> None:
+    """A constraint may hang for longer than anything else may wait."""
+    gate = QuietGate(cores=2, patience_s=0.02)
+    with gate.starting(), anyio.fail_after(DEADLINE_S):
+        assert await gate.take(2) == 2
+        gate.give(2)
+
+
 async def test_finalists_on_many_cores_need_no_second_quiet() -> None:
     """Who has quiet may take cores, and who waits for quiet holds back no timing: neither waits for the other."""
     async with anyio.create_task_group() as tasks:
