@@ -30,8 +30,8 @@ from ktuned.scheduling.preparation import Preparation
 from ktuned.serve.events import Events
 from ktuned.store.database import Store
 from ktuned.tuning.deadlines import merged
-from tests import forked_workers
 from tests.fake_tensors import with_inputs
+from tests.forked_workers.starting import start_process as start_forked
 
 FAKE_BACKEND = Path(__file__).parent / "fake_backend"
 ALL_ROUNDS = 1_000
@@ -233,7 +233,7 @@ async def assembled(
         preparation_type=preparation_type,
         read=read,
         spare_modules=(),
-        start_process=forked_workers.start_process,
+        start_process=start_forked,
         toolchain_intervals=SurveyIntervals(recent_s=0.05, all_s=0.05),
     )
     async with store_type.open(directory / "k.sqlite") as store:

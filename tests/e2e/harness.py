@@ -9,7 +9,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
@@ -17,6 +17,7 @@ from typing import Any, Literal, Self
 
 from ktuned_client import Client, DaemonUnavailable
 from tests.fake_tensors import with_inputs
+from tests.forked_workers.starting import lent
 
 FAKE_BACKEND = Path(__file__).parent.parent / "fake_backend"
 PATIENCE_S = 60.0
@@ -33,7 +34,8 @@ class Daemon:
     """A ``ktuned serve`` process with a home, a socket and an environment of its own.
 
     A worker's import of torch would be the largest cost of most tests: the fake backend's tensors are NumPy's, unless
-    ``tensors`` says torch. Most lose no worker, either: ``spares`` says which keep one.
+    ``tensors`` says torch. Most lose no worker, either: ``spares`` says which keep one. Its workers are ``forked`` from
+    a process that has their imports, unless a test is about their starts or their parent, or several share the daemon.
     """
 
     def __init__(
@@ -44,7 +46,9 @@ class Daemon:
         config: str = "",
         spares: bool = False,
         tensors: Literal["numpy", "torch"] = "numpy",
+        forked: bool = True,
     ) -> None:
+        self._is_forking = forked
         self.directory = directory
         self.home = directory / "home"
         self.socket = directory / "run" / "k.sock"
@@ -71,13 +75,19 @@ class Daemon:
         """Start the daemon and wait until it answers; ``flags`` are the interpreter's."""
         if SHARED_HEADERS in os.environ:
             _link_headers(Path(os.environ[SHARED_HEADERS]), self.home / "cache" / "tvm_ffi")
-        with self.log.open("ab") as log:
+        program = "tests.forked_workers.daemon" if self._is_forking else "ktuned"
+        variables: dict[str, str] = {}
+        descriptors: list[int] = []
+        with self.log.open("ab") as log, ExitStack() as lending:
+            if self._is_forking:
+                variables, descriptors = lending.enter_context(lent(self.env))
             self.process = subprocess.Popen(
-                [sys.executable, *flags, "-m", "ktuned", "serve"],
-                env=self.env,
+                [sys.executable, *flags, "-m", program, "serve"],
+                env={**self.env, **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
+                pass_fds=descriptors,
             )
         self.until(self._answers, "the daemon to answer")
 

@@ -24,7 +24,7 @@ DONE, NOT_REACHED, USAGE, NO_DAEMON = 0, 1, 2, 3
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
     """Run a daemon for the tests that leave it as it was."""
-    with Daemon(tmp_path_factory.mktemp("shared")) as running:
+    with Daemon(tmp_path_factory.mktemp("shared"), forked=False) as running:
         yield running
 
 
@@ -325,8 +325,13 @@ def test_memory_eater_is_stopped_before_the_machine_suffers(tmp_path: Path) -> N
         assert daemon.trials()["a"]["outcome"] == "measured"
 
 
-def test_nothing_outlives_its_worker_however_it_detached(daemon: Daemon) -> None:
+def test_nothing_outlives_its_worker_however_it_detached(tmp_path: Path) -> None:
     """A process without its worker's group, session, parent and environment ends nevertheless."""
+    with Daemon(tmp_path, forked=False) as daemon:
+        _outlives_nothing(daemon)
+
+
+def _outlives_nothing(daemon: Daemon) -> None:
     path = daemon.kernel_file(
         """\
         import os, pathlib, subprocess

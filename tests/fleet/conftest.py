@@ -16,8 +16,8 @@ from ktuned.fleet.pool import Fleet, PoolLimits
 from ktuned.fleet.process import StartProcess, WorkerProcess, spawn
 from ktuned.ipc import Places
 from ktuned.model.keys import Role
-from tests import forked_workers
 from tests.fleet.playing import DEADLINE_S, PROJECT, Playground, base_env
+from tests.forked_workers.starting import start_process as start_forked
 
 StartWorker = Callable[..., Coroutine[Any, Any, WorkerProcess]]
 RunFleet = Callable[..., AbstractAsyncContextManager[Fleet]]
@@ -40,7 +40,7 @@ def environment(playground: Playground) -> Environment:
 @pytest.fixture
 def start_process() -> StartProcess:
     """Return how workers are started; tests of processes have a fixture of their own."""
-    return forked_workers.start_process
+    return start_forked
 
 
 @pytest.fixture

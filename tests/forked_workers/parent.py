@@ -7,9 +7,13 @@ environment, as ``/proc`` shows it.
 from __future__ import annotations
 
 import array
+import contextlib
 import ctypes
 import gc
+import importlib
 import os
+import select
+import signal
 import socket
 import sys
 from pathlib import Path
@@ -23,6 +27,9 @@ MAX_DESCRIPTORS = 16
 _ABOVE = 400
 """Descriptors are moved here before they get the numbers that a worker expects: no number is taken by then."""
 
+_LATER = {"bench": ("numpy",), "inspect": ("ktuned.worker.probe", "cuda.bindings.driver", "cuda.bindings.nvrtc")}
+"""Modules that most workers of a role come to import, as far as they are installed: of tensors, and of a probe."""
+
 
 def main(control: socket.socket, role: str) -> None:
     """Fork a worker for each request, and answer with its id; answer ``wait`` with a dead one's exit code."""
@@ -34,22 +41,59 @@ def main(control: socket.socket, role: str) -> None:
     from ktuned.worker.main import Operations
 
     Operations(Places({}, "", "", ""), role)
+    with contextlib.suppress(ImportError):
+        for module in _LATER.get(role, ()):
+            importlib.import_module(module)
     sys.modules["__main__"] = program
     gc.collect()
     gc.freeze()
+    _serve(control)
+
+
+def _serve(control: socket.socket) -> None:
+    """Serve the tests' connection, and those of daemons, until the tests' ends; workers end with their connection."""
+    forked: dict[socket.socket, set[int]] = {control: set()}
     while True:
-        data, ancillary, _, _ = control.recvmsg(MAX_MESSAGE, socket.CMSG_SPACE(4 * MAX_DESCRIPTORS))
-        if not data:
-            return
-        message = msgpack.unpackb(data)
-        if "wait" in message:
-            _, status = os.waitpid(message["wait"], 0)
-            control.send(msgpack.packb(os.waitstatus_to_exitcode(status)))
-            continue
-        descriptors = array.array("i")
-        for _, _, received in ancillary:
-            descriptors.frombytes(received)
-        control.send(msgpack.packb(_fork(control, message, list(descriptors))))
+        ready, _, _ = select.select(list(forked), [], [])
+        for connection in ready:
+            data, received = _receive(connection)
+            if not data:
+                _end(forked.pop(connection))
+                connection.close()
+                if connection is control:
+                    return
+                continue
+            message = msgpack.unpackb(data)
+            if "connect" in message:
+                forked[socket.socket(fileno=received[0])] = set()
+                answer = 0
+            elif "wait" in message:
+                answer = os.waitstatus_to_exitcode(os.waitpid(message["wait"], 0)[1])
+                forked[connection].remove(message["wait"])
+            else:
+                answer = _fork(connection, message, received)
+                forked[connection].add(answer)
+            with contextlib.suppress(BrokenPipeError):
+                connection.send(msgpack.packb(answer))
+
+
+def _receive(connection: socket.socket) -> tuple[bytes, list[int]]:
+    """Return a request and the descriptors that came with it; nothing when the other side is gone."""
+    try:
+        data, ancillary, _, _ = connection.recvmsg(MAX_MESSAGE, socket.CMSG_SPACE(4 * MAX_DESCRIPTORS))
+    except ConnectionResetError:
+        return b"", []
+    descriptors = array.array("i")
+    for _, _, received in ancillary:
+        descriptors.frombytes(received)
+    return data, list(descriptors)
+
+
+def _end(workers: set[int]) -> None:
+    """Kill the workers of a daemon that has ended: the kernel does so to its own."""
+    for pid in workers:
+        os.kill(pid, signal.SIGKILL)
+        os.waitpid(pid, 0)
 
 
 def _fork(control: socket.socket, message: dict[str, Any], descriptors: list[int]) -> int:

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import atexit
+import json
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Any
-
-import msgpack
+from typing import Any
 
 from ktuned import worker
+from ktuned.model import Role
 from tests import leaks
-from tests.forked_workers.parent import MAX_MESSAGE
+from tests.forked_workers.daemon import LENT
+from tests.forked_workers.forker import ForkedWorker, Forker, deciding
 
 _PARENT = Path(__file__).with_name("parent.py")
 _PROGRAM = "import pathlib, sys; exec(compile(pathlib.Path(sys.argv[1]).read_text(), sys.argv[2], 'exec'))"
@@ -25,52 +27,45 @@ _SHOWN = Path(worker.__file__).with_name("__main__.py")
 _PADDING = "x" * 60_000
 """Room for a worker's environment."""
 
-_DECIDING = ("PYTHON", "XDG_CACHE_HOME", "LD_")
-"""Beginnings of variables that decide how an interpreter imports: a worker and its parent have the same."""
-
-
-class ForkedWorker:
-    """A forked process, with what :class:`subprocess.Popen` has of one."""
-
-    def __init__(self, parent: _Parent, pid: int, stdout: int, stderr: int) -> None:
-        self._parent = parent
-        self.pid = pid
-        self.stdout: IO[bytes] | None = os.fdopen(stdout, "rb")
-        self.stderr: IO[bytes] | None = os.fdopen(stderr, "rb")
-
-    def wait(self) -> int:
-        """Reap the process, which has ended, and return its exit code."""
-        return self._parent.ask({"wait": self.pid})
-
 
 class _Parent:
     """A process that forks workers of one role."""
 
     def __init__(self, python: str, role: str, environment: Mapping[str, str]) -> None:
-        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self.forker = Forker(ours)
         with theirs:
             self._process = subprocess.Popen(
                 [python, "-P", "-c", _PROGRAM, str(_PARENT), str(_SHOWN), str(theirs.fileno()), role],
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 cwd="/",
-                env={**environment, "PADDING": _PADDING},
+                # A process with BLAS's threads is not forked.
+                env={**environment, "PADDING": _PADDING, "OPENBLAS_NUM_THREADS": "1"},
             )
-        leaks.keep(self._process.pid, self._socket.fileno())
+        leaks.keep(self._process.pid, ours.fileno())
         atexit.register(self._end)
 
     def _end(self) -> None:
-        self._socket.close()
+        self.forker.connection.close()
         self._process.wait()
 
-    def ask(self, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> int:
-        """Send a request and return the answer, a number."""
-        socket.send_fds(self._socket, [msgpack.packb(message)], descriptors)
-        answer: int = msgpack.unpackb(self._socket.recv(MAX_MESSAGE))
-        return answer
+    def connect(self) -> socket.socket:
+        """Return another connection, for another process."""
+        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs:
+            self.forker.ask({"connect": True}, [theirs.fileno()])
+        return ours
 
 
 _parents: dict[tuple[str, str, frozenset[tuple[str, str]]], _Parent] = {}
+
+
+def _parent(role: str, variables: Mapping[str, str]) -> _Parent:
+    key = sys.executable, role, frozenset(variables.items())
+    if key not in _parents:
+        _parents[key] = _Parent(sys.executable, role, {**os.environ, **variables})
+    return _parents[key]
 
 
 def start_process(
@@ -79,17 +74,19 @@ def start_process(
     """Fork a worker, or start it as the daemon does where it is to have another interpreter, or no directory."""
     if command[0] != sys.executable or not os.path.isdir(cwd):
         return subprocess.Popen(command, cwd=cwd, env=env, pass_fds=pass_fds, **options)
-    role = command[4]
-    deciding = {name: value for name, value in env.items() if name.startswith(_DECIDING)}
-    key = command[0], role, frozenset(deciding.items())
-    if key not in _parents:
-        _parents[key] = _Parent(command[0], role, {**os.environ, **deciding})
-    stdout, their_stdout = os.pipe()
-    stderr, their_stderr = os.pipe()
-    message = {"command": list(command), "directory": cwd, "environment": dict(env), "numbers": list(pass_fds)}
+    return _parent(command[4], deciding(env)).forker.fork(command, cwd, env, pass_fds)
+
+
+@contextmanager
+def lent(
+    environment: Mapping[str, str], roles: Sequence[str] = tuple(Role)
+) -> Iterator[tuple[dict[str, str], list[int]]]:
+    """Lend parents to a daemon of this environment: yield the variable that it needs, and descriptors to pass."""
+    variables = deciding(environment)
+    connections = {role: _parent(role, variables).connect() for role in Role}
+    numbers = {role: connection.fileno() for role, connection in connections.items()}
     try:
-        pid = _parents[key].ask(message, [their_stdout, their_stderr, *pass_fds])
+        yield {LENT: json.dumps({"roles": numbers, "deciding": variables})}, list(numbers.values())
     finally:
-        os.close(their_stdout)
-        os.close(their_stderr)
-    return ForkedWorker(_parents[key], pid, stdout, stderr)
+        for connection in connections.values():
+            connection.close()
