@@ -331,6 +331,7 @@ def _line_of(cause: Any, function: Any) -> str:
     near = (value for value in function.fn.__globals__.values() if isinstance(value, type(function)))
     for one in (function, *near):
         if one.src == getattr(cause, "src", None):
-            file, first = import_module("triton.runtime.jit").get_jit_fn_file_line(one)
-            return f"{Path(file).name}:{first + line - 1}: "
+            decorators = itertools.takewhile(lambda text: not text.lstrip().startswith("def "), one.raw_src)
+            first = one.starting_line_number + sum(1 for _ in decorators)
+            return f"{Path(one.fn.__code__.co_filename).name}:{first + line - 1}: "
     return ""
