@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 import sys
 from collections.abc import Callable
 from dataclasses import replace
@@ -17,7 +18,7 @@ import tilelang.language as T
 from ktuned.backends import Compiled, Registry
 from ktuned.model import BackendError, Outcome, Unsupported
 from ktuned.testing.backends import check_backend
-from ktuned_tilelang import Build, TileLang, TileLangKernel, precompiled
+from ktuned_tilelang import Build, TileLang, TileLangKernel, autotune, precompiled
 from ktuned_tilelang.artifact import load_kernel, read_recipe
 from ktuned_tilelang.execution import CODE_FILES
 from ktuned_tilelang.recipe import Recipe
@@ -199,10 +200,14 @@ class TestBadInputs:
             load_kernel(Path(), recipe, ())
 
     def test_another_tilelang_is_one_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Not a traceback from its inside."""
-        monkeypatch.setattr(tilelang, "__version__", "0.2.0")
-        with pytest.raises(BackendError, match=r"TileLang 0\.2\.0 is installed; this plugin knows 0\.1"):
-            list(TileLang().compile([], tmp_path))
+        """Not a traceback from its inside: where it compiles, and where an application decorates."""
+        for version in ("0.2.0", "0.1.14+cu128.git0", "0.1"):
+            monkeypatch.setattr(tilelang, "__version__", version)
+            said = f"TileLang {re.escape(version)} is installed; this plugin knows 0.1, from 0.1.15 on"
+            with pytest.raises(BackendError, match=said):
+                list(TileLang().compile([], tmp_path))
+            with pytest.raises(ImportError, match=said):
+                autotune(configs=[{"block": 1}])
 
     def test_args_are_as_many_as_parameters(self) -> None:
         """The kernel says which."""

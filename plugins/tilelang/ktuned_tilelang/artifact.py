@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,11 @@ from typing import Any
 from ktuned.model import BackendError, Unsupported
 from ktuned_tilelang.execution import HOST_SOURCE_FILE, PARAMETERS_FILE, SOURCE_FILE
 from ktuned_tilelang.recipe import Recipe
+
+KNOWN_SERIES, FIRST_PATCH = ("0", "1"), 15
+"""The versions of TileLang whose stages and tuner are called here, and the first of them."""
+
+_PATCH = re.compile(r"\d+\.\d+\.(\d+)")
 
 RECIPE_FILE = "kernel.json"
 SIGNATURE_FILE = "signature.json"
@@ -80,3 +86,16 @@ def load_kernel(directory: Path, recipe: Recipe, out_idx: Sequence[int]) -> Any:
 def series(version: str) -> tuple[str, ...]:
     """Return the part of a version that artifacts are tied to: 0.1 of 0.1.15."""
     return tuple(version.partition("+")[0].split(".")[:2])
+
+
+def check_version(version: str) -> None:
+    """Refuse a TileLang whose stages and tuner are others than those that are called here.
+
+    Raises:
+        ImportError: it is too old, or of a later series.
+    """
+    if series(version) != KNOWN_SERIES or not (match := _PATCH.match(version)) or int(match[1]) < FIRST_PATCH:
+        first = ".".join((*KNOWN_SERIES, str(FIRST_PATCH)))
+        raise ImportError(
+            f"TileLang {version} is installed; this plugin knows {'.'.join(KNOWN_SERIES)}, from {first} on"
+        )

@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cache
 from typing import Any
 
+from ktuned_tilelang.artifact import check_version
 from ktuned_tilelang.call import PASS_CONFIGS, listed
 from ktuned_tilelang.tuning import Choices, Found, Mode, Task, Upgrade, WithoutDaemon, tune
 
@@ -46,9 +47,10 @@ def autotune(
 
     Raises:
         ValueError: an option has no such value, or the function is given without options.
+        ImportError: TileLang is not installed, or is another one than this plugin knows.
     """
     choices = Choices(mode, upgrade, without_daemon, pin)
-    tuner: Any = importlib.import_module("tilelang.autotuner.tuner")
+    tuner: Any = tilelangs_tuner()
     supplied = {} if supply_type is None else {"supply_type": supply_type}
     decorate = tuner.autotune(
         func,
@@ -79,10 +81,20 @@ def autotune(
     return take
 
 
+def tilelangs_tuner() -> Any:
+    """Return the module of TileLang's tuner.
+
+    Raises:
+        ImportError: TileLang is not installed, or is another one than this plugin knows.
+    """
+    check_version(importlib.import_module("tilelang").__version__)
+    return importlib.import_module("tilelang.autotuner.tuner")
+
+
 @cache
 def function_class() -> type[Any]:
     """Return the class of autotuned functions: a subclass of TileLang's."""
-    tuner: Any = importlib.import_module("tilelang.autotuner.tuner")
+    tuner: Any = tilelangs_tuner()
 
     class KtunedFunction(tuner.AutoTuneImpl):  # type: ignore[misc]
         """An autotuned function whose configs are tuned by ktuned's daemon."""
@@ -115,7 +127,7 @@ def function_class() -> type[Any]:
 @cache
 def tuner_class() -> type[Any]:
     """Return ``AutoTuner``: a subclass of TileLang's."""
-    tuner: Any = importlib.import_module("tilelang.autotuner.tuner")
+    tuner: Any = tilelangs_tuner()
     result: Any = importlib.import_module("tilelang.autotuner.param").AutotuneResult
 
     class AutoTuner(tuner.AutoTuner):  # type: ignore[misc]

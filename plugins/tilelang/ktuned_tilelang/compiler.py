@@ -19,15 +19,12 @@ from typing import Any, cast
 from ktuned.backends import Unit, compute_target, cubin, launch_limits, occupancy_fact
 from ktuned.model import BackendError, KernelFileError, Unsupported
 from ktuned.spec import causes, place
-from ktuned_tilelang.artifact import RECIPE_FILE, SIGNATURE_FILE, series
+from ktuned_tilelang.artifact import RECIPE_FILE, SIGNATURE_FILE, check_version
 from ktuned_tilelang.build import Build
 from ktuned_tilelang.elaboration import Misfit, elaborate
 from ktuned_tilelang.execution import CODE_FILES, PARAMETERS_FILE
 from ktuned_tilelang.lowering import CALLEE_ALLOCATES, Lowered, generate
 from ktuned_tilelang.recipe import Recipe
-
-KNOWN_SERIES = ("0", "1")
-"""The versions of TileLang whose stages are called here."""
 
 MAX_MESSAGE_CHARS = 4000
 """Limit of a kept message; its first line names the error."""
@@ -50,13 +47,10 @@ def prepare() -> None:
     """Do what each process must do once before it compiles: seconds, which are no unit's.
 
     Raises:
-        ImportError: TileLang is not installed, is broken, or is of another series than this plugin knows.
+        ImportError: TileLang is not installed, is broken, or is another one than this plugin knows.
     """
     tilelang: Any = importlib.import_module("tilelang")
-    if series(tilelang.__version__) != KNOWN_SERIES:
-        raise ImportError(
-            f"TileLang {tilelang.__version__} is installed; this plugin knows {'.'.join(KNOWN_SERIES)}, from 0.1.15 on"
-        )
+    check_version(tilelang.__version__)
     importlib.import_module("tilelang.jit.adapter")
 
 

@@ -27,7 +27,7 @@ def _replace(module: Any) -> None:
         function_class, tuner_class = autotuner.function_class(), autotuner.tuner_class()
     except (ImportError, AttributeError) as error:
         # The program is no worse off than without ktuned.
-        account.leave_alone("tilelang.autotune", f"this TileLang is not one that ktuned-tilelang knows: {error}")
+        account.leave_alone("tilelang.autotune", f"ktuned-tilelang does not know it: {error}")
         return
     theirs = module.autotune
     choices = Choices()
