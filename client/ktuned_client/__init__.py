@@ -9,15 +9,16 @@
     hit.config, hit.status
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ktuned_client.answers import DaemonError, DaemonUnavailable, Hit, LoadError
-from ktuned_client.client import Client, EventStream, Tuning
 from ktuned_client.paths import UntrustedSocket, socket_path
 from ktuned_client.wire import PROTOCOL_VERSION
 
 if TYPE_CHECKING:
     from ktuned_client.aio import AsyncClient, AsyncEventStream, AsyncTuning
+    from ktuned_client.client import Client, EventStream, Tuning
 
 __all__ = [
     "PROTOCOL_VERSION",
@@ -36,10 +37,20 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    # asyncio takes longer to import than everything else here, and few programs need it for lookups.
-    if name in {"AsyncClient", "AsyncEventStream", "AsyncTuning"}:
-        from ktuned_client import aio
+# Few programs need both, asyncio takes longer to import than everything else here, and the daemon needs neither.
+_LATER = {
+    "AsyncClient": "aio",
+    "AsyncEventStream": "aio",
+    "AsyncTuning": "aio",
+    "Client": "client",
+    "EventStream": "client",
+    "Tuning": "client",
+}
 
-        return getattr(aio, name)
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+def __getattr__(name: str) -> Any:
+    if name not in _LATER:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    value = getattr(import_module(f"{__name__}.{_LATER[name]}"), name)
+    globals()[name] = value
+    return value

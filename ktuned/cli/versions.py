@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any, Final
 
-from ktuned_client import Client, DaemonError, DaemonUnavailable
+from ktuned_client import DaemonError, DaemonUnavailable
 from ktuned_client.answers import DaemonSilent
 from ktuned_client.wire import PROTOCOL_VERSION
 
@@ -41,6 +41,8 @@ def check() -> None:
         DaemonUnavailable: it differs from ours; the message names both versions.
         DaemonSilent: the daemon does not answer; the next request would wait in vain as well.
     """
+    from ktuned_client import Client
+
     try:
         with Client() as client:
             said = client.call("hello")

@@ -11,13 +11,17 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ktuned.cli import output
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import Number, json_option
-from ktuned_client import Client, DaemonError, paths
+from ktuned_client import DaemonError, paths
+
+if TYPE_CHECKING:
+    from ktuned_client import Client
 
 STOP_DEADLINE_S = 10.0
 """Deadline of a daemon's end: it kills its workers, and completes its last commit."""
@@ -114,6 +118,8 @@ def stop(as_json: bool) -> int:
 
     Waits until its process has ended. Interrupted jobs continue at the next start.
     """
+    from ktuned_client import Client
+
     with Client() as client:
         pid = _pid_of_daemon(client)
         # Opened before the request: afterwards the number may belong to another process.
