@@ -120,6 +120,7 @@ UNWANTED_AT_REST = {
     "email",
     "http",
     "importlib.metadata",
+    "ktuned_client.client",
     "multiprocessing",
     "statistics",
     "unittest",
@@ -135,12 +136,15 @@ UNWANTED_AT_REST = {
 DAEMON_IMPORTS = """
 import json, sys
 before = set(sys.modules)
+from ktuned.cli import program
 from ktuned.cli.commands import serve
 with serve.lean_imports():
     from ktuned.daemon import run
 import anyio._backends._asyncio
 print(json.dumps(sorted(sys.modules.keys() - before)))
 """
+
+SHORT_LINES = 40
 
 DRAWERS = {"utils", "util", "helpers", "helper", "common", "misc", "shared", "tools", "base"}
 
@@ -409,6 +413,17 @@ def test_services_reach_the_daemon_by_calls_alone() -> None:
 def test_modules_are_named_for_a_thing() -> None:
     """No module is a drawer."""
     assert [name for name, path in MODULES.items() if path.stem.lstrip("_") in DRAWERS] == []
+
+
+def test_short_modules_say_why() -> None:
+    """A module of under 40 lines gives the reason in its docstring's body; faces and programs need none."""
+    short = [
+        path
+        for path in MODULES.values()
+        if path.name not in ("__init__.py", "__main__.py") and len(path.read_text().splitlines()) < SHORT_LINES
+    ]
+    texts = {path: ast.get_docstring(ast.parse(path.read_text())) or "" for path in short}
+    assert [str(path) for path, text in texts.items() if "\n\n" not in text] == []
 
 
 def test_a_daemon_starts_with_little() -> None:

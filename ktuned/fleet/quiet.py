@@ -46,7 +46,7 @@ class QuietGate:
         self._changed = anyio.Event()
         self._compiling = 0
         self._starting: list[float] = []
-        """When each start counts no longer."""
+        """The end of the patience with each start."""
         self._timed: list[int] = []
         self._waiting_for_quiet = 0
         self._waiting_for_cores = 0

@@ -1,4 +1,7 @@
-"""Ray's errors as one line each, with what mends them."""
+"""Ray's errors as one line each, with what mends them.
+
+A module of its own: the keeper's calls and the service share it, and neither imports the other.
+"""
 
 from __future__ import annotations
 
