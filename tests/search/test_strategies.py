@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from ktuned import space
 from ktuned.model.errors import KernelFileError, UsageError
 from ktuned.model.values import Outcome, Scalar, canonical
-from ktuned.search.exhaustive import Exhaustive
+from ktuned.search.exhaustive import FEW, MIXED, Exhaustive, mixed
 from ktuned.search.random import WINDOW, Random, permutation
 from ktuned.search.strategy import PROBES_PER_ASK, Strategy, load
 
@@ -52,10 +52,33 @@ def test_each_valid_config_once(strategy: type[Strategy], kind: str, n: int) -> 
     assert sorted(map(canonical, asked)) == sorted(map(canonical, bound))
 
 
-def test_exhaustive_keeps_the_order() -> None:
-    """Exhaustive goes in the space's order, whatever the seed."""
-    bound = SPACES["axes"].bind({"M": 3})
+def test_exhaustive_keeps_the_order_of_a_few() -> None:
+    """Their author may have sorted them, and so few cost nothing, whatever the seed."""
+    bound = space(A=list(range(FEW))).bind({"M": 3})
     assert drain(Exhaustive(bound, 1)) == drain(Exhaustive(bound, 2)) == list(bound)
+
+
+def test_exhaustive_mixes_many() -> None:
+    """The best configs of a space are neighbours: some of them come early wherever they are, and always the same."""
+    bound = space(A=list(range(2 * MIXED + 10))).bind({"M": 3})
+    order = [int(config["A"]) for config in drain(Exhaustive(bound, 1))]
+    assert order == [int(config["A"]) for config in drain(Exhaustive(bound, 2), 7)]
+    assert sorted(order) == list(range(2 * MIXED + 10))
+    for start in (0, MIXED):
+        first = order[start : start + 40]
+        assert all(
+            any(start + tenth <= one < start + tenth + MIXED // 5 for one in first) for tenth in range(0, 200, 50)
+        )
+
+
+def test_a_slow_constraint_is_not_waited_for() -> None:
+    """What was found within the time of a window is proposed."""
+    seconds = itertools.count()
+    found = mixed(iter([{"A": 1}, None, {"A": 2}]), clock=lambda: float(next(seconds)))
+    assert [config["A"] for config in found if config is not None] == [1, 2]
+    seconds = itertools.count()
+    found = mixed(iter([{"A": 1}, *[None] * 9]), clock=lambda: float(next(seconds)))
+    assert next(config for config in itertools.islice(found, 3) if config is not None) == {"A": 1}
 
 
 @pytest.mark.parametrize("kind", SPACES)

@@ -32,7 +32,7 @@ def explored(prior: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("prior", "first"),
     [
-        (lambda p: [{"n": 70}, {"n": 500}, {"n": 3 * p.M}], [50, 70, 3, 0]),
+        (lambda p: [{"n": 70}, {"n": 500}, {"n": 3 * p.M}], [50, 70, 3]),
         (lambda p, c: -abs(c.n - 40), [50, 40]),
     ],
     ids=["configs", "score"],
