@@ -10,8 +10,8 @@ latencies differ, so that a space of small differences is not searched for large
 value that the model expects of them, so that batches spread.
 
 Where the same kernel was searched elsewhere, that search's model explains a part of what is measured: see
-:mod:`ktuned.search.transfer`. Every other choice then goes on from what such choices have found themselves, so that a
-search which misleads costs half of them at most.
+:mod:`ktuned.search.transfer`. Every other choice then goes on from what such choices have found themselves, and does
+not hear of that search until its order is seen to hold here, so that one which misleads costs half of them at most.
 
 Imported only by name: it needs NumPy.
 """
@@ -152,6 +152,7 @@ class Guided(PointStrategy):
         elif len(self.logs) < 3 or len(self._features) == 0:
             found = self.unknown()
         else:
+            self._model.is_heard = self._model.order_holds or not self._is_own_turn
             found = self._most_promising()
         if found is not None and (self._age < FIRST or self._is_own_turn):
             self._own.add(found)

@@ -6,11 +6,15 @@ else, with a pull to zero. Where a model without them predicts the fast half bet
 are left out. So a search that misleads is forgotten after a few trials, and one that explains most leaves little to be
 found out. Stacking models in this way is after Golovin et al., "Google Vizier" (KDD 2017), with a slope.
 
+Half of the choices do not hear of them at all until their order is seen to hold here, by its rank correlation with
+what was measured of the half that should be fast: one may explain the slow well, and lead into the wrong valley.
+
 Imported only by strategies that need NumPy.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
@@ -32,6 +36,10 @@ LEARNING_STEPS = 25
 
 DECIDED = 70
 """Measurements after which it is no longer asked whether the earlier searches help: it is clear, and costs time."""
+
+HOLDS_FROM = 0.5
+"""Rank correlation from which an earlier order holds here, at its lower limit: of searches that are alike in fact it is
+mostly above 0.8, of others that differ below that."""
 
 SLOPE_SPREAD = 0.5
 """Standard deviation of a slope before anything was measured here; it is 1 where nothing has changed."""
@@ -72,7 +80,11 @@ def sources(
 
 
 class Informed:
-    """A Gaussian process around what earlier searches explain; the process alone where that predicts no worse."""
+    """A Gaussian process around what earlier searches explain; the process alone where that predicts no worse.
+
+    It is also the process alone as long as earlier searches are not to be heard; ``order_holds`` if their order of the
+    configs that were measured here is about the same.
+    """
 
     def __init__(self, process: Callable[[], GaussianProcess]) -> None:
         self._alone = process()
@@ -82,6 +94,8 @@ class Informed:
         self._centre = np.zeros(0)
         self._unit = 1.0
         self.is_informed = False
+        self.is_heard = True
+        self.order_holds = False
 
     def use(self, found: Sequence[Source]) -> None:
         """Take earlier searches into account."""
@@ -115,9 +129,10 @@ class Informed:
             self._slopes = self._around.slopes(points, values, columns - self._centre, SLOPE_SPREAD, doubts)
             rest = values - (columns - self._centre) @ self._slopes
             self._around.learn(points, rest, steps, doubts)
-        if not self.is_informed or len(values) <= DECIDED:
+        if not self.is_informed or not self.order_holds or len(values) <= DECIDED:
             self._alone.learn(points, values, steps, doubts)
         if self._sources and len(values) <= DECIDED:
+            self.order_holds = any(is_order_kept(column, values) for column in columns.T)
             fast = values <= np.median(values)
             informed, alone = self._around.left_out(points, rest, doubts), self._alone.left_out(points, values, doubts)
             self.is_informed = float(informed[fast].sum()) >= float(alone[fast].sum())
@@ -133,12 +148,32 @@ class Informed:
 
     @property
     def _process(self) -> GaussianProcess:
-        return self._around if self.is_informed else self._alone
+        return self._around if self._explains else self._alone
+
+    @property
+    def _explains(self) -> bool:
+        return self.is_informed and self.is_heard
 
     def _columns(self, points: Floats) -> Floats:
         return np.column_stack([source(points) for source in self._sources]) / self._unit
 
     def _explained(self, points: Floats) -> Floats | float:
-        if not self.is_informed:
+        if not self._explains:
             return 0.0
         return np.asarray((self._columns(points) - self._centre) @ self._slopes)
+
+
+def is_order_kept(expected: Floats, values: Floats) -> bool:
+    """Return whether those that should be fast have about the expected order: Spearman's correlation, less its error.
+
+    That the slow are slow here, too, says nothing of the place of the fastest.
+    """
+    if not len(values):
+        return False
+    promised = expected <= np.median(expected)
+    expected, values = expected[promised], values[promised]
+    if len(values) <= 4 or np.ptp(expected) == 0 or np.ptp(values) == 0:
+        return False
+    one, other = (np.argsort(np.argsort(column)) for column in (expected, values))
+    correlation = min(max(float(np.corrcoef(one, other)[0, 1]), -0.999), 0.999)
+    return math.atanh(correlation) - 1 / math.sqrt(len(values) - 3) >= math.atanh(HOLDS_FROM)

@@ -16,6 +16,7 @@ from ktuned.search import Budget, Genetic, StrategyFault, choose, load
 from ktuned.search.choice import Supervised
 from ktuned.search.gaussian_process import GaussianProcess
 from ktuned.search.guided import Guided
+from ktuned.search.transfer import is_order_kept
 
 KNOBS: dict[str, Any] = {name: [2**k for k in range(9)] for name in "abcd"} | {"e": [False, True]}
 SPACE = space(**KNOBS).bind({})
@@ -108,6 +109,34 @@ def test_slopes_are_found_beside_what_they_do_not_explain() -> None:
     assert slopes[0] == pytest.approx(0.8, abs=0.15)
     assert slopes[1] < 0.1
     assert list(model.slopes(points, -values, np.column_stack([column]), 0.5)) == [0.0]
+
+
+def test_an_order_is_kept_once_enough_of_it_was_seen() -> None:
+    """A few configs prove nothing, noise is forgiven, another order is never the same one."""
+    dice = np.random.RandomState(7)
+    order = dice.normal(size=60)
+    noisy = order + 0.3 * dice.normal(size=60)
+    assert [is_order_kept(order[:count], noisy[:count]) for count in (0, 3, 8, 60)] == [False, False, False, True]
+    # The slow alone keep it.
+    assert not is_order_kept(order, np.where(order <= np.median(order), dice.normal(size=60) - 4, order))
+    assert not is_order_kept(order, -order)
+    assert not is_order_kept(order, dice.normal(size=60))
+    assert not is_order_kept(np.zeros(60), order)
+
+
+def test_a_search_that_misleads_is_not_heard_by_half_of_the_choices() -> None:
+    """One that resembles this search soon is by all of them."""
+    heard = {}
+    for name, earlier in (("alike", ALIKE), ("opposite", OPPOSITE)):
+        strategy = load("guided")(SPACE, 1)
+        assert isinstance(strategy, Guided)
+        strategy.recall([searched(earlier)])
+        heard[name] = 0
+        for trial in range(40):
+            (config,) = strategy.ask(1)
+            strategy.tell(config, Outcome.MEASURED, HERE(config))
+            heard[name] += strategy._model.is_heard and trial >= 20
+    assert heard["opposite"] == 10 < heard["alike"]
 
 
 def test_left_out_values_are_judged_by_all_others() -> None:
