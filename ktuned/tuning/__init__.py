@@ -1,6 +1,5 @@
 """Tuning one problem: the pipeline of bounded channels from strategy to store."""
 
-from ktuned.tuning.attempt import Compiler, Work
 from ktuned.tuning.compile_only import CompileOnly
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES, merged
 from ktuned.tuning.job_events import Publish, publish_job, publish_winner
@@ -8,6 +7,7 @@ from ktuned.tuning.pipeline import Pipeline
 from ktuned.tuning.prior_results import restore
 from ktuned.tuning.shared_lead import Team
 from ktuned.tuning.winner_check import Checked, Sanitizers, WinnerCheck
+from ktuned.tuning.work import Compiler, Work
 
 __all__ = [
     "DEFAULT_DEADLINES",

@@ -16,11 +16,13 @@ from ktuned.fleet import COURTESY_S, Fleet
 from ktuned.ipc import replies, requests
 from ktuned.model import Event, JobState, Role
 from ktuned.store import Artifacts
-from ktuned.tuning.attempt import Attempt, Compiled, Ended, Progress, Work
+from ktuned.tuning.attempt import Attempt, Compiled, Ended
 from ktuned.tuning.batches import MAX_BATCH
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.exploration import Explorer, opened
 from ktuned.tuning.job_events import Publish
+from ktuned.tuning.progress import Progress
+from ktuned.tuning.work import Work
 
 _log = structlog.get_logger()
 

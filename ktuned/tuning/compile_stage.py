@@ -26,11 +26,12 @@ from ktuned.fleet import (
 from ktuned.ipc import replies, requests
 from ktuned.model import Event, Outcome, Phase, Role, WorkerError
 from ktuned.store import DISK_ERRORS, Artifacts, file_fault
-from ktuned.tuning.attempt import Attempt, Compiled, Compiler, Ended, Work
+from ktuned.tuning.attempt import Attempt, Compiled, Ended
 from ktuned.tuning.batches import COMPILE_S, BatchSize
 from ktuned.tuning.compile_groups import GroupSize
 from ktuned.tuning.front_end import FrontEnd
 from ktuned.tuning.trial_detail import TrialDetail
+from ktuned.tuning.work import Compiler, Work
 
 _log = structlog.get_logger()
 

@@ -14,7 +14,7 @@ from ktuned.fleet import ALL_CORES, DeadlineExpired, Fleet, Lane, LaneSick, Work
 from ktuned.ipc import replies, requests
 from ktuned.model import ENERGY, LATENCY, Config, Event, Outcome, Trial, TrialResult, Winner, WorkerError, median
 from ktuned.store import Store
-from ktuned.tuning.attempt import Attempt, Progress, Work
+from ktuned.tuning.attempt import Attempt
 from ktuned.tuning.deadlines import for_trial
 from ktuned.tuning.finalists import (
     FEWEST_ROUNDS,
@@ -32,8 +32,10 @@ from ktuned.tuning.finalists import (
 from ktuned.tuning.job_events import Publish, publish_winner
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.prior_results import admitted_prior_trials
+from ktuned.tuning.progress import Progress
 from ktuned.tuning.seed_check import SeedCheck
 from ktuned.tuning.trial_detail import TrialDetail, interval
+from ktuned.tuning.work import Work
 
 
 class _Finalist(msgspec.Struct):

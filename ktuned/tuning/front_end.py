@@ -13,7 +13,7 @@ import anyio
 from ktuned.fleet import Fleet, NodeAbsent, NodeLost, RequestFailed, Worker
 from ktuned.ipc import replies, requests
 from ktuned.model import Role, WorkerError
-from ktuned.tuning.attempt import Compiler, Work
+from ktuned.tuning.work import Compiler, Work
 
 
 class FrontEnd:

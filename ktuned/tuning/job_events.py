@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 from ktuned.model import Job, KernelInfo, Trial, Winner
-from ktuned.tuning.attempt import Progress, Work
+from ktuned.tuning.progress import Progress
+from ktuned.tuning.work import Work
 
 
 class Publish(Protocol):

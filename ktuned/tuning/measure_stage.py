@@ -28,11 +28,12 @@ from ktuned.fleet import (
 from ktuned.ipc import replies, requests
 from ktuned.model import LATENCY, Event, Outcome, Phase, TrialResult, canonical
 from ktuned.store import Artifacts
-from ktuned.tuning.attempt import Attempt, Compiled, Ended, Work
+from ktuned.tuning.attempt import Attempt, Compiled, Ended
 from ktuned.tuning.batches import HOLD_GPU_S, LANE_S
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.deadlines import for_trial
 from ktuned.tuning.trial_detail import TrialDetail
+from ktuned.tuning.work import Work
 
 _log = structlog.get_logger()
 

@@ -36,7 +36,7 @@ from ktuned.model import (
     stand_ins,
 )
 from ktuned.store import Artifacts, Store
-from ktuned.tuning.attempt import Attempt, Compiled, Ended, Progress, Work
+from ktuned.tuning.attempt import Attempt, Compiled, Ended
 from ktuned.tuning.batches import LANE_S, MAX_BATCH, OPENING_AHEAD, BatchSize, ahead, asked_at_once, may_reserve, share
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.dissent import Dissent
@@ -47,8 +47,10 @@ from ktuned.tuning.job_events import Publish, publish_trial, publish_winner
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.opening import Opening, served_configs
 from ktuned.tuning.prior_results import PriorResults, restore
+from ktuned.tuning.progress import Progress
 from ktuned.tuning.shared_lead import SharedLead
 from ktuned.tuning.trial_detail import TrialDetail, completed_result, doubt
+from ktuned.tuning.work import Work
 
 _log = structlog.get_logger()
 

@@ -29,8 +29,9 @@ from ktuned.model import (
     most_similar,
 )
 from ktuned.store import Store
-from ktuned.tuning.attempt import Compiled, Work
+from ktuned.tuning.attempt import Compiled
 from ktuned.tuning.trial_detail import TrialDetail, rounds_name
+from ktuned.tuning.work import Work
 
 RECENT_CONTEXTS = 4
 """Earlier states of a kernel that predict the next one: after quick saves the newest has tried but few configs."""

@@ -9,9 +9,10 @@ import structlog
 from ktuned.fleet import CannotOpen, DeadlineExpired, Lane, LaneSick, Output, RequestFailed, WorkerDied
 from ktuned.ipc import replies, requests
 from ktuned.model import Event, Outcome, Trial, TrialResult
-from ktuned.tuning.attempt import Attempt, Work
+from ktuned.tuning.attempt import Attempt
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.trial_detail import TrialDetail
+from ktuned.tuning.work import Work
 
 _log = structlog.get_logger()
 

@@ -26,10 +26,11 @@ from ktuned.fleet import (
 from ktuned.ipc import replies, requests
 from ktuned.model import Outcome, Role, Unsupported, WorkerError
 from ktuned.store import Artifacts
-from ktuned.tuning.attempt import Attempt, Ended, Work
+from ktuned.tuning.attempt import Attempt, Ended
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.seed_check import SEEDS
+from ktuned.tuning.work import Work
 
 SLOWDOWN = 30.0
 """Factor of all deadlines under a sanitizer: compute-sanitizer and AddressSanitizer slow kernels down that much."""

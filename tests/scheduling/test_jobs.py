@@ -18,7 +18,7 @@ from ktuned.scheduling.dispatcher import Intervals
 from ktuned.scheduling.preparation import Preparation
 from ktuned.scheduling.queue import Arrival
 from ktuned.store.database import Store
-from ktuned.tuning.attempt import Work
+from ktuned.tuning.work import Work
 from tests.assembled import Parts, assembled, kernel_text, wanted
 
 pytestmark = pytest.mark.anyio

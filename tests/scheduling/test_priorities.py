@@ -14,7 +14,7 @@ from ktuned.model.values import Problem
 from ktuned.scheduling.dispatcher import Intervals
 from ktuned.scheduling.idle_policy import Reading
 from ktuned.scheduling.queue import Arrival
-from ktuned.tuning.attempt import time_left_s
+from ktuned.tuning.progress import time_left_s
 from tests.assembled import Parts, assembled, kernel_text, wanted
 
 pytestmark = pytest.mark.anyio

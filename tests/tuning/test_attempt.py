@@ -19,8 +19,10 @@ from ktuned.model.lifecycle import Event
 from ktuned.model.plan import PRESETS, Plan
 from ktuned.model.trial import Context, TrialResult
 from ktuned.model.values import Outcome
-from ktuned.tuning.attempt import Attempt, Progress, Work
+from ktuned.tuning.attempt import Attempt
+from ktuned.tuning.progress import Progress
 from ktuned.tuning.trial_detail import TrialDetail
+from ktuned.tuning.work import Work
 
 KERNEL = KernelInfo(
     ProjectName("p"),

@@ -11,8 +11,9 @@ import pytest
 from ktuned.fleet import RequestFailed
 from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
-from ktuned.tuning.attempt import Attempt, Compiled, Ended, Work
+from ktuned.tuning.attempt import Attempt, Compiled, Ended
 from ktuned.tuning.compile_stage import CompileStage
+from ktuned.tuning.work import Work
 from tests.assembled import PATIENCE_S, Parts, kernel_text, wanted
 
 pytestmark = pytest.mark.anyio

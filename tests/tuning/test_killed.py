@@ -13,7 +13,7 @@ from ktuned.fleet.failures import KILLS_EXCUSED
 from ktuned.model.job import Job
 from ktuned.model.plan import Plan
 from ktuned.scheduling.preparation import Preparation
-from ktuned.tuning.attempt import Work
+from ktuned.tuning.work import Work
 from tests.assembled import Parts, assembled, kernel_text, wanted
 
 pytestmark = pytest.mark.anyio

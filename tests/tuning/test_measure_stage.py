@@ -24,11 +24,12 @@ from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome
 from ktuned.scheduling.job_requests import Wish
 from ktuned.store.artifacts import Artifacts
-from ktuned.tuning.attempt import Attempt, Compiled, Work
+from ktuned.tuning.attempt import Attempt, Compiled
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
 from ktuned.tuning.measure_stage import CONTENDED_TRIES, MeasureStage
 from ktuned.tuning.seed_check import SEEDS
+from ktuned.tuning.work import Work
 from tests.assembled import Parts, kernel_text
 from tests.fake_tensors import REFERENCE
 from tests.tuning.test_attempt import WORK

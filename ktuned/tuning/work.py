@@ -1,0 +1,211 @@
+"""The task of one job: a kernel's problem on a device model, and all that its trials have in common."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import msgspec
+
+from ktuned.catalog import Admission, Traces
+from ktuned.fleet import (
+    Environment,
+)
+from ktuned.ipc import requests
+from ktuned.model import (
+    ENERGY,
+    Config,
+    Context,
+    Device,
+    DeviceModel,
+    DeviceName,
+    EarlierSearch,
+    Job,
+    KernelInfo,
+    Objective,
+    Observation,
+    Outcome,
+    Preset,
+    Problem,
+    Scalar,
+    Target,
+    Trial,
+    TrialResult,
+    Winner,
+    WinnerKey,
+    added,
+    canonical,
+    cost_of,
+    with_captured,
+)
+from ktuned.tuning.shared_lead import Team
+from ktuned.tuning.trial_detail import rounds_name
+
+_COMPILED_IN = frozenset({"defines", "flags"})
+"""Fields of Builds that decide an artifact's bytes, and nothing about its call."""
+
+
+class Compiler(msgspec.Struct, frozen=True):
+    """A machine that has the context's toolchain: the workers' environment there, and the sights of its files."""
+
+    environment: Environment
+    toolchain: Mapping[str, str]
+
+
+class Work(msgspec.Struct, eq=False, weakref=True):
+    """Everything that a job needs to know before it begins.
+
+    While it runs, nothing of it changes but what ``traces`` learns of its kernel: that is the digests' part from then
+    on, and with it the context's. Then all results in the store have the new context, too.
+
+    ``captured`` is the digest of the inputs that an application handed over for the problem; empty without any.
+    Without ``devices`` its configs are only compiled, for ``target``; ``absence`` then says why nothing is measured, if
+    measuring was asked for. ``compilers`` are where the context's toolchain is, this machine first. ``toolchain`` are
+    the sights of the files by which it is known there.
+    ``team`` is asked what others share, if anything may be used of it. ``served`` returns the winners that the kernel's
+    lookups are answered with.
+    """
+
+    job: Job
+    kernel: KernelInfo
+    problem: Problem
+    devices: tuple[Device, ...]
+    target: str
+    context: Context
+    environment: Environment
+    preset: Preset
+    deadlines: Mapping[str, float]
+    judge_contention: bool
+    admission: Admission
+    traces: Traces
+    served: Callable[[], Sequence[Winner]]
+    group_size: int = 1
+    lowers: bool = False
+    absence: str = ""
+    captured: str = ""
+    toolchain: Mapping[str, str] = msgspec.field(default_factory=dict)
+    team: Team | None = None
+    compilers: tuple[Compiler, ...] = ()
+    _named: requests.KernelRef | None = None
+
+    def __post_init__(self) -> None:
+        self._named = None
+        self.compilers = self.compilers or (Compiler(self.environment, self.toolchain),)
+
+    def environment_on(self, device: Device) -> Environment:
+        """Return the environment of the workers that measure on a device."""
+        return msgspec.structs.replace(self.environment, node=device.node) if device.node else self.environment
+
+    @property
+    def kernel_ref(self) -> requests.KernelRef:
+        """The kernel as requests name it."""
+        if self._named is None:
+            self._named = requests.KernelRef.of(self.kernel, self.environment.project, self.environment.cwd)
+        return self._named
+
+    def follow(self, kernel: KernelInfo) -> None:
+        """Take in what was learned of the kernel since."""
+        self.kernel = kernel
+        self._named = None
+        self.context = replace(self.context, digest=with_captured(kernel.digest, self.captured))
+
+    async def learn(self, observed: Sequence[Observation]) -> None:
+        """Have names that a worker has observed belong to the kernel.
+
+        Raises:
+            SourceChanged: what it read is not what the kernel is known by now.
+            StoreError: it cannot be recorded.
+        """
+        if observed:
+            await self.traces.learn(self.kernel, observed)
+
+    @property
+    def specialized(self) -> dict[str, Scalar]:
+        """The part of the problem that enters the key."""
+        return self.kernel.specialized(self.problem)
+
+    @property
+    def objective(self) -> Objective:
+        """The figure by which configs are judged."""
+        return self.job.objective
+
+    @property
+    def key(self) -> WinnerKey:
+        """The key of the winner that the job looks for."""
+        return self.context.key_for(self.objective)
+
+    @property
+    def needs_energy(self) -> bool:
+        """True if a config is judged by what its launches take."""
+        return self.kernel.needs_energy(self.objective)
+
+    @property
+    def rounds_name(self) -> str:
+        """The detail that counts a finalist's rounds."""
+        return rounds_name(self.kernel, self.objective)
+
+    def lacks_figure(self, trial: Trial) -> bool:
+        """Return whether a trial was measured, but not what its launches take, which decides here."""
+        return trial.outcome is Outcome.MEASURED and self.needs_energy and ENERGY not in trial.metrics
+
+    def cost(self, trial: Trial | TrialResult) -> float | None:
+        """Return what the figure of a measured trial costs; ``None`` if it has none."""
+        return cost_of(self.objective, trial.figure(self.objective))
+
+    async def admitted(self, configs: Sequence[Config]) -> list[bool]:
+        """Return whether the kernel's space holds each config for the job's problem; see :meth:`Admission.ask`."""
+        return await self.admission.ask(self.kernel, self.problem, configs)
+
+    def explore_request(
+        self,
+        first: Iterable[Config] = (),
+        last: Iterable[Config] = (),
+        earlier: Iterable[EarlierSearch] = (),
+        *,
+        served: Iterable[Config] = (),
+    ) -> requests.Explore:
+        """Return the request that begins an exploration: which configs come first, and which are left for last.
+
+        ``earlier`` are similar searches, the most similar first. A job for some configs alone tries those that lookups
+        are ``served`` as well: they are to give way to nothing worse.
+        """
+        device = self.devices[0] if self.devices else Device(DeviceName(""), DeviceModel(""), Target(self.target))
+        plan = self.job.plan
+        if plan.configs:
+            wanted = {canonical(config): config for config in (*served, *plan.configs)}
+            plan = replace(plan, configs=tuple(wanted.values()))
+        return requests.Explore(self.kernel_ref, self.problem, plan, tuple(first), tuple(last), device, tuple(earlier))
+
+    def unit(self, build: Mapping[str, Any]) -> requests.UnitRef:
+        """Return a Build with its artifact's key: a digest of all that decides the artifact's bytes.
+
+        The sources' part is added, so that a worker can add that of names which only compiling shows.
+        """
+        parts = {
+            "backend": self.kernel.backend,
+            "toolchain": self.context.toolchain,
+            "target": self.target,
+            "build": build,
+        }
+        made = hashlib.sha256(canonical(parts).encode()).hexdigest()
+        return requests.UnitRef(added(made, self.kernel.source_digest), build)
+
+    def measured_content(self, build: Mapping[str, Any], files: str) -> str:
+        """Return the identity of a measurement: SHA-256 over all that decides the figure of an artifact with ``files``.
+
+        Sources, toolchain, macros and flags are not part of it: they decide the bytes, and those are the same.
+        """
+        parts = {
+            # Inputs are drawn from the short name: in another checkout of the project they are the same.
+            "kernel": self.kernel.kernel,
+            "problem": dict(self.problem),
+            "device": self.context.device,
+            "driver": self.context.device_fingerprint,
+            "measuring": self.context.measuring_version,
+            "data": f"{self.kernel.data_digest} {self.captured}",
+            "build": {name: value for name, value in build.items() if name not in _COMPILED_IN},
+            "files": files,
+        }
+        return hashlib.sha256(canonical(parts).encode()).hexdigest()
