@@ -72,7 +72,7 @@ class Adopted:
     @property
     def project(self) -> str:
         """The name of the directory, and so of the project: the package, and a digest of the environment."""
-        package = self.module.partition(".")[0].strip("_")
+        package = _NOT_IN_NAMES.sub("", self.module.partition(".")[0].strip("_"))
         return f"{self.tool}-{package}-{digest(json.dumps(self.environment()))[:_NAME_DIGITS]}"
 
     @property

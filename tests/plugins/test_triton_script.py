@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import FunctionType, ModuleType
 from typing import Any
@@ -14,7 +15,7 @@ from ktuned.dropin import CALL_KEY, account
 from ktuned.spec.loader import load_file
 from ktuned_triton import Triton
 from ktuned_triton.call import LeftAlone, jitted
-from ktuned_triton.script import module_of
+from ktuned_triton.script import is_importable, module_of
 from tests.fake_tunings import FakeTunings
 from tests.plugins.triton_calls import left_to_triton, tunings
 
@@ -104,3 +105,24 @@ def test_a_script_may_be_run_by_another_program(script: ModuleType, monkeypatch:
     vars(script)["doubled"] = FunctionType(script.launch_metadata.__code__, {"__name__": "__main__"}, "doubled")
     with pytest.raises(LeftAlone, match="it reads doubled"):
         module_of(jitted(script.scaled))
+
+
+def test_a_module_that_no_import_finds_is_left_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tunings: FakeTunings, left_to_triton: list[Any]
+) -> None:
+    """One that a program has loaded from a file, under a name of its own or in the place of another module."""
+    for name, is_there in (("loaded_by_path", False), ("tests.plugins.loaded_by_path", False), ("tests.leaks", True)):
+        file = tmp_path / f"{name}.py"
+        file.write_text(SCRIPT.read_text())
+        spec = spec_from_file_location(name, file)
+        assert spec is not None
+        assert spec.loader is not None
+        assert is_importable(name) == is_there
+        module = module_from_spec(spec)
+        monkeypatch.setitem(sys.modules, name, module)
+        spec.loader.exec_module(module)
+        account.left_alone.clear()
+        module.scaled[(1,)](torch.ones(8), torch.ones(8), 8)
+        assert account.left_alone == {f"{name}.scaled": f"no other process can import {name}"}
+    assert tunings.asked == []
+    account.left_alone.clear()

@@ -35,7 +35,7 @@ from ktuned_triton.call import (
 from ktuned_triton.compile_trace import Traced
 from ktuned_triton.environment import deciding_variables
 from ktuned_triton.evaluation import constants_read, evaluation_digest
-from ktuned_triton.script import MAIN, is_script, module_of
+from ktuned_triton.script import MAIN, is_importable, is_script, module_of
 
 Mode = Literal["background", "wait"]
 Upgrade = Literal["once", "never", "always"]
@@ -415,6 +415,8 @@ def autotuner_class() -> type[Any]:
                 found = None
             if found is None or jitted(found) is not function:
                 raise LeftAlone(f"{name} is another function")
+            if not is_importable(function.__module__):
+                raise LeftAlone(f"no other process can import {function.__module__}")
             if hook_names(self) and autotuner_in(found) is not self:
                 raise LeftAlone(f"it has hooks, and {name} is another autotuner, where they cannot be found")
 

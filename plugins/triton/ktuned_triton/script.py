@@ -12,6 +12,8 @@ import ast
 import importlib
 import inspect
 import math
+import os
+import sys
 from collections.abc import Iterator
 from operator import attrgetter
 from types import CodeType, FunctionType, ModuleType
@@ -34,6 +36,24 @@ _FUTURE = "from __future__ import annotations"
 def is_script(function: Any) -> bool:
     """Return whether a function is one of the script that this process runs."""
     return getattr(function, "__module__", None) in _MAINS
+
+
+def is_importable(name: str) -> bool:
+    """Return whether an import in another process would find the module that this process has by a name.
+
+    One that a program has made or loaded by itself, from a file or by ``runpy``, is found by no import.
+    """
+    parent = name.rpartition(".")[0]
+    module = sys.modules.get(name)
+    if module is None or (parent and not is_importable(parent)):
+        return False
+    path = getattr(sys.modules[parent], "__path__", None) if parent else None
+    finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
+    found = next(filter(None, (finder.find_spec(name, path) for finder in finders)), None)
+    file = getattr(module, "__file__", None)
+    if found is None or file is None or not found.has_location or found.origin is None:
+        return found is not None
+    return bool(os.path.realpath(found.origin) == os.path.realpath(file))
 
 
 def module_of(function: Any) -> str:
