@@ -85,7 +85,7 @@ def artifact_place(artifacts: Path, key: str) -> Path:
 
 
 def staging_place(artifacts: Path, name: str = "") -> Path:
-    """Return a directory of unsealed artifacts, or the directory of all of those.
+    """Return the place of a directory of unsealed artifacts, or of the directory of all of those.
 
     It is on the file system of the sealed ones, so that a rename seals them.
     """

@@ -165,13 +165,13 @@ class Supervised(Strategy):
 
     @property
     def finished(self) -> bool:
-        """True if the strategy is."""
+        """True if the strategy whose choices are passed on is."""
         with self._blamed("says if it is finished"):
             return bool(self._strategy.finished)
 
     @property
     def converged(self) -> bool:
-        """True if the strategy is."""
+        """True if the strategy whose choices are passed on is."""
         with self._blamed("says if it has converged"):
             return bool(self._strategy.converged)
 

@@ -101,7 +101,7 @@ def gpu_is_contended(
 
 
 def gpu_is_shared(foreign: Sequence[nvml.Sample]) -> bool:
-    """Return whether other processes used a GPU so much that its energy is not that of one process."""
+    """Return whether other processes contended for a GPU so much that its energy is not that of one process."""
     most: dict[int, int] = {}
     for use in foreign:
         most[use.pid] = max(use.percent, most.get(use.pid, 0))

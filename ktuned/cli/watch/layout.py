@@ -104,7 +104,7 @@ def rule(width: int, words: str = "") -> Text:
 
 
 def sparkline(values: Sequence[float], width: int) -> str:
-    """Return values as a row of bars, on a logarithmic scale; of more than fit, each bar is the least of its share."""
+    """Lay values out as a row of bars, on a logarithmic scale; of more than fit, each bar is the least of its share."""
     positive = [value for value in values if value > 0]
     if not positive or width < 1:
         return ""

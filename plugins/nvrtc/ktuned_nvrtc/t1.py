@@ -276,7 +276,7 @@ def _budgets(data: Mapping[str, Any]) -> Iterable[tuple[str, Any]]:
 
 
 def _whole(formula: Formula, values: Mapping[str, Any], what: str) -> int:
-    """Return a formula's value, which must be a whole number."""
+    """Return the value of a T1 file's formula, which must be a whole number."""
     try:
         value = formula(values)
     except (ArithmeticError, TypeError, IndexError) as error:

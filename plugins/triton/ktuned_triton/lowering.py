@@ -67,7 +67,7 @@ class _Made:
     text: str
 
 
-class _Texts:
+class _LoweredTexts:
     """A function's texts, by Triton's digest of the source."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class _Texts:
         return None
 
     def keep(self, source: Any, options: Any, read: set[str], text: str) -> None:
-        """Keep a text; of the sizes only those that were ``read`` decide it."""
+        """Keep a lowered text; of the sizes only those that were ``read`` decide it."""
         if self._count == MAX_TEXTS:
             self._known.clear()
             self._count = 0
@@ -98,7 +98,7 @@ def _identity(source: Any) -> tuple[str, ...]:
     return source.hash(), *(type(value).__name__ for value in source.constants.values())
 
 
-_texts: WeakKeyDictionary[Any, _Texts] = WeakKeyDictionary()
+_texts: WeakKeyDictionary[Any, _LoweredTexts] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -181,7 +181,7 @@ def front(function: Any, device: int, arguments: Mapping[str, Any], **launch: An
     # It makes the function's cache for this device, and with it the reference to the compiler.
     _ = function.device_caches[device]
     compiler = function.compile
-    texts = _texts.setdefault(function, _Texts())
+    texts = _texts.setdefault(function, _LoweredTexts())
     found: list[Front] = []
 
     def stopping(source: Any, target: Any, options: Mapping[str, Any], **more: Any) -> Any:
