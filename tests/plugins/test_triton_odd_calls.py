@@ -188,6 +188,15 @@ def test_no_daemon_is_a_reason(tunings: FakeTunings, left_to_triton: list[Any]) 
     assert (account.taken_over, [*account.left_alone.values()]) == (set(), ["no daemon runs"])
 
 
+def test_pruning_that_makes_configs_is_left_alone(tunings: FakeTunings, left_to_triton: list[Any]) -> None:
+    """The best of its list would be taken for the best of those that Triton tries."""
+    made = triton.Config({"BLOCK": 512, "THROUGH": None})
+    prune = {"early_config_prune": lambda configs, named, **rest: [configs[0], made]}
+    call(autotune(kernels.CONFIGS, key=["size"], prune_configs_by=prune)(kernels.scale.fn))
+    assert [*account.left_alone.values()] == ["its pruning makes configs that are not in its list"]
+    assert (len(left_to_triton), tunings.asked) == (1, [])
+
+
 class TestIdentity:
     """A function's tuning is another one where what decides it is another."""
 

@@ -288,6 +288,8 @@ def autotuner_class() -> type[Any]:
             except NothingToLaunch:
                 return known
             by_text = {canonical(knobs(config)): config for config in pruned}
+            if not by_text.keys() <= {canonical(knobs(config)) for config in self._all_configs}:
+                raise LeftAlone("its pruning makes configs that are not in its list")
             request = Request(self._adopted(call, tuple(problem)), problem, call, device=_model(args, kwargs))
             self._ask(known, request, captured, by_text, place[0])
             self._known[place] = known
