@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable, Coroutine
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -15,10 +17,13 @@ import pytest
 pytest.importorskip("ray", reason="Ray is not installed; pip install 'ktuned[ray]'")
 
 from ktuned.bridge import CallFailed, cluster
+from ktuned_ray import direct
 from ktuned_ray.keeper_actor import KeeperActor
 from ktuned_ray.keeper_calls import KeeperCalls
 
 pytestmark = pytest.mark.anyio
+
+SECRET = b"s" * direct.SECRET_BYTES
 
 _ECHO = "import os, sys\nfd = int(sys.argv[1])\nwhile data := os.read(fd, 1000):\n    os.write(fd, data)\n"
 
@@ -34,9 +39,22 @@ class EchoActor(KeeperActor):
     async def close(self) -> None:
         """End what its process would end with."""
         self._writer.close()
+        if self._listener is not None:
+            self._listener.close()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
+
+
+class Remote:
+    """A method of an actor in this process, as it is called from the bridge."""
+
+    def __init__(self, method: Callable[..., Coroutine[Any, Any, Any]]) -> None:
+        self._method = method
+
+    def remote(self, *given: Any) -> asyncio.Future[Any]:
+        """Begin a call."""
+        return asyncio.ensure_future(self._method(*given))
 
 
 class Actor:
@@ -65,7 +83,7 @@ async def test_answers_keep_their_order() -> None:
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(calls.run)
         await anyio.lowlevel.checkpoint()
-        calls.relay(b"request")
+        await calls.relay(b"request")
         assert [(number, data) for number, data, _ in actor.calls] == [(0, b""), (1, b"request")]
         actor.calls[1][2].set_result((1, b"second"))
         await anyio.wait_all_tasks_blocked()
@@ -109,3 +127,81 @@ async def test_the_first_call_that_waits_has_the_answers() -> None:
         with pytest.raises(RuntimeError, match="its keeper was killed by signal 9"):
             await third
     await actor.close()
+
+
+async def test_a_connection_carries_the_bytes() -> None:
+    """Once the bridge has connected no call of the actor brings answers; the one under way says why it ended."""
+    actor, taken = EchoActor(), asyncio.Queue[bytes]()
+    keeper = await actor.start()
+
+    async def send(chunk: Any) -> None:
+        taken.put_nowait(chunk.data)
+
+    async with asyncio.timeout(20):
+        host, port = await actor.listen(SECRET, "127.0.0.1")
+        calls = KeeperCalls(SimpleNamespace(relay=Remote(actor.relay)), send)
+        calls.streams = await direct.connect(host, port, SECRET)
+        run = asyncio.ensure_future(calls.run())
+        await calls.relay(b"over")
+        await calls.relay(b" there")
+        said = b""
+        while said != b"over there":
+            said += await taken.get()
+        os.kill(keeper, signal.SIGKILL)
+        with pytest.raises(CallFailed, match="its keeper was killed by signal 9"):
+            await run
+    await actor.close()
+
+
+async def test_a_stranger_is_refused() -> None:
+    """Without the secret there is no connection, for either side, and the bridge still gets its own."""
+    listener = direct.Listener(SECRET)
+    async with asyncio.timeout(20):
+        port = await listener.start("127.0.0.1")
+        with pytest.raises(direct.NotDirect):
+            await direct.connect("127.0.0.1", port, b"another")
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(bytes(2 * direct.SECRET_BYTES))
+        # A nonce, and no more.
+        assert len(await reader.read()) == direct.SECRET_BYTES
+        writer.close()
+        _, ours = await direct.connect("127.0.0.1", port, SECRET)
+        _, theirs = await listener.connected
+        with pytest.raises(direct.NotDirect):
+            await direct.connect("127.0.0.1", port, SECRET)
+    for one in (ours, theirs):
+        one.close()
+
+
+async def test_a_false_keeper_is_refused() -> None:
+    """The bridge sends nothing but its proof to what does not know the secret."""
+    heard = asyncio.Queue[bytes]()
+
+    async def pretend(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(bytes(2 * direct.SECRET_BYTES))
+        heard.put_nowait(await reader.read())
+        writer.close()
+
+    async with asyncio.timeout(20), await asyncio.start_server(pretend, "127.0.0.1", 0) as server:
+        with pytest.raises(direct.NotDirect, match="does not know the secret"):
+            await direct.connect("127.0.0.1", server.sockets[0].getsockname()[1], SECRET)
+        said = await heard.get()
+    assert len(said) == 2 * direct.SECRET_BYTES
+    assert SECRET not in said
+
+
+async def test_nothing_listens_for_long() -> None:
+    """A bridge that does not come leaves no open port behind."""
+    listener = direct.Listener(SECRET)
+    port = await listener.start("127.0.0.1", wait_s=0.0)
+    with pytest.raises(asyncio.CancelledError):
+        await listener.connected
+    with pytest.raises(direct.NotDirect):
+        await direct.connect("127.0.0.1", port, SECRET)
+
+
+def test_encrypted_clusters_are_not_bypassed() -> None:
+    """Where Ray encrypts what it sends, all goes its way."""
+    assert direct.is_wanted({})
+    assert direct.is_wanted({"RAY_USE_TLS": "0"})
+    assert not direct.is_wanted({"RAY_USE_TLS": "1"})

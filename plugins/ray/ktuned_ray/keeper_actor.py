@@ -19,12 +19,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from ktuned.bridge import parcels
+from ktuned_ray import direct
 
 POLL_S: Final = 10.0
 """Longest wait of one call for answers: a bridge that was killed leaves no call behind for longer."""
 
 MAX_WAITING: Final = 32
 """Calls that wait for answers; beyond, the first returns without, long before Ray lets no more begin."""
+
+_READ_BYTES: Final = 1 << 18
 
 MAX_BYTES: Final = 8 << 20
 """Bytes that one call returns."""
@@ -51,6 +54,8 @@ class KeeperActor:
         self._next = 0
         self._turn = asyncio.Condition()
         self._end = ""
+        self._listener: direct.Listener | None = None
+        self._direct: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
     async def start(self) -> int:
@@ -73,6 +78,29 @@ class KeeperActor:
             cwd=self._home,
             env=environment(os.environ, node_environment(os.getppid())),
         )
+
+    async def listen(self, secret: bytes, host: str = "") -> tuple[str, int]:
+        """Listen for the bridge, which connects before it relays anything; return the address."""
+        if not host:
+            import ray
+
+            host = str(ray.util.get_node_ip_address())
+        self._listener = direct.Listener(secret)
+        port = await self._listener.start(host)
+        self._tasks.append(asyncio.get_running_loop().create_task(self._splice(self._listener)))
+        return host, port
+
+    async def _splice(self, listener: direct.Listener) -> None:
+        """Pass on what the bridge sends; what the keeper answers goes the same way back."""
+        with contextlib.suppress(asyncio.CancelledError, OSError):
+            reader, self._direct = await listener.connected
+            while data := await reader.read(_READ_BYTES):
+                self._writer.write(data)
+                await self._writer.drain()
+        if self._direct is not None:
+            # The bridge has ended, or took too long to prove itself and calls this actor instead.
+            self._direct.close()
+            self._direct = None
 
     async def relay(self, number: int, data: bytes) -> tuple[int, bytes]:
         """Pass calls on to the keeper, then return its next answers, with their place: the first of those calls that
@@ -134,9 +162,14 @@ class KeeperActor:
         await self._writer.drain()
 
     async def _read(self) -> None:
-        while data := await self._reader.read(1 << 18):
-            self._inbox += data
-            self._wake()
+        while data := await self._reader.read(_READ_BYTES):
+            if self._direct is None:
+                self._inbox += data
+                self._wake()
+                continue
+            with contextlib.suppress(OSError):
+                self._direct.write(data)
+                await self._direct.drain()
         assert self._process is not None
         returncode = await asyncio.to_thread(self._process.wait)
         how = f"was killed by signal {-returncode}" if returncode < 0 else f"exited with code {returncode}"

@@ -1,28 +1,40 @@
-"""Calls of one keeper's actor: each takes bytes there and brings answers back, so that an exchange is one call.
+"""The way to one keeper: a connection to its actor, or else calls of it, which take bytes there and bring answers back.
 
-A call of an actor costs half a millisecond of CPU on each side, whatever it carries.
+One call is always under way: Ray ends it with the actor.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Coroutine
 from typing import Any, Final
 
 import ray.exceptions
 
 from ktuned.bridge import CallFailed, Send, cluster
+from ktuned_ray import direct
 from ktuned_ray.failures import hint_of, line_of
 from ktuned_ray.keeper_actor import POLL_S
 
 ANSWER_S: Final = 10.0
 """Time for an actor's answer beyond what it waits itself; longer, and its node is taken for lost."""
 
+REASON_S: Final = 5.0
+"""Time for Ray to say why an actor has ended, after the connection to it was lost."""
+
+_READ_BYTES: Final = 1 << 18
+
 
 class KeeperCalls:
-    """The calls of a keeper's ``actor`` under way, at least one; their answers go to ``send`` in order."""
+    """The calls of a keeper's ``actor`` under way, at least one; their answers go to ``send`` in order.
+
+    Where there are ``streams`` to the actor, they carry all bytes.
+    """
 
     def __init__(self, actor: Any, send: Send) -> None:
         self.actor = actor
+        self.streams: direct.Streams | None = None
         self._send = send
         self._sent = 0
         self._taken = 0
@@ -38,7 +50,9 @@ class KeeperCalls:
             CallFailed: it is; says how.
         """
         try:
-            self.relay(b"")
+            self._call(b"")
+            if self.streams is not None:
+                self._begin(self._receive(self.streams[0]))
             while True:
                 data = await self._ready.get()
                 if isinstance(data, CallFailed):
@@ -47,13 +61,34 @@ class KeeperCalls:
         finally:
             for task in self._tasks:
                 task.cancel()
+            if self.streams is not None:
+                self.streams[1].close()
 
-    def relay(self, data: bytes) -> None:
+    async def relay(self, data: bytes) -> None:
         """Send bytes to the keeper, in the order of these calls."""
+        if self.streams is None:
+            self._call(data)
+            return
+        with contextlib.suppress(OSError):
+            self.streams[1].write(data)
+            await self.streams[1].drain()
+
+    async def _receive(self, reader: asyncio.StreamReader) -> None:
+        with contextlib.suppress(OSError):
+            while data := await reader.read(_READ_BYTES):
+                await self._send(cluster.Chunk(data))
+        # The call under way knows better.
+        await asyncio.sleep(REASON_S)
+        self._ready.put_nowait(CallFailed("node_lost", "the connection to its keeper was lost"))
+
+    def _call(self, data: bytes) -> None:
         ref = self.actor.relay.remote(self._sent, data)
         self._sent += 1
         self._under_way += 1
-        task = asyncio.ensure_future(self._await(ref))
+        self._begin(self._await(ref))
+
+    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
@@ -72,7 +107,7 @@ class KeeperCalls:
             self._taken += 1
         if not self._under_way:
             # The next answers need a call to come with.
-            self.relay(b"")
+            self._call(b"")
 
 
 async def answer(ref: Any, deadline_s: float) -> Any:

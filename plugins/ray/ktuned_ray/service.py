@@ -9,7 +9,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import os
 import platform
+import secrets
+import sys
 import uuid
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
@@ -22,6 +25,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from ktuned.bridge import Call, CallFailed, Send, Service, cluster, parcels
 from ktuned.ipc import replies
 from ktuned.model import Record
+from ktuned_ray import direct
 from ktuned_ray.failures import hint_of, line_of
 from ktuned_ray.keeper_actor import KeeperActor
 from ktuned_ray.keeper_calls import ANSWER_S, KeeperCalls, answer
@@ -134,6 +138,7 @@ class Cluster(Service):
         calls = self._keepers[node] = KeeperCalls(actor, send)
         try:
             await answer(actor.start.remote(), START_S)
+            calls.streams = await _streams(actor)
             await send(cluster.Chunk(b""))
             await calls.run()
         finally:
@@ -141,7 +146,7 @@ class Cluster(Service):
             self._threads.submit(_kill, actor)
 
     async def _relay(self, call: cluster.Relay) -> Record:
-        self._keeper(call.node).relay(call.data)
+        await self._keeper(call.node).relay(call.data)
         return replies.Empty()
 
     def _keeper(self, node: str) -> KeeperCalls:
@@ -250,6 +255,19 @@ def _groups(small: dict[str, bytes]) -> Iterable[dict[str, bytes]]:
         size += len(data)
     if group:
         yield group
+
+
+async def _streams(actor: Any) -> direct.Streams | None:
+    """Return a connection to a keeper's actor, if there can be one."""
+    if not direct.is_wanted(os.environ):
+        return None
+    secret = secrets.token_bytes(direct.SECRET_BYTES)
+    host, port = await answer(actor.listen.remote(secret), ANSWER_S)
+    try:
+        return await direct.connect(host, port, secret)
+    except direct.NotDirect as error:
+        sys.stderr.write(f"ktuned-bridge: calls of Ray carry what is sent to a node: {error}\n")
+        return None
 
 
 def _connect(address: str, runtime_env: dict[str, Any]) -> None:
