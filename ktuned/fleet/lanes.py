@@ -16,6 +16,7 @@ from ktuned.fleet.courtesy import LINGER_S, Courtesy
 from ktuned.fleet.executor import Environment, I, KernelCode, R, Worker
 from ktuned.fleet.failures import NodeAbsent, NodeLost, Output, RequestFailed
 from ktuned.fleet.health import Health
+from ktuned.fleet.pace import Pace
 from ktuned.fleet.pool import Fleet
 from ktuned.fleet.priority_semaphore import Turns
 from ktuned.fleet.quiet import COURTESY_S, QuietGate
@@ -151,6 +152,11 @@ class Lane:
             self._give_cores()
             self._cores = await self._gate.take(cores)
         return self._cores
+
+    @property
+    def pace(self) -> Pace:
+        """The pace of all work on results."""
+        return self._fleet.pace
 
     @property
     def _gate(self) -> QuietGate:

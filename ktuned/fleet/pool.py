@@ -18,6 +18,7 @@ from ktuned.fleet.executor import Environment, Executor, KernelCode, Worker
 from ktuned.fleet.failures import NodeAbsent, RequestFailed, is_outside_kill
 from ktuned.fleet.health import FIRST_PAUSE_S, Health
 from ktuned.fleet.idle import KEPT_LOADED, IdleWorkers
+from ktuned.fleet.pace import Pace
 from ktuned.fleet.priority_semaphore import RankOf, Turns
 from ktuned.fleet.quiet import QuietGate
 from ktuned.ipc import replies, requests
@@ -105,6 +106,7 @@ class Fleet:
         pool: PoolLimits | None = None,
     ) -> None:
         self.gate = QuietGate(cores, on_wide=self._widen)
+        self.pace = Pace()
         self._lanes = 1
         self._wide = 0
         self.compile_slots = Turns(compile_slots, rank_of=rank_of)

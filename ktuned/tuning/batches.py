@@ -16,9 +16,9 @@ MAX_BATCH = 16
 milliseconds and a lane waits for the next, sixteen do."""
 
 LEAST_ASKED = 4
-MAX_ASKED = 128
+MAX_ASKED = 32
 """Configs in one question and in one commit: one question after the other would hold up hundreds of lanes, and a larger
-one holds up lookups."""
+one holds up lookups, by 20 µs a config."""
 
 OPENING_AHEAD = 64
 """Configs besides that may be compiled while the lanes are opened, for a second or three: slots that stand still then

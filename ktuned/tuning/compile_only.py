@@ -86,7 +86,7 @@ class CompileOnly:
                 arriving.close()
         finally:
             self.progress.spend("wall_s", monotonic() - began)
-            self._compiling.close()
+            await self._compiling.close()
 
     async def _ask(self, channel: MemoryObjectSendStream[Attempt]) -> None:
         plan, deadlines, default = self.work.job.plan, self.work.deadlines, self.work.kernel.default

@@ -226,6 +226,7 @@ class MeasureStage:
             spent_s += seconds
 
         async def take(arrived: Sequence[_Arrived]) -> None:
+            await lane.pace.step()
             results: list[tuple[Attempt, TrialResult]] = []
             for one in arrived:
                 measured, compiled = one.measured, left.popleft()

@@ -161,7 +161,7 @@ class Pipeline:
                 openings.cancel_scope.cancel()
         finally:
             self.progress.spend("wall_s", monotonic() - began)
-            self._compiling.close()
+            await self._compiling.close()
             await self._abandon_rest()
 
     async def _try_all(self) -> None:
@@ -412,6 +412,7 @@ class Pipeline:
     ) -> None:
         async with channel, onward:
             async for first in channel:
+                await self._fleet.pace.step()
                 lanes_starve = not onward.statistics().current_buffer_used
                 group = self._compiling.group(first, channel, lanes_starve=lanes_starve)
                 for done in await self._compiling.compile(group):
@@ -517,6 +518,8 @@ class Pipeline:
                 objective=self.work.objective,
                 is_opening=is_opening,
             )
+        # Many wait for one commit, and all go on when it is over.
+        await self._fleet.pace.step()
         is_over_now = False
         for attempt, result in results:
             del self._under_way[attempt.trial]

@@ -138,7 +138,7 @@ class WinnerCheck:
         try:
             (done,) = await self._compiling.compile([attempt])
         finally:
-            self._compiling.close()
+            await self._compiling.close()
         if isinstance(done, Ended):
             raise WorkerError(f"the winner of {self._work.kernel.name} does not compile: {done.result.message}")
         return attempt.unit

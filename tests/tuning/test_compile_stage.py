@@ -33,7 +33,7 @@ async def outcomes(parts: Parts, *does: str, group_size: int = 1) -> list[tuple[
     attempts = [Attempt(number, {}, work.unit(build)) for number, build in enumerate(builds)]
     compiling = CompileStage(work, parts.fleet, parts.artifacts)
     compiled = await compiling.compile(attempts)
-    compiling.close()
+    await compiling.close()
     parts.kill_workers()
     assert {done.attempt.trial for done in compiled} == set(range(len(does)))
     found: dict[int, tuple[Outcome | None, str]] = {
@@ -82,5 +82,5 @@ async def test_a_file_that_changed_is_no_fault_of_the_backend(parts: Parts) -> N
     with pytest.raises(WorkerError) as caught:
         await compiling.compile([Attempt(0, {}, work.unit({}))])
     assert caught.value.code == "source_changed"
-    compiling.close()
+    await compiling.close()
     parts.kill_workers()

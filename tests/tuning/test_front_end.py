@@ -53,10 +53,10 @@ async def test_one_worker_translates_what_several_compile(parts: Parts) -> None:
     assert len(facts) == 4
     (front,) = {one["lowered_by"] for one in facts}
     assert front not in {one["compiled_by"] for one in facts}
-    stage.close()
+    await stage.close()
     again = CompileStage(work, parts.fleet, parts.artifacts)
     (last,) = await again.compile([Attempt(9, {}, work.unit({"tag": "9"}))])
-    again.close()
+    await again.close()
     parts.kill_workers()
     assert isinstance(last, Compiled)
     assert last.facts["lowered_by"] in {one["compiled_by"] for one in facts} | {front}
@@ -69,7 +69,7 @@ async def test_its_worker_imports_before_there_is_a_unit(parts: Parts) -> None:
     await stage.open()
     opened = {worker["pid"] for worker in parts.fleet.describe() if worker["state"] == "busy"}
     (done,) = await stage.compile(attempts(work, "work"))
-    stage.close()
+    await stage.close()
     parts.kill_workers()
     assert isinstance(done, Compiled)
     assert opened == {done.facts["lowered_by"]}
@@ -83,7 +83,7 @@ async def test_an_early_failure_is_left_to_the_first_unit(parts: Parts) -> None:
     await stage.open()
     with pytest.raises(RequestFailed) as raised:
         await stage.compile(attempts(work, "work"))
-    stage.close()
+    await stage.close()
     parts.kill_workers()
     assert raised.value.code == "source_changed"
 
@@ -93,7 +93,7 @@ async def test_what_cannot_be_translated_apart_is_compiled_whole(parts: Parts) -
     work = await prepared(parts)
     stage = CompileStage(work, parts.fleet, parts.artifacts)
     (done,) = await stage.compile(attempts(work, "lower_not"))
-    stage.close()
+    await stage.close()
     parts.kill_workers()
     assert isinstance(done, Compiled)
     assert "lowered_by" not in done.facts
@@ -112,7 +112,7 @@ async def test_a_function_that_fails_there_fails_alone(parts: Parts, bad: str, o
     work = await prepared(parts, HANG_S if bad == "lower_hang" else PATIENCE_S)
     stage = CompileStage(work, parts.fleet, parts.artifacts)
     done = await stage.compile(attempts(work, "work", bad, "work"))
-    stage.close()
+    await stage.close()
     parts.kill_workers()
     found = {one.attempt.trial: one.result.outcome if isinstance(one, Ended) else None for one in done}
     assert found == {0: None, 1: outcome, 2: None}

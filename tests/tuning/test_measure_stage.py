@@ -16,6 +16,7 @@ import pytest
 from ktuned.fleet.failures import Output, WorkerDied
 from ktuned.fleet.health import Health
 from ktuned.fleet.lanes import Bench, CannotOpen, Lane, LaneSick
+from ktuned.fleet.pace import Pace
 from ktuned.ipc import replies, requests
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, KernelName, Phase, Target
@@ -52,6 +53,7 @@ class PlayedLane:
     def __init__(self, name: str, answers: Sequence[Any], openings: Sequence[Exception | None] = (None,)) -> None:
         self.device = Device(DeviceName(name), DeviceModel("x"), Target("native"))
         self.health = Health()
+        self.pace = Pace()
         self.opened = self.asked = self.dropped = 0
         self.is_doubtful = False
         self.applications: tuple[int, ...] = ()

@@ -1,0 +1,43 @@
+"""Pace of the work that many lanes and slots bring at once: one step of it in each round of the event loop.
+
+A group of commits, or one message of a cluster, lets dozens of tasks go on together. The loop would run them all before
+it looks at its sockets again, and each lookup would wait for all of them; so it waits for one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+
+
+class Pace:
+    """Lets tasks go on one by one, first come first served; a lone one goes on at once."""
+
+    def __init__(self) -> None:
+        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._is_taken = False
+
+    @property
+    def waiting(self) -> int:
+        """The number of tasks that wait for their step."""
+        return len(self._waiting)
+
+    async def step(self) -> None:
+        """Wait for a round of the loop in which no other step is taken; the step lasts until the task waits again."""
+        loop = asyncio.get_running_loop()
+        if not self._is_taken:
+            self._is_taken = True
+            loop.call_soon(self._let_next, loop)
+            return
+        mine = loop.create_future()
+        self._waiting.append(mine)
+        await mine
+
+    def _let_next(self, loop: asyncio.AbstractEventLoop) -> None:
+        while self._waiting:
+            first = self._waiting.popleft()
+            if not first.done():
+                first.set_result(None)
+                loop.call_soon(self._let_next, loop)
+                return
+        self._is_taken = False
