@@ -10,7 +10,6 @@ import array
 import contextlib
 import ctypes
 import gc
-import importlib
 import os
 import select
 import signal
@@ -27,9 +26,6 @@ MAX_DESCRIPTORS = 16
 _ABOVE = 400
 """Descriptors are moved here before they get the numbers that a worker expects: no number is taken by then."""
 
-_LATER = {"bench": ("numpy",), "inspect": ("ktuned.worker.probe", "cuda.bindings.driver", "cuda.bindings.nvrtc")}
-"""Modules that most workers of a role come to import, as far as they are installed: of tensors, and of a probe."""
-
 
 def main(control: socket.socket, role: str) -> None:
     """Fork a worker for each request, and answer with its id; answer ``wait`` with a dead one's exit code."""
@@ -41,9 +37,6 @@ def main(control: socket.socket, role: str) -> None:
     from ktuned.worker.main import Operations
 
     Operations(Places({}, "", "", ""), role)
-    with contextlib.suppress(ImportError):
-        for module in _LATER.get(role, ()):
-            importlib.import_module(module)
     sys.modules["__main__"] = program
     gc.collect()
     gc.freeze()

@@ -40,8 +40,7 @@ class _Parent:
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 cwd="/",
-                # A process with BLAS's threads is not forked.
-                env={**environment, "PADDING": _PADDING, "OPENBLAS_NUM_THREADS": "1"},
+                env={**environment, "PADDING": _PADDING},
             )
         leaks.keep(self._process.pid, ours.fileno())
         atexit.register(self._end)
