@@ -64,6 +64,8 @@ class DirectoryStorage(Storage):
         key = object()
 
         def watched() -> T:
+            # Here, because a thread that comes too late is never asked to begin.
+            self._running.add(key)
             try:
                 return work()
             finally:
@@ -71,7 +73,6 @@ class DirectoryStorage(Storage):
 
         async with within_deadline(doing, url, self._deadline_s):
             try:
-                self._running.add(key)
                 # A thread that hangs in a file system is left there until that answers.
                 return await anyio.to_thread.run_sync(watched, abandon_on_cancel=True)
             except anyio.get_cancelled_exc_class():
