@@ -211,7 +211,7 @@ class _Shared:
         self._artifacts = os.path.join(os.path.dirname(path), artifacts) if isinstance(artifacts, str) else None
 
     def answer(self, problem: Mapping[str, Any], objective: str | None) -> Hit:
-        bucket = {key: _rounded(self._bucket[key], problem[key]) for key in problem if key in self._bucket}
+        bucket = {key: _bucketed(self._bucket[key], problem[key]) for key in problem if key in self._bucket}
         try:
             whole = {**problem, **bucket}
             kept = whole if self._specialize is None else {key: whole[key] for key in self._specialize}
@@ -248,8 +248,8 @@ class _Shared:
         return os.path.abspath(path) if os.path.isdir(path) else None
 
 
-def _rounded(rule: Any, value: Any) -> Any:
-    """Return the value that stands for a value's bucket, as ``ktuned.model.bucketed`` does.
+def _bucketed(rule: Any, value: Any) -> Any:
+    """Return the value for which a file has a winner, that of the bucket, as ``ktuned.model.bucketed`` does.
 
     Buckets that a function chooses are found by the problems that stand for them alone.
     """

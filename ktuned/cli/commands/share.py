@@ -99,7 +99,7 @@ def export(
                 if artifacts is not None:
                     _copy(answer["artifacts"], artifacts)
                     document["artifacts"] = os.path.relpath(artifacts.resolve(), directory.resolve())
-                for name, content in _files(document, form, by or DEFAULT_SIZE).items():
+                for name, content in _exported_files(document, form, by or DEFAULT_SIZE).items():
                     path = directory / name
                     changed = _write(path, content)
                     count = sum(map(len, document.get("objectives", {}).values())) + len(document["winners"])
@@ -158,8 +158,8 @@ def _into_tritons_cache(
     return [{**whose, "winners": 1, "path": path, "changed": True} for path in made["written"]]
 
 
-def _files(document: Mapping[str, Any], form: str, by: str) -> dict[str, str]:
-    """Return the files of one kernel's winners on one device model, by their names."""
+def _exported_files(document: Mapping[str, Any], form: str, by: str) -> dict[str, str]:
+    """Return the files that an export writes for one kernel's winners on one device model, by their names."""
     if form == "vllm":
         return vllm_files(document, by)
     if form == "c":

@@ -82,13 +82,15 @@ def generate(lowered: Lowered, artifact: Path, scratch: Path) -> None:
     (artifact / HOST_SOURCE_FILE).write_text(host_source or "")
 
 
-def _tvm_ffi(lowered: Lowered, artifact: Path, scratch: Path) -> str:
+def _write_for_tvm_ffi(lowered: Lowered, artifact: Path, scratch: Path) -> str:
+    """Write what the execution backend ``tvm_ffi`` loads of a lowered program; return its host source."""
     runtime: Any = importlib.import_module("tvm.runtime")
     runtime.Executable(lowered.artifact.rt_mod).export_library(str(artifact / CODE_FILES["tvm_ffi"][0]))
     return str(lowered.artifact.rt_mod.inspect_source())
 
 
-def _nvrtc(lowered: Lowered, artifact: Path, scratch: Path) -> str:
+def _write_for_nvrtc(lowered: Lowered, artifact: Path, scratch: Path) -> str:
+    """Write what the execution backend ``nvrtc`` loads of a lowered program; return its host source."""
     adapters: Any = importlib.import_module("tilelang.jit.adapter.nvrtc")
     wrapped = _wrapped(lowered, "TLPyWrapper")
     # Verbose, because without it a compile error has no words.
@@ -103,7 +105,8 @@ def _nvrtc(lowered: Lowered, artifact: Path, scratch: Path) -> str:
     return str(wrapped["host_func"])
 
 
-def _cython(lowered: Lowered, artifact: Path, scratch: Path) -> str:
+def _write_for_cython(lowered: Lowered, artifact: Path, scratch: Path) -> str:
+    """Write what the execution backend ``cython`` loads of a lowered program; return its host source."""
     libraries: Any = importlib.import_module("tilelang.jit.adapter.libgen")
     source = _wrapped(lowered, "TLWrapper")
     generator = libraries.LibraryGenerator(_target(lowered))
@@ -115,7 +118,8 @@ def _cython(lowered: Lowered, artifact: Path, scratch: Path) -> str:
     return str(source)
 
 
-def _cutedsl(lowered: Lowered, artifact: Path, scratch: Path) -> str:
+def _write_for_cutedsl(lowered: Lowered, artifact: Path, scratch: Path) -> str:
+    """Write what the execution backend ``cutedsl`` loads of a lowered program; return its host source."""
     libraries: Any = importlib.import_module("tilelang.jit.adapter.cutedsl.libgen")
     wrapped = _wrapped(lowered, "TLPyWrapper")
     generator = libraries.CuTeDSLLibraryGenerator(_target(lowered))
@@ -173,10 +177,10 @@ def _linked_against(directory: Path) -> Iterator[None]:
 
 
 _GENERATORS: Mapping[str, Callable[[Lowered, Path, Path], str]] = {
-    "tvm_ffi": _tvm_ffi,
-    "nvrtc": _nvrtc,
-    "cython": _cython,
-    "cutedsl": _cutedsl,
+    "tvm_ffi": _write_for_tvm_ffi,
+    "nvrtc": _write_for_nvrtc,
+    "cython": _write_for_cython,
+    "cutedsl": _write_for_cutedsl,
 }
 
 

@@ -89,9 +89,9 @@ def _threads() -> int:
 
 
 def _let_torch_come_first() -> None:
-    """Put modules that imported torch behind torch's own in ``sys.modules``.
+    """Put modules that imported torch behind torch's own in ``sys.modules``: Inductor's cache depends on the order.
 
-    The keys of Inductor's cache are hashes of pickles. In them a memory format, ``torch.contiguous_format``, belongs to
+    Its keys are hashes of pickles. In them a memory format, ``torch.contiguous_format``, belongs to
     the first module there that has the name ``torch``. Without this it would be the kernel file that imported torch
     first, and the next process would not find the code.
     """
