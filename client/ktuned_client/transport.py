@@ -30,7 +30,7 @@ class Transport:
         self.path = path
         self._greet = greet
         self._lock = threading.Lock()
-        self._shared: _Channel | None = None
+        self._shared: _Connection | None = None
         _transports.add(self)
 
     def look_up(self, question: bytes, deadline_s: float) -> Any:
@@ -65,18 +65,18 @@ class Transport:
     def request(self, method: str, params: Mapping[str, Any], deadline_s: float) -> Any:
         """Send a request over a connection of its own and return its result; raises as :meth:`look_up`."""
         deadline = time.monotonic() + deadline_s
-        with self._explaining(deadline_s), _Channel(self.path, deadline_s) as channel:
-            return result_of(channel.request(method, params, deadline))
+        with self._explaining(deadline_s), _Connection(self.path, deadline_s) as connection:
+            return result_of(connection.request(method, params, deadline))
 
     def subscribe(self, params: Mapping[str, Any], deadline_s: float) -> Subscription:
         """Subscribe, over a connection of its own; raises as :meth:`look_up`."""
         deadline = time.monotonic() + deadline_s
         with self._explaining(deadline_s):
-            channel = _Channel(self.path, deadline_s)
+            connection = _Connection(self.path, deadline_s)
             try:
-                return Subscription(channel, result_of(channel.request("subscribe", params, deadline)))
+                return Subscription(connection, result_of(connection.request("subscribe", params, deadline)))
             except BaseException:
-                channel.close()
+                connection.close()
                 raise
 
     def close(self) -> None:
@@ -84,9 +84,9 @@ class Transport:
         with self._lock:
             self._drop()
 
-    def _connected(self, deadline: float) -> _Channel:
+    def _connected(self, deadline: float) -> _Connection:
         """Open the shared connection and exchange ``hello``."""
-        self._shared = _Channel(self.path, deadline - time.monotonic())
+        self._shared = _Connection(self.path, deadline - time.monotonic())
         self._greet(check_hello(self._shared.request("hello", {}, deadline)))
         return self._shared
 
@@ -111,9 +111,9 @@ class Transport:
 class Subscription:
     """The notifications of one subscription; ``start`` is its initial position. Not for several threads at once."""
 
-    def __init__(self, channel: _Channel, start: Mapping[str, Any]) -> None:
+    def __init__(self, connection: _Connection, start: Mapping[str, Any]) -> None:
         self.start = start
-        self._channel: _Channel | None = channel
+        self._connection: _Connection | None = connection
 
     def next_event(self) -> Event | None:
         """Return the next event, however long it takes; ``None`` once closed.
@@ -121,16 +121,16 @@ class Subscription:
         Raises:
             OSError, ProtocolError: the connection was lost.
         """
-        return None if self._channel is None else self._channel.next_event()
+        return None if self._connection is None else self._connection.next_event()
 
     def close(self) -> None:
         """End the subscription."""
-        if self._channel is not None:
-            self._channel.close()
-            self._channel = None
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
 
 
-class _Channel:
+class _Connection:
     """One connection, one request at a time; unusable after an error, except one of packing params."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
@@ -180,6 +180,7 @@ class _Channel:
         return self._events.popleft()
 
     def close(self) -> None:
+        """Close the connection to the daemon."""
         self._socket.close()
 
     def __enter__(self) -> Self:

@@ -153,6 +153,7 @@ class _Source:
 
     @property
     def _scanned_key(self) -> str:
+        """Identifier of a source, its options and the files that a scan finds it to include."""
         texts = [str(self.path).encode(), *map(str.encode, self.options)]
         texts += [hashlib.sha256(content).digest() for path, content in self.files.items() if path != self.path]
         return hashlib.sha256(b"\0".join(texts)).hexdigest()

@@ -134,7 +134,7 @@ def _headers(search: IncludeSearch, read: Iterable[Path]) -> set[Path]:
 
 
 def _copy_sources(files: set[Path], into: Path) -> None:
-    """Copy the compiled sources, keeping their relative paths."""
+    """Copy the sources of a group of units into an artifact, keeping their relative paths."""
     root = Path(os.path.commonpath([path.parent for path in files]))
     for path in files:
         target = into / path.relative_to(root)
