@@ -18,7 +18,7 @@ from ktuned.tuning import Compiler, Team, Work, merged
 
 
 def default_compile_slots(cores: int, lanes: int = 1) -> int:
-    """Return how many compiles run at once: all cores but one for each lane."""
+    """Return how many of the jobs' compiles run at once where no setting says it: all cores but one for each lane."""
     return max(1, cores - lanes)
 
 

@@ -132,7 +132,7 @@ def kernel_module(path: Path) -> ModuleType:
 
 
 def _imported_kernel_file(path: Path, name: str) -> ModuleType:
-    """Return the module that an application has of a kernel file; import it as any other if it has none."""
+    """Return the module that an application has of a kernel file; if it has none, load the file as its module."""
     for module in list(sys.modules.values()):
         if module_file(module) == path:
             return module

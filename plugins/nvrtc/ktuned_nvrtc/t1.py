@@ -125,18 +125,18 @@ class _Specification:
 
     def __init__(self, data: Mapping[str, Any], path: Path) -> None:
         self.path = path
-        configurations = _part(data, "ConfigurationSpace", dict)
-        self.kernel = _part(data, "KernelSpecification", dict)
+        configurations = _t1_field(data, "ConfigurationSpace", dict)
+        self.kernel = _t1_field(data, "KernelSpecification", dict)
         language = str(self.kernel.get("Language", "CUDA"))
         if language.upper() != "CUDA":
             raise _Malformed(f"its kernel is written in {language}; only CUDA can be tuned from a T1 file")
-        self.axes, self.default = _axes(_part(configurations, "TuningParameters", list))
+        self.axes, self.default = _axes(_t1_field(configurations, "TuningParameters", list))
         self.conditions = [
-            Expression(str(_part(entry, "Expression", str))) for entry in configurations.get("Conditions") or ()
+            Expression(str(_t1_field(entry, "Expression", str))) for entry in configurations.get("Conditions") or ()
         ]
         self.problem_size = [Formula(str(size)) for size in _listed(self.kernel.get("ProblemSize", [1]))]
-        self.arguments = [_argument(entry) for entry in _part(self.kernel, "Arguments", list)]
-        self.local = _sizes(_part(self.kernel, "LocalSize", dict))
+        self.arguments = [_argument(entry) for entry in _t1_field(self.kernel, "Arguments", list)]
+        self.local = _sizes(_t1_field(self.kernel, "LocalSize", dict))
         self.divisors = [[Formula(str(one)) for one in self.kernel.get(f"GridDiv{axis}") or ()] for axis in _AXES]
         self.is_divided = any(f"GridDiv{axis}" in self.kernel for axis in _AXES)
         self.total = _sizes(self.kernel.get("GlobalSize") or {})
@@ -147,7 +147,7 @@ class _Specification:
 
     def declare(self, home: Path) -> Kernel:
         """Declare the kernel for a kernel file in the directory ``home``."""
-        source = self.path.parent / str(_part(self.kernel, "KernelFile", str))
+        source = self.path.parent / str(_t1_field(self.kernel, "KernelFile", str))
         general = self.kernel.get("BenchmarkName") or self.kernel["KernelName"]
         name = "".join(letter if letter.isalnum() or letter == "_" else "_" for letter in str(general))
         problem = {f"P{number}": _whole(size, {}, "ProblemSize") for number, size in enumerate(self.problem_size)}
@@ -229,7 +229,7 @@ def _axes(entries: Sequence[Any]) -> tuple[dict[str, list[Any]], dict[str, Any] 
     axes: dict[str, list[Any]] = {}
     default: dict[str, Any] = {}
     for entry in entries:
-        name = str(_part(entry, "Name", str))
+        name = str(_t1_field(entry, "Name", str))
         values = entry.get("Values")
         listed = list(Formula(values)({})) if isinstance(values, str) else values
         if not isinstance(listed, list) or not listed:
@@ -241,8 +241,8 @@ def _axes(entries: Sequence[Any]) -> tuple[dict[str, list[Any]], dict[str, Any] 
 
 
 def _argument(entry: Any) -> _Argument:
-    name = str(_part(entry, "Name", str))
-    kind = str(_part(entry, "Type", str))
+    name = str(_t1_field(entry, "Name", str))
+    kind = str(_t1_field(entry, "Type", str))
     element = kind.rstrip("1234568") if kind not in _DTYPES else kind
     if element not in _DTYPES:
         raise _Malformed(f"the argument {name} is of the type {kind}, which is not known")
@@ -291,7 +291,8 @@ def _single(axis: Sequence[Any]) -> Any:
     return axis[0] if len(axis) == 1 else tuple(axis)
 
 
-def _part(data: Any, name: str, kind: type) -> Any:
+def _t1_field(data: Any, name: str, kind: type) -> Any:
+    """Return a field of a T1 file, which must be there and of its kind."""
     found = data.get(name) if isinstance(data, dict) else None
     if not isinstance(found, kind):
         raise _Malformed(f"it is no T1 file: {name} is missing, or is of another kind")
