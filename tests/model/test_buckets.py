@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ktuned.model import bucketed, rule_fault
-from ktuned_client.winners import _rounded
+from ktuned_client.winners import _bucketed
 
 RULES = st.one_of(
     st.just("pow2"),
@@ -38,7 +38,7 @@ def test_a_representative_stands_for_itself(rule: Any, value: int) -> None:
     """A second mapping changes nothing; the client, which reads exported winners, maps alike."""
     once = bucketed({"M": rule}, {"M": value})
     assert bucketed({"M": rule}, once) == once
-    assert _rounded(rule, value) == once["M"]
+    assert _bucketed(rule, value) == once["M"]
 
 
 @pytest.mark.parametrize("rule", ["pow3", 0, -4, 2.5, [], [4, 2], [2, 2], ["a"], None, True])
