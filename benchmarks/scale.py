@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import subprocess
 import sys
 import threading
 from array import array
@@ -33,8 +34,8 @@ PATIENT_S = 60.0
 PAUSE_S = 0.002
 """Time between two lookups, so that they sample the daemon and do not load it."""
 
-AT_REST = 1000
-"""Lookups at rest."""
+AT_REST_S = 3.0
+"""Time of the lookups at rest, some thousand."""
 
 _MIB = 1024**2
 
@@ -64,7 +65,8 @@ def _tuned(
     with client.tune(path=project, trials=max(1, trials // 50)) as first:
         for _ in first:
             pass
-    at_rest = _look_up(daemon, AT_REST)
+    with _looking_up(daemon) as at_rest:
+        threading.Event().wait(AT_REST_S)
     before, began, last = client.call("status"), perf_counter(), perf_counter()
     with client.tune(path=project) as tuning, _looking_up(daemon) as meanwhile:
         done = 0
@@ -97,28 +99,36 @@ def _tuned(
     }
 
 
-def _look_up(daemon: PrivateDaemon, count: int, stop: threading.Event | None = None) -> array[float]:
-    took_us = array("d")
-    with Client(daemon.socket, deadline_s=PATIENT_S) as client:
-        while len(took_us) < count and not (stop is not None and stop.is_set()):
-            start = perf_counter_ns()
-            client.call("lookup", kernel=NAME, problem=PROBLEM)
-            took_us.append((perf_counter_ns() - start) / 1000)
-            (stop or threading.Event()).wait(PAUSE_S)
-    return took_us
-
-
 @contextmanager
 def _looking_up(daemon: PrivateDaemon) -> Iterator[array[float]]:
-    """Look up all the while, in a process of its own thread; the times in µs are there after the block."""
-    stop, took_us = threading.Event(), array("d")
-    thread = threading.Thread(target=lambda: took_us.extend(_look_up(daemon, sys.maxsize, stop)))
-    thread.start()
+    """Look up all the while in another process, as applications do; the times in µs are there after the block."""
+    command = [sys.executable, "-m", "benchmarks.scale", "--look-up", str(daemon.socket)]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    took_us = array("d")
     try:
         yield took_us
     finally:
+        # It ends when its standard input does.
+        times, _ = process.communicate(timeout=PATIENT_S)
+    took_us.frombytes(times)
+
+
+def look_up(socket: str) -> int:
+    """Look up until standard input ends, and write the times in µs as doubles."""
+    stop, took_us = threading.Event(), array("d")
+
+    def await_end() -> None:
+        sys.stdin.buffer.read()
         stop.set()
-        thread.join()
+
+    threading.Thread(target=await_end, daemon=True).start()
+    with Client(socket, deadline_s=PATIENT_S) as client:
+        while not stop.wait(PAUSE_S):
+            start = perf_counter_ns()
+            client.call("lookup", kernel=NAME, problem=PROBLEM)
+            took_us.append((perf_counter_ns() - start) / 1000)
+    sys.stdout.buffer.write(took_us.tobytes())
+    return 0
 
 
 def _p99(times_us: Sequence[float]) -> float:
@@ -142,8 +152,11 @@ def main() -> None:
     parser.add_argument("--trial-ms", type=float, default=50.0, help="time of a trial on its lane")
     parser.add_argument("--compile-ms", type=float, default=200.0, help="time of a compile in its slot")
     parser.add_argument("--serve", type=float, nargs=2, metavar="S", help=argparse.SUPPRESS)
+    parser.add_argument("--look-up", metavar="SOCKET", help=argparse.SUPPRESS)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    if arguments.look_up:
+        sys.exit(look_up(arguments.look_up))
     if arguments.serve:
         sys.exit(serve(*arguments.serve))
     rows = [
