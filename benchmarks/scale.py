@@ -101,9 +101,13 @@ def _tuned(
 
 @contextmanager
 def _looking_up(daemon: PrivateDaemon) -> Iterator[array[float]]:
-    """Look up all the while in another process, as applications do; the times in µs are there after the block."""
+    """Look up all the while in another process, as applications do, once at least; the times in µs are there after
+    the block.
+    """
     command = [sys.executable, "-m", "benchmarks.scale", "--look-up", str(daemon.socket)]
     process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    process.stdout.readline()
     took_us = array("d")
     try:
         yield took_us
@@ -114,7 +118,7 @@ def _looking_up(daemon: PrivateDaemon) -> Iterator[array[float]]:
 
 
 def look_up(socket: str) -> int:
-    """Look up until standard input ends, and write the times in µs as doubles."""
+    """Look up until standard input ends; write a line after the first, and in the end the times in µs as doubles."""
     stop, took_us = threading.Event(), array("d")
 
     def await_end() -> None:
@@ -127,6 +131,9 @@ def look_up(socket: str) -> int:
             start = perf_counter_ns()
             client.call("lookup", kernel=NAME, problem=PROBLEM)
             took_us.append((perf_counter_ns() - start) / 1000)
+            if len(took_us) == 1:
+                sys.stdout.buffer.write(b"\n")
+                sys.stdout.buffer.flush()
     sys.stdout.buffer.write(took_us.tobytes())
     return 0
 
