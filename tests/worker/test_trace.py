@@ -11,6 +11,7 @@ import pytest
 from ktuned.ipc.places import Places
 from ktuned.ipc.requests import KernelRef
 from ktuned.model.trace import Observation
+from ktuned.spec.observer import OBSERVER
 from ktuned.worker.trace import SourceChanged, Trace, look
 
 
@@ -91,6 +92,8 @@ def test_a_library_counts_by_its_distribution(project: Path) -> None:
 def test_a_variable_counts_by_its_value(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A variable's entry has the digest of its value, and none where it is not set."""
     entry = Observation("env:KTUNED_TEST", "")
+    # Another test may have imported a kernel file in this process.
+    monkeypatch.setattr(OBSERVER, "kernel_file", None)
     monkeypatch.setenv("KTUNED_TEST", "1")
     assert look(entry, str(project)).digest
     monkeypatch.delenv("KTUNED_TEST")
