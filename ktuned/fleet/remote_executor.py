@@ -30,6 +30,7 @@ from ktuned.fleet.executor import Environment, Executor, I, R, Worker
 from ktuned.fleet.failures import DeadlineExpired, NodeAbsent, NodeLost, Output, RequestFailed, WorkerDied
 from ktuned.fleet.leases import Leases
 from ktuned.fleet.node_link import CALL_S, NodeLink
+from ktuned.fleet.sent_ahead import Answers, SentAhead
 from ktuned.ipc import from_plain, replies, requests
 from ktuned.model import Device, DeviceName, KtunedError, Phase, Role, WorkerError
 
@@ -49,8 +50,8 @@ class RemoteWorker(Worker):
         self._number = started.worker
         self._executor = executor
         self._link = link
-        self._answers = _Answers()
-        self._ahead: _Ahead | None = None
+        self._answers = Answers()
+        self._ahead: SentAhead | None = None
         self._owed_s = 0.0
         self._trials = 0
         self._phases: Mapping[str, float] = {}
@@ -81,7 +82,7 @@ class RemoteWorker(Worker):
             try:
                 reply = None if ahead is None else await self._follow(ahead, on_item)
                 if reply is None:
-                    self._answers = _Answers(on_item)
+                    self._answers = Answers(on_item)
                     reply = await self._exchange(request, deadlines, self._answers)
             except (BridgeDown, BridgeSlow, CallFailed) as error:
                 await self._settle_end()
@@ -103,10 +104,10 @@ class RemoteWorker(Worker):
         with contextlib.suppress(BridgeDown, BridgeSlow, CallFailed):
             await self._executor.files(self._link).send_ahead(unit.key for unit in request.units)
         if self._ahead is None and self.is_alive and self._trials:
-            self._ahead = _Ahead(request)
+            self._ahead = SentAhead(request)
             self._executor.begin(partial(self._carry_out, self._ahead, deadlines))
 
-    async def _carry_out(self, ahead: _Ahead, deadlines: Mapping[str, float]) -> None:
+    async def _carry_out(self, ahead: SentAhead, deadlines: Mapping[str, float]) -> None:
         """Have a request carried out before its :meth:`exchange`."""
         try:
             ahead.reply = await self._exchange(ahead.request, deadlines, ahead.answers, is_ahead=True)
@@ -115,7 +116,7 @@ class RemoteWorker(Worker):
         finally:
             ahead.ended.set()
 
-    def _claimed(self, request: requests.Request[Any, Any]) -> _Ahead | None:
+    def _claimed(self, request: requests.Request[Any, Any]) -> SentAhead | None:
         """Return the request that was sent ahead if it is this one; any but other trials make it void."""
         ahead = self._ahead
         is_other = isinstance(request, requests.Trial) and ahead is not None and ahead.request.units != request.units
@@ -123,7 +124,7 @@ class RemoteWorker(Worker):
             self._ahead = None
         return ahead if isinstance(request, requests.Trial) and not is_other else None
 
-    async def _follow(self, ahead: _Ahead, on_item: Callable[[Any], None] | None) -> Any:
+    async def _follow(self, ahead: SentAhead, on_item: Callable[[Any], None] | None) -> Any:
         """Wait for the reply to a request that was sent ahead; return nothing if it was put off."""
         self._answers = ahead.answers
         ahead.answers.pass_on(on_item)
@@ -146,7 +147,7 @@ class RemoteWorker(Worker):
         self,
         request: requests.Request[R, I],
         deadlines: Mapping[str, float],
-        answers: _Answers,
+        answers: Answers,
         *,
         is_ahead: bool = False,
     ) -> Any:
@@ -241,50 +242,7 @@ class RemoteWorker(Worker):
         return self._phases
 
 
-class _Answers:
-    """Answers of a worker to one request; where it was sent ahead, items are kept until it is asked for them."""
-
-    def __init__(self, on_item: Callable[[Any], None] | None = None, *, holds: bool = False) -> None:
-        self.said: list[Output] = []
-        self._on_item = on_item
-        self._held: list[tuple[Any, Output]] | None = [] if holds else None
-
-    def take(self, value: Any, output: Output) -> None:
-        """Take an item, and what was printed for it."""
-        if self._held is not None:
-            self._held.append((value, output))
-            return
-        self.said.append(output)
-        if self._on_item is not None:
-            self._on_item(value)
-
-    def pass_on(self, on_item: Callable[[Any], None] | None) -> None:
-        """Pass items on from now on, those that are held first."""
-        held, self._held, self._on_item = self._held or [], None, on_item
-        # What was printed with the reply comes after what was printed with them.
-        said, self.said = self.said, []
-        for value, output in held:
-            self.take(value, output)
-        self.said += said
-
-    def output(self) -> Output:
-        """Return what was printed since this was last asked."""
-        said, self.said = self.said, []
-        return Output("".join(one.stdout for one in said), "".join(one.stderr for one in said))
-
-
-class _Ahead:
-    """A request that was sent ahead: its answers, and when it has ``ended`` its reply, or the error."""
-
-    def __init__(self, request: requests.Trial) -> None:
-        self.request = request
-        self.answers = _Answers(holds=True)
-        self.ended = anyio.Event()
-        self.reply: replies.Measurement | None = None
-        self.error: KtunedError | None = None
-
-
-def _raise_failure(ended: node.Exchanged, answers: _Answers, stopped: str) -> None:
+def _raise_failure(ended: node.Exchanged, answers: Answers, stopped: str) -> None:
     if ended.failure is not None:
         raise RequestFailed(ended.failure, Phase(ended.phase), answers.output())
     if ended.expired_s is not None:
