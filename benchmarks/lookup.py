@@ -32,7 +32,7 @@ from typing import Any, NoReturn
 import redis
 
 from benchmarks.pipeline import KERNEL, SOURCE
-from benchmarks.private_daemon import PrivateDaemon, private_home, serving
+from benchmarks.private_daemon import PATIENT_S, PrivateDaemon, forgetful, private_home, serving
 from benchmarks.report import show
 from benchmarks.rest import fill, write_files
 from ktuned_client import Client, memo, wire
@@ -58,9 +58,6 @@ MEETING_S = 60.0
 
 WATCHED_S = 60.0
 """Deadline of the inspection of a thousand kernel files."""
-
-PATIENT_S = 5.0
-"""Deadline that no lookup exceeds: slow ones count for the p99."""
 
 Ask = Callable[[], object]
 
@@ -111,13 +108,6 @@ def placed(servers: list[int], *, apart: bool) -> Iterator[None]:
     finally:
         for pid in (0, *servers):
             os.sched_setaffinity(pid, cores)
-
-
-def forgetful(daemon: Path) -> Client:
-    """Return a client whose every lookup asks the daemon, because no answer holds."""
-    client = Client(daemon, deadline_s=PATIENT_S)
-    client._memo.holds_s = 0.0
-    return client
 
 
 def ask_in_turns(count: int, questions: list[Ask], meet: Callable[[], object] = lambda: None) -> list[list[float]]:

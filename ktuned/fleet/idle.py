@@ -19,30 +19,38 @@ KEPT_LOADED = 2
 files. Each holds some 300 MiB, and 500 MiB of a GPU."""
 
 
+_Kind = tuple[Role, Environment]
+_State = tuple[str, KernelCode | None]
+"""A worker's device, and the kernel file that it has opened."""
+
+
 class IdleWorkers:
-    """The workers that wait to be lent, by role and environment, the longest idle first."""
+    """The workers that wait to be lent, by role and environment, and then by device and kernel file.
+
+    A list of each has the longest idle first. With thousands of slots no question goes through all of them.
+    """
 
     def __init__(self) -> None:
-        self._waiting: defaultdict[tuple[Role, Environment], list[tuple[float, Worker]]] = defaultdict(list)
+        self._waiting: defaultdict[_Kind, dict[_State, list[tuple[float, Worker]]]] = defaultdict(dict)
 
     def __iter__(self) -> Iterator[Worker]:
-        return (worker for waiting in self._waiting.values() for _, worker in waiting)
+        return (worker for waiting in self._lists() for _, worker in waiting)
 
     def put(self, worker: Worker) -> None:
         """Keep a worker from now on."""
-        self._waiting[worker.role, worker.environment].append((monotonic(), worker))
+        states = self._waiting[worker.role, worker.environment]
+        states.setdefault((worker.device, worker.code), []).append((monotonic(), worker))
 
     def take(
         self, role: Role, environment: Environment, device: str = "", code: KernelCode | None = None
     ) -> Worker | None:
         """Take out the worker that has opened ``code`` on a device, else an unused one: of that device, or of none."""
-        waiting = self._waiting[role, environment]
-        waiting[:] = [entry for entry in waiting if entry[1].is_alive]
+        states = self._waiting[role, environment]
         for wanted in ((device, code), (device, None), ("", None)):
-            for place in range(len(waiting) - 1, -1, -1):
-                worker = waiting[place][1]
-                if (worker.device, worker.code) == wanted:
-                    del waiting[place]
+            waiting = states.get(wanted, [])
+            while waiting:
+                _, worker = waiting.pop()
+                if worker.is_alive:
                     return worker
         return None
 
@@ -82,22 +90,31 @@ class IdleWorkers:
 
     def loaded(self, device: str) -> list[Worker]:
         """Return those that have opened a kernel file on a device, the longest idle first."""
-        found = [entry for waiting in self._waiting.values() for entry in waiting]
+        found = [
+            entry
+            for states in self._waiting.values()
+            for (its_device, code), waiting in states.items()
+            if its_device == device and code is not None
+            for entry in waiting
+        ]
         found.sort(key=lambda entry: entry[0])
-        return [worker for _, worker in found if worker.code is not None and worker.device == device]
+        return [worker for _, worker in found]
 
     def alike(self, worker: Worker) -> int:
         """Return how many of a worker's kind there are on its device."""
-        return sum(other.device == worker.device for _, other in self._waiting[worker.role, worker.environment])
+        states = self._waiting[worker.role, worker.environment]
+        return sum(len(waiting) for (device, _), waiting in states.items() if device == worker.device)
 
     def spares(self, role: Role, environment: Environment, device: str) -> int:
         """Return how many there are for a device (empty: for any) that have opened no kernel file."""
-        waiting = self._waiting[role, environment]
-        return sum(worker.is_alive and (worker.device, worker.code) == (device, None) for _, worker in waiting)
+        return sum(worker.is_alive for _, worker in self._waiting[role, environment].get((device, None), ()))
 
     def _take_out(self, is_taken: Callable[[float, Worker], bool]) -> list[Worker]:
         taken = []
-        for waiting in self._waiting.values():
+        for waiting in self._lists():
             taken += [worker for since, worker in waiting if is_taken(since, worker)]
             waiting[:] = [(since, worker) for since, worker in waiting if not is_taken(since, worker)]
         return taken
+
+    def _lists(self) -> Iterator[list[tuple[float, Worker]]]:
+        return (waiting for states in self._waiting.values() for waiting in states.values())
