@@ -142,7 +142,7 @@ class Reload:
             # Workers are given them when they start.
             self._fleet.retire_idle()
         self._fleet.resize(settings.compile_slots, (settings.bench_bytes, settings.compile_bytes))
-        self._fleet.spawn_s, self._fleet.keeps_spares = settings.deadlines["spawn"], settings.keeps_spares
+        self._fleet.spawn_s, self._fleet.spares.are_kept = settings.deadlines["spawn"], settings.keeps_spares
         self._artifacts.cap_bytes = settings.artifacts_bytes
         self._machine.arch, self._machine.chosen = settings.arch, settings.devices
         self._artifact_cleanup.due()

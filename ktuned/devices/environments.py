@@ -325,11 +325,11 @@ class Environments:
         if key in self._expected:
             return
         self._expected.add(key)
-        self._fleet.prepare_spares(Role.EXPLORE, environment, backend)
-        self._fleet.prepare_compilers(environment, backend)
+        self._fleet.spares.prepare(Role.EXPLORE, environment, backend)
+        self._fleet.spares.prepare_compilers(environment, backend)
         report = self.report(environment)
         if report is None or any(known.devices for known in report.backends.values()):
-            self._fleet.prepare_spares(Role.BENCH, environment, backend)
+            self._fleet.spares.prepare(Role.BENCH, environment, backend)
 
     def describe(self) -> list[dict[str, Any]]:
         """Return every environment's report, for a status."""

@@ -21,11 +21,12 @@ from ktuned.fleet.health import Health
 from ktuned.fleet.lanes import Bench, CannotOpen, Lane, LaneSick
 from ktuned.fleet.local_executor import LocalExecutor
 from ktuned.fleet.node_link import NodeLink
-from ktuned.fleet.pool import BENCH_MODULES, Fleet
+from ktuned.fleet.pool import Fleet
 from ktuned.fleet.priority_semaphore import Turns, aged
 from ktuned.fleet.process import StartProcess
 from ktuned.fleet.quiet import ALL_CORES, COURTESY_S, QuietGate
 from ktuned.fleet.remote_executor import RemoteExecutor
+from ktuned.fleet.spares import BENCH_MODULES
 from ktuned.fleet.usage import CpuUse, Usage
 
 __all__ = [

@@ -302,17 +302,17 @@ class Lane:
         """
         has_room = self.device.kind != "cpu" and not self.device.node and cores >= EARLY_CORES
         beside = SPARES.get(self.device.kind, 1) if has_room else 0
-        self._fleet.prepare_spares(Role.BENCH, environment, backend, 1 + beside)
+        self._fleet.spares.prepare(Role.BENCH, environment, backend, 1 + beside)
 
     def _prepare_spares(self, bench: Bench) -> None:
         wanted = SPARES_IN_TROUBLE if self._is_in_trouble else SPARES
         count = wanted.get(self.device.kind, 1)
         if self.device.kind == "cpu" or self._courtesy.is_shared(self.device):
             # A warm spare would take memory that an application may need.
-            self._fleet.prepare_spares(Role.BENCH, bench.environment, bench.backend, count)
+            self._fleet.spares.prepare(Role.BENCH, bench.environment, bench.backend, count)
             return
         warm = None if self._is_in_trouble else WARM_SPARES
-        self._fleet.prepare_warm_spares(bench.environment, bench.backend, self.device, count, warm)
+        self._fleet.spares.prepare_warm(bench.environment, bench.backend, self.device, count, warm)
 
     async def _unreaped(self) -> str:
         """Wait for the killed worker's end; return why the device cannot be used if it does not come."""

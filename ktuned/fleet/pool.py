@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from contextlib import asynccontextmanager
 from time import monotonic
 from typing import Any, Self
@@ -15,12 +14,13 @@ import structlog
 
 from ktuned.fleet import memory
 from ktuned.fleet.executor import Environment, Executor, KernelCode, Worker
-from ktuned.fleet.failures import NodeAbsent, RequestFailed, is_outside_kill
+from ktuned.fleet.failures import NodeAbsent, is_outside_kill
 from ktuned.fleet.health import FIRST_PAUSE_S, Health
 from ktuned.fleet.idle import KEPT_LOADED, IdleWorkers
 from ktuned.fleet.pace import Pace
 from ktuned.fleet.priority_semaphore import RankOf, Turns
 from ktuned.fleet.quiet import QuietGate
+from ktuned.fleet.spares import BENCH_MODULES, Spares
 from ktuned.ipc import replies, requests
 from ktuned.model import Device, Phase, Role, WorkerError
 
@@ -36,23 +36,11 @@ requests: what loaded code leaks must not add up until a harmless config is stop
 TOLERATED_FAILURES = 3
 """Starts of a worker that may fail in a row before there is a pause between them."""
 
-WARM_S = 5.0
-"""Time for a spare's context on a device that another worker uses already, where it takes half a second: a lane that
-waits for a spare must not wait for a device that hangs."""
-
 CLOSE_S = 5.0
 """Time for a worker to give up a problem's data, which takes milliseconds."""
 
 _MEMORY_S = 0.2
 """Interval between two looks at workers' memory."""
-
-BENCH_MODULES = ("torch", "safetensors.torch", "safetensors.numpy")
-"""The modules that a bench worker needs besides its backend; a spare has imported those that are there."""
-
-
-EARLY_COMPILERS = 16
-"""Compile workers that start before it is known how many configs there are: more than a small space needs, and less
-than a machine with hundreds of cores would run."""
 
 
 class PoolLimits(msgspec.Struct, frozen=True):
@@ -71,13 +59,6 @@ class PoolLimits(msgspec.Struct, frozen=True):
     """Pause after the first start that is not tolerated to fail."""
 
 
-class _Spare(msgspec.Struct, eq=False):
-    """A spare under way, and the device on which it gets a context; ``made`` is set when it is there, or has failed."""
-
-    device: Device | None
-    made: anyio.Event = msgspec.field(default_factory=anyio.Event)
-
-
 class _Node(msgspec.Struct, frozen=True, eq=False):
     """The compile slots of a node, and its gate."""
 
@@ -88,8 +69,8 @@ class _Node(msgspec.Struct, frozen=True, eq=False):
 class Fleet:
     """Lends workers, keeps the idle ones, and stops those that outgrow their memory.
 
-    ``spawn_s`` is how long one may take to start; it and ``keeps_spares`` may be changed at any time. Spares import
-    ``spare_modules`` and their backend.
+    ``spawn_s`` is how long one may take to start, and may be changed at any time. ``spares`` are those that are started
+    ahead: they import ``spare_modules`` and their backend.
     """
 
     def __init__(
@@ -113,16 +94,11 @@ class Fleet:
         self._rank_of = rank_of
         self._nodes: dict[str, _Node] = {}
         self.spawn_s = spawn_s
-        self.keeps_spares = keeps_spares
         self._executor = executor
         self._pool = pool or PoolLimits()
-        self._spare_modules = tuple(spare_modules)
         self._idle = IdleWorkers()
-        self._spares_under_way: dict[tuple[Role, Environment], list[_Spare]] = {}
-        self._warming: dict[str, anyio.Lock] = {}
-        self._spares_awaited: Counter[tuple[Role, Environment]] = Counter()
+        self.spares = Spares(self, self._idle, spare_modules, are_kept=keeps_spares)
         self._health: dict[tuple[Role, Environment], Health] = {}
-        self._cold: dict[str, str] = {}
         self._limits: dict[Role, int] = {}
         self._limit(*(memory_limits or memory.default_limits(compile_slots)))
         self._renewed: dict[Environment, float] = {}
@@ -139,7 +115,7 @@ class Fleet:
             try:
                 yield self
             finally:
-                self._closing = True
+                self._closing = self.spares.is_closed = True
                 self._tasks.cancel_scope.cancel()
 
     def add_node(self, node: str, cores: int) -> None:
@@ -251,17 +227,9 @@ class Fleet:
                 worker.device = device
                 self._busy.set()
                 return worker
-            under_way = self._spares_under_way.setdefault((role, environment), [])
-            if self._spares_awaited[role, environment] < len(under_way):
-                # A spare that is half started is ready sooner than a new worker, but serves only one caller.
-                self._spares_awaited[role, environment] += 1
-                try:
-                    with anyio.move_on_after(self.spawn_s):
-                        await under_way[0].made.wait()
-                        continue
-                finally:
-                    self._spares_awaited[role, environment] -= 1
-            worker = await self._start(role, environment)
+            if await self.spares.await_one(role, environment):
+                continue
+            worker = await self.start(role, environment)
             worker.device = device
             return worker
 
@@ -321,109 +289,16 @@ class Fleet:
         grown = worker.memory_bytes - worker.settled_bytes
         return worker.requests >= self._pool.max_requests or grown > WORN_SHARE * self._limits[worker.role]
 
-    def prepare_spares(self, role: Role, environment: Environment, backend: str = "", count: int = 1) -> None:
-        """Start idle workers of a role in the background until ``count`` are there, if spares are kept.
+    def start_soon(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> None:
+        """Run something until the fleet ends."""
+        self._tasks.start_soon(work, *arguments)
 
-        They have imported ``backend``, if it is known yet, and what it compiles and loads with, as kernel files do; one
-        that measures also the spare modules. Those that are warm for a device are that device's, and do not count.
+    async def start(self, role: Role, environment: Environment) -> Worker:
+        """Start a worker, to be given back by :meth:`release`.
+
+        Raises:
+            WorkerError: it cannot be started, or could not so often that it is not tried again yet.
         """
-        under_way = self._spares_under_way.setdefault((role, environment), [])
-        there = self._idle.spares(role, environment, "") + sum(spare.device is None for spare in under_way)
-        for _ in range(count - there if self._makes_spares else 0):
-            self._begin_spare(role, environment, backend, None)
-
-    def prepare_warm_spares(
-        self, environment: Environment, backend: str, device: Device, count: int, warm: int | None = None
-    ) -> None:
-        """Have ``count`` spares that measure stand by for a GPU, of which ``warm`` have its context; else all have.
-
-        A context takes memory of the device, and half a second in which the driver keeps others waiting.
-        """
-        if not self._makes_spares:
-            return
-        key = (Role.BENCH, environment)
-        under_way = self._spares_under_way.setdefault(key, [])
-        ours = sum(spare.device is not None and spare.device.name == device.name for spare in under_way)
-        there = self._idle.spares(*key, device.name) + ours
-        cold = [spare for spare in under_way if spare.device is None]
-        for _ in range((count if warm is None else warm) - there):
-            there += 1
-            worker = self._idle.take_cold(*key)
-            if worker is None and cold:
-                cold.pop(0).device = device
-            else:
-                self._begin_spare(Role.BENCH, environment, backend, device, worker)
-        self.prepare_spares(Role.BENCH, environment, backend, count - there)
-
-    @property
-    def _makes_spares(self) -> bool:
-        return self.keeps_spares and not self._closing
-
-    def _begin_spare(
-        self, role: Role, environment: Environment, backend: str, device: Device | None, worker: Worker | None = None
-    ) -> None:
-        spare = _Spare(device)
-        under_way = self._spares_under_way.setdefault((role, environment), [])
-        # The first is the one that is waited for: what has only to be warmed is there sooner.
-        under_way.insert(len(under_way) if worker is None else 0, spare)
-        self._tasks.start_soon(self._make_spare, role, environment, backend, spare, worker)
-
-    def prepare_compilers(self, environment: Environment, backend: str, *, besides: int = 0) -> None:
-        """Have compile workers start and import what ``backend`` compiles with, for each slot and for ``besides``.
-
-        Of an unknown backend one starts. On a node a worker takes a part of the cluster's account, and starts when
-        there is something to compile.
-        """
-        if not environment.node:
-            count = min(int(self.compile_slots.total_tokens), EARLY_COMPILERS) if backend else 1
-            self.prepare_spares(Role.COMPILE, environment, backend, count + besides)
-
-    async def _make_spare(
-        self, role: Role, environment: Environment, backend: str, spare: _Spare, worker: Worker | None
-    ) -> None:
-        """Start a spare, unless there is a ``worker`` that has imported everything, and warm it."""
-        try:
-            # Not acquired: that would wait for this very spare.
-            worker = worker or await self._start(role, environment)
-            try:
-                if not worker.requests:
-                    modules = self._spare_modules if role is Role.BENCH else ()
-                    wanted = requests.Prepare((backend,) if backend else (), modules)
-                    with self.gate_of(environment.node).starting():
-                        await worker.exchange(wanted, {Phase.LOAD: self.spawn_s})
-                if spare.device is not None:
-                    await self._warm(worker, spare.device)
-            except BaseException:
-                worker.kill()
-                raise
-            took_s = round(monotonic() - worker.started, 3)
-            _log.debug("spare_ready", role=role, pid=worker.pid, took_s=took_s, phases=worker.timeline())
-            self.release(worker)
-        except WorkerError as error:
-            # The lane meets the same error when it needs the worker, and reports it.
-            _log.info("spare_failed", role=role, reason=error.message)
-        finally:
-            self._spares_under_way[role, environment].remove(spare)
-            spare.made.set()
-
-    async def _warm(self, worker: Worker, device: Device) -> None:
-        """Have a spare make its context on a device; one that the device refuses stays cold, and is announced.
-
-        One after the other: the driver makes one context at a time, and a lane's own may be waiting for it.
-        """
-        wanted = requests.Canary(device, warms_up=True)
-        try:
-            async with self._warming.setdefault(device.name, anyio.Lock()):
-                await worker.exchange(wanted, {Phase.LOAD: min(WARM_S, self.spawn_s)})
-        except RequestFailed as error:
-            self._cold[device.name] = error.message
-            _log.info("spare_cold", device=device.name, reason=error.message)
-        else:
-            self._cold.pop(device.name, None)
-        # Cold or warm it is this device's: counted among its spares, and not tried again.
-        worker.device = device.name
-
-    async def _start(self, role: Role, environment: Environment) -> Worker:
         health = self._health.setdefault(
             (role, environment),
             Health(tolerated=TOLERATED_FAILURES, first_pause_s=self._pool.first_pause_s),
@@ -474,11 +349,7 @@ class Fleet:
     @property
     def notices(self) -> list[str]:
         """Reasons why workers cannot be started now, or spares not be kept warm, one line each."""
-        cold = [
-            f"no warm spare on {device}: after a failure its lane takes longer to come back: {reason}"
-            for device, reason in self._cold.items()
-        ]
-        return cold + [
+        return self.spares.notices + [
             f"{environment.python} runs no {role} worker, tried again in {health.pause_s:.0f} s: {health.reason}"
             for (role, environment), health in self._health.items()
             if health.is_sick

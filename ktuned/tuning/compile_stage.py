@@ -59,7 +59,7 @@ class CompileStage:
         """Have workers start, and import what they need, before there is a config to compile."""
         work = self._work
         for compiler in work.compilers:
-            self._fleet.prepare_compilers(compiler.environment, work.kernel.backend, besides=int(work.lowers))
+            self._fleet.spares.prepare_compilers(compiler.environment, work.kernel.backend, besides=int(work.lowers))
         if work.lowers:
             await self._front_end.open()
 

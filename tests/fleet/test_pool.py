@@ -96,9 +96,9 @@ async def test_a_spare_takes_over(run_fleet: RunFleet, environment: Environment)
     """It stands ready with its backend imported; anyone who asks next gets it without a wait for a start."""
     async with run_fleet() as fleet:
         for _ in range(3):
-            fleet.prepare_spares(Role.BENCH, environment, "fake")
+            fleet.spares.prepare(Role.BENCH, environment, "fake")
         await until(lambda: "idle" in states(fleet).values())
-        fleet.prepare_spares(Role.BENCH, environment, "fake")
+        fleet.spares.prepare(Role.BENCH, environment, "fake")
         (spare,) = states(fleet)
         async with fleet.lend(Role.BENCH, environment) as worker:
             assert (worker.pid, worker.requests) == (spare, 1)
@@ -107,9 +107,9 @@ async def test_a_spare_takes_over(run_fleet: RunFleet, environment: Environment)
 async def test_several_spares_stand_by(run_fleet: RunFleet, environment: Environment) -> None:
     """As many as are asked for and no more; two who need one at once get one each, and neither waits for a start."""
     async with run_fleet() as fleet:
-        fleet.prepare_spares(Role.BENCH, environment, "fake")
-        fleet.prepare_spares(Role.BENCH, environment, "fake", 2)
-        fleet.prepare_spares(Role.BENCH, environment, "fake", 2)
+        fleet.spares.prepare(Role.BENCH, environment, "fake")
+        fleet.spares.prepare(Role.BENCH, environment, "fake", 2)
+        fleet.spares.prepare(Role.BENCH, environment, "fake", 2)
         await until(lambda: list(states(fleet).values()) == ["idle", "idle"])
         spares = set(states(fleet))
         async with fleet.lend(Role.BENCH, environment) as one, fleet.lend(Role.BENCH, environment) as other:
@@ -119,7 +119,7 @@ async def test_several_spares_stand_by(run_fleet: RunFleet, environment: Environ
 async def test_spares_under_way_are_shared_out(run_fleet: RunFleet, environment: Environment) -> None:
     """Who comes while two are being made waits for one of them, and starts no third."""
     async with run_fleet() as fleet:
-        fleet.prepare_spares(Role.BENCH, environment, "fake", 2)
+        fleet.spares.prepare(Role.BENCH, environment, "fake", 2)
         async with fleet.lend(Role.BENCH, environment), fleet.lend(Role.BENCH, environment):
             assert len(states(fleet)) == 2
 
@@ -140,7 +140,7 @@ async def test_a_spare_under_way_is_waited_for_by_one(
         run_fleet(spare_modules=("slow",), PYTHONPATH=path, FAKE_GATE=str(playground.root)) as fleet,
         anyio.create_task_group() as tasks,
     ):
-        fleet.prepare_spares(Role.BENCH, environment, "fake")
+        fleet.spares.prepare(Role.BENCH, environment, "fake")
         tasks.start_soon(come, fleet)
         await until((playground.root / "spare.reached").exists)
         async with fleet.lend(Role.BENCH, environment) as second:
@@ -153,12 +153,12 @@ async def test_a_spare_under_way_is_waited_for_by_one(
 async def test_a_dead_spare_is_replaced(run_fleet: RunFleet, environment: Environment) -> None:
     """A spare that died while it idled (out of memory) does not count as one."""
     async with run_fleet() as fleet:
-        fleet.prepare_spares(Role.BENCH, environment, "fake")
+        fleet.spares.prepare(Role.BENCH, environment, "fake")
         await until(lambda: "idle" in states(fleet).values())
         (spare,) = states(fleet)
         os.kill(spare, signal.SIGKILL)
         await until(lambda: not states(fleet))
-        fleet.prepare_spares(Role.BENCH, environment, "fake")
+        fleet.spares.prepare(Role.BENCH, environment, "fake")
         await until(lambda: "idle" in states(fleet).values())
         assert spare not in states(fleet)
 
@@ -166,8 +166,8 @@ async def test_a_dead_spare_is_replaced(run_fleet: RunFleet, environment: Enviro
 async def test_a_spare_that_cannot_be_made_disturbs_nobody(run_fleet: RunFleet, environment: Environment) -> None:
     """A backend that cannot be imported, or an interpreter that is missing: the fleet goes on."""
     async with run_fleet() as fleet:
-        fleet.prepare_spares(Role.BENCH, replace(environment, python="/no/such/python"), "fake")
-        fleet.prepare_spares(Role.BENCH, environment, "no_such_backend")
+        fleet.spares.prepare(Role.BENCH, replace(environment, python="/no/such/python"), "fake")
+        fleet.spares.prepare(Role.BENCH, environment, "no_such_backend")
         assert await lent_pid(fleet, Role.INSPECT, environment)
         await until(lambda: list(states(fleet).values()) == ["idle"])
 
@@ -282,7 +282,7 @@ async def test_nothing_survives_the_fleet(
 async def test_a_spare_under_way_does_not_survive_either(run_fleet: RunFleet, environment: Environment) -> None:
     """Leaving while a worker is being started leaves nothing behind; the leak check of each test sees to it."""
     async with run_fleet() as fleet:
-        fleet.prepare_spares(Role.BENCH, environment, "fake")
+        fleet.spares.prepare(Role.BENCH, environment, "fake")
         await until(lambda: states(fleet))
         (pid,) = states(fleet)
     assert not is_running(pid)

@@ -185,8 +185,8 @@ async def spare_phases(run_fleet: RunFleet, tmp_path: Path, state: str) -> tuple
     """Make a spare for a GPU that is in a state; return how many requests each spare has had, and the notices."""
     environment = _gpu_environment(tmp_path, state)
     async with run_fleet() as fleet:
-        fleet.prepare_warm_spares(environment, "fake", GPU, 2)
-        fleet.prepare_warm_spares(environment, "fake", GPU, 2)
+        fleet.spares.prepare_warm(environment, "fake", GPU, 2)
+        fleet.spares.prepare_warm(environment, "fake", GPU, 2)
         await until(lambda: [entry["state"] for entry in fleet.describe()] == ["idle", "idle"])
         worker = await fleet.acquire(Role.BENCH, environment, GPU.name)
         other = await fleet.acquire(Role.BENCH, environment, "cuda:1")
@@ -220,14 +220,14 @@ async def test_a_lane_that_loses_no_worker_warms_one_spare(run_fleet: RunFleet, 
         def idle() -> set[int]:
             return {worker.pid for worker in fleet._idle}
 
-        fleet.prepare_warm_spares(environment, "fake", GPU, 3, 1)
+        fleet.spares.prepare_warm(environment, "fake", GPU, 3, 1)
         await until(lambda: len(idle()) == 3)
         assert len(warm()) == 1
         spares = idle()
-        fleet.prepare_warm_spares(environment, "fake", GPU, 3)
+        fleet.spares.prepare_warm(environment, "fake", GPU, 3)
         assert warm() == idle()
         await until(lambda: warm() == spares)
-        fleet.prepare_warm_spares(environment, "fake", GPU, 3, 1)
+        fleet.spares.prepare_warm(environment, "fake", GPU, 3, 1)
         await anyio.wait_all_tasks_blocked()
         assert {entry["pid"] for entry in fleet.describe()} == spares
 
@@ -236,8 +236,8 @@ async def test_a_spare_under_way_is_warmed_when_it_is_needed(run_fleet: RunFleet
     """A failure while spares still import starts no others; they are warm when they are there."""
     environment = _gpu_environment(tmp_path, "well")
     async with run_fleet() as fleet:
-        fleet.prepare_spares(Role.BENCH, environment, "fake", 2)
-        fleet.prepare_warm_spares(environment, "fake", GPU, 2)
+        fleet.spares.prepare(Role.BENCH, environment, "fake", 2)
+        fleet.spares.prepare_warm(environment, "fake", GPU, 2)
         await until(lambda: len(list(fleet._idle)) == 2)
         assert [worker.device for worker in fleet._idle] == [GPU.name] * 2
         assert len(fleet.describe()) == 2

@@ -74,8 +74,8 @@ async def test_spares_are_no_way_around_it(run_fleet: RunFleet, broken: Broken) 
     """Spares of what cannot start are not made in a loop either."""
     async with run_fleet() as fleet:
         for _ in range(ATTEMPTS):
-            fleet.prepare_spares(Role.BENCH, broken.environment, "fake", 2)
-            await until(lambda: not fleet._spares_under_way[Role.BENCH, broken.environment])
+            fleet.spares.prepare(Role.BENCH, broken.environment, "fake", 2)
+            await until(lambda: not fleet.spares.under_way(Role.BENCH, broken.environment))
         # Two at once may both begin before the first one's failure is known.
         assert broken.starts <= TOLERATED_FAILURES + 2
 
