@@ -1,7 +1,8 @@
 """The methods ``export`` and ``import``: winners as documents that can be kept in git, and taken in elsewhere.
 
 A document has its kernel's learned names without their contents. Where an import looks at them, and finds what makes
-the digest of one of the winners, all of them hold what they held there: they are learned here, too.
+the digest of one of the winners, all of them hold what they held there: they are learned here, too. Their
+reader is imported when there is one to read: a daemon at rest holds 0.1 MiB less.
 """
 
 from __future__ import annotations
@@ -38,7 +39,6 @@ from ktuned.serve.connection import Connection
 from ktuned.serve.method import Method
 from ktuned.serve.params import ExportParams, ImportParams
 from ktuned.store import Artifacts, Offer, Store, exchange
-from ktuned_client.winners import FORMAT, check_document
 
 MAX_IMPORTED: Final = 200
 """Winners in one ``import``: some 20 ms of the loop's time."""
@@ -113,9 +113,11 @@ class WinnerExchange:
 
     async def take(self, wanted: ImportParams, connection: Connection) -> dict[str, Any]:
         """Take in the winners of a document that may be believed; with ``dry_run``, only say what would be."""
+        from ktuned_client import winners
+
         document = wanted.document
         try:
-            check_document(document)
+            winners.check_document(document)
         except ValueError as error:
             raise UsageError(f"the document {error}") from error
         assert isinstance(document, dict)
@@ -289,6 +291,8 @@ class WinnerExchange:
             return name
 
     def _document(self, name: str, device: str, winners: list[Winner]) -> dict[str, Any]:
+        from ktuned_client.winners import FORMAT
+
         try:
             kernel: KernelInfo | None = self._catalog.resolve(name)
         except NotFound:
