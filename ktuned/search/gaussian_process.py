@@ -72,6 +72,11 @@ class GaussianProcess:
         """The weight of each feature in the squared distance."""
         return np.asarray(np.exp(self._state[:-2]))
 
+    @property
+    def unexplained(self) -> float:
+        """The variance of a single value around what is predicted: noise, and what no feature explains."""
+        return self._noise * self._variance
+
     def learn(self, points: Floats, values: Floats, steps: int, doubts: Floats | float = 0.0) -> None:
         """Climb some steps towards the weights, the noise and the trend that explain the values best.
 
@@ -109,6 +114,13 @@ class GaussianProcess:
         own = 1 + self._trend_share * trend
         share = np.maximum(own - np.einsum("ij,ij->i", explained, explained), 1e-6)
         return Prediction(across @ self._coefficients, share * self._variance)
+
+    def covariance(self, points: Floats) -> Floats:
+        """Return how the values at some points are expected to vary together, without noise."""
+        scaled = points * np.sqrt(self.weights)
+        own = _matern(_squared_distances(scaled, scaled)) + self._trend_share * self._trend(points, points)
+        explained = self._across(points) @ self._whiten.T
+        return np.asarray((own - explained @ explained.T) * self._variance)
 
     def mean(self, points: Floats) -> Floats:
         """Return the mean alone, which takes a fraction of the time."""

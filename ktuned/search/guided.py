@@ -19,6 +19,7 @@ Imported only by name: it needs NumPy.
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -91,13 +92,26 @@ SLOW_SHARE = 0.3
 JUDGED = 80
 """Failures, and as many successes, that the chance of failing is judged by: the latest."""
 
-CONVERGED_AFTER = 30
+CONVERGED_AFTER = 60
 """Measurements before a search may have converged; half as many must have brought no improvement."""
 
-QUIET_FOR = 8
-"""Choices in a row for which no config had more than :data:`LITTLE_CHANCE` to be more than 1 % faster."""
-
 LITTLE_CHANCE = 0.1
+"""Chance that some untried config is more than 1 % faster than the best one, below which a search has converged."""
+
+TOGETHER = 160
+"""Neighbours of the best whose chances are judged together, which takes their number's cube."""
+
+LANDSCAPES = 200
+"""Landscapes that are drawn for that: a chance of a tenth is known to 0.02."""
+
+SURPRISES = 24
+"""Choices by whose outcomes the model's own doubt is judged: the latest."""
+
+MOST_SURPRISED = 6.0
+"""Deviations beyond which an outcome says no more: a step of the landscape is not noise of that size."""
+
+WEIGHED = 1_000
+"""Configs of the whole space that are asked for that, besides the neighbours of the best."""
 
 SLIGHT = 0.005
 """Relative gain below which a config is no improvement."""
@@ -118,7 +132,11 @@ class Guided(PointStrategy):
         self._choices = 0
         self._learnt_from = 0
         self._judged_from = 0
-        self._quiet = 0
+        self._lowest = -math.inf
+        self._largest_chance = 1.0
+        self._unit = 0.0, 1.0
+        self._expected: dict[Code, tuple[float, float]] = {}
+        self._surprises: deque[float] = deque(maxlen=SURPRISES)
 
     def recall(self, earlier: Sequence[EarlierSearch]) -> None:
         """Model similar searches."""
@@ -130,6 +148,9 @@ class Guided(PointStrategy):
     def heard(self, code: Code) -> None:
         """Count the outcomes since the last improvement."""
         log = self.logs.get(code, math.inf)
+        expected = self._expected.pop(code, None)
+        if expected is not None and code in self.logs:
+            self._surprises.append(min(max((expected[0] - log) / expected[1], 0.0), MOST_SURPRISED) ** 2)
         self._since_best = 0 if log < self._best - SLIGHT else self._since_best + 1
         self._best = min(self._best, log)
 
@@ -140,10 +161,69 @@ class Guided(PointStrategy):
 
     @property
     def converged(self) -> bool:
-        """True if the model has long seen no config that is likely to be more than 1 % faster, and none was found."""
-        return (
-            len(self.logs) >= CONVERGED_AFTER and self._since_best >= CONVERGED_AFTER // 2 and self._quiet >= QUIET_FOR
-        )
+        """True if none was faster for a while, and hardly any config is likely to be more than 1 % faster."""
+        is_quiet = len(self.logs) >= CONVERGED_AFTER and self._since_best >= CONVERGED_AFTER // 2
+        # A single config that may well be faster answers this at no cost.
+        return is_quiet and self._largest_chance < LITTLE_CHANCE and self.chance_of_improvement() < LITTLE_CHANCE
+
+    def chance_of_improvement(self) -> float:
+        """Return the chance that some untried config is more than 1 % faster than the best one: an upper limit.
+
+        Of the neighbours of the best, those that promise most are judged together, because the model errs about all of
+        them at once; for all others, by a random share, chances are added. That a config differs from what the model
+        explains counts as much as that the model may err: what is left in a rugged space is luck.
+        """
+        if self._lowest == -math.inf:
+            return 1.0
+        with one_thread():
+            near, features = self._candidates.pick(0, self.taken, self.elite(BEST_EXPECTED))
+            chances = self._chances(features)
+            order = np.argsort(-chances)
+            found = self._chance_of_any(features[order[:TOGETHER]]) + float(chances[order[TOGETHER:]].sum())
+            rest = self.domain.count - len(self.taken) - len(near)
+            far, features = self._candidates.share(WEIGHED, self.taken | set(near))
+            found += rest * float(self._chances(features).mean()) if far and rest > 0 else 0.0
+        return min(1.0, found)
+
+    @property
+    def _goal(self) -> float:
+        """A latency 1 % below the best one, in the model's units."""
+        return self._lowest - 0.01 / self._unit[1]
+
+    def _chances(self, features: Floats) -> Floats:
+        """Return each point's chance to be more than 1 % faster than the best one."""
+        if not len(features):
+            return np.zeros(0)
+        predicted = self._model.predict(features)
+        deviation = self._misjudged * np.sqrt(predicted.variance + self._model.unexplained)
+        z = (self._goal - predicted.mean) / deviation
+        # The approximation that is good enough to rank by is ten times too small for what is hardly possible.
+        chances = np.array([0.5 * math.erfc(-one / math.sqrt(2)) for one in z])
+        return chances * self._chance_to_work(features) if self.failed else chances
+
+    def _chance_of_any(self, features: Floats) -> float:
+        """Return the chance that one of some points is more than 1 % faster than the best one, by drawn landscapes."""
+        if not len(features):
+            return 0.0
+        covariance = self._model.covariance(features)
+        covariance[np.diag_indices_from(covariance)] += self._model.unexplained
+        try:
+            factor = np.linalg.cholesky(covariance)
+        except np.linalg.LinAlgError:
+            return 1.0
+        drawn = np.random.default_rng(len(self.taken)).standard_normal((LANDSCAPES, len(features)))
+        values = self._model.predict(features).mean + self._misjudged * drawn @ factor.T
+        below = values < self._goal
+        if self.failed:
+            works = self._chance_to_work(features)
+            return float((1 - np.prod(1 - below * works, axis=1)).mean())
+        return float(below.any(1).mean())
+
+    @property
+    def _misjudged(self) -> float:
+        """The factor by which choices that were faster than expected were farther from that than the model thought."""
+        # Of a well judged normal distribution one half is faster, and the mean square is a half.
+        return math.sqrt(max(1.0, 2 * sum(self._surprises) / max(1, len(self._surprises))))
 
     def _next(self) -> Code | None:
         self._choices += 1
@@ -197,6 +277,7 @@ class Guided(PointStrategy):
 
     def _most_promising(self) -> Code | None:
         known, values, scale = self._modelled()
+        self._lowest = float(values.min())
         points = self._features(np.array(known))
         # Half of a 95 % interval is two standard deviations; the model's values are logs in units of `scale`.
         doubts = np.array([self.doubts.get(code, 0.0) / (2 * scale) for code in known]) ** 2
@@ -224,8 +305,15 @@ class Guided(PointStrategy):
         if self.failed:
             works = self._chance_to_work(features)
             promise, chance = promise * works, chance * works
-        self._quiet = self._quiet + 1 if float(chance.max()) < LITTLE_CHANCE else 0
-        return codes[int(np.argmax(promise))]
+        self._largest_chance = float(chance.max())
+        chosen = int(np.argmax(promise))
+        self._expect(codes[chosen], float(predicted.mean[chosen]), float(predicted.variance[chosen]))
+        return codes[chosen]
+
+    def _expect(self, code: Code, mean: float, variance: float) -> None:
+        """Keep what the model expects of a config: the log latency, and its deviation."""
+        centre, scale = self._unit
+        self._expected[code] = centre + mean * scale, scale * math.sqrt(variance + self._model.unexplained)
 
     def _continued(self, known: Sequence[Code]) -> list[int]:
         """Return the places of the fastest points that this choice continues from."""
@@ -248,6 +336,7 @@ class Guided(PointStrategy):
         logs = np.append(logs, np.full(len(slow), logs.max()))
         excess = compressed(logs - logs[0])
         scale = float(excess.std()) + 1e-9
+        self._unit = float(logs[0] + excess.mean()), scale
         return codes + slow, (excess - excess.mean()) / scale, scale
 
     def _chance_to_work(self, features: Floats) -> Floats:

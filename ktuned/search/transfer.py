@@ -146,6 +146,15 @@ class Informed:
         own = self._process.predict(points)
         return Prediction(own.mean + self._explained(points), own.variance)
 
+    def covariance(self, points: Floats) -> Floats:
+        """Return how the values at some points are expected to vary together, without noise."""
+        return self._process.covariance(points)
+
+    @property
+    def unexplained(self) -> float:
+        """The variance of a single value around what is predicted: noise, and what no feature explains."""
+        return self._process.unexplained
+
     @property
     def _process(self) -> GaussianProcess:
         return self._around if self._explains else self._alone

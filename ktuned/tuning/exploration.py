@@ -43,7 +43,7 @@ class SearchSummary(msgspec.Struct):
             share = f" of {about}{self.size:,} configs ({_percent(min(1.0, tried / self.size))})"
         words = f"{self.strategy} tried {tried:,}{share or ' configs'}"
         if self.converged:
-            words += ", until an improvement of more than 1 % was unlikely"
+            words += ", until the chance of an improvement of more than 1 % was below a tenth"
         unit = unit_of(self.objective)
         steps = [f"{value:.4g} {unit} after {done}" for done, value in self.best_after if done < tried]
         if steps and best is not None:

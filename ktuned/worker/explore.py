@@ -131,6 +131,7 @@ class Exploration:
             plan.strategy, space, plan.seed, search.Budget(plan.trials, plan.seconds, plan.until == "converged")
         )
         self._strategy = chosen.strategy
+        self._ends_converged = plan.until == "converged"
         if earlier:
             self._strategy.recall(earlier)
         valid = chosen.strategy.valid
@@ -162,7 +163,9 @@ class Exploration:
             configs += self._aside[:room]
             del self._aside[:room]
         finished = not self._first and not self._aside and self._strategy.finished
-        return replies.Proposals(tuple(self._propose(config) for config in configs), finished, self._strategy.converged)
+        # To know it costs a strategy milliseconds.
+        converged = self._ends_converged and self._strategy.converged
+        return replies.Proposals(tuple(self._propose(config) for config in configs), finished, converged)
 
     def _propose(self, config: Config) -> replies.Proposal:
         try:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from itertools import combinations_with_replacement, product
 from random import Random
 from statistics import mean
 from time import process_time
@@ -181,6 +182,44 @@ def test_guided_converges_where_little_is_left() -> None:
             break
     assert strategy.converged
     assert best < 1.03 * BOWL_OPTIMUM
+
+
+RUGGED_KNOBS: dict[str, Any] = {
+    "a": [0, 1, 2, 3, 4, 5], "b": ["p", "q", "r", "s"], "c": [1, 2, 4, 8], "d": ["u", "v", "w"], "e": [0, 1],
+}  # fmt: skip
+
+
+def rugged(seed: int) -> dict[tuple[Scalar, ...], float]:
+    """Return a landscape of 576 configs, in which each value and each pair of values has an effect drawn at random."""
+    effects: dict[tuple[Any, ...], float] = {}
+    pairs = list(combinations_with_replacement(RUGGED_KNOBS, 2))
+    for one, other in pairs:
+        dice = Random(f"{seed} {one} {other}")
+        size = 0.2 * dice.expovariate(1.0)
+        for first, second in product(RUGGED_KNOBS[one], RUGGED_KNOBS[other]):
+            effects[one, first, other, second] = size * dice.gauss(0, 1)
+    found = {}
+    for values in product(*RUGGED_KNOBS.values()):
+        config = dict(zip(RUGGED_KNOBS, values, strict=True))
+        found[values] = 100 * math.exp(sum(effects[one, config[one], other, config[other]] for one, other in pairs))
+    return found
+
+
+def test_guided_converges_late_where_the_landscape_is_rugged() -> None:
+    """Where luck hides the best config, a search goes on until it is found: no neighbour promises anything before."""
+    for seed in (2, 3, 5, 7):
+        landscape = rugged(seed)
+        strategy = load("guided")(space(**RUGGED_KNOBS).bind({}), seed)
+        best = math.inf
+        for _trial in range(150):
+            (config,) = strategy.ask(1)
+            latency_us = landscape[tuple(config.values())]
+            strategy.tell(config, Outcome.MEASURED, latency_us)
+            best = min(best, latency_us)
+            if strategy.converged:
+                break
+        assert strategy.converged
+        assert best < 1.01 * min(landscape.values())
 
 
 def test_a_doubtful_latency_counts_less() -> None:

@@ -34,7 +34,10 @@ def test_summary_says_how_the_best_came_down() -> None:
         (SearchSummary(strategy="random"), "random tried 8 configs"),
         (
             SearchSummary(strategy="guided", size=10**6, converged=True),
-            "guided tried 8 of 1,000,000 configs (0.0008 %), until an improvement of more than 1 % was unlikely",
+            (
+                "guided tried 8 of 1,000,000 configs (0.0008 %), until the chance of an improvement of more than 1 % "
+                "was below a tenth"
+            ),
         ),
         (
             SearchSummary(strategy="guided", size=10_400, size_is_estimate=True),
