@@ -31,7 +31,7 @@ def load(hit: Hit, device: str | None, default: Callable[..., Any] | None) -> An
     if reason:
         if default is not None:
             return default
-        raise LoadError(f"{hit.kernel} has no compiled winner for {_flat(hit.problem)}: {reason}")
+        raise LoadError(f"{hit.kernel} has no compiled winner for {_problem_in_words(hit.problem)}: {reason}")
     artifact = str(hit.artifact)
     for point in entry_points(group=LOADERS, name="winner"):
         return point.load()(artifact, hit.file, device)
@@ -48,7 +48,7 @@ def _why_not(hit: Hit) -> str:
     if hit.measured is not None:
         # Its launch sizes and scalars are those of the other problem.
         return (
-            f"the winner was compiled and measured for {_flat(hit.measured)}; "
+            f"the winner was compiled and measured for {_problem_in_words(hit.measured)}; "
             "launch it with sizes of your own from hit.artifact, or tune this very problem"
         )
     return ""
@@ -64,5 +64,5 @@ def _plugin(artifact: str) -> str:
     return plugin if isinstance(plugin, str) else ""
 
 
-def _flat(problem: Mapping[str, Any]) -> str:
+def _problem_in_words(problem: Mapping[str, Any]) -> str:
     return " ".join(f"{key}={value}" for key, value in problem.items()) or "its only problem"

@@ -174,7 +174,7 @@ class Kernel(ABC):
         """
 
     def call(self, tensors: Mapping[str, Any]) -> Any:
-        """Run the kernel once on ``tensors``, for an application; return what a function of Python returns."""
+        """Run the loaded kernel once on ``tensors``, for an application; return what a function of Python returns."""
         return self.bind(tensors)()
 
 

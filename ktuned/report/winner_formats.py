@@ -64,7 +64,7 @@ def c_file(document: Document) -> tuple[str, str]:
         f"{_literal(float(winner['latency_us']), float)}}},"
         for winner in winners
     ]
-    terms = [f"  total += {_distance(name, key, kind)};" for key, kind in problem.items()]
+    terms = [f"  total += {_c_distance(name, key, kind)};" for key, kind in problem.items()]
     lines = [
         f"/* Winners of {_comment(document['kernel'])} on {_comment(document['device'])}, by ktuned. */",
         f"#ifndef {guard}",
@@ -162,7 +162,7 @@ def _literal(value: Scalar, kind: type) -> str:
     return f'"{quoted}"'
 
 
-def _distance(name: str, key: str, kind: type) -> str:
+def _c_distance(name: str, key: str, kind: type) -> str:
     member = _identifier(key)
     if kind is str:
         # An unset string is a null pointer.

@@ -120,7 +120,7 @@ class Chain:
         counts: list[int] = []
         for value in range(len(self._axes[level.axis])):
             bound[level.axis] = value
-            if _passes(level.checks, self._axes, bound):
+            if _level_admits(level.checks, self._axes, bound):
                 count = self._completions(number + 1, bound)
                 if count:
                     values.append(value)
@@ -146,14 +146,14 @@ def walk(
         if bound[number] >= len(axes[number]):
             bound[number] = -1
             number -= 1
-        elif _passes(levels[number].checks, axes, bound):
+        elif _level_admits(levels[number].checks, axes, bound):
             if number + 1 == len(axes):
                 yield tuple(bound)
             else:
                 number += 1
 
 
-def _passes(checks: Sequence[_Check], axes: Sequence[Sequence[Scalar]], bound: Sequence[int]) -> bool:
+def _level_admits(checks: Sequence[_Check], axes: Sequence[Sequence[Scalar]], bound: Sequence[int]) -> bool:
     return all(check.conjunct.admits(*[axes[axis][bound[axis]] for axis in check.axes]) for check in checks)
 
 

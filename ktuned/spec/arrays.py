@@ -27,7 +27,7 @@ class TorchArrays:
         self.chunk = _CACHED_WORDS if self._device.type == "cpu" else _GPU_WORDS
 
     def counters(self, first: int, count: int) -> Any:
-        """Return whole numbers from ``first``."""
+        """Return an array of whole numbers from ``first``, on the device."""
         return self._torch.arange(first, first + count, dtype=self._torch.int64, device=self._device)
 
     def split(self, words: Any, bits: int) -> Any:
@@ -66,7 +66,7 @@ class NumPyArrays:
         self._numpy = numpy
 
     def counters(self, first: int, count: int) -> Any:
-        """Return whole numbers from ``first``."""
+        """Return an array of whole numbers from ``first``, on the device."""
         return self._numpy.arange(first, first + count, dtype=self._numpy.int64)
 
     def split(self, words: Any, bits: int) -> Any:

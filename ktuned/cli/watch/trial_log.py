@@ -118,7 +118,7 @@ def followed(log: TrialLog, event: Event) -> TrialLog:
     """Return the log after an event: a trial of its row takes its place, a new winner has the mark."""
     trial = event.get("trial")
     match event.get("type"):
-        case "trial_done" if trial is not None and _belongs(trial, log.row):
+        case "trial_done" if trial is not None and _is_trial_of_row(trial, log.row):
             found = tried(trial, log.row.objective)
             known = log.trials.get(found.id)
             found = replace(found, is_winner=found.is_winner or (known is not None and known.is_winner))
@@ -138,7 +138,7 @@ def _job(row: Row) -> int | None:
     return None if row.job is None else row.job.id
 
 
-def _belongs(trial: Mapping[str, Any], row: Row) -> bool:
+def _is_trial_of_row(trial: Mapping[str, Any], row: Row) -> bool:
     if trial["job"] == _job(row):
         return True
     same = (trial["kernel"], trial["device"]) == (row.kernel, row.device)

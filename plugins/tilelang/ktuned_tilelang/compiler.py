@@ -197,7 +197,7 @@ def _describe(lowered: Lowered, target: str, artifact: Path) -> None:
 
 
 def _parameter_names(prim_func: Any) -> tuple[str, ...]:
-    """Return the names that the user gave: a tensor's is that of its buffer."""
+    """Return the names of a compiled function's parameters: a tensor's is that of its buffer."""
     buffers = dict(prim_func.buffer_map)
     return tuple(str(buffers.get(parameter, parameter).name) for parameter in prim_func.params)
 

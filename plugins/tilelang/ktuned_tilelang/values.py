@@ -18,7 +18,7 @@ _DTYPE_ROOTS = frozenset({"tilelang", "tvm", "tvm_ffi"})
 
 
 def to_plain(name: str, value: Any) -> Any:
-    """Return a value as it travels, the same again for what has travelled.
+    """Return a value of a TileLang call as it travels, the same again for what has travelled.
 
     Raises:
         TypeError: it is of a type that does not travel.

@@ -166,7 +166,7 @@ def _compile(function: Any, unit: Unit, capability: int, artifact: Path, scratch
             finally:
                 function.device_caches.pop(device, None)
         parameters = launch_parameters(kernel.src.signature, arguments)
-    return _sealed(unit, kernel, parameters, said.getvalue(), artifact)
+    return _write_artifact(unit, kernel, parameters, said.getvalue(), artifact)
 
 
 def _assembled(unit: Unit, capability: int, artifact: Path, scratch: Path) -> dict[str, Any]:
@@ -175,10 +175,12 @@ def _assembled(unit: Unit, capability: int, artifact: Path, scratch: Path) -> di
     said = io.StringIO()
     with _refusing(), _aimed_at(capability, scratch), contextlib.redirect_stdout(said):
         kernel = compiled(lowered, _gpu_target(capability))
-    return _sealed(unit, kernel, lowered.parameters, said.getvalue(), artifact)
+    return _write_artifact(unit, kernel, lowered.parameters, said.getvalue(), artifact)
 
 
-def _sealed(unit: Unit, kernel: Any, parameters: tuple[Parameter, ...], said: str, artifact: Path) -> dict[str, Any]:
+def _write_artifact(
+    unit: Unit, kernel: Any, parameters: tuple[Parameter, ...], said: str, artifact: Path
+) -> dict[str, Any]:
     """Write the files of an artifact, and return its facts."""
     plan = _plan(kernel, parameters, cast(Build, unit.build), unit.target)
     used = ptxas.parse(said).get(plan.symbol, ptxas.Resources())
