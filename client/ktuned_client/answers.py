@@ -155,23 +155,26 @@ def hit_from(answer: Mapping[str, Any]) -> Hit:
         ValueError: it is not an answer.
     """
     try:
-        return Hit(
+        get, config, metrics = answer.get, answer["config"], answer.get("metrics")
+        # As Hit(…) does, without its Python function: a lookup makes one.
+        fields = (
             answer["kernel"],
             Config(answer["problem"]),
             answer["device"],
             answer["status"],
-            frozen(answer["config"]),
-            answer.get("latency_us"),
-            answer.get("artifact"),
-            answer.get("decided"),
-            answer.get("generation"),
-            answer.get("message") or "",
-            answer.get("final") is True,
-            Config(answer["metrics"]) if answer.get("metrics") else NO_METRICS,
-            answer.get("file"),
-            answer.get("measured"),
-            answer.get("objective", "latency"),
+            None if config is None else Config(config),
+            get("latency_us"),
+            get("artifact"),
+            get("decided"),
+            get("generation"),
+            get("message") or "",
+            get("final") is True,
+            Config(metrics) if metrics else NO_METRICS,
+            get("file"),
+            get("measured"),
+            get("objective", "latency"),
         )
+        return tuple.__new__(Hit, fields)
     except (KeyError, TypeError, AttributeError):
         if type(answer) is dict and type(answer.get("error")) is dict:
             raise DaemonError.from_wire(answer["error"]) from None

@@ -70,7 +70,8 @@ class Knowledge:
             return self.last_word(kernel, problem, default, device, key, self.backoff.message, objective)
         try:
             # Among several it is refused alone.
-            self.question(kernel, device, key, objective)
+            if (kernel, device, objective) not in self._questions:
+                self.question(kernel, device, key, objective)
         except TypeError as error:
             return self.refuse(kernel, problem, device, default, DaemonError("usage", str(error)))
         return key

@@ -6,7 +6,7 @@ import math
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -15,9 +15,10 @@ from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import WholeNumber, device_option, given, json_option, problem_option
 from ktuned.cli.trial_pages import all_trials
 from ktuned.model import UsageError
-from ktuned.search import RecordedSpace, Run, read_recorded, recorded, relative
-from ktuned.search import simulate as run_once
 from ktuned_client import Client
+
+if TYPE_CHECKING:
+    from ktuned.search import RecordedSpace, Run
 
 COUNTS = (10, 25, 50, 100, 200, 400, 800)
 """Trials after which the table shows what was found."""
@@ -54,6 +55,10 @@ def simulate(
     SPACE is a Kernel Tuner cache file, a T4 file (both may be compressed), or a kernel whose trials are in the store.
     Failed configs count as trials.
     """
+    # Not for `ktuned --help`, which imports every command's module.
+    from ktuned.search import read_recorded
+    from ktuned.search import simulate as run_once
+
     found = read_recorded(Path(space)) if _is_file(space) else _from_store(space, problem, device)
     runs = {
         name: [run_once(found, name, seed, trials) for seed in range(seeds)]
@@ -79,6 +84,8 @@ def _is_file(space: str) -> bool:
 
 def _from_store(kernel: str, problem: dict[str, Any], device: str | None) -> RecordedSpace:
     """Read a kernel's trials as it is now, of the one problem and device that were tried, or that are named."""
+    from ktuned.search import recorded
+
     wanted = given(kernel=kernel, problem=problem, device=device, current=True)
     with Client() as client:
         trials = all_trials(client, **wanted)
@@ -92,6 +99,8 @@ def _from_store(kernel: str, problem: dict[str, Any], device: str | None) -> Rec
 
 
 def _table(runs: dict[str, list[Run]], found: RecordedSpace, trials: int) -> None:
+    from ktuned.search import relative
+
     counts = sorted({*(count for count in COUNTS if count < trials), trials})
     rows = []
     for name, several in runs.items():
@@ -109,6 +118,8 @@ def plot(runs: dict[str, list[Run]], optimum: float, trials: int, width: int) ->
 
     It is as wide as :data:`PLOT_WIDTH`, or as a terminal of ``width`` columns has room for.
     """
+    from ktuned.search import relative
+
     room = max(8, min(PLOT_WIDTH, width - PLOT_MARGIN))
     columns = [max(1, round((column + 1) * trials / room)) for column in range(room)]
     curves = {name: [relative(several, optimum, count) for count in columns] for name, several in runs.items()}
