@@ -13,7 +13,7 @@ from ktuned.spec.include_trace import IncludeSearch
 from ktuned.spec.loader import forget_modules, kernel_module, load_file, load_unless_held
 from ktuned.spec.observer import OBSERVER, FreshProcessNeeded
 from ktuned.spec.origin import installed_in, is_ours
-from ktuned.spec.poisons import is_distinct, is_same, poison, poison_bits, unwritten
+from ktuned.spec.poisons import as_bits, is_distinct, is_same, poison, poison_bits, unwritten
 from ktuned.spec.python_source import Syntax, free_names
 from ktuned.spec.raised import causes, place
 from ktuned.spec.spaces import space
@@ -34,6 +34,7 @@ __all__ = [
     "Syntax",
     "TensorSpec",
     "Term",
+    "as_bits",
     "causes",
     "describe",
     "distribution",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import faulthandler
 import signal
 from collections.abc import Callable, Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import zip_longest
@@ -113,6 +114,11 @@ class Bench:
             self._make_room(kernel, request)
         captured = self._captured(request.captured) if request.captured else None
         self._default = DefaultRun.of(kernel, backend, request, self._places, self._default)
+        timer: HostTimer | CudaTimer = HostTimer()
+        if request.device.kind == "cuda" and not backend.times_on_host:
+            timer = CudaTimer(request.device.name, kernel.timing)
+            # It loads the GPU's library of matrix products, too, which takes as long as making the inputs.
+            timer.begin_warm_up()
         data = ProblemData(
             kernel,
             request.problem,
@@ -122,13 +128,15 @@ class Bench:
             guards=Guards(is_active=request.guarded),
             run_default=self._default,
         )
-        timer: HostTimer | CudaTimer = HostTimer()
-        if request.device.kind == "cuda" and not backend.times_on_host:
-            timer = CudaTimer(request.device.name, kernel.timing)
-            timer.begin_warm_up()
-        data.expect(self._places.reference(request.expected))
+        expected = self._places.reference(request.expected)
+        data.expect(expected)
         if isinstance(timer, CudaTimer):
-            data.rehearse()
+            with ThreadPoolExecutor(1) as beside:
+                saved = beside.submit(data.save_expected, expected)
+                data.rehearse()
+                saved.result()
+        else:
+            data.save_expected(expected)
         self._open = _Opened(
             request.kernel,
             request.target,
@@ -335,6 +343,8 @@ class Bench:
         data = opened.data
         reply.phase(Phase.CHECK)
         try:
+            if data.is_surely_right(is_last=is_last):
+                return replies.Measurement(Outcome.MEASURED, max_error=0.0, mismatched_ratio=0.0)
             verdict = data.check()
             overwritten = data.overwritten() if is_last or not verdict.ok else ()
         except Exception as error:

@@ -101,10 +101,10 @@ def _compare_one(
     return Verdict(False, message, largest, ratio)
 
 
-_SURE = 1 - 1e-5
+SURE = 1 - 1e-5
 """Share of the tolerance that is looked at first: the rest is more than what float32 rounds."""
 
-_MOST_ATOL = 1e30
+MOST_ATOL = 1e30
 """A tolerance beyond this may not be finite in float32."""
 
 
@@ -116,14 +116,14 @@ def _is_surely_close(out: Any, reference: Any, rtol: float, atol: float, tensors
     width = max(tensors.size(one) for one in (out, reference)) // math.prod(out.shape)
     narrow = "float32" if width <= 4 else "float64"
     left, right = tensors.cast(out, narrow), tensors.cast(tensors.beside(reference, out), narrow)
-    if not 0 <= atol <= _MOST_ATOL or rtol < 0:
+    if not 0 <= atol <= MOST_ATOL or rtol < 0:
         return False
     with tensors.quiet():
         allowed = abs(right)
-        allowed *= rtol * _SURE
+        allowed *= rtol * SURE
         beyond = abs(left - right)
         beyond -= allowed
-        return bool(beyond.max() <= atol * _SURE)
+        return bool(beyond.max() <= atol * SURE)
 
 
 def _shown(element: Any) -> object:

@@ -43,6 +43,9 @@ class Memory(Protocol):
     def unseal(self) -> None:
         """Let the copies that are kept be written until the next :meth:`seal`."""
 
+    def intact(self) -> Any:
+        """Return a flag on the device that there is no :meth:`damage`; ``None`` where only looking for it says so."""
+
     def damage(self) -> Damage | None:
         """Return what was written outside the placed tensors since the last call, and mend the guards."""
 

@@ -69,22 +69,25 @@ class DeviceMemory:
             parts.append(torch.stack(single))
         return torch.cat(parts) if len(parts) > 1 else parts[0]
 
+    def intact(self) -> torch.Tensor | None:
+        """Return a flag on the device that all bands and kept copies are as they were sealed."""
+        return None if self._sums is None else (self._summed() == self._sums).all()
+
     def damage(self) -> Damage | None:
         """Return which byte nearest to a tensor was overwritten, and write the bands again.
 
         What is not a band of a placed tensor is left as it is, as is anything beyond a band that was overwritten to
         its outer end: such damage is not contained.
         """
-        if self._sums is None:
-            return None
         # One flag comes back from the device.
-        if bool((self._summed() == self._sums).all()):
+        intact = self.intact()
+        if self._sums is None or intact is None or bool(intact):
             return None
         found = [damage for banded in self._placed.values() if (damage := banded.mend())]
-        intact = self._summed() == self._sums
-        if not bool(intact.all()):
+        same = self._summed() == self._sums
+        if not bool(same.all()):
             # The sums of the kept copies are the last ones.
-            index = intact[-len(self._kept) :].tolist().index(False)
+            index = same[-len(self._kept) :].tolist().index(False)
             return found[0] if found else Damage.at(f"into {list(self._kept)[index]}", is_contained=False)
         is_contained = all(damage.is_contained for damage in found)
         return Damage(found[0].message, is_contained)

@@ -57,6 +57,13 @@ class Guards:
         found = [damage for damage in looks if damage is not None]
         return found[0] if found else None
 
+    def intact(self) -> Any:
+        """Return a flag on the device that :meth:`damage` would find none, without a wait; ``None`` without any there,
+        and for guards that stop the process.
+        """
+        flags = [flag for memory in self._memories.values() if (flag := memory.intact()) is not None]
+        return flags[0] if flags else None
+
     def regions(self) -> Iterable[Region]:
         """Return the allocations whose guards stop the process at once."""
         return [region for memory in self._memories.values() for region in memory.regions()]

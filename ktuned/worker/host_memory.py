@@ -70,6 +70,9 @@ class HostMemory:
         for pages in self._kept.values():
             pages.protect(access)
 
+    def intact(self) -> None:
+        """Return none: no device has to be waited for."""
+
     def damage(self) -> Damage | None:
         """Return which pattern beside a tensor was overwritten first, and write it again.
 

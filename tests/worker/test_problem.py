@@ -11,6 +11,7 @@ from ktuned import tensor
 from ktuned.model.errors import KernelFileError
 from ktuned.spec.declared_kernel import Kernel
 from ktuned.worker.problem import ProblemData
+from ktuned.worker.quick_look import QuickLook
 from tests.worker.declaring import CPU, N, declare
 
 PROBLEM = {"M": 4}
@@ -26,6 +27,7 @@ def opened(kernel: Kernel, cached: Path) -> ProblemData:
     """Return the data of a problem, ready for trials, as ``open`` leaves it."""
     data = ProblemData(kernel, PROBLEM, CPU)
     data.expect(cached)
+    data.save_expected(cached)
     return data
 
 
@@ -319,3 +321,33 @@ def test_inputs_that_do_not_fit_into_memory_are_told_by_name() -> None:
     kernel = declare(inputs=lambda p: dict(x=tensor((1 << 50,)), y=tensor(1, output=True)))
     with pytest.raises(KernelFileError, match=r"it: inputs\(p\): x: RuntimeError"):
         ProblemData(kernel, PROBLEM, CPU)
+
+
+def test_one_look_stands_for_the_check_the_inputs_and_the_guards(cached: Path) -> None:
+    """It finds a launch right only if all three do, and leaves no config's mistake to the next."""
+    kernel = declare()
+    data = opened(kernel, cached)
+    data._quick_look = QuickLook.of(
+        "cpu", data.tensors, data._expected, rtol=kernel.rtol, atol=kernel.atol, keep=lambda name, value: value
+    )
+
+    def look(launch: Callable[[dict[str, torch.Tensor]], object], *, is_last: bool = True) -> bool:
+        data.begin_trial()
+        data.begin_checked_launch()
+        launch(data.tensors)
+        return data.is_surely_right(is_last=is_last)
+
+    def overwriting(tensors: dict[str, torch.Tensor]) -> None:
+        double(tensors)
+        tensors["x"][3] += 1
+
+    for _ in range(2):
+        assert look(double)
+        assert data.damage() is None
+        assert look(overwriting, is_last=False)
+        assert not look(overwriting)
+        assert data.overwritten() == ("x",)
+        assert not look(lambda tensors: tensors["y"].zero_())
+        assert look(double)
+        # The look after a right launch says nothing of a later one.
+        assert not look(lambda tensors: None)
