@@ -41,7 +41,7 @@ class Attempt(msgspec.Struct):
     ``given_back`` is whether its device failed once, ``doubted`` whether it failed once in a worker that the config
     before may have damaged. ``known`` is its trial as it stands, where that lacks a figure alone. ``cores`` is how many
     the config uses on a CPU, once that is known: its kernel file ``declares_cores``, or its first launch has shown it.
-    ``spans`` say where it was last, and since when.
+    ``spans`` say where it was last, and since when. What must not share a request with others goes ``alone``.
     """
 
     trial: int
@@ -59,6 +59,7 @@ class Attempt(msgspec.Struct):
     declares_cores: bool = False
     spans: dict[str, tuple[str, float]] = msgspec.field(default_factory=dict)
     known: Trial | None = None
+    alone: bool = False
 
     @property
     def known_us(self) -> float | None:

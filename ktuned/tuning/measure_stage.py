@@ -191,7 +191,7 @@ class MeasureStage:
         are known to need as many cores.
         """
         first = left[0].attempt
-        alike = list(takewhile(lambda one: not self._is_default(one.attempt), left))
+        alike = list(takewhile(lambda one: not (one.attempt.alone or self._is_default(one.attempt)), left))
         if lane.device.kind == "cpu":
             wanted = first.cores, first.declares_cores
             alike = list(takewhile(lambda one: (one.attempt.cores, one.attempt.declares_cores) == wanted, alike))
@@ -256,6 +256,13 @@ class MeasureStage:
         if error is not None:
             spend(left[0].attempt, max(0.0, monotonic() - began - spent_s))
             if error.phase is Phase.LOAD_NEXT and count > 1:
+                if isinstance(error, DeadlineExpired):
+                    # A load waits for the device, which this one's launch may keep: alone it is seen which one hangs.
+                    first, following = left[0].attempt, left[1].attempt
+                    first.alone = following.alone = True
+                    first.life.tell(Event.DISTURBED)
+                    undecided.append(left.popleft())
+                    return
                 # The config after it was being loaded, and is to blame.
                 left[0].attempt.life.tell(Event.DISTURBED)
                 left[1].attempt.life.tell(Event.LANE_TAKEN)

@@ -13,7 +13,7 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from ktuned.fleet.failures import Output, WorkerDied
+from ktuned.fleet.failures import DeadlineExpired, Output, WorkerDied
 from ktuned.fleet.health import Health
 from ktuned.fleet.lanes import Bench, CannotOpen, Lane, LaneSick
 from ktuned.fleet.pace import Pace
@@ -215,6 +215,33 @@ async def test_a_config_that_dies_while_it_is_loaded_ahead_is_blamed_itself(tmp_
     ]
     keys = [[unit.key for unit in request.units] for request in lane.requests]
     assert keys == [["01", "02", "03", "04"], ["04", "02"]]
+
+
+@pytest.mark.parametrize(("hung", "phase"), [("02", Phase.TIMING), ("03", Phase.LOAD)])
+async def test_a_hang_while_one_is_loaded_ahead_is_blamed_on_the_one_that_hangs_alone(
+    tmp_path: Path, hung: str, phase: Phase
+) -> None:
+    """A load waits for the device, so that an endless launch of the config before looks like a load that hangs."""
+
+    class Hanging(PlayedLane):
+        async def exchange(self, request: requests.Trial, *_: Any, **__: Any) -> tuple[Any, Output]:
+            keys = [unit.key for unit in request.units]
+            self._answers = [MEASURED]
+            if keys == [hung]:
+                self._answers = [DeadlineExpired(phase, 1.0, Output())]
+            elif hung in keys:
+                self._answers = [MEASURED, DeadlineExpired(Phase.LOAD_NEXT, 1.0, Output())]
+            return await super().exchange(request, *_, **__)
+
+    attempts = several(4)
+    lane = Hanging("cuda:0", [MEASURED])
+    outcomes = await measured_all(tmp_path, attempts, lane)
+    assert sorted(outcomes) == sorted([Outcome.HUNG, *[Outcome.MEASURED] * 3])
+    assert {attempt.unit.key: attempt.life.outcome for attempt in attempts}[hung] is Outcome.HUNG
+    assert [unit.key for unit in lane.requests[0].units] == ["01", "02", "03", "04"]
+    assert all(
+        len(request.units) == 1 for request in lane.requests[1:] if {"02", "03"} & {u.key for u in request.units}
+    )
 
 
 async def test_a_disturbed_config_of_a_batch_is_measured_again(tmp_path: Path) -> None:
