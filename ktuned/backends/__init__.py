@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         compute_target,
         cuda_devices,
         gpu_uuids,
+        hold_only_context,
         runs_on,
         torch_cuda_devices,
     )
@@ -76,6 +77,7 @@ __all__ = [
     "extra_of",
     "finding",
     "gpu_uuids",
+    "hold_only_context",
     "install_hint",
     "launch_limits",
     "load_winner",
@@ -101,6 +103,7 @@ _HOMES = {
     "cuda_devices": "cuda",
     "energy_counter": "energy",
     "gpu_uuids": "cuda",
+    "hold_only_context": "cuda",
     "load_winner": "winner",
     "occupancy_fact": "occupancy",
     "runs_on": "cuda",

@@ -74,6 +74,26 @@ def gpu_uuids() -> dict[str, str]:
         return {}
 
 
+def hold_only_context() -> bool:
+    """Make the primary context of the GPU, if this process may use one and no more; return whether it holds it.
+
+    It is the one that torch uses: whichever is first makes it.
+    """
+    # As torch does before it starts the driver, which reads this once: modules are loaded when they are first used.
+    os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+        if _count(driver) != 1:
+            return False
+        handle, context = ctypes.c_int(), ctypes.c_void_p()
+        _check(driver, driver.cuDeviceGet(ctypes.byref(handle), 0))
+        _check(driver, driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle))
+    except (OSError, DriverError):
+        # Opening a problem fails for the same reason, and reports it.
+        return False
+    return True
+
+
 def torch_cuda_devices() -> Sequence[Device] | Absent:
     """Return the result of :func:`cuda_devices`, or an absence if this interpreter's torch cannot reach a GPU.
 

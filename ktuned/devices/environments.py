@@ -19,7 +19,7 @@ import structlog
 
 from ktuned.backends import cpu, extra_of
 from ktuned.devices.environment_report import EnvironmentReport, difference, difference_of_node, fingerprint_digest
-from ktuned.fleet import Environment, Fleet
+from ktuned.fleet import EARLY_CORES, Environment, Fleet
 from ktuned.ipc import replies, requests
 from ktuned.model import DeviceName, Role, StoreError, UsageError, WorkerError, canonical, suggested
 from ktuned.store import Store
@@ -329,7 +329,9 @@ class Environments:
         self._fleet.spares.prepare_compilers(environment, backend)
         report = self.report(environment)
         if report is None or any(known.devices for known in report.backends.values()):
-            self._fleet.spares.prepare(Role.BENCH, environment, backend)
+            # The second is there when one of the first configs fails.
+            count = 1 if cpu.cores() <= EARLY_CORES else 2
+            self._fleet.spares.prepare(Role.BENCH, environment, backend, count, contexts=1)
 
     def describe(self) -> list[dict[str, Any]]:
         """Return every environment's report, for a status."""

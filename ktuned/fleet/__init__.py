@@ -18,7 +18,7 @@ from ktuned.fleet.failures import (
     is_outside_kill,
 )
 from ktuned.fleet.health import Health
-from ktuned.fleet.lanes import Bench, CannotOpen, Lane, LaneSick
+from ktuned.fleet.lanes import EARLY_CORES, Bench, CannotOpen, Lane, LaneSick
 from ktuned.fleet.local_executor import LocalExecutor
 from ktuned.fleet.node_link import NodeLink
 from ktuned.fleet.pool import Fleet
@@ -33,6 +33,7 @@ __all__ = [
     "ALL_CORES",
     "BENCH_MODULES",
     "COURTESY_S",
+    "EARLY_CORES",
     "KILLS_EXCUSED",
     "Applications",
     "Bench",

@@ -302,7 +302,8 @@ class Lane:
         """
         has_room = self.device.kind != "cpu" and not self.device.node and cores >= EARLY_CORES
         beside = SPARES.get(self.device.kind, 1) if has_room else 0
-        self._fleet.spares.prepare(Role.BENCH, environment, backend, 1 + beside)
+        contexts = 0 if self.device.kind == "cpu" else 1
+        self._fleet.spares.prepare(Role.BENCH, environment, backend, 1 + beside, contexts=contexts)
 
     def _prepare_spares(self, bench: Bench) -> None:
         wanted = SPARES_IN_TROUBLE if self._is_in_trouble else SPARES

@@ -5,7 +5,6 @@ They are made in the background, cold or warm for a GPU, and idle with the rest 
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Callable, Coroutine, Sequence
 from time import monotonic
 from typing import Any, Protocol
@@ -58,10 +57,25 @@ class Lender(Protocol):
 
 
 class _Spare(msgspec.Struct, eq=False):
-    """A spare under way, and the device on which it gets a context; ``made`` is set when it is there, or has failed."""
+    """A spare under way, and the device on which it gets a context."""
 
     device: Device | None
-    made: anyio.Event = msgspec.field(default_factory=anyio.Event)
+
+
+class _UnderWay(msgspec.Struct, eq=False):
+    """The spares of one kind that are under way, and how many callers wait for one; ``news`` is set when one of them is
+    there, or has failed.
+    """
+
+    spares: list[_Spare] = msgspec.field(default_factory=list)
+    awaited: int = 0
+    news: anyio.Event = msgspec.field(default_factory=anyio.Event)
+
+    def remove(self, spare: _Spare) -> None:
+        """Have a spare under way no longer, and wake those that wait for any."""
+        self.spares.remove(spare)
+        self.news.set()
+        self.news = anyio.Event()
 
 
 class Spares:
@@ -73,8 +87,7 @@ class Spares:
         self._lender = lender
         self._idle = idle
         self._modules = tuple(modules)
-        self._under_way: dict[tuple[Role, Environment], list[_Spare]] = {}
-        self._awaited: Counter[tuple[Role, Environment]] = Counter()
+        self._under_way: dict[tuple[Role, Environment], _UnderWay] = {}
         self._warming: dict[str, anyio.Lock] = {}
         self._cold: dict[str, str] = {}
 
@@ -88,34 +101,41 @@ class Spares:
 
     def under_way(self, role: Role, environment: Environment) -> int:
         """Return how many are being made."""
-        return len(self._under_way.get((role, environment), ()))
+        return len(self._of_kind(role, environment).spares)
+
+    def _of_kind(self, role: Role, environment: Environment) -> _UnderWay:
+        return self._under_way.setdefault((role, environment), _UnderWay())
 
     async def await_one(self, role: Role, environment: Environment) -> bool:
         """Wait for one that is half started, which is ready sooner than a new worker; return whether there was one.
 
         Each serves one caller only.
         """
-        under_way = self._under_way.get((role, environment), [])
-        if self._awaited[role, environment] >= len(under_way):
+        under_way = self._of_kind(role, environment)
+        if under_way.awaited >= len(under_way.spares):
             return False
-        self._awaited[role, environment] += 1
+        under_way.awaited += 1
         try:
             with anyio.move_on_after(self._lender.spawn_s) as waiting:
-                await under_way[0].made.wait()
+                await under_way.news.wait()
         finally:
-            self._awaited[role, environment] -= 1
+            under_way.awaited -= 1
         return not waiting.cancelled_caught
 
-    def prepare(self, role: Role, environment: Environment, backend: str = "", count: int = 1) -> None:
+    def prepare(
+        self, role: Role, environment: Environment, backend: str = "", count: int = 1, *, contexts: int = 0
+    ) -> None:
         """Start idle workers of a role in the background until ``count`` are there, if spares are kept.
 
         They have imported ``backend``, if it is known yet, and what it compiles and loads with, as kernel files do; one
         that measures also the spare modules. Those that are warm for a device are that device's, and do not count.
+        The first ``contexts`` of them are about to measure: if there is one GPU, each makes its context there while it
+        imports.
         """
-        under_way = self._under_way.setdefault((role, environment), [])
+        under_way = self._of_kind(role, environment).spares
         there = self._idle.spares(role, environment, "") + sum(spare.device is None for spare in under_way)
-        for _ in range(count - there if self._makes_any else 0):
-            self._begin(role, environment, backend, None)
+        for number in range(there, count if self._makes_any else 0):
+            self._begin(role, environment, backend, None, holds_context=number < contexts)
 
     def prepare_warm(
         self, environment: Environment, backend: str, device: Device, count: int, warm: int | None = None
@@ -127,7 +147,7 @@ class Spares:
         if not self._makes_any:
             return
         key = (Role.BENCH, environment)
-        under_way = self._under_way.setdefault(key, [])
+        under_way = self._of_kind(*key).spares
         ours = sum(spare.device is not None and spare.device.name == device.name for spare in under_way)
         there = self._idle.spares(*key, device.name) + ours
         cold = [spare for spare in under_way if spare.device is None]
@@ -145,13 +165,18 @@ class Spares:
         return self.are_kept and not self.is_closed
 
     def _begin(
-        self, role: Role, environment: Environment, backend: str, device: Device | None, worker: Worker | None = None
+        self,
+        role: Role,
+        environment: Environment,
+        backend: str,
+        device: Device | None,
+        worker: Worker | None = None,
+        *,
+        holds_context: bool = False,
     ) -> None:
         spare = _Spare(device)
-        under_way = self._under_way.setdefault((role, environment), [])
-        # The first is the one that is waited for: what has only to be warmed is there sooner.
-        under_way.insert(len(under_way) if worker is None else 0, spare)
-        self._lender.start_soon(self._make, role, environment, backend, spare, worker)
+        self._of_kind(role, environment).spares.append(spare)
+        self._lender.start_soon(self._make, role, environment, backend, spare, worker, holds_context)
 
     def prepare_compilers(self, environment: Environment, backend: str, *, besides: int = 0) -> None:
         """Have compile workers start and import what ``backend`` compiles with, for each slot and for ``besides``.
@@ -164,7 +189,13 @@ class Spares:
             self.prepare(Role.COMPILE, environment, backend, count + besides)
 
     async def _make(
-        self, role: Role, environment: Environment, backend: str, spare: _Spare, worker: Worker | None
+        self,
+        role: Role,
+        environment: Environment,
+        backend: str,
+        spare: _Spare,
+        worker: Worker | None,
+        holds_context: bool,
     ) -> None:
         """Start a spare, unless there is a ``worker`` that has imported everything, and warm it."""
         try:
@@ -173,7 +204,7 @@ class Spares:
             try:
                 if not worker.requests:
                     modules = self._modules if role is Role.BENCH else ()
-                    wanted = requests.Prepare((backend,) if backend else (), modules)
+                    wanted = requests.Prepare((backend,) if backend else (), modules, holds_context)
                     with self._lender.gate_of(environment.node).starting():
                         await worker.exchange(wanted, {Phase.LOAD: self._lender.spawn_s})
                 if spare.device is not None:
@@ -188,8 +219,7 @@ class Spares:
             # The lane meets the same error when it needs the worker, and reports it.
             _log.info("spare_failed", role=role, reason=error.message)
         finally:
-            self._under_way[role, environment].remove(spare)
-            spare.made.set()
+            self._of_kind(role, environment).remove(spare)
 
     async def _warm(self, worker: Worker, device: Device) -> None:
         """Have a spare make its context on a device; one that the device refuses stays cold, and is announced.

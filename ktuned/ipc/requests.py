@@ -111,13 +111,18 @@ class Tried(Record):
 
 @record
 class Prepare(Request[replies.Empty, Never]):
-    """Import backends, with what they compile and load with, and modules that later requests will need."""
+    """Import backends, with what they compile and load with, and modules that later requests will need.
+
+    ``holds_context`` says that the worker will measure: where its backends are for GPUs, and there is one, it makes its
+    context there meanwhile.
+    """
 
     operation: ClassVar = "prepare"
     first_phase: ClassVar = Phase.LOAD
 
     backends: tuple[str, ...]
     modules: tuple[str, ...] = ()
+    holds_context: bool = False
 
 
 @record

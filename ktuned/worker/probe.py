@@ -10,7 +10,15 @@ from dataclasses import replace
 from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
-from ktuned.backends import Absent, Registry, absence_of_energy, cpu, cuda_devices, nvml
+from ktuned.backends import (
+    Absent,
+    Registry,
+    absence_of_energy,
+    cpu,
+    cuda_devices,
+    hold_only_context,
+    nvml,
+)
 from ktuned.ipc import replies, requests
 from ktuned.model import BackendError, Device
 from ktuned.spec import installed_versions
@@ -97,12 +105,16 @@ def _missing(error: ModuleNotFoundError, plugin: str) -> replies.Fault:
 
 def prepare(registry: Registry, request: requests.Prepare) -> replies.Empty:
     """Import what a later request will need, so that a spare takes over without that wait."""
-    if request.modules:
-        # The driver takes a quarter of a second to find its devices, without the interpreter's lock.
-        threading.Thread(target=cuda_devices, daemon=True).start()
     with bytecode.written():
-        for name in request.backends:
-            registry.load(name).prepare()
+        backends = [registry.load(name) for name in request.backends]
+        if request.modules:
+            is_for_gpus = any(backend.default_target.startswith("sm_") for backend in backends)
+            holds_context = request.holds_context and is_for_gpus
+            # The driver takes a quarter of a second for each, without the interpreter's lock.
+            begin = hold_only_context if holds_context else cuda_devices
+            threading.Thread(target=begin, daemon=True).start()
+        for backend in backends:
+            backend.prepare()
         for module in request.modules:
             # Where torch is not installed, NumPy's arrays take its place.
             with suppress(ModuleNotFoundError):

@@ -16,7 +16,12 @@ DRIVER = """
 #include <stdlib.h>
 #include <string.h>
 int cuInit(unsigned flags) { return INIT; }
-int cuDeviceGetCount(int *count) { *count = 2; return 0; }
+#ifndef COUNT
+#define COUNT 2
+#define RETAINED 0
+#endif
+int cuDeviceGetCount(int *count) { *count = COUNT; return 0; }
+int cuDevicePrimaryCtxRetain(void **context, int device) { return RETAINED; }
 int cuDeviceGet(int *device, int ordinal) { *device = ordinal; return 0; }
 int cuDeviceGetName(char *name, int size, int device) {
   strcpy(name, device ? "NVIDIA A100" : "NVIDIA H200");
@@ -174,3 +179,13 @@ def test_hiding_the_gpus_here_is_noticed() -> None:
     environment = {**os.environ, "CUDA_VISIBLE_DEVICES": ""}
     said = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
     assert said.stdout.strip() == "hidden"
+
+
+@pytest.mark.parametrize(("count", "retained", "holds"), [(1, 0, True), (2, 0, False), (0, 0, False), (1, 2, False)])
+def test_the_context_of_the_only_gpu_is_held(tmp_path: Path, count: int, retained: int, holds: bool) -> None:
+    """With several it is not known whose it will be; a GPU that has no memory for it is met again when it is opened."""
+    _compile(DRIVER, tmp_path / "libcuda.so.1", "-DINIT=0", f"-DCOUNT={count}", f"-DRETAINED={retained}")
+    environment = {**os.environ, "LD_LIBRARY_PATH": str(tmp_path), "PYTHONPATH": os.pathsep.join(sys.path)}
+    code = "from ktuned.backends import hold_only_context; print(hold_only_context())"
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
+    assert (done.stdout.strip(), done.stderr) == (str(holds), "")

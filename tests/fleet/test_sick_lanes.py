@@ -17,6 +17,7 @@ from ktuned.fleet.health import Health
 from ktuned.fleet.lanes import REAP_S, Bench, Lane
 from ktuned.fleet.pool import Fleet
 from ktuned.fleet.process import WorkerProcess
+from ktuned.fleet.spares import WARM_S
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Role, Target
 from tests.fleet.conftest import RunFleet
@@ -241,3 +242,14 @@ async def test_a_spare_under_way_is_warmed_when_it_is_needed(run_fleet: RunFleet
         await until(lambda: len(list(fleet._idle)) == 2)
         assert [worker.device for worker in fleet._idle] == [GPU.name] * 2
         assert len(fleet.describe()) == 2
+
+
+async def test_a_lane_takes_the_spare_that_is_there_first(run_fleet: RunFleet, tmp_path: Path) -> None:
+    """It waits for none that is being warmed while another, begun later, has imported all that it needs."""
+    environment = _gpu_environment(tmp_path, "hung")
+    async with run_fleet() as fleet:
+        fleet.spares.prepare_warm(environment, "fake", GPU, 2, 1)
+        with anyio.fail_after(WARM_S - 1):
+            worker = await fleet.acquire(Role.BENCH, environment, GPU.name)
+        assert worker.requests == 1
+        worker.kill()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from importlib.metadata import version
 from pathlib import Path
 from typing import cast
@@ -62,6 +64,12 @@ class Nvrtc(backends.Backend):
         except NoNvrtc as error:
             return Absent(Absence.NO_COMPILER, str(error), INSTALL_HINT)
         return found
+
+    def prepare(self) -> None:
+        """Import the bindings of NVRTC and of the driver; where they are not installed, compiling says so."""
+        with suppress(ImportError):
+            importlib.import_module("cuda.bindings.nvrtc")
+            importlib.import_module("cuda.bindings.driver")
 
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
         """Compile each unit; units that differ only in ``entry`` are one program, and each gets its cubin.
