@@ -70,12 +70,9 @@ class Candidates:
         codes = [code for code in chosen if code not in taken]
         return codes, self._features(self._array(codes))
 
-    def share(self, number: int, taken: Collection[Code]) -> tuple[list[Code], Floats]:
-        """Return a random share of the pool, none of it ``taken``, with features; later choices stay as they were."""
-        dice = Random(len(taken))
-        codes = [code for code in self._codes if code not in taken]
-        if number < len(codes):
-            codes = [codes[int(dice.random() * len(codes))] for _ in range(number)]
+    def others(self, but: Collection[Code]) -> tuple[list[Code], Floats]:
+        """Return all points of the pool but some, with features."""
+        codes = [code for code in dict.fromkeys(self._codes) if code not in but]
         return codes, self._features(self._array(codes))
 
     def _sample(self, number: int) -> list[int]:

@@ -98,11 +98,11 @@ CONVERGED_AFTER = 60
 LITTLE_CHANCE = 0.1
 """Chance that some untried config is more than 1 % faster than the best one, below which a search has converged."""
 
-TOGETHER = 160
-"""Neighbours of the best whose chances are judged together, which takes their number's cube."""
+TOGETHER = 300
+"""Configs whose chances are judged together, those that promise most: it takes their number's cube."""
 
-LANDSCAPES = 200
-"""Landscapes that are drawn for that: a chance of a tenth is known to 0.02."""
+LANDSCAPES = 100
+"""Landscapes that are drawn for that, for each scale: a chance of a tenth is known to 0.03."""
 
 SURPRISES = 24
 """Choices by whose outcomes the model's own doubt is judged: the latest."""
@@ -110,8 +110,12 @@ SURPRISES = 24
 MOST_SURPRISED = 6.0
 """Deviations beyond which an outcome says no more: a step of the landscape is not noise of that size."""
 
-WEIGHED = 1_000
-"""Configs of the whole space that are asked for that, besides the neighbours of the best."""
+SCALES = np.array([[0.75], [0.85], [0.93], [1.00], [1.07], [1.16], [1.29], [1.54]])
+"""Factors of the model's doubt, each as likely as the others: Student's distribution with 10 degrees of freedom. A
+model errs more about what is unlike all that it has seen, and its own choices are like it."""
+
+WEIGHED_EVERY = 4
+"""Configs after which the whole space is weighed again: it takes as long as some proposals."""
 
 SLIGHT = 0.005
 """Relative gain below which a config is no improvement."""
@@ -134,6 +138,8 @@ class Guided(PointStrategy):
         self._judged_from = 0
         self._lowest = -math.inf
         self._largest_chance = 1.0
+        self._weighed_at = 0
+        self._chance_left = 1.0
         self._unit = 0.0, 1.0
         self._expected: dict[Code, tuple[float, float]] = {}
         self._surprises: deque[float] = deque(maxlen=SURPRISES)
@@ -164,26 +170,37 @@ class Guided(PointStrategy):
         """True if none was faster for a while, and hardly any config is likely to be more than 1 % faster."""
         is_quiet = len(self.logs) >= CONVERGED_AFTER and self._since_best >= CONVERGED_AFTER // 2
         # A single config that may well be faster answers this at no cost.
-        return is_quiet and self._largest_chance < LITTLE_CHANCE and self.chance_of_improvement() < LITTLE_CHANCE
+        if not is_quiet or self._largest_chance >= LITTLE_CHANCE:
+            return False
+        if len(self.taken) >= self._weighed_at + WEIGHED_EVERY:
+            self._weighed_at = len(self.taken)
+            self._chance_left = self.chance_of_improvement()
+        return self._chance_left < LITTLE_CHANCE
 
     def chance_of_improvement(self) -> float:
         """Return the chance that some untried config is more than 1 % faster than the best one: an upper limit.
 
-        Of the neighbours of the best, those that promise most are judged together, because the model errs about all of
-        them at once; for all others, by a random share, chances are added. That a config differs from what the model
-        explains counts as much as that the model may err: what is left in a rugged space is luck.
+        The neighbours of the best are asked each, all others by the pool. Those that promise most are judged together,
+        because the model errs about all of them at once; for the rest, chances are added. That a config differs from
+        what the model explains counts as much as that the model may err: what is left in a rugged space is luck. How
+        much the model misjudges what it has not seen is unknown, too: the chance is a mean over :data:`SCALES`.
         """
         if self._lowest == -math.inf:
             return 1.0
         with one_thread():
             near, features = self._candidates.pick(0, self.taken, self.elite(BEST_EXPECTED))
-            chances = self._chances(features)
-            order = np.argsort(-chances)
-            found = self._chance_of_any(features[order[:TOGETHER]]) + float(chances[order[TOGETHER:]].sum())
-            rest = self.domain.count - len(self.taken) - len(near)
-            far, features = self._candidates.share(WEIGHED, self.taken | set(near))
-            found += rest * float(self._chances(features).mean()) if far and rest > 0 else 0.0
-        return min(1.0, found)
+            far, others = self._candidates.others(self.taken | set(near))
+            rest = max(0, self.domain.count - len(self.taken) - len(near))
+            features = np.vstack([features.reshape(len(near), -1), others]) if near else others
+            if not len(features):
+                return 0.0
+            # One of the pool stands for as many as there are in the space.
+            weights = np.append(np.ones(len(near)), np.full(len(far), rest / max(1, len(far))))
+            chances = self._chances(features) * weights
+            order = np.argsort(-chances.sum(0))
+            together, alone = order[:TOGETHER], order[TOGETHER:]
+            found = self._chance_of_any(features[together], weights[together]) + chances[:, alone].sum(1)
+        return float(np.minimum(found, 1.0).mean())
 
     @property
     def _goal(self) -> float:
@@ -191,33 +208,31 @@ class Guided(PointStrategy):
         return self._lowest - 0.01 / self._unit[1]
 
     def _chances(self, features: Floats) -> Floats:
-        """Return each point's chance to be more than 1 % faster than the best one."""
-        if not len(features):
-            return np.zeros(0)
+        """Return each point's chance to be more than 1 % faster than the best one, a row for each scale of doubt."""
         predicted = self._model.predict(features)
         deviation = self._misjudged * np.sqrt(predicted.variance + self._model.unexplained)
-        z = (self._goal - predicted.mean) / deviation
-        # The approximation that is good enough to rank by is ten times too small for what is hardly possible.
-        chances = np.array([0.5 * math.erfc(-one / math.sqrt(2)) for one in z])
+        chances = normal_tail((predicted.mean - self._goal) / (SCALES * deviation))
         return chances * self._chance_to_work(features) if self.failed else chances
 
-    def _chance_of_any(self, features: Floats) -> float:
-        """Return the chance that one of some points is more than 1 % faster than the best one, by drawn landscapes."""
-        if not len(features):
-            return 0.0
-        covariance = self._model.covariance(features)
-        covariance[np.diag_indices_from(covariance)] += self._model.unexplained
+    def _chance_of_any(self, features: Floats, weights: Floats) -> Floats:
+        """Return the chance that one of some points is more than 1 % faster than the best one, by drawn landscapes.
+
+        Where a landscape is drawn, each point has luck of its own, as all have that it stands for.
+        """
         try:
-            factor = np.linalg.cholesky(covariance)
+            factor = np.linalg.cholesky(self._model.covariance(features) + 1e-6 * np.eye(len(features)))
         except np.linalg.LinAlgError:
-            return 1.0
-        drawn = np.random.default_rng(len(self.taken)).standard_normal((LANDSCAPES, len(features)))
-        values = self._model.predict(features).mean + self._misjudged * drawn @ factor.T
-        below = values < self._goal
-        if self.failed:
-            works = self._chance_to_work(features)
-            return float((1 - np.prod(1 - below * works, axis=1)).mean())
-        return float(below.any(1).mean())
+            return np.ones(len(SCALES))
+        drawn = np.random.default_rng(len(self.taken)).standard_normal((LANDSCAPES, len(features))) @ factor.T
+        above = self._model.predict(features).mean - self._goal
+        works = self._chance_to_work(features) if self.failed else np.ones(len(features))
+        luck = math.sqrt(self._model.unexplained) + 1e-9
+        found = []
+        for scale in self._misjudged * SCALES[:, 0]:
+            chances = works * normal_tail((above + scale * drawn) / (scale * luck))
+            none = np.exp(np.log1p(-np.minimum(chances, 1 - 1e-9)) @ weights)
+            found.append(float(1 - none.mean()))
+        return np.array(found)
 
     @property
     def _misjudged(self) -> float:
@@ -364,6 +379,13 @@ def compressed(excess: Floats) -> Floats:
 def normal_below(z: Floats) -> Floats:
     """Return the normal distribution function, to 0.003: good enough to rank by, and without SciPy."""
     return np.asarray(0.5 * (1 + np.sign(z) * np.sqrt(1 - np.exp(-2 / math.pi * z * z))))
+
+
+def normal_tail(z: Floats) -> Floats:
+    """Return the chance to be above z, to 0.3 % of itself even where it is tiny (Börjesson and Sundberg, 1979)."""
+    size = np.abs(z)
+    tail = np.exp(-0.5 * size**2) / math.sqrt(2 * math.pi) / (0.661 * size + 0.339 * np.sqrt(size**2 + 5.51))
+    return np.asarray(np.where(z < 0, 1 - tail, tail))
 
 
 def expected_improvement(prediction: Prediction, goal: float) -> Floats:
