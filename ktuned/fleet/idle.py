@@ -34,7 +34,7 @@ class IdleWorkers:
         self._waiting: defaultdict[_Kind, dict[_State, list[tuple[float, Worker]]]] = defaultdict(dict)
 
     def __iter__(self) -> Iterator[Worker]:
-        return (worker for waiting in self._lists() for _, worker in waiting)
+        return (worker for states in self._waiting.values() for waiting in states.values() for _, worker in waiting)
 
     def put(self, worker: Worker) -> None:
         """Keep a worker from now on."""
@@ -50,6 +50,9 @@ class IdleWorkers:
             waiting = states.get(wanted, [])
             while waiting:
                 _, worker = waiting.pop()
+                if not waiting:
+                    # Each edit of a kernel file makes a state: none is left behind.
+                    del states[wanted]
                 if worker.is_alive:
                     return worker
         return None
@@ -111,10 +114,10 @@ class IdleWorkers:
 
     def _take_out(self, is_taken: Callable[[float, Worker], bool]) -> list[Worker]:
         taken = []
-        for waiting in self._lists():
-            taken += [worker for since, worker in waiting if is_taken(since, worker)]
-            waiting[:] = [(since, worker) for since, worker in waiting if not is_taken(since, worker)]
+        for states in self._waiting.values():
+            for state, waiting in list(states.items()):
+                taken += [worker for since, worker in waiting if is_taken(since, worker)]
+                waiting[:] = [(since, worker) for since, worker in waiting if not is_taken(since, worker)]
+                if not waiting:
+                    del states[state]
         return taken
-
-    def _lists(self) -> Iterator[list[tuple[float, Worker]]]:
-        return (waiting for states in self._waiting.values() for waiting in states.values())
