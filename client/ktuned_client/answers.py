@@ -93,6 +93,9 @@ def frozen(config: Mapping[str, Any] | None) -> Config | None:
 
 NO_METRICS: Final[Mapping[str, float]] = Config()
 
+LEFT_OUT: Final = Config(final=False, metrics={}, measured=None, objective="latency")
+"""Fields that an answer leaves out where they have these values, as most do: names are the dearest part to decode."""
+
 
 class Hit(NamedTuple):
     """A lookup's answer.

@@ -51,7 +51,9 @@ class Knowledge:
         """Return the hit that needs no daemon, or else the problem's bytes for the request."""
         name = name_of(kernel, device, objective)
         try:
-            key = key_of(problem)
+            key = self.memo.asked_before(name, problem)
+            if key is None:
+                key = key_of(problem)
             hit = self.memo.recall(name, key, default)
         except (TypeError, ValueError) as error:
             return self.refuse(kernel, problem, device, default, DaemonError("usage", str(error)))

@@ -133,11 +133,18 @@ def encode_lookups(lookups: Sequence[bytes]) -> bytes:
     return head + b"".join(lookups)
 
 
+_REQUEST_HEADS: Final = tuple(bytes((0x94, _REQUEST, request_id)) for request_id in range(0x80))
+
+
 def request_head(request_id: int) -> bytes:
     """Return the first bytes of a request, up to its method."""
     if request_id < 0x80:
-        return bytes((0x94, _REQUEST, request_id))
+        return _REQUEST_HEADS[request_id]
     return b"\x94\x00\xce" + request_id.to_bytes(4, "big")
+
+
+_RESULT_HEADS: Final = tuple(bytes((0x94, _RESPONSE, request_id, 0xC0)) for request_id in range(0x80))
+_unpack: Final = msgpack.unpackb
 
 
 def decode_result(data: bytes, request_id: int) -> Response | None:
@@ -145,10 +152,10 @@ def decode_result(data: bytes, request_id: int) -> Response | None:
 
     ``request_id`` is below 128. All other bytes are left to a :class:`Decoder`.
     """
-    if data[:4] != bytes((0x94, _RESPONSE, request_id, 0xC0)) or len(data) > _PIECE_BYTES:
+    if not data.startswith(_RESULT_HEADS[request_id]) or len(data) > _PIECE_BYTES:
         return None
     try:
-        return Response(request_id, None, msgpack.unpackb(data[4:]))
+        return tuple.__new__(Response, (request_id, None, _unpack(data[4:])))
     except (ValueError, TypeError, msgpack.exceptions.UnpackException):
         return None
 

@@ -41,8 +41,8 @@ class Answer(msgspec.Struct, frozen=True):
     objective: Objective = LATENCY
 
     def to_wire(self) -> dict[str, Any]:
-        """Return the protocol's map, with the age that the answer has now."""
-        return {
+        """Return the protocol's map, with the age that the answer has now, without what is as in ``LEFT_OUT``."""
+        answer: dict[str, Any] = {
             "kernel": self.kernel,
             "problem": dict(self.problem),
             "device": self.device,
@@ -52,14 +52,19 @@ class Answer(msgspec.Struct, frozen=True):
             "artifact": self.artifact,
             "age_s": None if self.decided is None else round(max(0.0, time() - self.decided), 3),
             "decided": self.decided,
-            "final": self.is_final,
-            "metrics": dict(self.metrics),
             "file": self.file,
-            "measured": None if self.measured is None else dict(self.measured),
-            "objective": self.objective,
             "message": self.message,
             "generation": self.generation,
         }
+        if self.is_final:
+            answer["final"] = True
+        if self.metrics:
+            answer["metrics"] = dict(self.metrics)
+        if self.measured is not None:
+            answer["measured"] = dict(self.measured)
+        if self.objective != LATENCY:
+            answer["objective"] = self.objective
+        return answer
 
     def to_pin(self) -> str:
         """Return the text that a pin holds: what stays true of the answer."""

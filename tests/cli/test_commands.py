@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from ktuned.cli.program import COMMANDS
+from ktuned_client.answers import LEFT_OUT
 from tests.cli.conftest import Ran, Run, Serve
 from tests.cli.fake_daemon import Refusal
 from tests.cli.samples import DEVICE, KERNEL, answer_map, job_map, status_map, trial_map
@@ -338,14 +339,15 @@ def test_lookup_of_an_unknown_kernel_exits_1(run: Run, serve: Serve) -> None:
     unknown = answer_map(status="unknown", config=None, device=None, latency_us=None, age_s=None)
     serve(lookup=unknown)
     ran = run("lookup", "gemm", "--json")
-    assert (ran.code, ran.values) == (1, [unknown])
+    assert (ran.code, ran.values) == (1, [unknown | LEFT_OUT])
     assert ran.err.startswith("ktuned: no kernel 'gemm' is known; ")
 
 
 @pytest.mark.parametrize(
     ("arguments", "answers", "expected"),
     [
-        (("lookup", "gemm"), {"lookup": answer_map()}, answer_map()),
+        (("lookup", "gemm"), {"lookup": answer_map()}, answer_map() | LEFT_OUT),
+        (("lookup", "gemm"), {"lookup": answer_map(final=True)}, answer_map() | LEFT_OUT | {"final": True}),
         (("status",), {"status": status_map()}, status_map()),
         (("backends",), {"backends": {"environments": status_map()["environments"]}}, status_map()["environments"]),
         (("jobs",), {"jobs": {"jobs": [job_map()]}}, [job_map()]),
@@ -359,7 +361,7 @@ def test_lookup_of_an_unknown_kernel_exits_1(run: Run, serve: Serve) -> None:
 def test_json_is_the_data_alone(
     run: Run, serve: Serve, arguments: tuple[str, ...], answers: dict[str, Any], expected: Any
 ) -> None:
-    """With ``--json`` stdout holds one line, the data as the daemon sent it."""
+    """With ``--json`` stdout holds one line, the data as the daemon sent it, and what it left out."""
     serve(**answers)
     ran = run(*arguments, "--json")
     assert (ran.code, ran.values, ran.err) == (0, [expected], "")

@@ -45,7 +45,7 @@ async def tuned(parts: Parts, **options: str) -> KernelInfo:
 
 
 async def test_answer_has_all_its_fields(parts: Parts) -> None:
-    """A fresh answer says what it is for, how fast it is and how old."""
+    """A fresh answer says what it is for, how fast it is and how old, and leaves out what is as for most."""
     await tuned(parts)
     answer = ask(parts)
     assert answer.pop("age_s") >= 0
@@ -60,11 +60,7 @@ async def test_answer_has_all_its_fields(parts: Parts) -> None:
         "latency_us": 5.0,
         "artifact": None,
         "message": "",
-        "final": False,
-        "metrics": {},
         "file": str(parts.catalog.resolve("it").file),
-        "measured": None,
-        "objective": "latency",
     }
 
 

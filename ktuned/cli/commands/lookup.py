@@ -14,6 +14,7 @@ from ktuned.cli.limits import limits, share_of
 from ktuned.cli.options import device_option, given, json_option, objective_option, problem_option
 from ktuned.model import LATENCY, Status, sentence
 from ktuned_client import Client
+from ktuned_client.answers import LEFT_OUT
 
 
 @click.command()
@@ -46,7 +47,7 @@ def lookup(
         # Few kernels have metrics: the others' lookups ask for nothing more.
         share = share_of(metrics, limits(client), answer["device"]) if metrics else ""
     if as_json:
-        output.emit_json(answer)
+        output.emit_json({**answer, **LEFT_OUT, **answer})
     elif answer["status"] != Status.UNKNOWN:
         output.emit(text.flat(answer["config"]))
         objective = answer.get("objective") or LATENCY
