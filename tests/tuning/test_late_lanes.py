@@ -13,12 +13,15 @@ from tests.assembled import Parts, kernel_text
 
 pytestmark = pytest.mark.anyio
 
-CONFIGS = "[dict(us=50.0, gate='first'), dict(us=60.0, gate=''), dict(us=70.0, gate='')]"
+DEFAULT = "dict(us=50.0, does='work', gate='first')"
+CONFIGS = f"[{DEFAULT}] + [dict(us=us, does='gate_compile', gate='rest') for us in (60.0, 70.0)]"
+"""The default is measured first: with one that came before it, the only lane would know how little the rest takes, and
+have it in the default's batch."""
 
 
 async def test_a_device_that_comes_measures_the_rest(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the only lane is held up, the other configs of the running job are measured on the one that has come."""
-    kernel = await parts.inspect(kernel_text(configs=CONFIGS, default="dict(us=50.0, gate='first')"))
+    kernel = await parts.inspect(kernel_text(configs=CONFIGS, default=DEFAULT))
     async with parts.working():
         await parts.requests.tune(kernel, Wish())
         await parts.reached("first")
@@ -32,6 +35,7 @@ async def test_a_device_that_comes_measures_the_rest(parts: Parts, monkeypatch: 
 
         monkeypatch.setattr(parts.machine, "aim", aim)
         parts.jobs.join_nodes()
+        parts.open_gate("rest")
         await parts.told.until(lambda: len(parts.told.of("trial_done")) == 2)
         assert {event["trial"]["config"]["us"] for event in parts.told.of("trial_done")} == {60.0, 70.0}
         parts.open_gate("first")
@@ -42,7 +46,7 @@ async def test_a_device_that_comes_measures_the_rest(parts: Parts, monkeypatch: 
 
 async def test_after_its_end_a_job_takes_no_lane(parts: Parts) -> None:
     """Nodes that come when nothing runs change nothing."""
-    kernel = await parts.inspect(kernel_text(configs=CONFIGS.replace("first", "")))
+    kernel = await parts.inspect(kernel_text())
     async with parts.working():
         await parts.requests.tune(kernel, Wish())
         await parts.told.ended()
