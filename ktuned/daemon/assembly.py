@@ -82,6 +82,7 @@ from ktuned.serve import (
     RootMethods,
     Server,
     StatusReport,
+    Subscriptions,
     TeamMethods,
     Traffic,
     TrialCount,
@@ -479,8 +480,10 @@ def assemble(
         served=lookups.served,
         publish=router.publish,
     )
+    subscriptions = Subscriptions(events, jobs)
     table = {
         **methods.table(),
+        **subscriptions.table(),
         **Control(catalog=catalog, machine=machine, jobs=jobs).table(),
         **exchange.table(),
         **Checks(
@@ -535,7 +538,7 @@ def assemble(
         reverification=reverification,
         root_expiry=root_expiry,
         router=router,
-        server=Server(table, shortcuts=caches.shortcuts, traffic=traffic),
+        server=Server(table, shortcuts=caches.shortcuts, traffic=traffic, subscribers=subscriptions),
         stopping=stopping,
         store=store,
         team_exchange=team_exchange,

@@ -16,6 +16,7 @@ from ktuned.serve.peaks import DevicePeaks
 from ktuned.serve.roots import RootMethods
 from ktuned.serve.server import Server
 from ktuned.serve.status import StatusReport
+from ktuned.serve.subscriptions import Subscriptions
 from ktuned.serve.team import TeamMethods
 from ktuned.serve.traffic import Traffic
 
@@ -36,6 +37,7 @@ __all__ = [
     "RootMethods",
     "Server",
     "StatusReport",
+    "Subscriptions",
     "TeamMethods",
     "Traffic",
     "TrialCount",

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable
 from typing import Protocol, cast
 
 from ktuned.lookup import Shortcuts
@@ -30,6 +29,12 @@ class Host(Protocol):
     def release(self, connection: Connection) -> None:
         """Count a connection out that is closed and waits for nothing."""
 
+    def resume(self, connection: Connection) -> None:
+        """Send a connection that takes bytes again the events that it has missed."""
+
+    def unsubscribe(self, connection: Connection) -> None:
+        """Send a connection that is gone no more events."""
+
     def settled(self) -> None:
         """Note that a waiting method has ended."""
 
@@ -49,9 +54,6 @@ class Connection(asyncio.BufferedProtocol):
     # A plain protocol has 256 KiB allocated for each read, which costs more than everything else that a lookup needs.
 
     def __init__(self, server: Host) -> None:
-        self.on_writable: Callable[[], None] | None = None
-        self.on_closed: Callable[[], None] | None = None
-        self._farewell: Callable[[], None] | None = None
         self.pending = 0
         self._server = server
         self._decoder = wire.Decoder(server.limits.request_bytes, server.limits.request_items)
@@ -78,10 +80,6 @@ class Connection(asyncio.BufferedProtocol):
         """Close at once."""
         if self._transport is not None:
             self._transport.abort()
-
-    def when_closed(self, farewell: Callable[[], None]) -> None:
-        """Have something called once, when the peer is gone; in place of what was to be called before."""
-        self._farewell = farewell
 
     def finished(self) -> None:
         """Note that one of the waiting methods has ended."""
@@ -151,10 +149,7 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._transport = None
         self._unhandled.clear()
-        if self.on_closed is not None:
-            self.on_closed()
-        if self._farewell is not None:
-            self._farewell()
+        self._server.unsubscribe(self)
         if not self.pending:
             self._server.release(self)
 
@@ -174,8 +169,8 @@ class Connection(asyncio.BufferedProtocol):
                 self.send(response)
                 if self._server.shortcuts is not None and data is not None and type(message) is wire.Request:
                     self._server.shortcuts.keep(data, response)
-        if self.on_writable is not None and self.is_writable:
-            self.on_writable()
+        if self.is_writable:
+            self._server.resume(self)
 
     def _refuse(self, what: str, why: str) -> None:
         self._unhandled.clear()

@@ -9,7 +9,7 @@ from now. So a slow subscriber loses its place, and never costs memory or delays
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, Final, NamedTuple, Protocol
 
 import msgspec
@@ -28,14 +28,11 @@ _BATCH_BYTES: Final = 64 * 1024
 
 
 class Sink(Protocol):
-    """Destination of a subscriber's events. The sink calls the hooks; its queue is bounded.
+    """Destination of a subscriber's events, whose queue is bounded.
 
-    ``on_writable`` is called whenever the sink takes bytes again (and may be called at any other time),
-    ``on_closed`` once, when it never will.
+    Its owner calls :meth:`Events.resume` whenever it takes bytes again, and :meth:`Events.unsubscribe` once it
+    never will.
     """
-
-    on_writable: Callable[[], None] | None
-    on_closed: Callable[[], None] | None
 
     @property
     def is_writable(self) -> bool:
@@ -111,14 +108,14 @@ class Events:
     ) -> dict[str, int]:
         """Give a sink the events that pass every filter, and return where the stream stands.
 
-        ``since`` is an (epoch, seq): what followed it is given too, at the sink's next ``on_writable``. A sink has
-        one subscription; a second one takes the first one's place.
+        ``since`` is an (epoch, seq): what followed it is given too, at the next :meth:`resume`. A sink has one
+        subscription; a second one takes the first one's place.
 
         Raises:
             UsageError: an argument is not of its shape.
         """
         place, is_lost = self._place(since)
-        subscription = _Subscription(
+        self._subscriptions[id(sink)] = _Subscription(
             sink,
             _chosen(kernels, str, "kernels"),
             _chosen(jobs, int, "jobs"),
@@ -126,15 +123,17 @@ class Events:
             place,
             is_lost,
         )
-        self._subscriptions[id(sink)] = subscription
-        sink.on_writable = lambda: self._pump(subscription)
-        sink.on_closed = lambda: self.unsubscribe(sink)
         return {"epoch": self.epoch, "seq": self.seq}
 
-    def unsubscribe(self, sink: Sink) -> None:
-        """Give a sink no more events; one that had none stays as it is."""
-        if self._subscriptions.pop(id(sink), None) is not None:
-            sink.on_writable = sink.on_closed = None
+    def resume(self, sink: Sink) -> None:
+        """Give a sink what it has not had; one that does not subscribe gets nothing."""
+        subscription = self._subscriptions.get(id(sink))
+        if subscription is not None:
+            self._pump(subscription)
+
+    def unsubscribe(self, sink: Sink) -> bool:
+        """Give a sink no more events; return whether it had any to get."""
+        return self._subscriptions.pop(id(sink), None) is not None
 
     def statistics(self) -> dict[str, int]:
         """Return how full the ring is, how many subscribe, and how many of them lag."""

@@ -42,7 +42,6 @@ from ktuned.serve.params import (
     LookupParams,
     NoParams,
     ResultsParams,
-    SubscribeParams,
     TuneParams,
     UnpinParams,
 )
@@ -110,8 +109,6 @@ class Methods:
             "pins": Method(NoParams, self.pins),
             "unpin": Method(UnpinParams, self.unpin),
             "forget": Method(ForgetParams, self.forget),
-            "subscribe": Method(SubscribeParams, self.subscribe),
-            "unsubscribe": Method(NoParams, self.unsubscribe),
             "backends": Method(NoParams, self.backends),
             "status": Method(NoParams, self.status),
             "shutdown": Method(NoParams, self.shutdown),
@@ -385,23 +382,6 @@ class Methods:
         self._jobs.forget_failures(name)
         self._lookups.results_changed(name)
         return {"kernel": name, "trials": forgotten}
-
-    def subscribe(self, wanted: SubscribeParams, connection: Connection) -> dict[str, Any]:
-        """Send events to this connection; one that names jobs waits for them, until it unsubscribes or closes."""
-        self._jobs.leave(connection)
-        if wanted.jobs is not None:
-            self._jobs.attend(connection, wanted.jobs)
-            connection.when_closed(lambda: self._jobs.leave(connection))
-        place: dict[str, Any] = self._events.subscribe(
-            connection, since=wanted.since, kernels=wanted.kernels, jobs=wanted.jobs, types=wanted.types
-        )
-        return place
-
-    def unsubscribe(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
-        """Have no more events sent to this connection."""
-        self._events.unsubscribe(connection)
-        self._jobs.leave(connection)
-        return {}
 
     async def backends(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
         """Say what every environment's backends are and can do, asking those that have not been asked yet."""

@@ -11,7 +11,7 @@ import socket
 import sys
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, Final
+from typing import Any, Final, Protocol
 
 import anyio
 import anyio.abc
@@ -46,10 +46,20 @@ _KEEP_THE_FILE: Final[dict[str, Any]] = {"cleanup_socket": False} if sys.version
 log = structlog.get_logger()
 
 
+class Subscribers(Protocol):
+    """The connections that are sent events."""
+
+    def resume(self, connection: Connection, /) -> None:
+        """Send one that takes bytes again what it has missed; nothing to one that does not subscribe."""
+
+    def unsubscribe(self, connection: Connection, /) -> object:
+        """Send one that is gone no more events."""
+
+
 class Server:
     """Answers requests on a listening Unix socket with ``methods``; ``shortcuts`` hold recent answers.
 
-    ``traffic`` counts what it does.
+    ``traffic`` counts what it does; ``subscribers`` learn which connections take bytes again, or are gone.
     """
 
     def __init__(
@@ -59,10 +69,12 @@ class Server:
         *,
         shortcuts: Shortcuts | None = None,
         traffic: Traffic | None = None,
+        subscribers: Subscribers | None = None,
     ) -> None:
         self.limits = limits or Limits()
         self.shortcuts = shortcuts
         self._traffic = traffic or Traffic(shortcuts)
+        self._subscribers = subscribers
         self._methods = {name: (method, inspect.iscoroutinefunction(method.answer)) for name, method in methods.items()}
         self._connections = self._traffic.connections
         self._tasks: anyio.abc.TaskGroup | None = None
@@ -132,6 +144,16 @@ class Server:
         self._connections.discard(connection)
         if not self._connections:
             self._is_empty.set()
+
+    def resume(self, connection: Connection) -> None:
+        """Send a connection that takes bytes again the events that it has missed."""
+        if self._subscribers is not None:
+            self._subscribers.resume(connection)
+
+    def unsubscribe(self, connection: Connection) -> None:
+        """Send a connection that is gone no more events."""
+        if self._subscribers is not None:
+            self._subscribers.unsubscribe(connection)
 
     def settled(self) -> None:
         """Note that a waiting method has ended."""

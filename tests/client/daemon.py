@@ -59,7 +59,9 @@ class Daemon:
             "publish": self.publish,
             "subscribe": self.subscribe,
         }
-        self.server = Server({name: Method(dict[str, Any], answer) for name, answer in methods.items()})
+        self.server = Server(
+            {name: Method(dict[str, Any], answer) for name, answer in methods.items()}, subscribers=self.events
+        )
 
     def hello(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
         return {"protocol": self.protocol, "build": "9.9", "generations": self.generations.path}

@@ -69,14 +69,7 @@ class Peer:
     is_writable = True
 
     def __init__(self) -> None:
-        self.on_writable: Any = None
-        self.on_closed: Any = None
         self.sent = 0
-        self.farewell: Any = None
-
-    def when_closed(self, farewell: Any) -> None:
-        """Note what is to be done when it goes."""
-        self.farewell = farewell
 
     def send(self, data: bytes) -> None:
         """Count what comes."""
@@ -424,11 +417,11 @@ async def test_who_subscribes_to_a_job_waits_for_it(desk: Desk, parts: Parts) ->
     for leave in (
         lambda: desk.call("unsubscribe"),
         lambda: desk.call("subscribe", types=["winner"]),
-        None,
+        lambda: parts.daemon.server.unsubscribe(desk.peer),  # type: ignore[arg-type]
     ):
         await desk.call("subscribe", jobs=[job["id"]])
         assert await standing() == (400, 1)
-        left = (leave or desk.peer.farewell)()
+        left = leave()
         if inspect.isawaitable(left):
             await left
         assert await standing() == (350, 0)

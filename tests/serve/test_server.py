@@ -89,7 +89,9 @@ class Running:
             "hold_and_boom": self.hold_and_boom,
             "subscribe": self.subscribe,
         }
-        self.server = Server({name: Method(dict[str, Any], answer) for name, answer in methods.items()}, LIMITS)
+        self.server = Server(
+            {name: Method(dict[str, Any], answer) for name, answer in methods.items()}, LIMITS, subscribers=self.events
+        )
         self.peers: list[Peer] = []
 
     def peer(self) -> Peer:

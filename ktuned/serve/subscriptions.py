@@ -1,0 +1,49 @@
+"""The methods ``subscribe`` and ``unsubscribe``: connections that are sent events, and wait for jobs by it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ktuned.scheduling import Jobs
+from ktuned.serve.connection import Connection
+from ktuned.serve.events import Events
+from ktuned.serve.method import Method
+from ktuned.serve.params import NoParams, SubscribeParams
+
+
+class Subscriptions:
+    """Connections that are sent events; one that names jobs waits for them as long as it subscribes."""
+
+    def __init__(self, events: Events, jobs: Jobs) -> None:
+        self._events = events
+        self._jobs = jobs
+
+    def table(self) -> dict[str, Method[Any]]:
+        """Return the methods by their names on the wire."""
+        return {
+            "subscribe": Method(SubscribeParams, self._subscribe),
+            "unsubscribe": Method(NoParams, self._unsubscribe),
+        }
+
+    def resume(self, connection: Connection) -> None:
+        """Send a connection that takes bytes again what it has missed."""
+        self._events.resume(connection)
+
+    def unsubscribe(self, connection: Connection) -> None:
+        """Send a connection no more events: it is closed, or does not want them."""
+        if self._events.unsubscribe(connection):
+            self._jobs.leave(connection)
+
+    def _subscribe(self, wanted: SubscribeParams, connection: Connection) -> dict[str, Any]:
+        """Send events to this connection, in place of those that it subscribed to before."""
+        place = self._events.subscribe(
+            connection, since=wanted.since, kernels=wanted.kernels, jobs=wanted.jobs, types=wanted.types
+        )
+        self._jobs.leave(connection)
+        if wanted.jobs is not None:
+            self._jobs.attend(connection, wanted.jobs)
+        return {**place}
+
+    def _unsubscribe(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+        self.unsubscribe(connection)
+        return {}
