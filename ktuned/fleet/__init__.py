@@ -21,6 +21,7 @@ from ktuned.fleet.health import Health
 from ktuned.fleet.lanes import EARLY_CORES, Bench, CannotOpen, Lane, LaneSick
 from ktuned.fleet.local_executor import LocalExecutor
 from ktuned.fleet.node_link import NodeLink
+from ktuned.fleet.pace import Pace
 from ktuned.fleet.pool import Fleet
 from ktuned.fleet.priority_semaphore import Turns, aged
 from ktuned.fleet.process import StartProcess
@@ -58,6 +59,7 @@ __all__ = [
     "NodeLink",
     "NodeLost",
     "Output",
+    "Pace",
     "QuietGate",
     "RemoteExecutor",
     "RequestFailed",

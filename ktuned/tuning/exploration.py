@@ -25,8 +25,15 @@ class SearchSummary(msgspec.Struct):
     notice: str = ""
     size: int | None = None
     size_is_estimate: bool = False
+    prior_fault: str = ""
     converged: bool = False
     best_after: list[tuple[int, float]] = msgspec.field(default_factory=list)
+
+    def open(self, found: replies.Explored) -> None:
+        """Take note of the space and the strategy as a worker has opened them."""
+        self.strategy, self.notice = found.strategy, found.notice
+        self.size, self.size_is_estimate = found.size, found.is_estimate
+        self.prior_fault = found.prior_fault
 
     def note(self, done: int, best: float | None) -> None:
         """Take note of the best figure after some trials."""

@@ -1,0 +1,298 @@
+"""Outcomes of a job's configs: committed, counted and published; and the winner that follows from them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from time import time
+
+import anyio
+import structlog
+
+from ktuned.catalog import completed
+from ktuned.fleet import Pace
+from ktuned.ipc import requests
+from ktuned.model import (
+    LATENCY,
+    RETRIED_BY_NEXT_JOB,
+    Config,
+    Event,
+    JobState,
+    Outcome,
+    StoreError,
+    Trial,
+    TrialResult,
+    Winner,
+    as_notice,
+    canonical,
+    stand_ins,
+)
+from ktuned.store import Store
+from ktuned.tuning.attempt import Attempt
+from ktuned.tuning.dissent import Dissent
+from ktuned.tuning.exploration import SearchSummary
+from ktuned.tuning.findings import Findings
+from ktuned.tuning.job_events import Publish, publish_trial, publish_winner
+from ktuned.tuning.opening import Opening, served_configs
+from ktuned.tuning.prior_results import restore
+from ktuned.tuning.progress import Progress
+from ktuned.tuning.shared_lead import SharedLead
+from ktuned.tuning.trial_detail import TrialDetail, completed_result, doubt
+from ktuned.tuning.work import Work
+
+_log = structlog.get_logger()
+
+_STOP_S = 5.0
+
+
+class Outcomes:
+    """The outcomes of one job's configs so far.
+
+    ``under_way`` are its attempts without an outcome, by trial; ``opening`` and ``lead`` what it begins with.
+    """
+
+    def __init__(self, work: Work, *, store: Store, publish: Publish, pace: Pace) -> None:
+        self.progress = Progress(budget_s=work.job.plan.seconds, objective=work.objective)
+        self.summary = SearchSummary(work.objective)
+        self.under_way: dict[int, Attempt] = {}
+        self.opening = Opening(())
+        self.lead = SharedLead(objective=work.objective)
+        self._work = work
+        self._store = store
+        self._publish = publish
+        self._pace = pace
+        self._findings = Findings()
+        self._dissent = Dissent(work.kernel.default)
+        self._first_failure = ""
+        self._first_unjudged = ""
+        self._has_winner = False
+        self._tried: list[requests.Tried] = []
+        self._changed = anyio.Event()
+
+    @property
+    def verdict(self) -> tuple[JobState, str]:
+        """The final state of a job that ran to its end, and its message."""
+        if self.progress.best_cost is None:
+            if self._first_unjudged:
+                return JobState.FAILED, f"no config has a figure by {self._work.objective}; {self._first_unjudged}"
+            lost = f"; {self.progress.lost}" if self.progress.lost else self._first_failure
+            return JobState.FAILED, f"no config could be measured{lost}"
+        if (unknown := self.opening.waits_for) is not None:
+            words = ", ".join(f"{name}={value}" for name, value in unknown.items())
+            return JobState.FAILED, f"lookups go on with {words}, which could not be measured here: tune again"
+        words = self.lead.words() if self.lead.ends_job else self.summary.words(self.progress.done, self.progress.best)
+        shared = "" if self.lead.ends_job else self.lead.words()
+        lines = filter(None, (shared, self.summary.prior_fault, self._dissent.line(), *self._findings.lines()))
+        return JobState.DONE, "\n".join(filter(None, (words, *map(as_notice, lines))))
+
+    @property
+    def is_default_doubtful(self) -> bool:
+        """True where the outputs of the default prove nothing."""
+        return self._dissent.is_default_doubtful
+
+    async def begin(self) -> None:
+        """Make the best known config the winner where that is certain to be no worse than what is served now."""
+        self.opening = await self._opened()
+        await self._elect(decided_only=not self.opening.is_over)
+        self.lead = await self._shared_lead()
+
+    def stands(self, known: Trial) -> bool:
+        """Return whether a known outcome says enough about its config, and is not to be found out again."""
+        if known.outcome is None or self._work.job.plan.again or self._work.lacks_figure(known):
+            return False
+        if known.outcome is Outcome.COMPILE_TIMEOUT:
+            after_s = TrialDetail.from_json(known.detail).after_s
+            return self._work.deadlines["compile"] <= (after_s or 0.0)
+        return known.outcome not in RETRIED_BY_NEXT_JOB
+
+    def note_known(self, known: Trial) -> None:
+        """Count a config whose outcome stands, and needs neither compiler nor lane."""
+        self.progress.reused += 1
+        self._findings.note(known.config, known.detail)
+        self._note_outcome(known)
+
+    def take_tried(self) -> list[requests.Tried]:
+        """Return what was tried since this was asked last."""
+        tried, self._tried = self._tried, []
+        self._changed = anyio.Event()
+        return tried
+
+    async def changed(self) -> None:
+        """Wait until something was tried since :meth:`take_tried`."""
+        await self._changed.wait()
+
+    async def next_change(self) -> None:
+        """Wait until something more is tried."""
+        self._changed = anyio.Event()
+        await self._changed.wait()
+
+    async def record(self, results: Sequence[tuple[Attempt, TrialResult]]) -> None:
+        """Commit outcomes together, then publish them; one by one as long as each may end the opening."""
+        while results and not self.opening.is_over:
+            await self._record_together(results[:1])
+            results = results[1:]
+        if results:
+            await self._record_together(results)
+
+    async def _record_together(self, results: Sequence[tuple[Attempt, TrialResult]]) -> None:
+        is_opening = not self.opening.is_over
+        kept = [
+            (attempt, result if attempt.known is None else completed_result(attempt.known, result))
+            for attempt, result in results
+        ]
+        with anyio.CancelScope(shield=True):
+            winner = await self._store.finish_trials(
+                [(attempt.trial, result) for attempt, result in kept],
+                objective=self._work.objective,
+                is_opening=is_opening,
+            )
+        # Many wait for one commit, and all go on when it is over.
+        await self._pace.step()
+        is_over_now = False
+        for attempt, result in results:
+            del self.under_way[attempt.trial]
+            self.progress.spend("compile_s", result.compile_s)
+            self.progress.spend("open_s", attempt.open_s)
+            self.progress.spend("lane_s", result.lane_s)
+            if result.outcome in (Outcome.HUNG, Outcome.CRASHED):
+                _log.warning(f"trial_{result.outcome}", trial=attempt.trial, config=dict(attempt.config))
+            is_over_now |= self.opening.end(attempt.config, result.outcome)
+        has_measured = any(result.outcome is Outcome.MEASURED for _, result in kept)
+        if winner is not None:
+            await self._announce(winner)
+        elif is_over_now or (not is_opening and not self._has_winner and has_measured):
+            await self._elect()
+        for attempt, result in kept:
+            self._findings.note(attempt.config, result.detail)
+            self._note_outcome(self._trial(attempt, result))
+
+    async def acquit(self) -> None:
+        """Take mismatches back where the default's outputs prove nothing, and let the fastest config win."""
+        acquitted = self._dissent.acquitted()
+        for trial, result in acquitted:
+            await self._store.finish_trial(trial.id, result, objective=self._work.objective)
+            self.progress.acquit(result)
+            published = replace(trial, outcome=result.outcome, detail=result.detail)
+            publish_trial(self._publish, self._work, self.progress, published)
+        if acquitted and self.opening.is_over:
+            await self._elect()
+
+    def _trial(self, attempt: Attempt, result: TrialResult) -> Trial:
+        """Return a trial as it was just recorded."""
+        work = self._work
+        return Trial(
+            id=attempt.trial,
+            job=work.job.id,
+            kernel=work.job.kernel,
+            problem=work.specialized,
+            device=work.context.device,
+            config=attempt.config,
+            outcome=result.outcome,
+            latency_us=result.latency_us,
+            spread_us=result.spread_us,
+            compile_s=result.compile_s,
+            lane_s=result.lane_s,
+            message=result.message,
+            artifact=result.artifact,
+            digest=work.context.digest,
+            updated=time(),
+            detail=result.detail,
+        )
+
+    def _note_outcome(self, trial: Trial) -> None:
+        """Count a trial that has ended, keep it for the strategy, and publish it."""
+        assert trial.outcome is not None
+        config, outcome = trial.config, trial.outcome
+        if outcome is not Outcome.MEASURED and trial.message and not self._first_failure:
+            self._first_failure = f"; {outcome}: {trial.message.splitlines()[0]}"
+        if outcome is Outcome.MEASURED and self._work.cost(trial) is None and not self._first_unjudged:
+            figure = trial.figure(self._work.objective)
+            why = f"its figure is {figure:.4g}" if figure is not None else "its figure is not finite"
+            self._first_unjudged = trial.message.partition("\n")[0] or f"{why}, and must be finite and above 0"
+        is_default = config == self._work.kernel.default
+        self.progress.count(trial, is_default=is_default)
+        self._dissent.note(trial)
+        self.lead.note(trial)
+        self.summary.note(self.progress.done, self.progress.best)
+        known = doubt(trial.detail, trial.latency_us, by_energy=self._work.needs_energy)
+        # One that was given up has a latency, and no figure by another objective.
+        cost = trial.latency_us if self._work.objective == LATENCY else self._work.cost(trial)
+        self._tried.append(requests.Tried(config, outcome, cost, known))
+        self._changed.set()
+        publish_trial(self._publish, self._work, self.progress, trial)
+
+    def pass_over(self) -> None:
+        """Wait no more for served configs that should have come first and did not: the walked space lacks them."""
+        while (config := self.opening.waits_for) is not None:
+            if self._store.known_trial(self._work.context, config) is not None:
+                return
+            self.opening.end(config, Outcome.UNSUPPORTED)
+
+    async def abandon_rest(self) -> None:
+        """Record the trials under way as stopped, which says nothing about their configs."""
+        if not self.under_way:
+            return
+        with anyio.CancelScope(shield=True), anyio.move_on_after(_STOP_S):
+            # One that has its outcome could not be recorded with it: the next job tries it again.
+            stopped = [attempt for attempt in self.under_way.values() if attempt.life.outcome is None]
+            self.under_way.clear()
+            try:
+                for attempt in stopped:
+                    result = attempt.result(Event.CANCELLED, "stopped before it had an outcome")
+                    if attempt.known is None:
+                        await self._store.finish_trial(attempt.trial, result)
+            except StoreError as error:
+                _log.warning("trials_not_recorded", job=self._work.job.id, reason=error.message)
+
+    async def _opened(self) -> Opening:
+        """Return the configs that lookups are answered with now, unless a winner of this context is."""
+        work = self._work
+        kernel, winners = work.kernel, work.served()
+        # It may be that of another checkout: a job here is to have a winner of its own that is no worse.
+        incumbent = next((winner for winner in winners if winner.key == work.key), None)
+        own = self._store.winner(work.key)
+        near = [completed(kernel, winner.config) for winner in stand_ins(work.key, work.specialized, winners)]
+        before = None if incumbent is None else completed(kernel, incumbent.config)
+        asked = [config for config in (before, *near, kernel.default) if config is not None]
+        verdicts = dict(zip(map(canonical, asked), await work.admitted(asked), strict=True))
+        if own is not None and own.context == work.context and await work.admitted([own.config]) == [True]:
+            self._has_winner = True
+            return Opening(())
+        served = served_configs(before, near, kernel.default, lambda config: verdicts[canonical(config)])
+        return Opening(served, self._known_outcome)
+
+    async def _shared_lead(self) -> SharedLead:
+        """Return what the job begins with if others share a winner of its context."""
+        work, plan = self._work, self._work.job.plan
+        if work.team is None or plan.no_team or plan.configs or plan.again:
+            return SharedLead(objective=work.objective)
+        candidate = await work.team.best(work.kernel, work.context, work.objective)
+        served = [*self.opening.served, *([] if work.kernel.default is None else [work.kernel.default])]
+        # A job for a context that has a winner is to find a better one.
+        return SharedLead(candidate, served, objective=work.objective, is_decisive=not self._has_winner)
+
+    def _known_outcome(self, config: Config) -> Outcome | None:
+        known = self._store.known_trial(self._work.context, config)
+        return known.outcome if known is not None and self.stands(known) else None
+
+    async def _elect(self, *, decided_only: bool = False) -> None:
+        """Make the best known config of this context the winner, unless an admitted one is."""
+        work = self._work
+        winner = await restore(
+            self._store,
+            work.admission,
+            work.kernel,
+            work.problem,
+            work.context,
+            work.objective,
+            work.preset.finalists,
+            decided_only=decided_only,
+        )
+        if winner is not None:
+            await self._announce(winner)
+
+    async def _announce(self, winner: Winner) -> None:
+        """Keep a new winner's config as admitted, and publish it."""
+        self._has_winner = True
+        await self._work.admission.keep(self._work.kernel, self._work.problem, winner.config)
+        publish_winner(self._publish, self._work.kernel, winner, self._work.job.id)
