@@ -1,4 +1,4 @@
-"""News as lines of text. No IO."""
+"""Jobs, their news and the errors of kernel files as lines of text. No IO."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def _title(kernel: str, problem: Problem, device: str, objective: Objective) -> 
     return named if objective == LATENCY else f"{named} by {objective}"
 
 
-def doubts(job: JobView) -> list[str]:
-    """Return a warning if figures of a tuned job that speed-ups are given against are hardly known."""
+def doubt_lines(job: JobView) -> list[str]:
+    """Return the line that warns where the speed-up of a tuned job is hardly known; none otherwise."""
     if not job.has_winner:
         return []
     found = []

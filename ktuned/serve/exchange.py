@@ -83,7 +83,7 @@ class WinnerExchange:
         """
         name = None if wanted.kernel is None else self._full_name(wanted.kernel, wanted.directory)
         if name is None or wanted.device is None:
-            found = await anyio.to_thread.run_sync(exchange.list_shared, self._store.path)
+            found = await anyio.to_thread.run_sync(exchange.exports, self._store.path)
             return {
                 "shared": [
                     {"kernel": kernel, "device": device, "winners": count}
@@ -91,7 +91,7 @@ class WinnerExchange:
                     if name in (None, kernel) and wanted.device in (None, device)
                 ]
             }
-        winners = await anyio.to_thread.run_sync(exchange.read_shared, self._store.path, name, wanted.device)
+        winners = await anyio.to_thread.run_sync(exchange.winners_to_export, self._store.path, name, wanted.device)
         winners = self._as_served(name, wanted.device, winners)
         if not winners:
             raise NotFound(f"{name} has no winner on {wanted.device!r}", hint="`ktuned results` lists what it has")

@@ -14,7 +14,7 @@ from ktuned.spec.loader import forget_modules, kernel_module, load_file, load_un
 from ktuned.spec.observer import OBSERVER, FreshProcessNeeded
 from ktuned.spec.origin import installed_in, is_ours
 from ktuned.spec.poisons import as_bits, is_distinct, is_same, poison, poison_bits, unwritten
-from ktuned.spec.python_source import Syntax, free_names
+from ktuned.spec.python_syntax import Syntax, free_names
 from ktuned.spec.raised import causes, place
 from ktuned.spec.spaces import space
 from ktuned.spec.tensors import TensorSpec, layout, materialise, materialise_numpy, tensor

@@ -204,6 +204,7 @@ class Generated(BoundSpace):
         return any(found is not None and canonical(found) == wanted for _, found in walked)
 
     def _yielded(self) -> Iterator[Config]:
+        """Yield what the space's callable yields for the bound problem."""
         try:
             yield from self._function(self._p)
         except Exception as error:

@@ -19,8 +19,8 @@ from ktuned.model import (
     Plan,
     Problem,
 )
+from ktuned.spec.declaration_faults import UNSET, check_fault, fault_of, unknown_fault
 from ktuned.spec.declared_kernel import Inputs, Kernel, KernelFunction, Metric, Weighted, no_tensors
-from ktuned.spec.faults import UNSET, check_fault, fault_of, unknown_fault
 from ktuned.spec.origin import is_ours
 from ktuned.spec.spaces import Space
 from ktuned.spec.user_values import Site
@@ -122,7 +122,7 @@ def kernel(
     relative to the file; ``problems`` are one, a list or a callable; ``specialize`` names the problem keys that enter
     the key (all, if it is not given). ``trials`` and ``seconds`` end a job, ``early_stop`` gives up on configs
     that take that many times the best; a project's ``ktuned.toml`` has defaults of ``preset``, ``trials`` and
-    ``seconds``; ``deadlines`` are seconds by phase (:data:`~ktuned.spec.faults.DEADLINES`).
+    ``seconds``; ``deadlines`` are seconds by phase (:data:`~ktuned.spec.declaration_faults.DEADLINES`).
     ``depends`` names files by patterns relative to the kernel file, for what cannot be observed: data that native code
     or a child process reads.
     ``timing`` is how a GPU kernel is timed: ``events`` with cold caches, or ``graph`` replay for kernels of a few µs.

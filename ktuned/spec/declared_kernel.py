@@ -22,7 +22,7 @@ from ktuned.model import (
     canonical,
     listed,
 )
-from ktuned.spec.faults import MAX_PROBLEMS, problems_fault, weighted
+from ktuned.spec.declaration_faults import MAX_PROBLEMS, problems_fault, weighted
 from ktuned.spec.spaces import BoundSpace, Space
 from ktuned.spec.tensors import TensorSpec, layout
 from ktuned.spec.user_values import Site, Values, mapping_fault

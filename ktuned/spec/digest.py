@@ -25,7 +25,7 @@ from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.include_search import include_searches
 from ktuned.spec.observer import OBSERVER
 from ktuned.spec.python_reach import Reach
-from ktuned.spec.python_source import meaning, parse
+from ktuned.spec.python_syntax import meaning, parse
 
 DIGEST_VERSION = 2
 """Raised whenever the texts below change, because every digest then does."""

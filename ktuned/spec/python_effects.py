@@ -17,7 +17,7 @@ from types import FunctionType, ModuleType
 from typing import Any
 
 from ktuned.spec.origin import is_ours
-from ktuned.spec.python_source import FunctionNode, Source
+from ktuned.spec.python_syntax import FunctionNode, Source
 
 _UNKNOWN = object()
 
@@ -202,7 +202,7 @@ class Effects:
             return False
         inner = [item for item in node.body if isinstance(item, ast.FunctionDef)] if applied else []
         return self._all_pure(source, node.body, bound) and all(
-            self._body_is_pure(_closed(source, bound), item, False) for item in inner
+            self._body_is_pure(_without_locals(source, bound), item, False) for item in inner
         )
 
     def _constructs(self, kind: type) -> bool:
@@ -287,8 +287,8 @@ def _assigned(node: FunctionNode) -> frozenset[str]:
     return frozenset(stored) | frozenset(name for name in defined if name != getattr(node, "name", ""))
 
 
-def _closed(source: Source, bound: frozenset[str]) -> Source:
-    """Return a source in which the names of an enclosing function cannot be resolved."""
+def _without_locals(source: Source, bound: frozenset[str]) -> Source:
+    """Return a source in which the effects of an inner function are judged: the outer one's names are unknown."""
     namespace = {name: value for name, value in source.namespace.items() if name not in bound}
     return dataclasses.replace(source, namespace={**namespace, **dict.fromkeys(bound, _UNKNOWN)})
 

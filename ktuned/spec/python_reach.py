@@ -33,7 +33,7 @@ from ktuned.spec.loader import module_file
 from ktuned.spec.observer import OBSERVER
 from ktuned.spec.origin import installed_in, is_ours
 from ktuned.spec.python_effects import Effects
-from ktuned.spec.python_source import FunctionNode, Source, free_names, meaning, parse
+from ktuned.spec.python_syntax import FunctionNode, Source, free_names, meaning, parse
 
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _ABSENT = object()

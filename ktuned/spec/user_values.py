@@ -100,7 +100,7 @@ def one_line(error: BaseException | str) -> str:
 
 
 def key_fault(key: object) -> str:
-    """Return the error in the name of a knob or a problem key, or ``""``."""
+    """Return the error in a knob's or problem key's name as user code gave it, or ``""``."""
     if not isinstance(key, str) or not key.isidentifier() or key.startswith("_"):
         return f"{key!r} is not a name (a Python identifier without a leading underscore)"
     if hasattr(Mapping, key):
@@ -109,7 +109,7 @@ def key_fault(key: object) -> str:
 
 
 def scalar_fault(value: object) -> str:
-    """Return the error in the value of a knob or a problem key, or ``""``.
+    """Return the error in a knob's or problem key's value as user code gave it, or ``""``.
 
     Only exact ``bool``, ``int``, ``float`` and ``str`` travel unchanged through JSON and MessagePack.
     """
@@ -123,7 +123,7 @@ def scalar_fault(value: object) -> str:
 
 
 def mapping_fault(values: object, what: str) -> str:
-    """Return the error in one whole problem or config, or ``""``."""
+    """Return the error in a problem or config as user code gave it, or ``""``."""
     if not isinstance(values, Mapping):
         return f"{what} is of type {type(values).__name__}, not a dict"
     if not values:

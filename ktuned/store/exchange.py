@@ -94,16 +94,16 @@ def judge(offer: Offer, ours: Winner | None, today: Context | None) -> Verdict:
     return Verdict(False, "ours was decided later, and both are stale")
 
 
-def list_shared(path: Path) -> list[tuple[str, str, int]]:
-    """Return each kernel and device model that has winners, and how many, sorted; to be called in a thread."""
+def exports(path: Path) -> list[tuple[str, str, int]]:
+    """Return each kernel and device model that can be exported, and how many winners it has; to be called in a thread."""
     with _reader(path) as reader:
         return reader.rows(
             "SELECT kernel, device, count(*) FROM winners GROUP BY kernel, device ORDER BY kernel, device"
         )
 
 
-def read_shared(path: Path, kernel: str, device: str) -> list[Winner]:
-    """Return a kernel's winners on a device model, by problem and objective; to be called in a thread."""
+def winners_to_export(path: Path, kernel: str, device: str) -> list[Winner]:
+    """Return what an export of a kernel on a device model holds, by problem and objective; to be called in a thread."""
     order = "ORDER BY winners.problem, winners.objective"
     select = f"{rows.SELECT_WINNERS} WHERE winners.kernel = ? AND winners.device = ? {order}"
     with _reader(path) as reader:

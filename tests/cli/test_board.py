@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ktuned.cli.watch.board import Board, Row, catch_up, estimate, fold, keep, know
+from ktuned.cli.watch.board import Board, BoardRow, catch_up, estimate, fold, keep, know
 from ktuned.model.objective import LATENCY
 from ktuned.model.values import canonical
 from tests.cli.samples import DEVICE, KERNEL, PROBLEM, answer_map, job_map, state_event, trial_event, trial_map
@@ -27,7 +27,7 @@ def after(*events: Mapping[str, Any], board: Board | None = None) -> Board:
     return board
 
 
-def row(board: Board) -> Row:
+def row(board: Board) -> BoardRow:
     """Return the sample's row."""
     return board.rows[CASE]
 

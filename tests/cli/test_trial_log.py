@@ -1,13 +1,13 @@
 from __future__ import annotations
 
-from ktuned.cli.watch.board import Board, Row, fold
+from ktuned.cli.watch.board import Board, BoardRow, fold
 from ktuned.cli.watch.choice import Choice
 from ktuned.cli.watch.trial_log import TrialLog, followed, is_outdated, opened
 from ktuned.model import Objective, canonical
 from tests.cli.samples import DEVICE, KERNEL, PROBLEM, job_map, state_event, trial_event, trial_map
 
 
-def row(objective: str = "latency") -> Row:
+def row(objective: str = "latency") -> BoardRow:
     """Return the sample's row while its job runs."""
     board = fold(Board(), state_event("job_started", job_map(objective=objective)), 0.0)
     return board.rows[(KERNEL, canonical(PROBLEM), DEVICE, Objective(objective))]

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ktuned.cli.watch.layout import Cell, Column, Table, ends, facts, shortened, sparkline, verbatim, wrapped
+from ktuned.cli.watch.layout import Cell, Column, TableLayout, ends, facts, shortened, sparkline, verbatim, wrapped
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_sparklines(values: list[float], width: int, bars: str) -> None:
 def test_tables_fit(width: int) -> None:
     """Elastic columns get what they wish, or share the line; cells wrap, and figures stand at the right."""
     columns = [Column("kernel"), Column("now", 9, True), Column("state")]
-    table = Table(columns, [24, 33], width)
+    table = TableLayout(columns, [24, 33], width)
     cells = [Cell("gemm M=384 N=384 K=400"), Cell("9.750 µs"), Cell("tuning 12/96, 33 s left, 1 failed")]
     lines = [line.plain for line in [table.heading(), *table.row(cells)]]
     assert max(map(len, lines)) <= width

@@ -45,7 +45,7 @@ READS: dict[str, Callable[[Store], object]] = {
     "past": lambda store: store.past(CONTEXT, 3, 10),
     "winner": lambda store: store.winner(CONTEXT.key),
     "winners": Store.winners,
-    "shared": lambda store: exchange.read_shared(store.path, CONTEXT.kernel, CONTEXT.device),
+    "shared": lambda store: exchange.winners_to_export(store.path, CONTEXT.kernel, CONTEXT.device),
     "pinned": lambda store: store.pinned.find("run", "q"),
     "pins": lambda store: store.pinned.pins(),
     "captures": lambda store: store.captured.all(),

@@ -67,9 +67,9 @@ async def test_what_is_adopted_is_the_winner(tmp_path: Path) -> None:
         job = store.job(slow)
         assert job is not None
         assert (job.state, job.reason, dict(job.outcomes)) == (JobState.DONE, "imported", {"measured": 1})
-        assert exchange.list_shared(store.path) == [(CONTEXT.kernel, CONTEXT.device, 1)]
-        assert exchange.read_shared(store.path, CONTEXT.kernel, CONTEXT.device) == [seated]
-        assert exchange.read_shared(store.path, CONTEXT.kernel, "another") == []
+        assert exchange.exports(store.path) == [(CONTEXT.kernel, CONTEXT.device, 1)]
+        assert exchange.winners_to_export(store.path, CONTEXT.kernel, CONTEXT.device) == [seated]
+        assert exchange.winners_to_export(store.path, CONTEXT.kernel, "another") == []
 
 
 @pytest.mark.anyio

@@ -183,7 +183,7 @@ def _print_outcome(client: Client, view: View, over: Collection[int]) -> None:
     output.emit()
     output.table(columns, (_row(client, job, job.id in over) for job in view.jobs.values()), right=figures)
     for job in view.jobs.values():
-        for doubt in lines.doubts(job):
+        for doubt in lines.doubt_lines(job):
             output.emit(doubt)
     failures = [row for job in view.jobs.values() for row in _failures(job)]
     if failures:

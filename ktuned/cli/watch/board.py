@@ -20,7 +20,7 @@ SETTLED = ("default", "fresh", "stale")
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class BoardRow:
     """One kernel on one problem and device, by one objective; figures in its unit, times in Unix seconds.
 
     ``before`` is the winner's figure when the kernel was last saved, or when its job began; ``current`` the best one
@@ -52,7 +52,7 @@ class Row:
 
     @property
     def case(self) -> Case:
-        """This row's key."""
+        """The key of this row on the board."""
         return self.kernel, canonical(self.problem), self.device, self.objective
 
     @property
@@ -92,7 +92,7 @@ class Board:
     """
 
     view: View = field(default_factory=View)
-    rows: Mapping[Case, Row] = field(default_factory=dict)
+    rows: Mapping[Case, BoardRow] = field(default_factory=dict)
     errors: Mapping[str, FileError] = field(default_factory=dict)
     roots: tuple[str, ...] = ()
     sizes: Mapping[str, int] = field(default_factory=dict)
@@ -118,7 +118,7 @@ def know(board: Board, answers: Iterable[Mapping[str, Any]]) -> Board:
             continue
         # An earlier daemon knows of no other objective.
         objective = Objective(answer.get("objective") or LATENCY)
-        new = Row(answer["kernel"], answer["problem"], answer["device"] or "", objective=objective)
+        new = BoardRow(answer["kernel"], answer["problem"], answer["device"] or "", objective=objective)
         board, row = _adopt(board, new)
         figure = figure_of(objective, answer["latency_us"], answer.get("metrics") or {})
         if answer["status"] == "fresh":
@@ -182,7 +182,7 @@ def fold(board: Board, event: Event, now: float) -> Board:
     return board
 
 
-def _with(board: Board, row: Row) -> Board:
+def _with(board: Board, row: BoardRow) -> Board:
     return replace(board, rows={**board.rows, row.case: row})
 
 
@@ -211,7 +211,7 @@ def _take_job(board: Board, job: JobView, *, is_news: bool) -> Board:
     if job.is_compile_only:
         # It measures nothing: no figure of its own could be faster or stale.
         return board
-    board, row = _adopt(board, Row(job.kernel, job.problem, job.device, objective=job.objective))
+    board, row = _adopt(board, BoardRow(job.kernel, job.problem, job.device, objective=job.objective))
     if row.job is not None and job.id < row.job.id:
         # The row shows a newer job.
         return board
@@ -239,12 +239,12 @@ def _places(board: Board, kernel: str, problem: Problem) -> int:
     return len({row.device for row in board.rows.values() if row.device and row.case[:2] == alike})
 
 
-def on_many(board: Board, row: Row) -> bool:
+def on_many(board: Board, row: BoardRow) -> bool:
     """Return whether a row differs from another in its device alone."""
     return _places(board, row.kernel, row.problem) > 1
 
 
-def _adopt(board: Board, new: Row) -> tuple[Board, Row]:
+def _adopt(board: Board, new: BoardRow) -> tuple[Board, BoardRow]:
     """Return a case's row, and the board without the one that was there before its device was known."""
     if new.case in board.rows or not new.device:
         return board, board.rows.get(new.case, new)

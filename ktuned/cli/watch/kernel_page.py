@@ -8,8 +8,19 @@ from rich.cells import cell_len
 from rich.text import Text
 
 from ktuned.cli import text
-from ktuned.cli.watch.board import Row
-from ktuned.cli.watch.layout import GAP, MIN_WORD, Cell, Column, Table, ends, facts, paragraph, sparkline, verbatim
+from ktuned.cli.watch.board import BoardRow
+from ktuned.cli.watch.layout import (
+    GAP,
+    MIN_WORD,
+    Cell,
+    Column,
+    TableLayout,
+    ends,
+    facts,
+    paragraph,
+    sparkline,
+    verbatim,
+)
 from ktuned.cli.watch.list_page import STYLES, bottom, notices, state_of
 from ktuned.cli.watch.parts import Block, Parts, around
 from ktuned.cli.watch.state import Screen, label
@@ -67,7 +78,7 @@ def kernel_page(screen: Screen) -> Parts:
     )
 
 
-def _facts(row: Row, log: TrialLog, columns: int) -> list[Text]:
+def _facts(row: BoardRow, log: TrialLog, columns: int) -> list[Text]:
     job = row.job
     now = text.by_objective(row.objective, row.current)
     against = [] if row.gain is None else [f"{text.times(row.gain)} of {text.by_objective(row.objective, row.before)}"]
@@ -133,7 +144,9 @@ class _Layout:
         self._is_stacked = elastic < longest + _BESIDE * (max(map(cell_len, configs), default=0) > elastic)
         if not self._is_stacked:
             fixed.insert(1, Column("config"))
-        self._table = Table(fixed, [] if self._is_stacked else [max(map(cell_len, configs), default=0)], columns - 2)
+        self._table = TableLayout(
+            fixed, [] if self._is_stacked else [max(map(cell_len, configs), default=0)], columns - 2
+        )
 
     def heading(self) -> Text:
         """Return the line of titles."""
@@ -161,7 +174,7 @@ def _outcome(trial: Tried) -> str:
     return trial.outcome.replace("_", " ")
 
 
-def _message(row: Row, trial: Tried | None, columns: int) -> list[Text]:
+def _message(row: BoardRow, trial: Tried | None, columns: int) -> list[Text]:
     """Return the chosen config's message, or else that of the job."""
     if trial is not None and trial.message:
         said, style = trial.message, "red"

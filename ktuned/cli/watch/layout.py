@@ -137,7 +137,7 @@ class Cell:
     style: str = ""
 
 
-class Table:
+class TableLayout:
     """Widths of columns on a line; elastic ones share the rest of it, as much as their ``wishes`` have in common."""
 
     def __init__(self, columns: Sequence[Column], wishes: Sequence[int], width: int) -> None:
@@ -146,7 +146,7 @@ class Table:
         self._widths = _shared([column.width for column in columns], wishes, width - fixed)
 
     def heading(self) -> Text:
-        """Return the line of titles."""
+        """Return the line of titles, laid out as the rows are."""
         return self.row([Cell(column.title, "bold") for column in self._columns], limit=1)[0]
 
     def row(self, cells: Sequence[Cell], limit: int | None = None) -> list[Text]:

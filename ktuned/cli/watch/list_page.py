@@ -10,8 +10,8 @@ from rich.text import Text
 
 from ktuned.cli import lines, text
 from ktuned.cli.job_view import JobView
-from ktuned.cli.watch.board import Board, Row, on_many
-from ktuned.cli.watch.layout import GAP, MIN_WORD, Cell, Column, Table, ends, facts, paragraph
+from ktuned.cli.watch.board import Board, BoardRow, on_many
+from ktuned.cli.watch.layout import GAP, MIN_WORD, Cell, Column, TableLayout, ends, facts, paragraph
 from ktuned.cli.watch.load import summary, time_left
 from ktuned.cli.watch.parts import Block, Parts, around
 from ktuned.cli.watch.state import ROWS, Screen, label, waiting
@@ -116,7 +116,7 @@ def notices(board: Board, columns: int) -> list[Text]:
     return paragraph(said, columns, style="magenta", limit=2)
 
 
-def state_of(row: Row) -> str:
+def state_of(row: BoardRow) -> str:
     """Return a row's state in words: progress, time left, failed configs, the share of the device's limit."""
     failed = f", {row.failed} failed" if row.failed else ""
     match row.state, row.job:
@@ -133,7 +133,7 @@ def state_of(row: Row) -> str:
             return f"{state}{failed}"
 
 
-def changed(row: Row) -> Cell:
+def changed(row: BoardRow) -> Cell:
     """Return the change since the last save as a factor."""
     if row.gain is None:
         return Cell(text.ABSENT)
@@ -190,7 +190,7 @@ def _nothing(screen: Screen) -> list[Text]:
     return paragraph(said, screen.size.columns, style="dim")
 
 
-def _winner(row: Row | None, columns: int) -> list[Text]:
+def _winner(row: BoardRow | None, columns: int) -> list[Text]:
     if row is None or row.config is None:
         return []
     name = "winner" if row.current is not None else "before"
@@ -214,7 +214,7 @@ class _Layout:
     Figures give way one by one: the last save first, then the figure before it.
     """
 
-    def __init__(self, columns: int, rows: Sequence[Row], board: Board) -> None:
+    def __init__(self, columns: int, rows: Sequence[BoardRow], board: Board) -> None:
         self._columns = columns
         self._board = board
         # Two kernels of one short name, in different projects, are shown by their full names.
@@ -237,18 +237,18 @@ class _Layout:
         self.has_winner = elastic >= names + states + 2 * GAP + _MIN_WINNER
         self._figures = [column.title for column in wanted]
         if self._is_stacked:
-            self._table = Table([*wanted, Column("state")], [columns], columns - _INDENT)
+            self._table = TableLayout([*wanted, Column("state")], [columns], columns - _INDENT)
             return
         winners = [Column("winner")] if self.has_winner else []
         wishes = [names, states, *([elastic - names - states - 2 * GAP] if self.has_winner else [])]
-        self._table = Table([Column("kernel"), *wanted, Column("state"), *winners], wishes, columns - 2)
+        self._table = TableLayout([Column("kernel"), *wanted, Column("state"), *winners], wishes, columns - 2)
 
     def heading(self) -> list[Text]:
         """Return the line of titles."""
         indent = " " * (_INDENT if self._is_stacked else 2)
         return [Text.assemble(indent, self._table.heading())]
 
-    def block(self, row: Row, now: float, *, is_chosen: bool) -> list[Text]:
+    def block(self, row: BoardRow, now: float, *, is_chosen: bool) -> list[Text]:
         """Return the lines of a row, with its failure below it."""
         style = "bold" if is_chosen else ""
         marker = "▸ " if is_chosen else "  "
@@ -267,7 +267,7 @@ class _Layout:
             found += paragraph(row.failure, self._columns, style=failure, indent=_INDENT, limit=2)
         return found
 
-    def _figure(self, column: str, row: Row, now: float) -> Cell:
+    def _figure(self, column: str, row: BoardRow, now: float) -> Cell:
         match column:
             case "saved":
                 return Cell(_ago(row.saved_at, now))
@@ -277,7 +277,7 @@ class _Layout:
                 return Cell(text.by_objective(row.objective, row.current))
         return changed(row)
 
-    def _name(self, row: Row) -> str:
+    def _name(self, row: BoardRow) -> str:
         project = row.kernel.rpartition(":")[0]
         named = f"{project}:{label(row)}" if row.name in self._full and project else label(row)
         return f"{named} on {row.device}" if on_many(self._board, row) else named

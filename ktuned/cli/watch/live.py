@@ -18,7 +18,7 @@ from ktuned.backends import read_ticks
 from ktuned.cli import text
 from ktuned.cli.limits import Limits
 from ktuned.cli.options import given
-from ktuned.cli.watch.board import Board, Row, catch_up, estimate, fold, keep, know
+from ktuned.cli.watch.board import Board, BoardRow, catch_up, estimate, fold, keep, know
 from ktuned.cli.watch.keys import Keyboard
 from ktuned.cli.watch.load import Sample, load_between, sample
 from ktuned.cli.watch.navigation import Act, draw, press
@@ -268,7 +268,7 @@ class LiveWatch:
         self._screen = replace(self._screen, trial=found[0] if found else None)
         return ""
 
-    async def _tune(self, row: Row) -> str:
+    async def _tune(self, row: BoardRow) -> str:
         wanted: dict[str, Any] = {"kernel": row.kernel, "problem": dict(row.problem), "objective": row.objective}
         if row.device:
             wanted["device"] = row.device
@@ -277,7 +277,7 @@ class LiveWatch:
         answer = await self._client.call("tune", deadline_s=TUNE_DEADLINE_S, priority=priority, **wanted)
         return f"job {answer['jobs'][0]['id']} tunes {row.kernel} now"
 
-    async def _toggle(self, row: Row) -> str:
+    async def _toggle(self, row: BoardRow) -> str:
         if row.job is None or not row.is_open:
             return f"{row.kernel} has no job to pause"
         method = "resume" if row.state == "paused" else "pause"
@@ -289,7 +289,7 @@ class LiveWatch:
         await self._client.call(method)
         return f"{method}d all tuning"
 
-    async def _cancel(self, row: Row) -> str:
+    async def _cancel(self, row: BoardRow) -> str:
         if row.job is None or not row.is_open:
             return f"{row.kernel} has no job to cancel"
         await self._client.call("cancel", job=row.job.id)

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from ktuned.cli import text
-from ktuned.cli.watch.board import Board, Row
+from ktuned.cli.watch.board import Board, BoardRow
 from ktuned.cli.watch.choice import Choice, Listed
 from ktuned.cli.watch.load import Load
 from ktuned.cli.watch.trial_log import TrialLog, Tried
@@ -74,12 +74,12 @@ class Screen:
         return replace(self, configs=choice) if self.page == Page.KERNEL else replace(self, kernels=choice)
 
     @property
-    def rows(self) -> list[Row]:
+    def rows(self) -> list[BoardRow]:
         """The rows that the list of kernels shows."""
         return ROWS.shown(self.board.rows.values(), self.kernels)
 
     @property
-    def selected(self) -> Row | None:
+    def selected(self) -> BoardRow | None:
         """The row that keys act on; on a kernel's page that kernel's."""
         if self.log is not None and self.page in (Page.KERNEL, Page.TRIAL):
             return self.board.rows.get(self.log.row.case, self.log.row)
@@ -102,18 +102,18 @@ class Screen:
         return None if place is None else trials[place]
 
 
-def label(row: Row) -> str:
+def label(row: BoardRow) -> str:
     """Return a row's name: kernel, problem, and the objective where it is not the latency."""
     named = f"{row.name} {text.flat(row.problem)}" if row.problem else row.name
     return named if row.objective == LATENCY else f"{named} by {row.objective}"
 
 
-def _urgency(row: Row) -> tuple[int, str]:
+def _urgency(row: BoardRow) -> tuple[int, str]:
     is_known = row.state in _URGENCY
     return (_URGENCY.index(row.state) if is_known else len(_URGENCY)), row.kernel
 
 
-ROWS: Listed[Row] = Listed(
+ROWS: Listed[BoardRow] = Listed(
     identity=lambda row: row.case,
     words=lambda row: f"{row.kernel} {label(row)} {row.device} {row.state} {row.failure}",
     orders={

@@ -8,7 +8,7 @@ from typing import Any
 
 from ktuned.cli import text
 from ktuned.cli.progress import Event
-from ktuned.cli.watch.board import Row
+from ktuned.cli.watch.board import BoardRow
 from ktuned.cli.watch.choice import Listed
 from ktuned.model import Config, Objective, Outcome, cost_of, figure_of
 
@@ -55,7 +55,7 @@ def tried(trial: Mapping[str, Any], objective: Objective) -> Tried:
 class TrialLog:
     """Trials of the kernel as it is now, by id, and the best of each earlier state of its sources, by digest."""
 
-    row: Row
+    row: BoardRow
     trials: Mapping[int, Tried] = field(default_factory=dict)
     earlier: Mapping[str, Tried] = field(default_factory=dict)
 
@@ -100,7 +100,7 @@ class TrialLog:
         )
 
 
-def opened(row: Row, current: Iterable[Mapping[str, Any]], measured: Iterable[Mapping[str, Any]]) -> TrialLog:
+def opened(row: BoardRow, current: Iterable[Mapping[str, Any]], measured: Iterable[Mapping[str, Any]]) -> TrialLog:
     """Return the log of a row: the trials of its present state, and measured ones of all states."""
     log = TrialLog(row)
     now = {trial["id"]: tried(trial, row.objective) for trial in current}
@@ -134,11 +134,11 @@ def is_outdated(log: TrialLog, event: Event) -> bool:
     return event.get("kernel") == log.row.kernel and event.get("type") in ("job_done", "stale")
 
 
-def _job(row: Row) -> int | None:
+def _job(row: BoardRow) -> int | None:
     return None if row.job is None else row.job.id
 
 
-def _is_trial_of_row(trial: Mapping[str, Any], row: Row) -> bool:
+def _is_trial_of_row(trial: Mapping[str, Any], row: BoardRow) -> bool:
     if trial["job"] == _job(row):
         return True
     same = (trial["kernel"], trial["device"]) == (row.kernel, row.device)

@@ -140,6 +140,7 @@ def _outer_names(table: SymbolTable) -> set[str]:
 
 
 def _loaded_names(node: ast.AST, dropped: Collection[ast.AST]) -> Iterator[tuple[str, ...]]:
+    """Yield each dotted name that a node's syntax loads, but not those of ``dropped`` nodes."""
     if node in dropped:
         return
     if isinstance(node, ast.Attribute | ast.Name):

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from ktuned.spec.python_source import free_names
+from ktuned.spec.python_syntax import free_names
 
 
 @pytest.mark.parametrize(
