@@ -95,7 +95,7 @@ def judge(offer: Offer, ours: Winner | None, today: Context | None) -> Verdict:
 
 
 def exports(path: Path) -> list[tuple[str, str, int]]:
-    """Return each kernel and device model that can be exported, and how many winners it has; to be called in a thread."""
+    """Return each kernel and device model to export, and how many winners it has; to be called in a thread."""
     with _reader(path) as reader:
         return reader.rows(
             "SELECT kernel, device, count(*) FROM winners GROUP BY kernel, device ORDER BY kernel, device"
