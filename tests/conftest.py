@@ -1,6 +1,7 @@
 """What every test gets: no leaks, no other daemon in reach, one event loop's flavour."""
 
 import compileall
+import fcntl
 import inspect
 import os
 import signal
@@ -116,6 +117,23 @@ def compiler_cache(tmp_path_factory: pytest.TempPathFactory) -> Generator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(SHARED_HEADERS, str(cache / "tvm_ffi"))
         yield cache
+
+
+@pytest.fixture(autouse=True)
+def _turn_on_gpu(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Generator[None]:
+    """Have a test that is marked ``gpu(alone=True)`` wait for those of other processes, and them for it."""
+    mark = request.node.get_closest_marker("gpu")
+    if mark is None:
+        yield
+        return
+    base = tmp_path_factory.getbasetemp()
+    places = base.parent if "PYTEST_XDIST_WORKER" in os.environ else base
+    with (places / "gpu-entry").open("w") as entry, (places / "gpu").open("w") as gpu:
+        # None enters while one waits to be alone: a lock that many share is never free otherwise.
+        fcntl.flock(entry, fcntl.LOCK_EX)
+        fcntl.flock(gpu, fcntl.LOCK_EX if mark.kwargs.get("alone") else fcntl.LOCK_SH)
+        fcntl.flock(entry, fcntl.LOCK_UN)
+        yield
 
 
 @pytest.fixture

@@ -69,8 +69,8 @@ class DaemonSilent(DaemonUnavailable):
     """A daemon runs, and did not answer within the deadline."""
 
 
-class Config(dict[str, Any]):
-    """A read-only config: a ``dict`` to everything that reads one (``**``, JSON, MessagePack).
+class AnswerMap(dict[str, Any]):
+    """A read-only map of an answer: a ``dict`` to everything that reads one (``**``, JSON, MessagePack).
 
     All who look up the same problem get the same object. ``dict(config)`` is a copy that can be changed.
     """
@@ -78,22 +78,23 @@ class Config(dict[str, Any]):
     __slots__ = ()
 
     def _refuse(self, *_: object, **__: object) -> NoReturn:
+        """Refuse a change: all who look up the same problem get the same map."""
         raise TypeError("a hit's maps are read-only; dict(hit.config) is a copy that can be changed")
 
     __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
 
-    def __reduce__(self) -> tuple[type[Config], tuple[dict[str, Any]]]:
-        return Config, (dict(self),)
+    def __reduce__(self) -> tuple[type[AnswerMap], tuple[dict[str, Any]]]:
+        return AnswerMap, (dict(self),)
 
 
-def frozen(config: Mapping[str, Any] | None) -> Config | None:
+def frozen(config: Mapping[str, Any] | None) -> AnswerMap | None:
     """Return a config that cannot be changed; ``None`` stays."""
-    return config if config is None or type(config) is Config else Config(config)
+    return config if config is None or type(config) is AnswerMap else AnswerMap(config)
 
 
-NO_METRICS: Final[Mapping[str, float]] = Config()
+NO_METRICS: Final[Mapping[str, float]] = AnswerMap()
 
-LEFT_OUT: Final = Config(final=False, metrics={}, measured=None, objective="latency")
+LEFT_OUT: Final = AnswerMap(final=False, metrics={}, measured=None, objective="latency")
 """Fields that an answer leaves out where they have these values, as most do: names are the dearest part to decode."""
 
 
@@ -162,17 +163,17 @@ def hit_from(answer: Mapping[str, Any]) -> Hit:
         # As Hit(…) does, without its Python function: a lookup makes one.
         fields = (
             answer["kernel"],
-            Config(answer["problem"]),
+            AnswerMap(answer["problem"]),
             answer["device"],
             answer["status"],
-            None if config is None else Config(config),
+            None if config is None else AnswerMap(config),
             get("latency_us"),
             get("artifact"),
             get("decided"),
             get("generation"),
             get("message") or "",
             get("final") is True,
-            Config(metrics) if metrics else NO_METRICS,
+            AnswerMap(metrics) if metrics else NO_METRICS,
             get("file"),
             get("measured"),
             get("objective", "latency"),

@@ -1,4 +1,4 @@
-"""The daemon's side of workers: processes, the pool, lanes, compile slots, kills, usage."""
+"""The daemon's side of workers: processes, the fleet of them, lanes, compile slots, kills, usage."""
 
 from ktuned.fleet import memory
 from ktuned.fleet.bridge import Bridge
@@ -17,12 +17,12 @@ from ktuned.fleet.failures import (
     WorkerDied,
     is_outside_kill,
 )
+from ktuned.fleet.fleet import Fleet
 from ktuned.fleet.health import Health
 from ktuned.fleet.lanes import EARLY_CORES, Bench, CannotOpen, Lane, LaneSick
 from ktuned.fleet.local_executor import LocalExecutor
 from ktuned.fleet.node_link import NodeLink
 from ktuned.fleet.pace import Pace
-from ktuned.fleet.pool import Fleet
 from ktuned.fleet.priority_semaphore import Turns, aged
 from ktuned.fleet.process import StartProcess
 from ktuned.fleet.quiet import ALL_CORES, COURTESY_S, QuietGate

@@ -96,7 +96,7 @@ class Worker(ABC):
 
     @abstractmethod
     def kill(self) -> None:
-        """End the worker and all that it started, at once."""
+        """End the worker and all that it started, at once, wherever it runs."""
 
     @abstractmethod
     def stop(self, why: str) -> None:

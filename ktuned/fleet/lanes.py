@@ -15,9 +15,9 @@ import structlog
 from ktuned.fleet.courtesy import LINGER_S, Courtesy
 from ktuned.fleet.executor import Environment, I, KernelCode, R, Worker
 from ktuned.fleet.failures import NodeAbsent, NodeLost, Output, RequestFailed
+from ktuned.fleet.fleet import Fleet
 from ktuned.fleet.health import Health
 from ktuned.fleet.pace import Pace
-from ktuned.fleet.pool import Fleet
 from ktuned.fleet.priority_semaphore import Turns
 from ktuned.fleet.quiet import COURTESY_S, QuietGate
 from ktuned.ipc import requests

@@ -19,7 +19,6 @@ Imported only by name: it needs NumPy.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -28,6 +27,7 @@ from ktuned.model import EarlierSearch
 from ktuned.search.blas import one_thread
 from ktuned.search.candidates import Candidates
 from ktuned.search.chain import Code
+from ktuned.search.convergence import FASTER, Surprises, Untried, chance_of_improvement
 from ktuned.search.features import Features, Floats
 from ktuned.search.gaussian_process import GaussianProcess, Prediction
 from ktuned.search.points import PointStrategy
@@ -98,22 +98,6 @@ CONVERGED_AFTER = 60
 LITTLE_CHANCE = 0.1
 """Chance that some untried config is more than 1 % faster than the best one, below which a search has converged."""
 
-TOGETHER = 300
-"""Configs whose chances are judged together, those that promise most: it takes their number's cube."""
-
-LANDSCAPES = 100
-"""Landscapes that are drawn for that, for each scale: a chance of a tenth is known to 0.03."""
-
-SURPRISES = 24
-"""Choices by whose outcomes the model's own doubt is judged: the latest."""
-
-MOST_SURPRISED = 6.0
-"""Deviations beyond which an outcome says no more: a step of the landscape is not noise of that size."""
-
-SCALES = np.array([[0.75], [0.85], [0.93], [1.00], [1.07], [1.16], [1.29], [1.54]])
-"""Factors of the model's doubt, each as likely as the others: Student's distribution with 10 degrees of freedom. A
-model errs more about what is unlike all that it has seen, and its own choices are like it."""
-
 WEIGHED_EVERY = 4
 """Configs after which the whole space is weighed again: it takes as long as some proposals."""
 
@@ -141,8 +125,7 @@ class Guided(PointStrategy):
         self._weighed_at = 0
         self._chance_left = 1.0
         self._unit = 0.0, 1.0
-        self._expected: dict[Code, tuple[float, float]] = {}
-        self._surprises: deque[float] = deque(maxlen=SURPRISES)
+        self._surprises = Surprises()
 
     def recall(self, earlier: Sequence[EarlierSearch]) -> None:
         """Model similar searches."""
@@ -154,9 +137,7 @@ class Guided(PointStrategy):
     def heard(self, code: Code) -> None:
         """Count the outcomes since the last improvement."""
         log = self.logs.get(code, math.inf)
-        expected = self._expected.pop(code, None)
-        if expected is not None and code in self.logs:
-            self._surprises.append(min(max((expected[0] - log) / expected[1], 0.0), MOST_SURPRISED) ** 2)
+        self._surprises.note(code, self.logs.get(code))
         self._since_best = 0 if log < self._best - SLIGHT else self._since_best + 1
         self._best = min(self._best, log)
 
@@ -180,10 +161,7 @@ class Guided(PointStrategy):
     def chance_of_improvement(self) -> float:
         """Return the chance that some untried config is more than 1 % faster than the best one: an upper limit.
 
-        The neighbours of the best are asked each, all others by the pool. Those that promise most are judged together,
-        because the model errs about all of them at once; for the rest, chances are added. That a config differs from
-        what the model explains counts as much as that the model may err: what is left in a rugged space is luck. How
-        much the model misjudges what it has not seen is unknown, too: the chance is a mean over :data:`SCALES`.
+        The neighbours of the best are asked each, all others by the pool.
         """
         if self._lowest == -math.inf:
             return 1.0
@@ -191,54 +169,16 @@ class Guided(PointStrategy):
             near, features = self._candidates.pick(0, self.taken, self.elite(BEST_EXPECTED))
             far, others = self._candidates.others(self.taken | set(near))
             rest = max(0, self.domain.count - len(self.taken) - len(near))
-            features = np.vstack([features.reshape(len(near), -1), others]) if near else others
-            if not len(features):
-                return 0.0
             # One of the pool stands for as many as there are in the space.
             weights = np.append(np.ones(len(near)), np.full(len(far), rest / max(1, len(far))))
-            chances = self._chances(features) * weights
-            order = np.argsort(-chances.sum(0))
-            together, alone = order[:TOGETHER], order[TOGETHER:]
-            found = self._chance_of_any(features[together], weights[together]) + chances[:, alone].sum(1)
-        return float(np.minimum(found, 1.0).mean())
-
-    @property
-    def _goal(self) -> float:
-        """A latency 1 % below the best one, in the model's units."""
-        return self._lowest - 0.01 / self._unit[1]
-
-    def _chances(self, features: Floats) -> Floats:
-        """Return each point's chance to be more than 1 % faster than the best one, a row for each scale of doubt."""
-        predicted = self._model.predict(features)
-        deviation = self._misjudged * np.sqrt(predicted.variance + self._model.unexplained)
-        chances = normal_tail((predicted.mean - self._goal) / (SCALES * deviation))
-        return chances * self._chance_to_work(features) if self.failed else chances
-
-    def _chance_of_any(self, features: Floats, weights: Floats) -> Floats:
-        """Return the chance that one of some points is more than 1 % faster than the best one, by drawn landscapes.
-
-        Where a landscape is drawn, each point has luck of its own, as all have that it stands for.
-        """
-        try:
-            factor = np.linalg.cholesky(self._model.covariance(features) + 1e-6 * np.eye(len(features)))
-        except np.linalg.LinAlgError:
-            return np.ones(len(SCALES))
-        drawn = np.random.default_rng(len(self.taken)).standard_normal((LANDSCAPES, len(features))) @ factor.T
-        above = self._model.predict(features).mean - self._goal
-        works = self._chance_to_work(features) if self.failed else np.ones(len(features))
-        luck = math.sqrt(self._model.unexplained) + 1e-9
-        found = []
-        for scale in self._misjudged * SCALES[:, 0]:
-            chances = works * normal_tail((above + scale * drawn) / (scale * luck))
-            none = np.exp(np.log1p(-np.minimum(chances, 1 - 1e-9)) @ weights)
-            found.append(float(1 - none.mean()))
-        return np.array(found)
-
-    @property
-    def _misjudged(self) -> float:
-        """The factor by which choices that were faster than expected were farther from that than the model thought."""
-        # Of a well judged normal distribution one half is faster, and the mean square is a half.
-        return math.sqrt(max(1.0, 2 * sum(self._surprises) / max(1, len(self._surprises))))
+            return chance_of_improvement(
+                self._model,
+                Untried(np.vstack([features.reshape(len(near), -1), others]) if near else others, weights),
+                self._lowest - FASTER / self._unit[1],
+                scale=self._surprises.scale,
+                chance_to_work=self._chance_to_work,
+                seed=len(self.taken),
+            )
 
     def _next(self) -> Code | None:
         self._choices += 1
@@ -316,19 +256,19 @@ class Guided(PointStrategy):
             return self.unknown()
         predicted = self._model.predict(features)
         promise = expected_improvement(predicted, lowest - self._sought())
-        chance = normal_below((lowest - 0.01 / scale - predicted.mean) / np.sqrt(predicted.variance))
-        if self.failed:
-            works = self._chance_to_work(features)
-            promise, chance = promise * works, chance * works
+        chance = normal_below((lowest - FASTER / scale - predicted.mean) / np.sqrt(predicted.variance))
+        works = self._chance_to_work(features)
+        promise, chance = promise * works, chance * works
         self._largest_chance = float(chance.max())
         chosen = int(np.argmax(promise))
         self._expect(codes[chosen], float(predicted.mean[chosen]), float(predicted.variance[chosen]))
         return codes[chosen]
 
     def _expect(self, code: Code, mean: float, variance: float) -> None:
-        """Keep what the model expects of a config: the log latency, and its deviation."""
+        """Keep what the model expects of a config that it has chosen."""
         centre, scale = self._unit
-        self._expected[code] = centre + mean * scale, scale * math.sqrt(variance + self._model.unexplained)
+        deviation = scale * math.sqrt(variance + self._model.unexplained)
+        self._surprises.expect(code, centre + mean * scale, deviation)
 
     def _continued(self, known: Sequence[Code]) -> list[int]:
         """Return the places of the fastest points that this choice continues from."""
@@ -356,6 +296,8 @@ class Guided(PointStrategy):
 
     def _chance_to_work(self, features: Floats) -> Floats:
         """Return the chance of each point not to fail: a second model regresses on what failed and what did not."""
+        if not self.failed:
+            return np.ones(len(features))
         failed = list(self.failed)[-JUDGED:]
         worked = list(self.logs)[-JUDGED:]
         share = len(worked) / (len(failed) + len(worked))
@@ -379,13 +321,6 @@ def compressed(excess: Floats) -> Floats:
 def normal_below(z: Floats) -> Floats:
     """Return the normal distribution function, to 0.003: good enough to rank by, and without SciPy."""
     return np.asarray(0.5 * (1 + np.sign(z) * np.sqrt(1 - np.exp(-2 / math.pi * z * z))))
-
-
-def normal_tail(z: Floats) -> Floats:
-    """Return the chance to be above z, to 0.3 % of itself even where it is tiny (Börjesson and Sundberg, 1979)."""
-    size = np.abs(z)
-    tail = np.exp(-0.5 * size**2) / math.sqrt(2 * math.pi) / (0.661 * size + 0.339 * np.sqrt(size**2 + 5.51))
-    return np.asarray(np.where(z < 0, 1 - tail, tail))
 
 
 def expected_improvement(prediction: Prediction, goal: float) -> Floats:

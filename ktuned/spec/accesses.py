@@ -20,9 +20,9 @@ from typing import Any
 
 from ktuned.ipc import ABSENT, Untrusted, lexical, stamp
 from ktuned.spec import callers
-from ktuned.spec.interposed import interpose
 from ktuned.spec.observer import OBSERVER
 from ktuned.spec.origin import caches, installed_in, is_foreign, is_our_file, is_ours
+from ktuned.spec.os_calls import interpose
 
 _SYSTEM = (
     *("/usr/", "/lib/", "/lib32/", "/lib64/", "/etc/", "/proc/", "/sys/", "/dev/", "/run/", "/var/", "/bin/"),

@@ -15,7 +15,7 @@ from ktuned.backends import cpu, finding
 from ktuned.devices.environments import Environments
 from ktuned.devices.machine import Machine
 from ktuned.fleet.executor import Environment
-from ktuned.fleet.pool import Fleet
+from ktuned.fleet.fleet import Fleet
 from ktuned.ipc import replies
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Role, Target

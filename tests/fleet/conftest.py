@@ -11,8 +11,8 @@ import anyio
 import pytest
 
 from ktuned.fleet.executor import Environment
+from ktuned.fleet.fleet import Fleet, FleetLimits
 from ktuned.fleet.local_executor import WARDEN_S, LocalExecutor
-from ktuned.fleet.pool import Fleet, PoolLimits
 from ktuned.fleet.process import StartProcess, WorkerProcess, spawn
 from ktuned.ipc import Places
 from ktuned.model.keys import Role
@@ -93,7 +93,7 @@ def run_fleet(tmp_path: Path, start_process: StartProcess) -> RunFleet:
         spawn_s: float = DEADLINE_S,
         compile_cores: frozenset[int] = frozenset(),
         spare_modules: Sequence[str] = (),
-        pool: PoolLimits | None = None,
+        limits: FleetLimits | None = None,
         warden_s: float = WARDEN_S,
         **env: str,
     ) -> AsyncIterator[Fleet]:
@@ -107,7 +107,7 @@ def run_fleet(tmp_path: Path, start_process: StartProcess) -> RunFleet:
             warden_s=warden_s,
             start_process=start_process,
         )
-        fleet = Fleet(executor, compile_slots=2, spawn_s=spawn_s, spare_modules=spare_modules, pool=pool)
+        fleet = Fleet(executor, compile_slots=2, spawn_s=spawn_s, spare_modules=spare_modules, limits=limits)
         async with fleet.running():
             yield fleet
 

@@ -9,8 +9,8 @@ from pathlib import Path
 import anyio
 
 from ktuned.fleet.executor import Environment
+from ktuned.fleet.fleet import Fleet
 from ktuned.fleet.local_executor import LocalExecutor
-from ktuned.fleet.pool import Fleet
 from ktuned.model.keys import Role
 from tests.fleet.playing import CHILDREN, DEADLINE_S, DEADLINES, HANG, PROJECT, Playground, base_env
 

@@ -12,8 +12,8 @@ import pytest
 
 from ktuned.fleet.executor import Environment, KernelCode
 from ktuned.fleet.failures import DeadlineExpired, RequestFailed, WorkerDied
+from ktuned.fleet.fleet import Fleet
 from ktuned.fleet.lanes import Bench, CannotOpen, Lane
-from ktuned.fleet.pool import Fleet
 from ktuned.ipc import artifact_place, manifest, replies, requests
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Target

@@ -9,7 +9,7 @@ import pytest
 
 from ktuned.fleet.executor import Environment, Worker
 from ktuned.fleet.failures import WorkerDied
-from ktuned.fleet.pool import Fleet, PoolLimits
+from ktuned.fleet.fleet import Fleet, FleetLimits
 from ktuned.model.keys import Role
 from tests.fleet.conftest import RunFleet
 from tests.fleet.playing import DEADLINES, HANG, Playground, until
@@ -103,7 +103,7 @@ async def test_a_worker_of_many_requests_is_replaced(run_fleet: RunFleet, enviro
         await worker.exchange(playground.request(""), DEADLINES)
         return worker.pid
 
-    async with run_fleet(pool=PoolLimits(max_requests=3)) as fleet:
+    async with run_fleet(limits=FleetLimits(max_requests=3)) as fleet:
         pids = []
         for _ in range(4):
             async with fleet.lend(Role.INSPECT, environment) as worker:

@@ -13,9 +13,9 @@ from msgspec.structs import replace
 
 from ktuned.fleet.executor import Environment, KernelCode
 from ktuned.fleet.failures import DeadlineExpired
+from ktuned.fleet.fleet import Fleet
 from ktuned.fleet.health import Health
 from ktuned.fleet.lanes import REAP_S, Bench, Lane
-from ktuned.fleet.pool import Fleet
 from ktuned.fleet.process import WorkerProcess
 from ktuned.fleet.spares import WARM_S
 from ktuned.model.device import Device

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.fleet.executor import Environment
-from ktuned.fleet.pool import TOLERATED_FAILURES, Fleet, PoolLimits
+from ktuned.fleet.fleet import TOLERATED_FAILURES, Fleet, FleetLimits
 from ktuned.model.errors import WorkerError
 from ktuned.model.keys import Role
 from tests.fleet.conftest import RunFleet
@@ -82,7 +82,7 @@ async def test_spares_are_no_way_around_it(run_fleet: RunFleet, broken: Broken) 
 
 async def test_what_is_mended_is_found_out(run_fleet: RunFleet, broken: Broken) -> None:
     """After the pause it is tried again; a success forgets the failures, and the status says no more of them."""
-    async with run_fleet(pool=PoolLimits(first_pause_s=0.05)) as fleet:
+    async with run_fleet(limits=FleetLimits(first_pause_s=0.05)) as fleet:
         for _ in range(TOLERATED_FAILURES + 1):
             await _fail(fleet, broken.environment)
         broken.mend()

@@ -12,7 +12,8 @@ import pytest
 from ktuned_client.answers import ENDED_STATES
 from tests.e2e.harness import Daemon
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.gpu(alone=True)
+"""It takes most of the GPU's memory."""
 
 HERE = Path(__file__).parent
 

@@ -224,7 +224,7 @@ def test_without_nvml_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -
     contention._watched.cache_clear()
 
 
-@pytest.mark.gpu
+@pytest.mark.gpu(alone=True)
 def test_a_real_neighbour_is_seen() -> None:
     """Another process that computes on the same GPU makes a timing contended; alone it is not."""
     import torch

@@ -9,6 +9,7 @@ from rich.text import Text
 
 from ktuned.cli import text
 from ktuned.cli.watch.board import BoardRow
+from ktuned.cli.watch.common_parts import STYLES, bottom, notices, state_of
 from ktuned.cli.watch.layout import (
     GAP,
     MIN_WORD,
@@ -21,7 +22,6 @@ from ktuned.cli.watch.layout import (
     sparkline,
     verbatim,
 )
-from ktuned.cli.watch.list_page import STYLES, bottom, notices, state_of
 from ktuned.cli.watch.parts import Block, Parts, around
 from ktuned.cli.watch.state import Screen, label
 from ktuned.cli.watch.trial_log import TrialLog, Tried

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from rich.cells import cell_len
 from rich.text import Text
 
-from ktuned.cli import lines, text
-from ktuned.cli.job_view import JobView
+from ktuned.cli import text
 from ktuned.cli.watch.board import Board, BoardRow, on_many
+from ktuned.cli.watch.common_parts import STYLES, bottom, notices, state_of
 from ktuned.cli.watch.layout import GAP, MIN_WORD, Cell, Column, TableLayout, ends, facts, paragraph
 from ktuned.cli.watch.load import summary, time_left
 from ktuned.cli.watch.parts import Block, Parts, around
@@ -34,18 +34,6 @@ KEYS = (
     ("c", "cancel"),
 )
 """Keys and their actions, for the last line; those that do not fit are on the page of keys."""
-
-STYLES = {
-    "fresh": "green",
-    "tuned": "green",
-    "running": "cyan",
-    "stale": "yellow",
-    "queued": "yellow",
-    "paused": "magenta",
-    "failed": "red",
-    "cancelled": "dim",
-}
-"""Styles of states."""
 
 _SAME = 0.01
 """Changes below this are noise: the precision of a winner (docs/kernel-files.md, presets)."""
@@ -83,54 +71,6 @@ def list_page(screen: Screen, now: float) -> Parts:
         below=len(rows) - seen.stop,
         problems=sum(row.is_problem for row in left_out),
     )
-
-
-def bottom(screen: Screen, keys: Sequence[tuple[str, str]]) -> list[Text]:
-    """Return the lines below the body: the filter and order, the effect of the last key, the keys that fit."""
-    columns = screen.size.columns
-    found = []
-    if screen.is_typing or screen.choice.query:
-        hint = "  ↵ keeps it, esc clears it" if screen.is_typing else "  esc clears it"
-        cursor = "▏" if screen.is_typing else ""
-        found.append(Text.assemble(("filter ", "dim"), (screen.choice.query + cursor, "bold"), (hint, "dim")))
-    if screen.said:
-        found += paragraph(screen.said, columns, limit=2)
-    line = Text()
-    for key, meaning in keys:
-        gap = "  " if line else ""
-        if cell_len(line.plain) + len(gap) + cell_len(key) + 1 + cell_len(meaning) <= columns:
-            line.append(gap).append(key, style="bold").append(f" {meaning}", style="dim")
-    return [*found, line]
-
-
-def notices(board: Board, columns: int) -> list[Text]:
-    """Return why nothing is tuned, where that is so."""
-    if board.stalled:
-        said = f"nothing is tuned: {board.stalled}"
-    elif board.paused_everything:
-        said = "all tuning is paused: P resumes it"
-    elif board.paused:
-        said = f"paused: {', '.join(sorted(board.paused))}"
-    else:
-        return []
-    return paragraph(said, columns, style="magenta", limit=2)
-
-
-def state_of(row: BoardRow) -> str:
-    """Return a row's state in words: progress, time left, failed configs, the share of the device's limit."""
-    failed = f", {row.failed} failed" if row.failed else ""
-    match row.state, row.job:
-        case "running", JobView() as job:
-            if job.round is not None:
-                return f"finalists again, {job.round[0]} of {job.round[1]}{failed}"
-            left = text.left(job.left_s)
-            return f"tuning {lines.progress(job)}{left and f', {left}'}{failed}"
-        case "queued", JobView() as job:
-            return f"queued{f': {job.waits_for}' if job.waits_for else ''}"
-        case "tuned", JobView() as job if job.share:
-            return f"tuned, {job.share}{failed}"
-        case state, _:
-            return f"{state}{failed}"
 
 
 def changed(row: BoardRow) -> Cell:

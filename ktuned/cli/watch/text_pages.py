@@ -8,8 +8,8 @@ from rich.text import Text
 
 from ktuned.cli import text
 from ktuned.cli.trial_facts import facts_of, messages_of
+from ktuned.cli.watch.common_parts import bottom, notices
 from ktuned.cli.watch.layout import ends, facts, paragraph, verbatim
-from ktuned.cli.watch.list_page import bottom, notices
 from ktuned.cli.watch.parts import Block, Parts
 from ktuned.cli.watch.state import Screen, label
 

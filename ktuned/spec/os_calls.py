@@ -1,4 +1,4 @@
-"""Interposed functions of ``os``: questions that no audit hook sees are noted for the code that asks them.
+"""Calls to ``os`` that no audit hook sees: each is noted for the code that makes it.
 
 They are the variables that it reads, whether a file is there and how large it is, and child processes of
 ``multiprocessing``.
@@ -25,11 +25,11 @@ is observed itself."""
 _FINDING_WAYS = ("/posixpath.py", "<frozen posixpath>")
 
 
-class Notes(Protocol):
+class OsCallNotes(Protocol):
     """Takes what was asked, with the frame of the code that asked."""
 
     def ask(self, name: object, user: FrameType | None) -> None:
-        """Note that a file was looked for, or looked at without being opened."""
+        """Note a call of ``os.stat``, ``os.lstat`` or ``os.access``: a file was looked at without being opened."""
 
     def read(self, name: str, user: FrameType | None) -> None:
         """Note that a variable was read."""
@@ -44,7 +44,7 @@ class Notes(Protocol):
         """Note that a child process was started."""
 
 
-def interpose(notes: Notes) -> None:
+def interpose(notes: OsCallNotes) -> None:
     """Have this process's ``os`` report to ``notes``, for the rest of its life."""
     _RecordingEnviron.notes = notes
     for environment in (os.environ, os.environb):
@@ -57,7 +57,7 @@ def interpose(notes: Notes) -> None:
 class _RecordingEnviron(os._Environ):  # type: ignore[type-arg]
     """The environment of a worker, which notes what the project reads."""
 
-    notes: Notes
+    notes: OsCallNotes
 
     def __getitem__(self, key: Any) -> Any:
         if OBSERVER.kernel_file is not None and isinstance(key, str | bytes):
@@ -84,7 +84,7 @@ _walking: dict[int, int] = {}
 """The place of the code that walks over all variables, by its frame."""
 
 
-def _asking(asked: Callable[..., Any], notes: Notes) -> Callable[..., Any]:
+def _asking(asked: Callable[..., Any], notes: OsCallNotes) -> Callable[..., Any]:
     """Return a function that looks at a file, with a note of it: whether it is there decides what the code does."""
 
     @functools.wraps(asked)
@@ -96,7 +96,7 @@ def _asking(asked: Callable[..., Any], notes: Notes) -> Callable[..., Any]:
     return _supported(recording, asked)
 
 
-def _following(asked: Callable[..., Any], notes: Notes) -> Callable[..., Any]:
+def _following(asked: Callable[..., Any], notes: OsCallNotes) -> Callable[..., Any]:
     """Return ``os.readlink`` with a note; not of the way to a file, which its stamps have."""
 
     @functools.wraps(asked)
@@ -109,7 +109,7 @@ def _following(asked: Callable[..., Any], notes: Notes) -> Callable[..., Any]:
     return _supported(recording, asked)
 
 
-def _starting(started: Callable[..., Any], notes: Notes) -> Callable[..., Any]:
+def _starting(started: Callable[..., Any], notes: OsCallNotes) -> Callable[..., Any]:
     """Return ``fork_exec`` with a note: ``multiprocessing`` starts its children with it, which raises no event."""
 
     @functools.wraps(started)

@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from ktuned.fleet.executor import Environment
 from ktuned.fleet.failures import DeadlineExpired
+from ktuned.fleet.fleet import Fleet, FleetLimits
 from ktuned.fleet.local_executor import COMPILE_NICENESS
-from ktuned.fleet.pool import Fleet, PoolLimits
 from ktuned.model.errors import WorkerError
 from ktuned.model.keys import Role
 from tests.fleet.conftest import RunFleet
@@ -174,14 +174,14 @@ async def test_a_spare_that_cannot_be_made_disturbs_nobody(run_fleet: RunFleet, 
 
 async def test_an_idle_worker_is_let_go(run_fleet: RunFleet, environment: Environment) -> None:
     """A worker that has been idle for a while is killed and forgotten; one that is lent stays."""
-    async with run_fleet(pool=PoolLimits(idle_s=0.04)) as fleet, fleet.lend(Role.BENCH, environment) as kept:
+    async with run_fleet(limits=FleetLimits(idle_s=0.04)) as fleet, fleet.lend(Role.BENCH, environment) as kept:
         await lent_pid(fleet, Role.BENCH, environment)
         await until(lambda: states(fleet) == {kept.pid: "busy"})
 
 
 async def test_idle_workers_are_few(run_fleet: RunFleet, environment: Environment) -> None:
     """Beyond the limit a worker that comes back is killed."""
-    async with run_fleet(pool=PoolLimits(max_idle=1)) as fleet:
+    async with run_fleet(limits=FleetLimits(max_idle=1)) as fleet:
         async with fleet.lend(Role.INSPECT, environment), fleet.lend(Role.INSPECT, environment):
             pass
         await until(lambda: list(states(fleet).values()) == ["idle"])
@@ -189,7 +189,7 @@ async def test_idle_workers_are_few(run_fleet: RunFleet, environment: Environmen
 
 async def test_compile_workers_stay_for_the_next_job(run_fleet: RunFleet, environment: Environment) -> None:
     """As many as there are slots, and one that translates: each has imported its compiler."""
-    async with run_fleet(pool=PoolLimits(max_idle=1)) as fleet:
+    async with run_fleet(limits=FleetLimits(max_idle=1)) as fleet:
         fleet.compile_slots.total_tokens = 2
         async with AsyncExitStack() as lent:
             for _ in range(4):

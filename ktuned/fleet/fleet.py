@@ -43,8 +43,8 @@ _MEMORY_S = 0.2
 """Interval between two looks at workers' memory."""
 
 
-class PoolLimits(msgspec.Struct, frozen=True):
-    """Limits of the workers that a pool keeps."""
+class FleetLimits(msgspec.Struct, frozen=True):
+    """Limits of the workers that a fleet keeps."""
 
     idle_s: float = 60.0
     """An idle worker is let go after this long: a bench worker holds torch, some 300 MiB."""
@@ -84,7 +84,7 @@ class Fleet:
         rank_of: RankOf = lambda job: 0,
         spare_modules: Sequence[str] = BENCH_MODULES,
         cores: int | None = None,
-        pool: PoolLimits | None = None,
+        limits: FleetLimits | None = None,
     ) -> None:
         self.gate = QuietGate(cores, on_wide=self._widen)
         self.pace = Pace()
@@ -95,12 +95,12 @@ class Fleet:
         self._nodes: dict[str, _Node] = {}
         self.spawn_s = spawn_s
         self._executor = executor
-        self._pool = pool or PoolLimits()
+        self._limits = limits or FleetLimits()
         self._idle = IdleWorkers()
         self.spares = Spares(self, self._idle, spare_modules, are_kept=keeps_spares)
         self._health: dict[tuple[Role, Environment], Health] = {}
-        self._limits: dict[Role, int] = {}
-        self._limit(*(memory_limits or memory.default_limits(compile_slots)))
+        self._memory_limits: dict[Role, int] = {}
+        self._limit_memory(*(memory_limits or memory.default_limits(compile_slots)))
         self._renewed: dict[Environment, float] = {}
         self._busy = anyio.Event()
         self._tasks: anyio.abc.TaskGroup
@@ -178,10 +178,10 @@ class Fleet:
     def resize(self, compile_slots: int, memory_limits: tuple[int, int]) -> None:
         """Follow new settings; what runs goes on, and counts under the new limits."""
         self.compile_slots.total_tokens = compile_slots
-        self._limit(*memory_limits)
+        self._limit_memory(*memory_limits)
 
-    def _limit(self, bench_bytes: int, compile_bytes: int) -> None:
-        self._limits |= dict.fromkeys(Role, bench_bytes) | {Role.COMPILE: compile_bytes}
+    def _limit_memory(self, bench_bytes: int, compile_bytes: int) -> None:
+        self._memory_limits |= dict.fromkeys(Role, bench_bytes) | {Role.COMPILE: compile_bytes}
 
     def leave_cores(self, lanes: int) -> None:
         """Keep compilers off one core for each lane, and off those that a lane holds besides, as far as there are."""
@@ -239,7 +239,7 @@ class Fleet:
             worker.settle()
         # One besides the slots' translates functions for them.
         in_use = int(self.slots_of(worker.environment.node).total_tokens) + 1 if worker.role is Role.COMPILE else 0
-        is_one_too_many = self._idle.alike(worker) >= max(self._pool.max_idle, in_use)
+        is_one_too_many = self._idle.alike(worker) >= max(self._limits.max_idle, in_use)
         if not worker.is_alive or self._closing or is_one_too_many or self.is_worn(worker):
             worker.kill()
             return
@@ -287,7 +287,7 @@ class Fleet:
         if worker.started <= self._renewed.get(worker.environment, 0.0):
             return True
         grown = worker.memory_bytes - worker.settled_bytes
-        return worker.requests >= self._pool.max_requests or grown > WORN_SHARE * self._limits[worker.role]
+        return worker.requests >= self._limits.max_requests or grown > WORN_SHARE * self._memory_limits[worker.role]
 
     def start_soon(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> None:
         """Run something until the fleet ends."""
@@ -301,7 +301,7 @@ class Fleet:
         """
         health = self._health.setdefault(
             (role, environment),
-            Health(tolerated=TOLERATED_FAILURES, first_pause_s=self._pool.first_pause_s),
+            Health(tolerated=TOLERATED_FAILURES, first_pause_s=self._limits.first_pause_s),
         )
         if health.pause_s:
             raise WorkerError(
@@ -313,7 +313,7 @@ class Fleet:
         try:
             with self.gate_of(environment.node).starting():
                 worker = await self._executor.start(
-                    role, environment, limit_bytes=self._limits[role], deadline_s=self.spawn_s
+                    role, environment, limit_bytes=self._memory_limits[role], deadline_s=self.spawn_s
                 )
         except WorkerError as error:
             if not is_outside_kill(error) and not isinstance(error, NodeAbsent):
@@ -328,8 +328,8 @@ class Fleet:
 
     async def _retire_idle(self) -> None:
         while True:
-            await anyio.sleep(self._pool.idle_s / 4)
-            self._end(self._idle.take_expired(lambda role: IDLE_S_OF.get(role, self._pool.idle_s)))
+            await anyio.sleep(self._limits.idle_s / 4)
+            self._end(self._idle.take_expired(lambda role: IDLE_S_OF.get(role, self._limits.idle_s)))
 
     async def _watch_memory(self) -> None:
         """Stop the worker that outgrows its limit, before the machine suffers."""
@@ -341,7 +341,7 @@ class Fleet:
                 await self._busy.wait()
             for worker in busy:
                 worker.measure_memory()
-                limit = self._limits[worker.role]
+                limit = self._memory_limits[worker.role]
                 if worker.memory_bytes > limit:
                     worker.stop(memory.exceeded(worker.memory_bytes, limit))
             await anyio.sleep(_MEMORY_S)
