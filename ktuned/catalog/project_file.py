@@ -9,7 +9,6 @@ import hashlib
 import math
 import os
 import re
-import tomllib
 from collections.abc import Callable, Mapping
 from typing import Any, Final
 
@@ -80,6 +79,9 @@ def parse_project(content: bytes, path: str) -> Project:
     Raises:
         SettingsError: they cannot be followed; names the setting.
     """
+    # Most projects have none: the daemon's memory at rest is the price of what it imports.
+    import tomllib
+
     try:
         table = tomllib.loads(content.decode())
     except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
