@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Sequence
 from functools import cache
-from statistics import NormalDist
 from typing import Any, Protocol
 
 _GAMMA = 0x9E37_79B9_7F4A_7C15
@@ -138,6 +137,9 @@ def quantiles() -> tuple[int, ...]:
 
     Rounded to 2^-20 they are the same on every machine: libraries' logarithms differ by a billionth of that.
     """
+    # With fractions and decimals, 5 ms of each worker's start; only those that draw need it.
+    from statistics import NormalDist
+
     count = 1 << _TABLE_BITS
     inverse = NormalDist().inv_cdf
     upper = [inverse((2 * place + 1) / (2 * count)) for place in range(count // 2, count)]
