@@ -70,6 +70,7 @@ LIGHT = WORKER_MAY_IMPORT | {"__init__", "bridge", "dropin", "worker"}
 
 LAZILY_IN_WORKERS = {"torch", "safetensors", "numpy", "pynvml"}
 BY_NAME_ALONE = {
+    "ktuned.search.convergence",
     "ktuned.search.guided",
     "ktuned.search.candidates",
     "ktuned.search.features",

@@ -1,4 +1,4 @@
-"""Whether a search that a model guides has converged: the chance that some untried config is more than 1 % faster.
+"""Convergence of a search that a model guides: the chance that some untried config is more than 1 % faster.
 
 A model knows how much it may err about each config, and errs about all that is unlike what was tried at once; so the
 configs that promise most are judged together, by landscapes that are drawn from it. How much it misjudges what it has
@@ -41,7 +41,7 @@ model errs more about what is unlike all that it has seen, and its own choices a
 
 
 class Model(Protocol):
-    """What is known of a landscape: log latencies, in the model's units."""
+    """A model of the landscape: log latencies, in units of its own."""
 
     @property
     def unexplained(self) -> float:
@@ -55,7 +55,7 @@ class Model(Protocol):
 
 
 class Surprises:
-    """How far the model's choices fell below what it had expected of them, in its own deviations."""
+    """Outcomes of the model's choices that were faster than it had expected, in its own deviations."""
 
     def __init__(self) -> None:
         self._expected: dict[Code, tuple[float, float]] = {}
