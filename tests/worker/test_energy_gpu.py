@@ -13,7 +13,8 @@ from ktuned.worker.cuda_timer import EVENTS, CudaTimer
 from ktuned.worker.energy import EnergyMeter
 from ktuned.worker.energy_trace import Energy
 
-pytestmark = pytest.mark.gpu
+pytestmark = pytest.mark.gpu(alone=True)
+"""The energy counter counts what all programs on the GPU take."""
 
 
 def measured(launch: Callable[[], object], restore: Callable[[], None] | None = None) -> tuple[Energy, float]:
