@@ -18,6 +18,14 @@ _TOGETHER = 3
 """Latest figures of which the median counts: configs differ, and the first in a process costs more than the others."""
 
 
+def share_of_slot(*, waiting: int, slots: int) -> int:
+    """Return how many of the configs that wait one slot takes at most: the last ones are shared among all slots.
+
+    Else one slot has a whole group left while the others stand still.
+    """
+    return max(1, -(-waiting // max(1, slots)))
+
+
 class GroupSize:
     """Says how large the next group is: more while the lanes have work, fewer while they wait for it.
 

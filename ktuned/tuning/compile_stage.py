@@ -29,7 +29,7 @@ from ktuned.model import Event, Outcome, Phase, Role, WorkerError
 from ktuned.store import DISK_ERRORS, Artifacts, file_fault
 from ktuned.tuning.attempt import Attempt, Compiled, Ended
 from ktuned.tuning.batches import COMPILE_S, BatchSize
-from ktuned.tuning.compile_groups import GroupSize
+from ktuned.tuning.compile_groups import GroupSize, share_of_slot
 from ktuned.tuning.front_end import FrontEnd
 from ktuned.tuning.trial_detail import TrialDetail
 from ktuned.tuning.work import Compiler, Work
@@ -55,6 +55,11 @@ class CompileStage:
         self._made = 0
         self._absent: dict[str, float] = {}
 
+    @property
+    def slots(self) -> int:
+        """The number of compile slots, of all machines that compile for this job."""
+        return sum(int(self._fleet.slots_of(one.environment.node).total_tokens) for one in self._work.compilers)
+
     async def open(self) -> None:
         """Have workers start, and import what they need, before there is a config to compile."""
         work = self._work
@@ -69,7 +74,8 @@ class CompileStage:
         """Return ``first`` and as many of those that wait in the channel as are to be compiled with it."""
         group = [first]
         size = self._batch_size.now if self._is_batched else self._group_size.next(lanes_starve=lanes_starve)
-        for _ in range(size - 1):
+        most = share_of_slot(waiting=1 + channel.statistics().current_buffer_used, slots=self.slots)
+        for _ in range(min(size, most) - 1):
             try:
                 group.append(channel.receive_nowait())
             except (anyio.WouldBlock, anyio.EndOfStream):

@@ -113,7 +113,7 @@ class Pipeline:
             await self._outcomes.abandon_rest()
 
     async def _try_all(self) -> None:
-        slots = self._slots
+        slots = self._compiling.slots
         # How many are asked for is the bound that follows the pace; these are those of the fastest.
         to_compile, compile_from = anyio.create_memory_object_stream[Attempt](
             slots * max(self.work.group_size, MAX_BATCH)
@@ -141,14 +141,10 @@ class Pipeline:
             self._begin_on = None
 
     @property
-    def _slots(self) -> int:
-        return sum(self._fleet.slots_of(one.environment.node).total_tokens for one in self.work.compilers)
-
-    @property
     def _most_ahead(self) -> int:
         """The number of configs under way from which on no more are asked for."""
         return ahead(
-            slots=self._slots,
+            slots=self._compiling.slots,
             group=self.work.group_size,
             lanes=len(self._lanes),
             batch=1 if self._learns else self._batch_size.now,

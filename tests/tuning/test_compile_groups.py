@@ -2,7 +2,7 @@
 
 import pytest
 
-from ktuned.tuning.compile_groups import TRY_EVERY, GroupSize
+from ktuned.tuning.compile_groups import TRY_EVERY, GroupSize, share_of_slot
 
 
 def sizes(group_size: GroupSize, count: int, *, starve: bool = False) -> list[int]:
@@ -62,3 +62,11 @@ def test_what_grouping_saves_is_learned_anew() -> None:
     for _ in range(9):
         group_size.took(1, 0.3)
     assert not group_size.pays
+
+
+@pytest.mark.parametrize(
+    ("waiting", "slots", "most"), [(1, 14, 1), (14, 14, 1), (15, 14, 2), (29, 14, 3), (4, 1, 4), (3, 0, 3)]
+)
+def test_the_last_configs_are_shared_among_all_slots(waiting: int, slots: int, most: int) -> None:
+    """No slot has a group left while others stand still: with no more configs than slots each is alone."""
+    assert share_of_slot(waiting=waiting, slots=slots) == most
