@@ -119,7 +119,7 @@ class CompileOnly:
 
     async def _compile(self, channel: MemoryObjectReceiveStream[Attempt]) -> None:
         async with channel:
-            async for first in channel:
+            while (first := await self._compiling.next(channel)) is not None:
                 group = self._compiling.group(first, channel, lanes_starve=False)
                 for attempt in group:
                     # No lane loads it now, so damage must not wait to be found by a later job.

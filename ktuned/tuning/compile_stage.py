@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
@@ -54,6 +55,7 @@ class CompileStage:
         self._directories: list[Path] = []
         self._made = 0
         self._absent: dict[str, float] = {}
+        self._last: deque[Attempt] = deque()
 
     @property
     def slots(self) -> int:
@@ -67,6 +69,26 @@ class CompileStage:
             self._fleet.spares.prepare_compilers(compiler.environment, work.kernel.backend, besides=int(work.lowers))
         if work.lowers:
             await self._front_end.open()
+
+    async def next(self, channel: MemoryObjectReceiveStream[Attempt]) -> Attempt | None:
+        """Return what a slot compiles next; of the last ones that which is expected to take longest, so that all slots
+        end at about the same time (Graham's rule). ``None`` when there is nothing more.
+        """
+        try:
+            first = None if self._last else await channel.receive()
+        except anyio.EndOfStream:
+            first = None
+        if first is None:
+            return self._last.popleft() if self._last else None
+        now = channel.statistics()
+        if now.open_send_streams or now.current_buffer_used >= self.slots:
+            return first
+        last = [first]
+        with suppress(anyio.EndOfStream):
+            while True:
+                last.append(channel.receive_nowait())
+        self._last.extend(sorted(last, key=lambda attempt: -attempt.expected_s))
+        return self._last.popleft()
 
     def group(
         self, first: Attempt, channel: MemoryObjectReceiveStream[Attempt], *, lanes_starve: bool

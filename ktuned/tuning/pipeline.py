@@ -269,13 +269,14 @@ class Pipeline:
             cores=proposal.cores,
             declares_cores=proposal.cores is not None,
             known=known,
+            expected_s=self._prior.expected_compile_s(proposal.config),
         )
 
     async def _compile(
         self, channel: MemoryObjectReceiveStream[Attempt], onward: MemoryObjectSendStream[Compiled]
     ) -> None:
         async with channel, onward:
-            async for first in channel:
+            while (first := await self._compiling.next(channel)) is not None:
                 await self._fleet.pace.step()
                 lanes_starve = not onward.statistics().current_buffer_used
                 group = self._compiling.group(first, channel, lanes_starve=lanes_starve)

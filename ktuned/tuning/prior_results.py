@@ -209,6 +209,11 @@ class PriorResults:
     def __init__(self, work: Work, store: Store) -> None:
         self._work = work
         self._store = store
+        self._compile_s: dict[str, float] = {}
+
+    def expected_compile_s(self, config: Config) -> float:
+        """Return what a config's compile took in an earlier state of the kernel; 0 if that is unknown."""
+        return self._compile_s.get(canonical(config), 0.0)
 
     def order(self, served: Sequence[Config], lead: Sequence[Config] = ()) -> Order:
         """Return the order in which to try configs; ``served`` are those that lookups were answered with."""
@@ -217,6 +222,8 @@ class PriorResults:
         newest: dict[str, Trial] = {}
         for trial in self._store.past(context, RECENT_CONTEXTS, MAX_PREDICTED):
             newest.setdefault(canonical(trial.config), trial)
+            if trial.compile_s:
+                self._compile_s.setdefault(canonical(trial.config), trial.compile_s)
         past = list(newest.values())
         if self._work.objective != LATENCY:
             # Of those whose figure is unknown the fastest are as good a guess as any.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import anyio
 import pytest
 
 from ktuned.model.errors import WorkerError
@@ -84,3 +85,35 @@ async def test_a_file_that_changed_is_no_fault_of_the_backend(parts: Parts) -> N
     assert caught.value.code == "source_changed"
     await compiling.close()
     parts.kill_workers()
+
+
+class ThreeSlots(CompileStage):
+    """A stage with slots to share the last configs among."""
+
+    slots = 3
+
+
+async def test_of_the_last_configs_the_longest_compile_begins_first(parts: Parts) -> None:
+    """Those before keep their order, and none is lost, also to a slot that waits when the last one is taken."""
+    await parts.inspect(kernel_text())
+    plan = Plan(preset="fast", strategy="exhaustive")
+    job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
+    work = parts.preparation.prepare(job)
+    compiling = ThreeSlots(work, parts.fleet, parts.artifacts)
+    send, receive = anyio.create_memory_object_stream[Attempt](10)
+    taken: list[int] = []
+
+    async def slot() -> None:
+        async with receive.clone() as channel:
+            while (attempt := await compiling.next(channel)) is not None:
+                taken.append(attempt.trial)
+                await anyio.lowlevel.checkpoint()
+
+    with receive:
+        async with anyio.create_task_group() as slots:
+            with send:
+                for trial, expected_s in enumerate((9.0, 1.0, 0.0, 2.0, 3.0, 0.5)):
+                    send.send_nowait(Attempt(trial, {}, work.unit({}), expected_s=expected_s))
+            for _ in range(4):
+                slots.start_soon(slot)
+    assert taken == [0, 1, 2, 4, 3, 5]
