@@ -55,6 +55,8 @@ class Snapshot:
         """
         found = [f"process {text}" for text in _end(self._new_processes(), grace_s)]
         for thread in set(threading.enumerate()) - self.threads:
+            if thread.name in _KEPT_THREADS:
+                continue
             thread.join(grace_s)
             if thread.is_alive():
                 found.append(f"thread {thread.name}")
@@ -79,6 +81,9 @@ class Snapshot:
                     new.append(process)
         return new
 
+
+_KEPT_THREADS = frozenset({"tqdm_monitor"})
+"""Threads that a library keeps until the process ends: one for all progress bars, begun by the first that is slow."""
 
 _kept_processes: set[int] = set()
 _kept_descriptors: set[tuple[int, str]] = set()
