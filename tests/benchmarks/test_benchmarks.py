@@ -32,6 +32,7 @@ def test_transfer_ends_in_time() -> None:
     assert row == {"what": "stopped after 0 minutes (--minutes)"}
 
 
+@pytest.mark.usefixtures("only_in_chaos")
 def test_rest() -> None:
     """A daemon on a filled store starts, holds all of it, and is measured."""
     row = _run("rest.py", "--trials", "2000", "--starts", "1", "--seconds", "0.2")
@@ -74,6 +75,7 @@ def test_daemon_cost() -> None:
     assert row["rss_growth_mib"] < row["rss_mib"]
 
 
+@pytest.mark.usefixtures("only_in_chaos")
 def test_scale() -> None:
     """Lanes and slots of the farm do a job's trials, and lookups are timed meanwhile."""
     row = _run("scale.py", "--lanes", "4", "--trials", "50", "--trial-ms", "5", "--compile-ms", "5")
