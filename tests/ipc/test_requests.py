@@ -168,13 +168,13 @@ def test_neighbouring_versions_understand_each_other() -> None:
 def test_a_request_names_no_place_of_this_machine() -> None:
     """Files are relative to their project; another machine's worker resolves the same request in its own places."""
     here = "/home/me/project"
-    paths = [f"{here}/tune_it.py", f"{here}/sub/k.cu", "/home/me/shared/k.h", f"{here}x/k.h"]
+    paths = [f"{here}/tune_it.py", f"{here}/sub/k.cu", "/home/me/headers/k.h", f"{here}x/k.h"]
     named = [relative(path, here) for path in paths]
-    assert named == ["tune_it.py", "sub/k.cu", "../shared/k.h", "../projectx/k.h"]
+    assert named == ["tune_it.py", "sub/k.cu", "../headers/k.h", "../projectx/k.h"]
     assert [absolute(name, here) for name in named] == paths
     there = Places({"p": "/srv/p"}, "/srv/artifacts", "/srv/captures", "/srv/expected")
     assert Places.from_argument(there.to_argument()) == there
-    assert [str(there.file("p", name)) for name in named[1:3]] == ["/srv/p/sub/k.cu", "/srv/shared/k.h"]
+    assert [str(there.file("p", name)) for name in named[1:3]] == ["/srv/p/sub/k.cu", "/srv/headers/k.h"]
     assert str(there.artifact("ab12")) == "/srv/artifacts/ab/ab12"
     with pytest.raises(InvalidMessage, match="does not have the project 'q'"):
         there.file("q", "tune_it.py")
