@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import shutil
 import stat
 from pathlib import Path
 
@@ -20,6 +19,9 @@ def process_directory(tool: str) -> Path | None:
 
     ``tool`` names what uses it. None if it cannot be made, or others could write there.
     """
+    # It brings four compressors, and only some back ends ask for a directory.
+    import shutil
+
     cache = os.environ.get("KTUNED_CACHE")
     root = Path(cache, tool) if cache else Path(_temporary(), f"ktuned-{tool}-{os.getuid()}")
     try:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import subprocess
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Final
@@ -31,6 +30,9 @@ def on_path(command: str) -> Iterator[Path]:
 
 def compiler_files(command: Sequence[str]) -> Iterator[Path]:
     """Yield the files of a C or C++ compiler: its driver, as :func:`on_path` finds it, and what the driver runs."""
+    # Not every worker compiles.
+    import subprocess
+
     yield from on_path(command[0])
     for part in PARTS:
         try:

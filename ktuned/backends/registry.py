@@ -6,7 +6,8 @@ daemon looks for none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING
 
 from ktuned.backends.contract import API_VERSION, Backend
@@ -44,11 +45,19 @@ class Registry:
     """The plugins that are installed in this interpreter, by entry-point metadata; nothing is imported to list them."""
 
     def __init__(self, points: Sequence[EntryPoint] | None = None) -> None:
+        self._given = points
+        self._loaded: dict[str, Backend] = {}
+
+    @cached_property
+    def _points(self) -> Mapping[str, EntryPoint]:
         from importlib.metadata import entry_points
 
-        found = entry_points(group=ENTRY_POINT_GROUP) if points is None else points
-        self._points = {point.name: point for point in found}
-        self._loaded: dict[str, Backend] = {}
+        found = entry_points(group=ENTRY_POINT_GROUP) if self._given is None else self._given
+        return {point.name: point for point in found}
+
+    def find(self) -> None:
+        """Look for the plugins now, which is otherwise done when the first one is asked for."""
+        _ = self._points
 
     @property
     def names(self) -> list[str]:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from importlib.metadata import EntryPoint, entry_points
 from time import monotonic
+from typing import TYPE_CHECKING
 
 from ktuned.model import Config, EarlierSearch, Outcome, Record, Scalar, UsageError, record
 from ktuned.spec import BoundSpace
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUP = "ktuned.strategies"
 
@@ -131,6 +134,8 @@ class Walk(Strategy):
 
 def installed() -> list[str]:
     """Return the names of the installed strategies, with ``auto``, which chooses among them."""
+    from importlib.metadata import entry_points
+
     return sorted({"auto", *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
 
 
@@ -140,6 +145,8 @@ def load(name: str, points: Sequence[EntryPoint] | None = None) -> type[Strategy
     Raises:
         UsageError: no such strategy, it cannot be imported, or it is not a :class:`Strategy`.
     """
+    from importlib.metadata import entry_points
+
     known = entry_points(group=ENTRY_POINT_GROUP) if points is None else points
     # Another distribution's strategy does not take the place of one of ktuned's.
     found = {point.name: point for point in sorted(known, key=lambda point: point.value.startswith("ktuned."))}

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import os
 import sys
-import tempfile
 import threading
 from collections.abc import Callable, Mapping
 from importlib.machinery import EXTENSION_SUFFIXES
@@ -73,6 +72,8 @@ class Accesses:
         """Observe from now on, while a kernel file is loaded; a hook stays for the life of the process."""
         if self._is_watching:
             return
+        import tempfile
+
         self._is_watching = True
         prefixes = [sys.prefix, sys.base_prefix, sys.exec_prefix]
         places = (tempfile.gettempdir(), *self.own)

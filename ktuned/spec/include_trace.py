@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 
 from ktuned.ipc import lexical
+from ktuned.model import Record, record
 from ktuned.spec.c_tokens import Normalised, decode, normalise
 
 MAX_MISSED = 1_000
@@ -28,8 +28,8 @@ _PRECOMPILED = (".gch", ".pch")
 _WRAPPED = ("-Xcompiler=", "--compiler-options=", "-Wp,", "-Wl,")
 
 
-@dataclass(frozen=True, slots=True)
-class IncludeSearch:
+@record
+class IncludeSearch(Record):
     """The directories of one compilation, in their order, and the files that its flags name.
 
     ``base`` is the directory that the compiler runs in; ``toolchain`` are the directories that its version stands for,

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from ktuned.ipc import Trust, lexical, stamp
 from ktuned.spec import distributions
-from ktuned.spec.origin import installed_in, is_foreign, is_ours
+from ktuned.spec.origin import installed_in, is_foreign, is_ours, prepare_origins
 
 _get_code = SourceFileLoader.get_code
 _get_bytecode = SourcelessFileLoader.get_code
@@ -79,6 +79,7 @@ class Observer:
     def begin(self, kernel_file: Path, root: Path) -> None:
         """Forget the last kernel file, and observe another: its directory is first on ``sys.path`` from now on."""
         self.end()
+        prepare_origins()
         self._install()
         self.generation += 1
         self.kernel_file = kernel_file

@@ -10,9 +10,7 @@ from __future__ import annotations
 import os
 import sys
 import sysconfig
-import tempfile
 from functools import cache
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import NamedTuple
 
@@ -79,6 +77,8 @@ def _is_site(directory: str) -> bool:
 @cache
 def caches() -> tuple[str, ...]:
     """Return the directories of what compilers keep, each with a slash: code there was made from code elsewhere."""
+    import tempfile
+
     named = [os.environ[name] for name in _CACHES if os.environ.get(name)]
     places = [*named, *map(os.path.expanduser, _HOME_CACHES)]
     # Inductor adds the user's name.
@@ -97,6 +97,16 @@ def is_foreign(path: str) -> bool:
     return path.startswith(_STDLIB) or str(Path(path).resolve()).startswith(_STDLIB)
 
 
+def prepare_origins() -> None:
+    """Find the plugins and the caches of compilers, before any code is observed.
+
+    It imports ``importlib.metadata`` and ``tempfile`` (15 ms, which a worker that starts does not wait for), and user
+    code that is observed may be importing these.
+    """
+    _our_packages()
+    caches()
+
+
 def is_ours(module_name: str) -> bool:
     """Return whether a module is of ktuned or an installed plugin: never the project's, even below its root."""
     return module_name.partition(".")[0] in _our_packages()
@@ -111,5 +121,7 @@ def is_our_file(path: str) -> bool:
 
 @cache
 def _our_packages() -> frozenset[str]:
+    from importlib.metadata import entry_points
+
     points = [*entry_points(group=BACKENDS_GROUP), *entry_points(group="ktuned.strategies")]
     return _PACKAGES | {point.module.partition(".")[0] for point in points}

@@ -5,8 +5,7 @@ from __future__ import annotations
 import faulthandler
 import signal
 from collections.abc import Callable, Collection, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
@@ -24,11 +23,13 @@ from ktuned.model import (
     Outcome,
     Phase,
     Preset,
+    Record,
     Unsupported,
     UsageError,
     cost_of,
     energy_figures,
     figure_of,
+    record,
 )
 from ktuned.worker import bytecode
 from ktuned.worker.code_trace import CodeTrace
@@ -54,8 +55,8 @@ if TYPE_CHECKING:
     from ktuned.spec import Kernel as DeclaredKernel
 
 
-@dataclass(frozen=True)
-class _Opened:
+@record
+class _Opened(Record):
     """The problem that is measured: its kernel, its data, the device, what times it, and what it is judged by.
 
     ``metrics`` are a config's, by its latency in µs and its energy in J; without a ``meter`` that is not measured.
@@ -131,6 +132,8 @@ class Bench:
         expected = self._places.reference(request.expected)
         data.expect(expected)
         if isinstance(timer, CudaTimer):
+            from concurrent.futures import ThreadPoolExecutor
+
             with ThreadPoolExecutor(1) as beside:
                 saved = beside.submit(data.save_expected, expected)
                 data.rehearse()

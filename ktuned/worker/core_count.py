@@ -13,9 +13,9 @@ import select
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ktuned.backends import Launch
+from ktuned.model import Record, record
 
 RAN_SHARE = 0.2
 """A thread counts from this share of the busiest one's time on: a pool's other threads wake up, and sleep again."""
@@ -28,8 +28,8 @@ _PER_THREAD_CLOCK = 6
 """CPUCLOCK_PERTHREAD_MASK | CPUCLOCK_SCHED (Linux, posix-timers.h): the clock of a thread is made of its id."""
 
 
-@dataclass(frozen=True, slots=True)
-class ThreadTimes:
+@record
+class ThreadTimes(Record):
     """CPU time so far, in ns: by thread that lives, and of the whole process."""
 
     threads: Mapping[int, int]

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ktuned.ipc import Region
+from ktuned.model import Record, record
 
 PATTERN = 0xA5
 """The byte that fills what lies around a tensor: no small number and no usual float in any dtype."""
 
 
-@dataclass(frozen=True, slots=True)
-class Damage:
+@record
+class Damage(Record):
     """A write outside the tensors, in words.
 
     ``is_contained`` is true if it was put right, and nothing else can have been hit.

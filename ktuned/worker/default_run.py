@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
@@ -109,6 +108,9 @@ class DefaultRun:
         # What travels is plain data, as for every other config.
         plain = self._backend.build.from_plain(build.to_plain())
         unit = Unit(_KEY, plain, self._sources, kernel.file, request.kernel.kernel, request.target)
+        # It brings the generators of random numbers.
+        import tempfile
+
         with tempfile.TemporaryDirectory(prefix="ktuned-default-") as directory:
             artifact = Path(directory, _KEY)
             artifact.mkdir()

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from time import perf_counter
 from typing import Any
 
 from ktuned.backends import EnergyCounter, Launch
 from ktuned.ipc import requests
-from ktuned.model import Preset
+from ktuned.model import Preset, Record, record
 from ktuned.worker.energy_trace import SETTLED_S, Energy, EnergyTrace
 from ktuned.worker.race import Cost
 from ktuned.worker.timing import launches_per_sample
@@ -39,8 +38,8 @@ IN_FLIGHT = 2
 """Chunks in a GPU's queue: it has work while the host waits for the older one."""
 
 
-@dataclass(frozen=True)
-class EnergyMeter:
+@record
+class EnergyMeter(Record):
     """Measures launches on one device; ``device`` is a CUDA device's name where launches return before their end."""
 
     counter: EnergyCounter

@@ -8,11 +8,10 @@ the less that one reading matters.
 from __future__ import annotations
 
 import math
-import statistics
-from dataclasses import dataclass
 from itertools import pairwise
 
 from ktuned.ipc import requests
+from ktuned.model import Record, record
 from ktuned.worker.race import MARGIN, RELATIVE_CI, Cost, Ending
 
 SETTLED_S = 0.1
@@ -35,8 +34,8 @@ class CounterStopped(Exception):
     """The energy counter does not move while a kernel runs."""
 
 
-@dataclass(frozen=True, slots=True)
-class Energy:
+@record
+class Energy(Record):
     """The energy of one launch in J, with its 95 % interval."""
 
     joules: float
@@ -44,8 +43,8 @@ class Energy:
     high: float
 
 
-@dataclass(frozen=True, slots=True)
-class _Step:
+@record
+class _Step(Record):
     """A reading in which the counter had moved: launches so far, joules, and the launches since the reading before."""
 
     launches: float
@@ -122,7 +121,10 @@ class EnergyTrace:
         doubt = joules * (first.late_by + last.late_by) / 2 / launches
         energies = self._pieces()
         if len(energies) >= FEWEST_PIECES:
-            error = _T95[len(energies)] * statistics.stdev(energies) / math.sqrt(len(energies))
+            # It brings fractions and decimal: for the few that measure energy.
+            from statistics import stdev
+
+            error = _T95[len(energies)] * stdev(energies) / math.sqrt(len(energies))
             doubt = max(doubt, error)
         own = joules - self._apart_j
         return Energy(own, own - doubt, own + doubt)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
-import platform
+import os
 import signal
 import struct
 from collections.abc import Iterable
@@ -55,7 +55,7 @@ class FaultReporter:
 
     def arm(self) -> None:
         """Go before the handlers that are installed now, which take the signal's number alone."""
-        if platform.machine() != "x86_64":
+        if os.uname().machine != "x86_64":
             return
         for number in _SIGNALS:
             action = _SigAction()

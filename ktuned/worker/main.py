@@ -55,23 +55,31 @@ def _prefer_as_oom_victim() -> None:
 
 
 class Operations:
-    """The worker's operations, each imported when it is first needed; those of the worker's role at its start."""
+    """The worker's operations, each imported when it is first needed."""
 
-    def __init__(self, places: Places, role: str) -> None:
+    def __init__(self, places: Places) -> None:
         self._places = places
         self._registry = Registry()
         self._loaded: dict[type[requests.Request[Any, Any]], Operation] = {}
-        with bytecode.written():
-            for load in (_LOADERS[request] for request in _AT_START.get(role, ())):
-                self._loaded |= load(self._registry, places)
+
+    def prepare(self, role: str) -> None:
+        """Import what the requests of a role need, and find the plugins: a worker that waits loses no time by it."""
+        # The request that needs what fails here says so.
+        with contextlib.suppress(Exception):
+            for request in _EXPECTED.get(role, ()):
+                self._load(request)
+            self._registry.find()
 
     def carry_out(self, request: requests.Request[Any, Any], reply: Reply) -> Any:
         """Carry a request out and return its reply; phases and items are sent meanwhile."""
         kind = type(request)
+        self._load(kind)
+        return self._loaded[kind](request, reply)
+
+    def _load(self, kind: type[requests.Request[Any, Any]]) -> None:
         if kind not in self._loaded:
             with bytecode.written():
                 self._loaded |= _LOADERS[kind](self._registry, self._places)
-        return self._loaded[kind](request, reply)
 
 
 _Loaded = Mapping[type[requests.Request[Any, Any]], Operation]
@@ -157,13 +165,13 @@ _LOADERS: Mapping[type[requests.Request[Any, Any]], Callable[[Registry, Places],
     ),
 }
 
-_AT_START: Mapping[str, tuple[type[requests.Request[Any, Any]], ...]] = {
+_EXPECTED: Mapping[str, tuple[type[requests.Request[Any, Any]], ...]] = {
     Role.INSPECT: (requests.Inspect,),
     Role.EXPLORE: (requests.Explore,),
     Role.COMPILE: (requests.Compile,),
     Role.BENCH: (requests.Prepare, requests.Open),
 }
-"""The operations that a worker of each role has imported when it says that it is ready."""
+"""The operations that a worker of each role imports once it is ready, before its first request comes."""
 
 
 def main(argv: list[str]) -> int:
@@ -193,9 +201,10 @@ def main(argv: list[str]) -> int:
     known = Places.from_argument(places)
     OBSERVER.trust = Trust(known.trusted)
     ACCESSES.own = tuple(filter(None, (known.artifacts, known.captures, known.expected)))
-    operations = Operations(known, role)
+    operations = Operations(known)
     if pending is None:
         reply.send(replies.Done(replies.Ready(os.getpid(), keeps_journal=journal is not None)))
+        operations.prepare(role)
     for request in _requests(read_fd, pending):
         answer: replies.Answer
         try:

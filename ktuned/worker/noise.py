@@ -16,8 +16,8 @@ from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Sequence
 from itertools import chain
-from statistics import fmean, median
 
+from ktuned.model import median
 from ktuned.worker.samples import Samples
 
 MOST_CONFIGS = 32
@@ -162,6 +162,7 @@ def _chance(pool: Sequence[_Distances], distance: float, count: int, by_first: f
     ]
     # A spell that lay over the samples lay over the launch before them as well.
     spell = count + (by_first < 1)
-    return fmean(
+    chances = [
         max(rate**count * by_first, one.spells_beyond(distance, spell)) for rate, one in zip(rates, pool, strict=True)
-    )
+    ]
+    return math.fsum(chances) / len(chances)

@@ -7,7 +7,6 @@ import sys
 import threading
 from contextlib import suppress
 from dataclasses import replace
-from importlib.metadata import PackageNotFoundError
 from pathlib import Path
 
 from ktuned.backends import (
@@ -96,6 +95,8 @@ def _probe(registry: Registry, name: str, observation: Observation) -> replies.B
 
 def _missing(error: ModuleNotFoundError, plugin: str) -> replies.Fault:
     """Return the fault of a library that is not installed, which the error names: a distribution or a module."""
+    from importlib.metadata import PackageNotFoundError
+
     wanted = str(error.name or error)
     # A module's distribution may have another name; pip installs what the plugin requires.
     needed = wanted if isinstance(error, PackageNotFoundError) else plugin

@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import math
 import os
-import random
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import replace
@@ -58,6 +57,9 @@ class ProblemData:
         self._device = device
         seed_text = canonical({"kernel": kernel.name, **problem}) + (f" {seed}" if seed else "")
         # A tensor that inputs(p) draws itself must be the same in the worker that takes over.
+        # It brings the generators' digests, 1 ms, which a worker that makes no inputs does not need.
+        import random
+
         random.seed(seed_text)
         if kernel.has_tensors:
             tensors.seed(random.getrandbits(63))

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping
-from importlib.metadata import Distribution, PackageNotFoundError, distribution
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ktuned.backends import deciding, finding, private
 from ktuned.ipc import ABSENT, replies, sight, stamp
 from ktuned.model import Device
+
+if TYPE_CHECKING:
+    from importlib.metadata import Distribution
 
 _REQUIREMENT = re.compile(r"\s*([A-Za-z0-9][A-Za-z0-9._-]*)")
 _OURS = frozenset({"ktuned", "ktuned-client"})
@@ -36,6 +39,8 @@ class Observation:
         """Return the versions of what a plugin requires, or may require and finds; note their records."""
         if plugin is None:
             return {}
+        from importlib.metadata import PackageNotFoundError, distribution
+
         self._note(_record(plugin))
         found = {}
         for line in plugin.requires or ():

@@ -36,7 +36,7 @@ def main(control: socket.socket, role: str) -> None:
     from ktuned.ipc import Places
     from ktuned.worker.main import Operations
 
-    Operations(Places({}, "", "", ""), role)
+    Operations(Places({}, "", "", "")).prepare(role)
     sys.modules["__main__"] = program
     gc.collect()
     gc.freeze()
