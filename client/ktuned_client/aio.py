@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from time import monotonic
 from typing import Any, Self
 
@@ -21,11 +21,12 @@ from ktuned_client.answers import (
     given,
     unavailable,
 )
+from ktuned_client.batch import Batch, Question
 from ktuned_client.knowledge import Knowledge
 from ktuned_client.memo import name_of, pack
 from ktuned_client.progress import Event, Progress
 from ktuned_client.transport_aio import AsyncSubscription, AsyncTransport
-from ktuned_client.wire import LOOKUP, ProtocolError, encode_lookups
+from ktuned_client.wire import LOOKUP, ProtocolError
 
 
 class AsyncClient:
@@ -113,7 +114,7 @@ class AsyncClient:
 
     async def lookup_many(
         self,
-        questions: Iterable[tuple[str, Mapping[str, Any]] | tuple[str, Mapping[str, Any], Mapping[str, Any] | None]],
+        questions: Iterable[Question],
         device: str | None = None,
         objective: str | None = None,
     ) -> list[Hit]:
@@ -121,20 +122,17 @@ class AsyncClient:
 
         Unknown answers are requested together; more than some 250 take several requests, each with its own deadline.
         """
-        asked = [(question[0], question[1], question[2] if len(question) > 2 else None) for question in questions]
-        hits: list[Hit | None] = [None] * len(asked)
-        open_ones: list[tuple[int, bytes]] = []
-        for place, (kernel, problem, default) in enumerate(asked):
-            found = self._knowledge.find(kernel, problem, default, device, objective)
-            if isinstance(found, bytes):
-                open_ones.append((place, found))
+        batch = Batch(self._knowledge, questions, device, objective)
+        for places, request in batch.requests():
+            try:
+                result = await self._transport.look_up(request, self.deadline_s)
+            except DaemonUnavailable as error:
+                batch.unanswered(places, error)
+            except DaemonError as error:
+                batch.refused(places, str(error))
             else:
-                hits[place] = found
-        for part in self._knowledge.portions(open_ones):
-            answers = await self._answers([(*asked[place], key) for place, key in part], device, objective)
-            for (place, _), hit in zip(part, answers, strict=True):
-                hits[place] = hit
-        return [hit for hit in hits if hit is not None]
+                batch.take(places, result)
+        return batch.hits
 
     async def call(self, method: str, *, deadline_s: float = CALL_DEADLINE_S, **params: Any) -> Any:
         """Send one request and return its result; a kernel's short name means that of the project we work in.
@@ -248,7 +246,7 @@ class AsyncClient:
         if not isinstance(key, bytes):
             return key
         try:
-            question = LOOKUP + self._knowledge.question(kernel, device, key, objective)
+            question = LOOKUP + self._knowledge.opening(kernel, device, objective) + key
             answer = await self._transport.look_up(question, self.deadline_s)
             return self._knowledge.learn(kernel, default, device, key, answer, objective)
         except DaemonUnavailable as error:
@@ -258,37 +256,6 @@ class AsyncClient:
             return self._knowledge.refuse(kernel, problem, device, default, error)
         except ValueError as error:
             return unavailable(kernel, problem, device, default, str(error))
-
-    async def _answers(
-        self,
-        asked: Sequence[tuple[str, Mapping[str, Any], Mapping[str, Any] | None, bytes]],
-        device: str | None,
-        objective: str | None,
-    ) -> list[Hit]:
-        """Send one ``lookup_many``; each question comes with its problem's bytes."""
-        try:
-            question = encode_lookups(
-                [self._knowledge.question(kernel, device, key, objective) for kernel, _, _, key in asked]
-            )
-            received = (await self._transport.look_up(question, self.deadline_s))["answers"]
-            answers = list(zip(asked, received, strict=True))
-        except DaemonUnavailable as error:
-            self._knowledge.backoff.failed(str(error))
-            return [
-                self._knowledge.last_word(kernel, problem, default, device, key, str(error), objective)
-                for kernel, problem, default, key in asked
-            ]
-        except (DaemonError, ValueError, KeyError) as error:
-            return [unavailable(kernel, problem, device, default, str(error)) for kernel, problem, default, _ in asked]
-        hits = []
-        for (kernel, problem, default, key), answer in answers:
-            try:
-                hits.append(self._knowledge.learn(kernel, default, device, key, answer, objective))
-            except DaemonError as error:
-                hits.append(self._knowledge.refuse(kernel, problem, device, default, error))
-            except ValueError as error:
-                hits.append(unavailable(kernel, problem, device, default, str(error)))
-        return hits
 
 
 class AsyncEventStream(AsyncIterator[Event]):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
@@ -11,7 +11,7 @@ import msgpack
 from ktuned_client.answers import Backoff, DaemonError, Hit, completed, hit_from, refused, unavailable
 from ktuned_client.generations import MAX_NAMES
 from ktuned_client.memo import Memo, key_of, name_of
-from ktuned_client.wire import MAX_LOOKUPS, MAX_REQUEST_BYTES, encode_lookup
+from ktuned_client.wire import encode_lookup
 
 if TYPE_CHECKING:
     from ktuned_client.winners import Winners
@@ -38,7 +38,7 @@ class Knowledge:
         self._strict = strict
         self._winners = None if winners is None else _read_winners(winners)
         self._directory = _working_directory()
-        self._questions: dict[tuple[str, str | None, str | None], bytes] = {}
+        self._openings: dict[tuple[str, str | None, str | None], bytes] = {}
 
     def find(
         self,
@@ -51,10 +51,11 @@ class Knowledge:
         """Return the hit that needs no daemon, or else the problem's bytes for the request."""
         name = name_of(kernel, device, objective)
         try:
-            key = self.memo.asked_before(name, problem)
-            if key is None:
-                key = key_of(problem)
-            hit = self.memo.recall(name, key, default)
+            found = self.memo.find(name, problem)
+            if isinstance(found, Hit):
+                return found
+            key = key_of(problem) if found is None else found
+            hit = self.memo.recall(name, key, default) if found is None else None
         except (TypeError, ValueError) as error:
             return self.refuse(kernel, problem, device, default, DaemonError("usage", str(error)))
         if hit is not None:
@@ -71,9 +72,9 @@ class Knowledge:
         if self.backoff.is_waiting:
             return self.last_word(kernel, problem, default, device, key, self.backoff.message, objective)
         try:
-            # Among several it is refused alone.
-            if (kernel, device, objective) not in self._questions:
-                self.question(kernel, device, key, objective)
+            # Among several it is refused alone. Names that were answered before can be sent.
+            if found is None:
+                self.opening(kernel, device, objective)
         except TypeError as error:
             return self.refuse(kernel, problem, device, default, DaemonError("usage", str(error)))
         return key
@@ -89,35 +90,24 @@ class Knowledge:
         """Return the hit of a refused question; raises as :func:`ktuned_client.answers.refused`."""
         return refused(kernel, problem, device, default, error, strict=self._strict)
 
-    def question(self, kernel: str, device: str | None, key: bytes, objective: str | None = None) -> bytes:
-        """Return a lookup's encoded params.
+    def opening(self, kernel: str, device: str | None, objective: str | None) -> bytes:
+        """Return a lookup's encoded params up to the problem's bytes.
 
         Raises:
             TypeError: the name of the kernel, the device or the objective is not a string that can be sent.
         """
-        known = self._questions.get((kernel, device, objective))
+        known = self._openings.get((kernel, device, objective))
         if known is None:
-            if len(self._questions) >= MAX_NAMES:
-                self._questions.clear()
+            if len(self._openings) >= MAX_NAMES:
+                self._openings.clear()
             try:
                 known = encode_lookup(kernel, device, self._pin, self._place_of(kernel), objective)
             except UnicodeEncodeError as error:
                 raise TypeError(f"a name cannot be sent: {error}") from error
             if len(known) > MAX_NAMES_BYTES:
                 raise TypeError(f"the names of a kernel, device and objective have more than {MAX_NAMES_BYTES} bytes")
-            self._questions[kernel, device, objective] = known
-        return known + key
-
-    def portions(self, asked: Sequence[tuple[int, bytes]]) -> Iterator[Sequence[tuple[int, bytes]]]:
-        """Yield questions, each with its problem's bytes, by the request that carries them."""
-        start, size = 0, 0
-        for place, (_, key) in enumerate(asked):
-            size += MAX_NAMES_BYTES + len(key)
-            if size > MAX_REQUEST_BYTES - MAX_NAMES_BYTES or place - start == MAX_LOOKUPS:
-                yield asked[start:place]
-                start, size = place, MAX_NAMES_BYTES + len(key)
-        if asked:
-            yield asked[start:]
+            self._openings[kernel, device, objective] = known
+        return known
 
     def placed(self, params: dict[str, Any]) -> dict[str, Any]:
         """Return a request's params with the directory that says which project a short name of a kernel means."""

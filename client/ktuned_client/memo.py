@@ -84,19 +84,24 @@ class Memo:
         if before is not None:
             before.close()
 
-    def asked_before(self, name: Any, problem: Mapping[str, Any]) -> bytes | None:
-        """Return the bytes of a problem that has an answer, and thus needs no second check; ``None`` for others."""
+    def find(self, name: Any, problem: Mapping[str, Any]) -> Hit | bytes | None:
+        """Return the answer that holds now, or the bytes of a problem whose answer has become old.
+
+        ``None`` if there is no answer with a config: only then does the problem need a check.
+        """
         try:
             key: bytes = pack(problem)
-            return key if key in self.answers[name] else None
+            slot, generation, until, hit, _ = self.answers[name][key]
         except (KeyError, TypeError, ValueError, OverflowError):
             return None
+        return hit if self.words[slot] == generation and self._clock() < until else key
 
     def remember(self, name: Any, problem: bytes, hit: Hit) -> None:
         """Keep an answer of the daemon whose table is mapped."""
-        if self._table is not None and type(hit.generation) is int:
+        generation = hit.generation
+        if self._table is not None and type(generation) is int:
             now = self._clock()
-            self._keep(name, problem, (slot_of(hit.kernel), hit.generation, now + self.holds_s, hit, now + FRESH_S))
+            self._keep(name, problem, (slot_of(hit.kernel), generation, now + self.holds_s, hit, now + FRESH_S))
 
     def remember_for_good(self, name: Any, problem: bytes, hit: Hit) -> None:
         """Keep an answer that no daemon can change."""
