@@ -32,7 +32,7 @@ from ktuned.store import Store, Verdict
 _log = structlog.get_logger()
 
 MAX_REMEMBERED = 50_000
-"""Verdicts in memory, some 500 bytes each; with more than these, all are forgotten, and looked for again."""
+"""Verdicts in memory, some 150 bytes each; with more than these, all are forgotten, and looked for again."""
 
 _ELSEWHERE = frozenset({"default", "plan", "problems", "specialize"})
 """The parts of a kernel's plan digest that do not decide which configs its space holds."""
@@ -69,11 +69,10 @@ def space_digest(kernel: KernelInfo) -> str:
     return canonical({label: digest for label, digest in parts.items() if label not in _ELSEWHERE})
 
 
-class _Question(NamedTuple):
+class _Asked(NamedTuple):
     kernel: str
     space: str
     problem: str
-    config: str
 
 
 class _Answer(NamedTuple):
@@ -101,6 +100,9 @@ class _Answer(NamedTuple):
         )
 
 
+_NO_VERDICTS: Mapping[str, _Answer] = {}
+
+
 class Admission:
     """Answers whether spaces hold configs: :meth:`known` at once, :meth:`ask` with a worker where it takes one."""
 
@@ -109,26 +111,27 @@ class Admission:
         self._fleet = fleet
         self._store = store
         self._deadlines = deadlines
-        self._verdicts: dict[_Question, _Answer] = {}
+        self._verdicts: dict[_Asked, dict[str, _Answer]] = {}
+        """By the config's text."""
         self._loaded: set[tuple[str, str]] = set()
+        self._count = 0
 
     def __len__(self) -> int:
-        return len(self._verdicts)
+        return self._count
 
     def known(self, kernel: KernelInfo, problem: Problem, config: Config) -> bool | None:
         """Return whether the space holds a config for a problem; ``None`` if a worker must be asked."""
         declared = declared_verdict(kernel, config)
         if declared is not None:
             return declared
-        space = space_digest(kernel)
-        question = _Question(kernel.name, space, canonical(problem), canonical(config))
-        answer = self._verdicts.get(question)
-        if answer is None and (kernel.name, space) not in self._loaded:
-            self._loaded.add((kernel.name, space))
-            for stored in self._store.admissions.of(kernel.name, space):
-                known = _Question(kernel.name, space, stored.problem, stored.config)
-                self._remember(known, _Answer(stored.admitted, json.loads(stored.read)))
-            answer = self._verdicts.get(question)
+        asked, text = _asked(kernel, problem), canonical(config)
+        answer = self._verdict(asked, text)
+        if answer is None and (asked.kernel, asked.space) not in self._loaded:
+            self._loaded.add((asked.kernel, asked.space))
+            for stored in self._store.admissions.of(asked.kernel, asked.space):
+                known = asked._replace(problem=stored.problem)
+                self._remember(known, stored.config, _Answer(stored.admitted, json.loads(stored.read)))
+            answer = self._verdict(asked, text)
         return answer.admitted if answer is not None and answer.holds(kernel) else None
 
     async def ask(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> list[bool]:
@@ -167,31 +170,37 @@ class Admission:
             await self._save(kernel, asked, [config])
 
     def _note(self, kernel: KernelInfo, problem: Problem, configs: Iterable[Config], *, admitted: bool) -> None:
-        space, text = space_digest(kernel), canonical(problem)
+        asked = _asked(kernel, problem)
         answer = _Answer.now(kernel, admitted=admitted)
         for config in configs:
             if declared_verdict(kernel, config) is None:
-                self._remember(_Question(kernel.name, space, text, canonical(config)), answer)
+                self._remember(asked, canonical(config), answer)
 
-    def _remember(self, question: _Question, answer: _Answer) -> None:
-        if len(self._verdicts) >= MAX_REMEMBERED:
+    def _verdict(self, asked: _Asked, config: str) -> _Answer | None:
+        return self._verdicts.get(asked, _NO_VERDICTS).get(config)
+
+    def _remember(self, asked: _Asked, config: str, answer: _Answer) -> None:
+        if self._count >= MAX_REMEMBERED:
             self._verdicts.clear()
             self._loaded.clear()
-        self._verdicts[question] = answer
+            self._count = 0
+        verdicts = self._verdicts.setdefault(asked, {})
+        self._count += config not in verdicts
+        verdicts[config] = answer
 
     async def _save(self, kernel: KernelInfo, problem: Problem, configs: Iterable[Config]) -> None:
-        space, text = space_digest(kernel), canonical(problem)
-        asked = [canonical(config) for config in configs if declared_verdict(kernel, config) is None]
-        found = {config: self._verdicts.get(_Question(kernel.name, space, text, config)) for config in asked}
+        asked = _asked(kernel, problem)
+        wanted = [canonical(config) for config in configs if declared_verdict(kernel, config) is None]
+        found = {config: self._verdict(asked, config) for config in wanted}
         verdicts = [
-            Verdict(text, config, answer.admitted, canonical(answer.read))
+            Verdict(asked.problem, config, answer.admitted, canonical(answer.read))
             for config, answer in found.items()
             if answer is not None
         ]
         if not verdicts:
             return
         try:
-            await self._store.admissions.save(kernel.name, space, verdicts)
+            await self._store.admissions.save(asked.kernel, asked.space, verdicts)
         except StoreError as error:
             # This daemon knows them; the next one asks again.
             _log.warning("verdicts_not_stored", kernel=kernel.name, reason=error.message)
@@ -206,6 +215,10 @@ class Admission:
         async with self._fleet.lend(Role.INSPECT, self._catalog.environment(kernel)) as worker:
             reply, _ = await worker.exchange(request, self._deadlines)
         return list(reply.admitted)
+
+
+def _asked(kernel: KernelInfo, problem: Problem) -> _Asked:
+    return _Asked(kernel.name, space_digest(kernel), canonical(problem))
 
 
 def _asked_alike(kernel: KernelInfo, problem: Problem) -> list[Problem]:

@@ -107,6 +107,11 @@ class Artifacts:
         path = self.place(key)
         return path if (path / MANIFEST_NAME).exists() else None
 
+    def holds(self, key: str) -> bool:
+        """Return whether an artifact is sealed."""
+        # Each config asks. A Path would have the interpreter keep the key among its interned strings.
+        return os.path.exists(f"{self.directory}/{key[:2]}/{key}/{MANIFEST_NAME}")
+
     async def verified(self, key: str) -> Manifest | None:
         """Return an artifact's manifest after reading all its files; a damaged one is removed, and is a miss like none.
 

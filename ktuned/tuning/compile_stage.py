@@ -123,7 +123,7 @@ class CompileStage:
             # Names may have been learned since it was proposed.
             attempt.unit = self._work.unit(attempt.unit.build)
             key = attempt.unit.key
-            if self._artifacts.find(key) is None:
+            if not self._artifacts.holds(key):
                 _log.debug("artifact_missing", artifact=key, target=self._work.target)
                 missing.append(attempt)
             else:

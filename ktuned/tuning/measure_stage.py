@@ -105,7 +105,7 @@ class MeasureStage:
             for compiled in undecided:
                 # The device was contended or failed, or the worker was killed: another job may have the lane first. Or
                 # the artifact was damaged.
-                if self._artifacts.find(compiled.attempt.unit.key) is None:
+                if not self._artifacts.holds(compiled.attempt.unit.key):
                     (again,) = await self._compiling.compile([compiled.attempt])
                     if isinstance(again, Ended):
                         await done([(again.attempt, again.result)])
