@@ -124,6 +124,9 @@ class Admission:
         declared = declared_verdict(kernel, config)
         if declared is not None:
             return declared
+        if config == kernel.default and problem in kernel.problems:
+            # The inspection would have found fault with the file.
+            return True
         asked, text = _asked(kernel, problem), canonical(config)
         answer = self._verdict(asked, text)
         if answer is None and (asked.kernel, asked.space) not in self._loaded:

@@ -19,7 +19,7 @@ import structlog
 
 from ktuned.backends import cpu, extra_of
 from ktuned.devices.environment_report import EnvironmentReport, difference, difference_of_node, fingerprint_digest
-from ktuned.fleet import EARLY_CORES, Environment, Fleet
+from ktuned.fleet import Environment, Fleet
 from ktuned.ipc import replies, requests
 from ktuned.model import DeviceName, Role, StoreError, UsageError, WorkerError, canonical, suggested
 from ktuned.store import Store
@@ -325,13 +325,14 @@ class Environments:
         if key in self._expected:
             return
         self._expected.add(key)
-        self._fleet.spares.prepare(Role.EXPLORE, environment, backend)
-        self._fleet.spares.prepare_compilers(environment, backend)
+        # In the order in which they are waited for: on a machine with many cores the compilers' starts take a while.
+        self._fleet.spares.prepare(Role.INSPECT, environment)
         report = self.report(environment)
         if report is None or any(known.devices for known in report.backends.values()):
-            # The second is there when one of the first configs fails.
-            count = 1 if cpu.cores() <= EARLY_CORES else 2
-            self._fleet.spares.prepare(Role.BENCH, environment, backend, count, contexts=1)
+            # One, which makes its context meanwhile: a second would be taken where it is there sooner, without one.
+            self._fleet.spares.prepare(Role.BENCH, environment, backend, contexts=1)
+        self._fleet.spares.prepare(Role.EXPLORE, environment, backend)
+        self._fleet.spares.prepare_compilers(environment, backend)
 
     def describe(self) -> list[dict[str, Any]]:
         """Return every environment's report, for a status."""

@@ -19,7 +19,7 @@ from ktuned.fleet.failures import (
 )
 from ktuned.fleet.fleet import Fleet
 from ktuned.fleet.health import Health
-from ktuned.fleet.lanes import EARLY_CORES, Bench, CannotOpen, Lane, LaneSick
+from ktuned.fleet.lanes import Bench, CannotOpen, Lane, LaneSick
 from ktuned.fleet.local_executor import LocalExecutor
 from ktuned.fleet.node_link import NodeLink
 from ktuned.fleet.pace import Pace
@@ -34,7 +34,6 @@ __all__ = [
     "ALL_CORES",
     "BENCH_MODULES",
     "COURTESY_S",
-    "EARLY_CORES",
     "KILLS_EXCUSED",
     "Applications",
     "Bench",

@@ -56,7 +56,7 @@ class TorchTensors:
         """Save copies: two outputs may be one tensor, which the format refuses."""
         from safetensors.torch import save_file
 
-        save_file({name: value.cpu().contiguous().clone() for name, value in tensors.items()}, file)
+        save_file({name: value.to("cpu", copy=True).contiguous() for name, value in tensors.items()}, file)
 
     def guarded_on(self, tensor: Any) -> str:
         """Guard strided tensors of plain numbers."""
