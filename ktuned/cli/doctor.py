@@ -10,14 +10,17 @@ import os
 import shutil
 import sys
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from enum import StrEnum
-from importlib.metadata import EntryPoint
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ktuned.cli import text
+from ktuned.model import Record, record
 from ktuned_client import paths
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
 
 SUPPORTED_PYTHON = ((3, 11), (3, 13))
 """The oldest and the newest Python that ktuned is tested with."""
@@ -39,8 +42,8 @@ class Level(StrEnum):
     FAIL = "fail"
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
+@record
+class Finding(Record):
     """One line of the doctor: the subject, its state, and the command that mends it."""
 
     level: Level

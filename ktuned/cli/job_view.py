@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 from ktuned.cli.limits import Limits
-from ktuned.model import LATENCY, Config, JobState, Objective, Outcome, Problem, canonical, gain
+from ktuned.model import LATENCY, Config, JobState, Objective, Outcome, Problem, Record, canonical, gain, record
 
 FAILURES = (
     Outcome.COMPILE_ERROR,
@@ -28,8 +28,8 @@ Case = tuple[str, str, str, str]
 """A winner's key: a kernel, a problem's canonical text, a device model, an objective."""
 
 
-@dataclass(frozen=True, slots=True)
-class JobView:
+@record
+class JobView(Record):
     """One job as far as events have described it; latencies are in µs.
 
     By another objective than latency, ``best_figure``, ``default_figure`` and ``before`` are in its unit; ``best`` and
@@ -111,8 +111,8 @@ class JobView:
         return None if default is None or best is None else (default[0] / best[1], default[1] / best[0])
 
 
-@dataclass(frozen=True, slots=True)
-class View:
+@record
+class View(Record):
     """All jobs seen so far, in the order they appeared, and the figure of the last winner of each case.
 
     ``limits`` are the measured limits of devices, by their models.

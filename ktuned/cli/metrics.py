@@ -8,15 +8,17 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Final, Literal
+
+from ktuned.model import Record, record
 
 _OF_A_JOB: Final = re.compile(r"(?P<name>.+) \(job (?P<job>\d+)\)")
 _ESCAPES: Final = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
 
 
-@dataclass(frozen=True, slots=True)
-class Family:
+@record
+class Family(Record):
     """One metric: its samples share its name and type, and differ in their labels.
 
     ``unit`` is the name's last word, for a counter before ``_total``, or nothing.

@@ -3,22 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ktuned.cli.job_view import JobView
-from ktuned.model import LATENCY, Config, Objective, Problem, figure_of
+from ktuned.model import LATENCY, Config, Objective, Problem, Record, figure_of, record
 
 
-@dataclass(frozen=True, slots=True)
-class JobBegan:
+@record
+class JobBegan(Record):
     """A job began to run."""
 
     job: JobView
 
 
-@dataclass(frozen=True, slots=True)
-class NewBest:
+@record
+class NewBest(Record):
     """A trial is better than every one before it in its job, by its objective's ``figure``."""
 
     job: JobView
@@ -26,8 +26,8 @@ class NewBest:
     figure: float
 
 
-@dataclass(frozen=True, slots=True)
-class FirstFailure:
+@record
+class FirstFailure(Record):
     """An outcome of :data:`FAILURES` that its job had not shown before; ``trial`` is its map."""
 
     job: JobView
@@ -35,22 +35,22 @@ class FirstFailure:
     trial: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True)
-class JobEnded:
+@record
+class JobEnded(Record):
     """A job is done, was cancelled or failed."""
 
     job: JobView
 
 
-@dataclass(frozen=True, slots=True)
-class KernelStale:
+@record
+class KernelStale(Record):
     """A save changed a kernel; its winners are older than the change."""
 
     kernel: str
 
 
-@dataclass(frozen=True, slots=True)
-class WinnerChanged:
+@record
+class WinnerChanged(Record):
     """A kernel has a new winner: of a job, or without one after an undone edit or an import."""
 
     kernel: str
@@ -68,8 +68,8 @@ class WinnerChanged:
         return figure_of(self.objective, self.latency_us, self.metrics)
 
 
-@dataclass(frozen=True, slots=True)
-class Reloaded:
+@record
+class Reloaded(Record):
     """Kernel files were read again: names of kernels that were added, changed or removed, errors with path and line,
     and files that no longer have one.
     """
@@ -81,8 +81,8 @@ class Reloaded:
     mended: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class LaneChanged:
+@record
+class LaneChanged(Record):
     """A device's lane opened, closed or fell sick."""
 
     device: str
@@ -90,8 +90,8 @@ class LaneChanged:
     reason: str
 
 
-@dataclass(frozen=True, slots=True)
-class WorkerChanged:
+@record
+class WorkerChanged(Record):
     """Something happened to a worker process."""
 
     pid: int
@@ -99,8 +99,8 @@ class WorkerChanged:
     what: str
 
 
-@dataclass(frozen=True, slots=True)
-class PauseChanged:
+@record
+class PauseChanged(Record):
     """Tuning was paused or resumed: on a device model, everywhere (``""``), or for lack of storage (``None``)."""
 
     device: str | None

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
-from ktuned.model import LATENCY, Objective, Problem, canonical, cost_of, figure_of, gain
+from ktuned.model import LATENCY, Objective, Problem, Record, canonical, cost_of, figure_of, gain, record
 
 MEASURED = ("fresh", "stale")
 """Statuses of answers whose latency belongs to the case itself."""
 
 
-@dataclass(frozen=True, slots=True)
-class Comparison:
+@record
+class Comparison(Record):
     """A kernel on a problem by an objective, before and after it was tuned again; figures are in the objective's unit.
 
     ``verdict`` is ``faster``, ``same``, ``slower`` (by another objective: better or worse), ``new`` (no earlier

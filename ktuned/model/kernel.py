@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
@@ -16,7 +15,7 @@ from ktuned.model.objective import BUILT_IN, LATENCY, Objective, metric_of, read
 from ktuned.model.plan import Plan, PlanDefaults
 from ktuned.model.record import Record, record
 from ktuned.model.trace import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, combine, unknown
-from ktuned.model.values import Config, Problem, Scalar, canonical
+from ktuned.model.values import Config, Problem, Scalar, canonical, sha256
 
 
 @record
@@ -144,7 +143,7 @@ class KernelInfo(Record):
         """
         compiled = self._read_by_compilers()
         read = {path: digest for path, digest in self.stamps.items() if path.endswith(".py") or path not in compiled}
-        return hashlib.sha256(canonical(read).encode()).hexdigest()
+        return sha256(canonical(read))
 
     def _read_by_compilers(self) -> set[str]:
         home = os.path.dirname(self.file)
@@ -252,7 +251,7 @@ class KernelInfo(Record):
         plan = defaults.applied(self.plan, self.extra.get("given", ()))
         if plan == self.plan:
             return self
-        digest = hashlib.sha256(f"{self.plan_digest} {canonical(plan.to_wire())}".encode()).hexdigest()
+        digest = sha256(f"{self.plan_digest} {canonical(plan.to_wire())}")
         return dataclasses.replace(self, plan=plan, plan_digest=digest)
 
     def to_wire(self) -> dict[str, Any]:

@@ -7,11 +7,11 @@ order, and earlier digests of the kernel can be given that name, too. No IO.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from ktuned.model.record import Record, record
+from ktuned.model.values import sha256
 
 ENVIRONMENT = "env:"
 """Prefix of a name that is an environment variable."""
@@ -54,7 +54,7 @@ def combine(digest: str, entries: Iterable[Observation]) -> str:
     """Return a digest with the parts of further entries, in whatever order and in however many steps they come."""
     total = _number(digest)
     for entry in entries:
-        total += int(hashlib.sha256(f"{entry.name}\0{entry.decisive}".encode()).hexdigest(), 16)
+        total += int(sha256(f"{entry.name}\0{entry.decisive}"), 16)
     return f"{total % (1 << _BITS):064x}"
 
 
@@ -71,7 +71,7 @@ def added(one: str, other: str) -> str:
 
 def with_captured(digest: str, captured: str) -> str:
     """Return the digest of a kernel's problem, for which inputs with the digest ``captured`` were captured, if any."""
-    return added(digest, hashlib.sha256(f"captured\0{captured}".encode()).hexdigest()) if captured else digest
+    return added(digest, sha256(f"captured\0{captured}")) if captured else digest
 
 
 def unknown(known: Mapping[str, Observation], found: Iterable[Observation]) -> list[Observation]:
@@ -91,4 +91,4 @@ def _number(digest: str) -> int:
     try:
         return int(digest, 16)
     except ValueError:
-        return int(hashlib.sha256(digest.encode()).hexdigest(), 16)
+        return int(sha256(digest), 16)

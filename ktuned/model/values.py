@@ -32,6 +32,14 @@ def canonical(values: Mapping[str, Any]) -> str:
     return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
+def sha256(text: str) -> str:
+    """Digest of a text, in hexadecimal digits."""
+    # OpenSSL takes 3 ms to load, and a command that digests nothing is not to wait for it.
+    import hashlib
+
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
 def is_among(value: object, values: Sequence[Scalar]) -> bool:
     """Membership that distinguishes 1, 1.0 and True, as keys do."""
     if isinstance(values, range):

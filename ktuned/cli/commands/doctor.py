@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any
 
@@ -75,6 +74,8 @@ def _row(finding: Finding) -> tuple[str, str, str, str]:
 
 def _examine() -> list[Finding]:
     # Not at the top: `--help` imports every command, and needs no backends.
+    from importlib.metadata import entry_points
+
     from ktuned.backends import ENTRY_POINT_GROUP
 
     status, environments, kernels, team, absence = _ask_daemon()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import tempfile
-import webbrowser
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,8 +71,8 @@ def report(targets: tuple[str, ...], place: Path, opens: bool, live: bool) -> in
     trials = sum(section.trials.count for section in document.sections)
     problems = text.number(len(document.sections), "problem")
     output.emit(f"{place}  {problems}, {text.number(trials, 'trial')}, {text.size(len(content))}")
-    if opens and not webbrowser.open(place.resolve().as_uri()):
-        output.complain("no browser could be started", f"open {place.resolve()} in one")
+    if opens:
+        _open(place.resolve().as_uri(), str(place.resolve()))
     return Exit.DONE
 
 
@@ -94,10 +93,19 @@ def _follow(client: Client, store: Path, kernels: set[str] | None, *, opens: boo
         output.emit(server.address)
         output.say("it follows the store until Ctrl-C; the address is its key, for this machine alone")
         with _doorway(server.address) as doorway:
-            if opens and not webbrowser.open(doorway.as_uri()):
-                output.complain("no browser could be started", "open the address in one")
+            if opens:
+                _open(doorway.as_uri(), "the address")
             server.serve_forever()
     return Exit.DONE
+
+
+def _open(address: str, shown: str) -> None:
+    """Open a browser; where there is none, name what is to be opened."""
+    # Not at the top: `--help` imports every command, and opens nothing.
+    import webbrowser
+
+    if not webbrowser.open(address):
+        output.complain("no browser could be started", f"open {shown} in one")
 
 
 @contextmanager

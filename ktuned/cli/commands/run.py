@@ -9,12 +9,15 @@ import subprocess
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ktuned.cli import output, run_hook, spawn
-from ktuned.dropin import QUEUED, TUNED, Account
 from ktuned.model import UsageError
+
+if TYPE_CHECKING:
+    from ktuned.dropin import Account
 
 HOOK = Path(run_hook.__file__).parent
 
@@ -35,6 +38,9 @@ def run(waits: bool, command: tuple[str, ...]) -> int:
     COMMAND is run as it is: `python app.py`, `python -m package`, `torchrun …`, a script. The interpreters that it
     starts need ktuned-triton or ktuned-tilelang. Starts a daemon if none runs. Exits with the program's status.
     """
+    # Not at the top: `--help` imports every command, and tunes nothing.
+    from ktuned.dropin import Account
+
     if shutil.which(command[0]) is None:
         raise UsageError(f"there is no program {command[0]!r}", hint="give a command, as in `ktuned run python app.py`")
     started = spawn.ensure()
@@ -49,6 +55,8 @@ def run(waits: bool, command: tuple[str, ...]) -> int:
 
 def summarise(account: Account) -> list[str]:
     """Return the lines of a summary: functions taken over, functions left alone and why, keys tuned and queued."""
+    from ktuned.dropin import QUEUED, TUNED
+
     if not account.taken_over and not account.left_alone:
         return ["no autotuned function was called, or the program's interpreter has no plugin with a drop-in"]
     lines = [f"taken over: {', '.join(sorted(account.taken_over))}"] if account.taken_over else []

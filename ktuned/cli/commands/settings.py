@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import tomllib
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -75,6 +74,9 @@ def _of_daemon(environ: Mapping[str, str]) -> Iterator[Setting]:
     yield Setting("state", str(settings.state), home)
     yield Setting("cache", str(settings.cache), home)
     yield Setting("config", file, home if settings.config_path.exists() else f"{home}; there is no such file")
+    # Not at the top: `--help` imports every command.
+    import tomllib
+
     # Valid: it was read just now. The struct made of it has its defaults filled in.
     written = tomllib.loads(settings.config_path.read_text()) if settings.config_path.exists() else {}
     effective = {
