@@ -110,6 +110,15 @@ def placed(servers: list[int], *, apart: bool) -> Iterator[None]:
             os.sched_setaffinity(pid, cores)
 
 
+@contextlib.contextmanager
+def resting(daemon: PrivateDaemon) -> Iterator[None]:
+    """Keep the daemon from jobs: other cores, such as :func:`placed` gives it, are a reason to tune again."""
+    with daemon.client() as client:
+        client.call("pause")
+        yield
+        client.call("resume")
+
+
 def ask_in_turns(count: int, questions: list[Ask], meet: Callable[[], object] = lambda: None) -> list[list[float]]:
     """Return the times of ``count`` questions in µs, for each kind of question; clients ``meet`` before each turn."""
     took_us: list[list[float]] = [[] for _ in questions]
@@ -333,13 +342,14 @@ def measure(server: str | None, count: int, clients: list[int], *, large: bool, 
             cache, redis_pid = stack.enter_context(redis_serving(server, home))
             with redis.Redis(unix_socket_path=str(cache)) as peer:
                 peer.set(NAME, wire.encode_response(1, None, answer))
-            for what, apart in (("its server's core", False), ("another core", True)):
-                with placed([daemon.process.pid, redis_pid], apart=apart):
-                    rows += socket_beside_redis(f"at rest, on {what}", daemon.socket, cache, 1, count)
-            for many in clients:
-                if many > 1:
-                    rows += socket_beside_redis("at rest", daemon.socket, cache, many, count)
-            rows += pipelined(daemon.socket, cache, count)
+            with resting(daemon):
+                for what, apart in (("its server's core", False), ("another core", True)):
+                    with placed([daemon.process.pid, redis_pid], apart=apart):
+                        rows += socket_beside_redis(f"at rest, on {what}", daemon.socket, cache, 1, count)
+                for many in clients:
+                    if many > 1:
+                        rows += socket_beside_redis("at rest", daemon.socket, cache, many, count)
+                rows += pipelined(daemon.socket, cache, count)
             with tuning(daemon, home / "busy"):
                 for many in clients:
                     # Compilers start and end every second, which changes the wait for a core.
