@@ -182,8 +182,8 @@ _TEXTS: Final = frozenset((str,))
 _NO_ANSWERS: Final[dict[bytes, Entry]] = {}
 
 
-def _plain(value: Any) -> Any:
-    """Return the Python number that a scalar of NumPy or torch stands for.
+def _number_of(value: Any) -> Any:
+    """Return the Python number for a scalar of NumPy or torch in the problem of a lookup.
 
     Raises:
         TypeError: it is no such scalar.
@@ -213,7 +213,7 @@ def key_of(problem: Mapping[str, Any]) -> bytes:
         try:
             key = bytes(pack(dict(problem)))
         except TypeError:
-            key = bytes(msgpack.Packer(default=_plain).pack(dict(problem)))
+            key = bytes(msgpack.Packer(default=_number_of).pack(dict(problem)))
     except OverflowError as error:
         raise ValueError(f"a number beyond 64 bits: {error}") from error
     if len(key) > MAX_PROBLEM_BYTES:

@@ -134,7 +134,7 @@ class Host(asyncio.Protocol):
         return await asyncio.shield(loading)
 
     async def close(self) -> None:
-        """Cancel what is under way, and have every service let go."""
+        """Cancel what the bridge has under way, and close its services."""
         for task in list(self._tasks.values()):
             task.cancel()
         for loading in self._services.values():

@@ -118,7 +118,7 @@ class Daemon:
                 parts.toolchain_survey.run,
                 self._take_up,
                 parts.lifetime.run,
-                *([functools.partial(keep_reachable, place, parts.server.listen)] if is_bound else ()),
+                *([functools.partial(keep_reachable, place, parts.server.accept_from)] if is_bound else ()),
             ):
                 tasks.start_soon(work)
             await parts.stopping.wait()

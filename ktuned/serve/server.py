@@ -89,7 +89,7 @@ class Server:
     ) -> None:
         """Serve until cancelled; then stop accepting, cancel what waits, and let the last answers be read."""
         async with anyio.create_task_group() as self._tasks:
-            await self.listen(listening)
+            await self.accept_from(listening)
             task_status.started()
             try:
                 await anyio.sleep_forever()
@@ -98,8 +98,8 @@ class Server:
                     self._acceptor.close()
                 await self._close_all()
 
-    async def listen(self, listening: socket.socket) -> None:
-        """Take connections from this socket, which is the server's to close, and from no other any more."""
+    async def accept_from(self, listening: socket.socket) -> None:
+        """Have the server take connections from this socket, which it closes, and from no other any more."""
         if self._acceptor is not None:
             self._acceptor.close()
         self._acceptor = await asyncio.get_running_loop().create_unix_server(
