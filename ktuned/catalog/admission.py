@@ -38,8 +38,8 @@ _ELSEWHERE = frozenset({"default", "plan", "problems", "specialize"})
 """The parts of a kernel's plan digest that do not decide which configs its space holds."""
 
 
-def declared_verdict(kernel: KernelInfo, config: Config) -> bool | None:
-    """Return whether a space holds a config, as far as its declaration decides that; ``None`` if code must be run."""
+def declared_admission(kernel: KernelInfo, config: Config) -> bool | None:
+    """Return whether a kernel's space admits a config, as far as its declaration says; ``None`` if code must be run."""
     space: Mapping[str, Any] = kernel.space
     axes, configs = space.get("axes"), space.get("configs")
     if axes is not None:
@@ -121,7 +121,7 @@ class Admission:
 
     def known(self, kernel: KernelInfo, problem: Problem, config: Config) -> bool | None:
         """Return whether the space holds a config for a problem; ``None`` if a worker must be asked."""
-        declared = declared_verdict(kernel, config)
+        declared = declared_admission(kernel, config)
         if declared is not None:
             return declared
         if config == kernel.default and problem in kernel.problems:
@@ -176,7 +176,7 @@ class Admission:
         asked = _asked(kernel, problem)
         answer = _Answer.now(kernel, admitted=admitted)
         for config in configs:
-            if declared_verdict(kernel, config) is None:
+            if declared_admission(kernel, config) is None:
                 self._remember(asked, canonical(config), answer)
 
     def _verdict(self, asked: _Asked, config: str) -> _Answer | None:
@@ -193,7 +193,7 @@ class Admission:
 
     async def _save(self, kernel: KernelInfo, problem: Problem, configs: Iterable[Config]) -> None:
         asked = _asked(kernel, problem)
-        wanted = [canonical(config) for config in configs if declared_verdict(kernel, config) is None]
+        wanted = [canonical(config) for config in configs if declared_admission(kernel, config) is None]
         found = {config: self._verdict(asked, config) for config in wanted}
         verdicts = [
             Verdict(asked.problem, config, answer.admitted, canonical(answer.read))

@@ -164,7 +164,7 @@ class Connection(asyncio.BufferedProtocol):
             if self.pending >= self._server.limits.pending:
                 self._refuse("pending", f"{self.pending} requests wait already")
                 return
-            response = self._server.start(self, message)
+            response = self._server.answer(self, message)
             if response is not None:
                 self.send(response)
                 if self._server.shortcuts is not None and data is not None and type(message) is wire.Request:

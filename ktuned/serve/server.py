@@ -163,8 +163,8 @@ class Server:
         """Note that a connection is closed for what its peer did."""
         self._traffic.refuse(what, why)
 
-    def start(self, connection: Connection, message: wire.Request | wire.Notification) -> bytes | None:
-        """Answer a message and return the response, or start the task that will, and return ``None``."""
+    def answer(self, connection: Connection, message: wire.Request | wire.Notification) -> bytes | None:
+        """Have the server answer a client's message: return the response, or ``None`` if a task will send it."""
         method, waits = self._methods.get(message.method, (None, False))
         if method is None or message.params is None:
             return self._respond(message, self._complaint(message), None)

@@ -178,7 +178,7 @@ class Generated(BoundSpace):
         raise TypeError("the space of a callable cannot be indexed, only walked")
 
     def walk(self) -> Iterator[dict[str, Scalar] | None]:
-        """Yield the configs that the space's callable yields, each checked."""
+        """Yield the configs that the space's callable yields for the bound problem, each checked."""
         seen: dict[str, int] = {}
         knobs: tuple[str, ...] = ()
         for position, config in enumerate(self._yielded()):

@@ -186,9 +186,9 @@ class MeasureStage:
                     await self._request(lane, left, best_us(), undecided, done)
         return undecided
 
-    def _batch_size(self, lane: Lane, left: Sequence[Compiled]) -> int:
-        """Return how many of the compiled configs that wait for a lane travel to it in one request: the default alone,
-        and on a CPU those that are known to need as many cores.
+    def _measured_together(self, lane: Lane, left: Sequence[Compiled]) -> int:
+        """Return how many of the compiled configs are measured in one request to the lane: the default alone, and on a
+        CPU those that are known to need as many cores.
         """
         first = left[0].attempt
         alike = list(takewhile(lambda one: not (one.attempt.alone or self._is_default(one.attempt)), left))
@@ -211,7 +211,7 @@ class MeasureStage:
         granted = await lane.use_cores(wanted)
         # What a damaged worker may be the reason for is tried in another one.
         is_doubtful, lane.is_doubtful = lane.is_doubtful, False
-        count = 1 if is_doubtful or first.disturbed else self._batch_size(lane, left)
+        count = 1 if is_doubtful or first.disturbed else self._measured_together(lane, left)
         # Of one that has what it declares, or all that there is, nothing more can be learned.
         cores = None if lane.device.kind != "cpu" or first.declares_cores or granted < wanted else granted
         request = self._trial(lane, list(islice(left, count)), best_us, cores)
@@ -290,7 +290,7 @@ class MeasureStage:
 
     async def expect(self, lane: Lane, coming: Sequence[Compiled], best_us: float | None) -> None:
         """Have a GPU's worker prepare for what its lane is to measure next, or begin with it: by what is known now."""
-        some = coming[: self._batch_size(lane, coming)]
+        some = coming[: self._measured_together(lane, coming)]
         best_us = None if self._is_default(some[0].attempt) else best_us
         request = self._trial(lane, some, best_us, None)
         await lane.expect(request, for_trial(self._work.deadlines, self._work.preset, best_us))

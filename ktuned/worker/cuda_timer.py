@@ -104,7 +104,7 @@ class CudaTimer:
         noise: Noise | None = None,
         begin_checked: Callable[[], None] | None = None,
     ) -> Timing:
-        """Sample a launch for as long as the :class:`~ktuned.worker.race.Race` wants samples.
+        """Time a launch on the GPU, by samples for as long as the :class:`~ktuned.worker.race.Race` wants some.
 
         ``begin_checked`` prepares, in place of ``restore``, the last launch of each batch of events, so that what that
         leaves can be judged: launching once more costs as much as a sample.

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ktuned.catalog.admission import Admission, completed, declared_verdict, space_digest
+from ktuned.catalog.admission import Admission, completed, declared_admission, space_digest
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import ProjectName
 from ktuned.model.plan import Plan
@@ -46,9 +46,9 @@ def info(**changes: Any) -> KernelInfo:
         ({}, {"B": 1}, None),
     ],
 )
-def test_declared_verdict(space: dict[str, Any], config: Config, expected: bool | None) -> None:
+def test_declared_admission(space: dict[str, Any], config: Config, expected: bool | None) -> None:
     """A declaration decides what it can, types included; a constraint can only take away from it."""
-    assert declared_verdict(info(space=space), config) is expected
+    assert declared_admission(info(space=space), config) is expected
 
 
 @pytest.mark.parametrize(
