@@ -41,8 +41,8 @@ class Host(Protocol):
     def refuse(self, what: str, why: str) -> None:
         """Note that a connection is closed for what its peer did."""
 
-    def start(self, connection: Connection, message: wire.Request | wire.Notification) -> bytes | None:
-        """Answer a message and return the response, or start the task that will, and return ``None``."""
+    def answer(self, connection: Connection, message: wire.Request | wire.Notification) -> bytes | None:
+        """Return the response to a client's message, or ``None`` if a task will send it."""
 
 
 class Connection(asyncio.BufferedProtocol):

@@ -164,7 +164,7 @@ class Server:
         self._traffic.refuse(what, why)
 
     def answer(self, connection: Connection, message: wire.Request | wire.Notification) -> bytes | None:
-        """Have the server answer a client's message: return the response, or ``None`` if a task will send it."""
+        """Return the server's response to a client's message, or ``None`` if a task will send it."""
         method, waits = self._methods.get(message.method, (None, False))
         if method is None or message.params is None:
             return self._respond(message, self._complaint(message), None)
