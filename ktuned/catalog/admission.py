@@ -53,6 +53,18 @@ def declared_admission(kernel: KernelInfo, config: Config) -> bool | None:
     return None if is_held and space["constrained"] else is_held
 
 
+def is_checked_default(kernel: KernelInfo, problem: Problem, config: Config) -> bool:
+    """Return whether a config is the default for a declared problem, which the inspection has found in the space.
+
+    Not where the code has read data, which may have changed since.
+    """
+    if config != kernel.default or problem not in kernel.problems or _decisive(kernel):
+        return False
+    # Equal as maps, in which 1 is 1.0 and True.
+    declared = map(canonical, kernel.problems)
+    return canonical(config) == canonical(kernel.default) and canonical(problem) in declared
+
+
 def completed(kernel: KernelInfo, config: Config) -> Config:
     """Return a config with the knobs that it lacks, because the space has gained them, set as the default sets them."""
     default = kernel.default or {}
@@ -88,9 +100,7 @@ class _Answer(NamedTuple):
     @classmethod
     def now(cls, kernel: KernelInfo, *, admitted: bool) -> Self:
         """Return a verdict that stands on what is known of a kernel."""
-        learned = kernel.learned
-        read = {name: one.decisive for name, one in learned.items() if one.is_data or not one.is_source}
-        return cls(admitted, read, learned)
+        return cls(admitted, _decisive(kernel), kernel.learned)
 
     def holds(self, kernel: KernelInfo) -> bool:
         """Return whether all of that is as it was."""
@@ -124,8 +134,7 @@ class Admission:
         declared = declared_admission(kernel, config)
         if declared is not None:
             return declared
-        if config == kernel.default and problem in kernel.problems:
-            # The inspection would have found fault with the file.
+        if is_checked_default(kernel, problem, config):
             return True
         asked, text = _asked(kernel, problem), canonical(config)
         answer = self._verdict(asked, text)
@@ -218,6 +227,11 @@ class Admission:
         async with self._fleet.lend(Role.INSPECT, self._catalog.environment(kernel)) as worker:
             reply, _ = await worker.exchange(request, self._deadlines)
         return list(reply.admitted)
+
+
+def _decisive(kernel: KernelInfo) -> dict[str, str]:
+    """Return the digests of what a space's code may have read, by name: all but what only compilers read."""
+    return {name: one.decisive for name, one in kernel.learned.items() if one.is_data or not one.is_source}
 
 
 def _asked(kernel: KernelInfo, problem: Problem) -> _Asked:

@@ -368,7 +368,7 @@ class Store:
         )
 
     async def decide_winner(self, number: int, *, objective: Objective = LATENCY, is_final: bool = True) -> Winner:
-        """Make a measured trial the winner by an objective, whatever others have: finally if ``is_final``.
+        """Store a measured trial as the winner by an objective, whatever others have: finally if ``is_final``.
 
         Raises:
             NotFound: there is no such trial.

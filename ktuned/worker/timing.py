@@ -20,7 +20,7 @@ MAX_LAUNCHES_PER_SAMPLE = 10_000
 
 
 def launches_per_sample(launch_ns: int, *, restores: bool) -> int:
-    """Return how many launches make one sample of a kernel that takes ``launch_ns``.
+    """Return how many launches are timed together as one sample, of a kernel that takes ``launch_ns``.
 
     One, when something must be restored before each run.
     """

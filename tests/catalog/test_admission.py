@@ -95,6 +95,21 @@ async def test_a_worker_is_asked_once_and_the_next_daemon_knows(parts: Parts) ->
 
 
 @pytest.mark.anyio
+async def test_the_default_of_a_declared_problem_is_known(parts: Parts) -> None:
+    """The inspection has asked; not of other problems, nor of values of other types, nor where data decides."""
+    file = kernel_text(configs="us=[10, 20], where=lambda p, c: c.us <= p.n", default="dict(us=10)")
+    kernel = await parts.inspect(file)
+    known = parts.daemon.admission.known
+    assert known(kernel, {"n": 64}, {"us": 10}) is True
+    assert [known(kernel, {"n": n}, {"us": 10}) for n in (5, 65, 64.0)] == [None, None, None]
+    assert known(kernel, {"n": 64}, {"us": 20}) is None
+    limit = Observation("limit.txt", "aa", is_data=True)
+    assert known(replace(kernel, learned={limit.name: limit}), {"n": 64}, {"us": 10}) is None
+    header = Observation("one.h", "bb", is_source=True)
+    assert known(replace(kernel, learned={header.name: header}), {"n": 64}, {"us": 10}) is True
+
+
+@pytest.mark.anyio
 async def test_a_constraint_that_raises_admits_nothing(parts: Parts) -> None:
     """What its code cannot say is not served; a file that changed since is no verdict."""
     kernel = await parts.inspect(kernel_text(configs="us=[10.0], where=lambda p, c: p.n == 64 or 1 / 0"))
