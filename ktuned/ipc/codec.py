@@ -205,7 +205,7 @@ def _enum_reader(kind: type[StrEnum]) -> _Convert:
 
 
 def _union_reader(arguments: tuple[Any, ...]) -> _Convert:
-    """Return the reader of ``X | None``, or of a union of scalars."""
+    """Return what decodes a value of ``X | None``, or of a union of scalars."""
     inner = [one for one in arguments if one is not type(None)]
     if len(inner) == 1:
         read_value = _reader(inner[0])

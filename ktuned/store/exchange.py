@@ -60,38 +60,38 @@ class Offer(msgspec.Struct, frozen=True):
         return figure_of(self.objective, self.latency_us, self.metrics)
 
 
-class Verdict(msgspec.Struct, frozen=True):
+class Decision(msgspec.Struct, frozen=True):
     """Decision about an offer, with the reason in words."""
 
     takes: bool
     reason: str
 
 
-def judge(offer: Offer, ours: Winner | None, today: Context | None) -> Verdict:
+def judge(offer: Offer, ours: Winner | None, today: Context | None) -> Decision:
     """Decide about one offer; ``ours`` is the incumbent, ``today`` the context of a measurement made here now.
 
     A winner of today's context beats one of another. In one context the better figure wins, and ours where they are
     equal. Where neither is of today's context, figures cannot be compared, and the later decision wins.
     """
     if ours is None:
-        return Verdict(True, "there was none")
+        return Decision(True, "there was none")
     if offer.context == ours.context:
         if offer.config == ours.config:
-            return Verdict(False, "it is the same")
+            return Decision(False, "it is the same")
         theirs, figure = cost_of(offer.objective, offer.figure), cost_of(ours.objective, ours.figure)
         unit = " µs" if ours.objective == LATENCY else ""
         better = "faster" if ours.objective == LATENCY else "better"
         if figure is None or (theirs is not None and theirs < figure):
-            return Verdict(True, f"{better} than ours, {ours.figure or 0:g}{unit}")
+            return Decision(True, f"{better} than ours, {ours.figure or 0:g}{unit}")
         good = "fast" if ours.objective == LATENCY else "good"
-        return Verdict(False, f"ours is as {good} or {better}, {ours.figure:g}{unit}")
+        return Decision(False, f"ours is as {good} or {better}, {ours.figure:g}{unit}")
     if today is not None and ours.context == today:
-        return Verdict(False, "ours was measured with the sources, toolchain and driver of today")
+        return Decision(False, "ours was measured with the sources, toolchain and driver of today")
     if today is not None and offer.context == today:
-        return Verdict(True, "ours is stale")
+        return Decision(True, "ours is stale")
     if offer.decided > ours.decided:
-        return Verdict(True, "decided later than ours, which is stale too")
-    return Verdict(False, "ours was decided later, and both are stale")
+        return Decision(True, "decided later than ours, which is stale too")
+    return Decision(False, "ours was decided later, and both are stale")
 
 
 def exports(path: Path) -> list[tuple[str, str, int]]:

@@ -24,7 +24,7 @@ from ktuned.model import (
     canonical,
 )
 from ktuned.store import rows
-from ktuned.store.verdict import Standing, Verdict, judge
+from ktuned.store.winner_rule import Effect, Standing, judge
 
 NOISE = 1.05
 """Ratio of two figures up to which they may be the same."""
@@ -89,7 +89,7 @@ def finish(
     objective: Objective = LATENCY,
     is_opening: bool = False,
 ) -> Winner | None:
-    """Store a result; return the winner by an objective if that changed it (:func:`~ktuned.store.verdict.judge`).
+    """Store a result; return the winner by an objective if that changed it (:func:`~ktuned.store.winner_rule.judge`).
 
     By other objectives a winner only goes: where its own trial is not measured any more.
 
@@ -100,10 +100,10 @@ def finish(
     if not _record(connection, trial_id, result, now):
         return None
     measured, incumbent = _standings(connection, trial_id, objective)
-    verdict = judge(measured, incumbent, is_opening=is_opening)
-    if verdict is Verdict.TAKE:
+    effect = judge(measured, incumbent, is_opening=is_opening)
+    if effect is Effect.TAKE:
         return _make_winner(connection, trial_id, objective, now)
-    vacated = {objective} if verdict is Verdict.VACATE else set()
+    vacated = {objective} if effect is Effect.VACATE else set()
     return _vacate(connection, measured.context, trial_id, result, vacated, now).get(objective)
 
 

@@ -4,25 +4,25 @@ import itertools
 
 import pytest
 
-from ktuned.store.verdict import Standing, Verdict, judge
+from ktuned.store.winner_rule import Effect, Standing, judge
 
 FIGURES = (None, 1.0, 2.0, 3.0)
 
 
-def rule(told: Standing, seated: Standing | None) -> Verdict:
+def rule(told: Standing, seated: Standing | None) -> Effect:
     """Say the rule once more, as a table of cases."""
     cases = {
-        # (is reported measured, is reported current): verdict, where nothing else matters
-        (False, False): Verdict.KEEP,
-        (False, True): Verdict.VACATE,
-        (True, True): Verdict.TAKE,
+        # (is reported measured, is reported current): effect, where nothing else matters
+        (False, False): Effect.KEEP,
+        (False, True): Effect.VACATE,
+        (True, True): Effect.TAKE,
     }
     is_seated = seated is not None and seated.trial == told.trial
-    if verdict := cases.get((told.cost is not None, is_seated)):
-        return verdict
+    if effect := cases.get((told.cost is not None, is_seated)):
+        return effect
     assert told.cost is not None
     is_beaten = seated is None or seated.context != told.context or seated.cost is None or told.cost < seated.cost
-    return Verdict.TAKE if is_beaten else Verdict.KEEP
+    return Effect.TAKE if is_beaten else Effect.KEEP
 
 
 @pytest.mark.parametrize("told_us", FIGURES)
@@ -37,17 +37,17 @@ def test_every_case(told_us: float | None, seated_us: float | str | None) -> Non
 
 def test_an_equal_figure_does_not_take_the_seat() -> None:
     """A tie changes no winner, so that applications are not sent to and fro."""
-    assert judge(Standing(2, 1, 5.0), Standing(1, 1, 5.0)) is Verdict.KEEP
+    assert judge(Standing(2, 1, 5.0), Standing(1, 1, 5.0)) is Effect.KEEP
 
 
 def test_another_ground_is_never_compared() -> None:
     """A slower trial on today's context replaces a faster winner of yesterday's."""
-    assert judge(Standing(2, 2, 50.0), Standing(1, 1, 5.0)) is Verdict.TAKE
+    assert judge(Standing(2, 2, 50.0), Standing(1, 1, 5.0)) is Effect.TAKE
 
 
 def test_while_a_job_opens_no_other_trial_wins() -> None:
     """Neither an empty place nor one of another context is taken; the incumbent's own new result counts."""
     for incumbent in (None, Standing(1, 1, 5.0), Standing(1, 2, 5.0)):
-        assert judge(Standing(2, 2, 1.0), incumbent, is_opening=True) is Verdict.KEEP
-    assert judge(Standing(1, 1, 9.0), Standing(1, 1, 5.0), is_opening=True) is Verdict.TAKE
-    assert judge(Standing(1, 1, None), Standing(1, 1, 5.0), is_opening=True) is Verdict.VACATE
+        assert judge(Standing(2, 2, 1.0), incumbent, is_opening=True) is Effect.KEEP
+    assert judge(Standing(1, 1, 9.0), Standing(1, 1, 5.0), is_opening=True) is Effect.TAKE
+    assert judge(Standing(1, 1, None), Standing(1, 1, 5.0), is_opening=True) is Effect.VACATE

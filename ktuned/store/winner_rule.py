@@ -18,7 +18,7 @@ class Standing(msgspec.Struct, frozen=True):
     cost: float | None
 
 
-class Verdict(Enum):
+class Effect(Enum):
     """The effect of a result on the winner of its key."""
 
     KEEP = auto()
@@ -26,7 +26,7 @@ class Verdict(Enum):
     VACATE = auto()
 
 
-def judge(result: Standing, incumbent: Standing | None, *, is_opening: bool = False) -> Verdict:
+def judge(result: Standing, incumbent: Standing | None, *, is_opening: bool = False) -> Effect:
     """Decide about the winner of one key, by its objective, after a trial's result.
 
     Figures of two contexts are never compared: a measurement in today's context replaces yesterday's winner. An
@@ -35,13 +35,13 @@ def judge(result: Standing, incumbent: Standing | None, *, is_opening: bool = Fa
     ``is_opening`` no other trial becomes the winner: it is not known yet to be better than what is served.
     """
     if result.cost is None:
-        return Verdict.VACATE if incumbent and incumbent.trial == result.trial else Verdict.KEEP
+        return Effect.VACATE if incumbent and incumbent.trial == result.trial else Effect.KEEP
     if incumbent is not None and incumbent.trial == result.trial:
-        return Verdict.TAKE
+        return Effect.TAKE
     if is_opening:
-        return Verdict.KEEP
+        return Effect.KEEP
     if incumbent is None or incumbent.cost is None:
-        return Verdict.TAKE
+        return Effect.TAKE
     if incumbent.context != result.context:
-        return Verdict.TAKE
-    return Verdict.TAKE if result.cost < incumbent.cost else Verdict.KEEP
+        return Effect.TAKE
+    return Effect.TAKE if result.cost < incumbent.cost else Effect.KEEP
