@@ -85,7 +85,7 @@ class Journal:
         self._entries = self._first = self._held = 0
 
     def enter(self, phase: Phase) -> None:
-        """Write down that a phase begins now."""
+        """Note in the journal that a phase begins now."""
         self._entries += 1
         # The first place is the request's beginning.
         place = 1 + (self._entries - 1) % (_ENTRIES - 1)

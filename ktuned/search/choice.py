@@ -115,7 +115,7 @@ class Supervised(Strategy):
             self._strategy = kind(space, seed)
 
     def ask(self, n: int) -> list[dict[str, Scalar]]:
-        """Return new valid configs.
+        """Return new configs of the chosen strategy, which are valid.
 
         Raises:
             StrategyFault: the strategy raised, or proposed a config that is repeated or not in the space.

@@ -122,7 +122,7 @@ class Observer:
         return path.startswith(self._root)
 
     def read(self, path: Path) -> bytes:
-        """Return a file's bytes: those that were compiled, or else read now; they are the same from then on.
+        """Return the bytes of an observed file: those that were compiled, or else read now; they stay the same.
 
         Raises:
             OSError: it cannot be read.

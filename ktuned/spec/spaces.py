@@ -61,7 +61,7 @@ class Space(ABC):
         return self._bind(problem, site)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the facts about the space that need no user code, as plain data.
+        """Return what is declared of the space and needs no user code, as plain data.
 
         ``kind`` (``cartesian``, ``list``, ``callable``), ``size`` (``None`` beyond 63 bits too), ``constrained``;
         ``axes`` and ``configs`` are ``None`` unless they are of that kind and small (:data:`MAX_PLAIN_VALUES`).

@@ -109,7 +109,7 @@ def figures(rounds: Rounds, rivals: Collection[int]) -> dict[int | None, Figure]
 
 
 def elected(latencies_us: Mapping[int, float], compared: Container[int | None], incumbent: int | None) -> int | None:
-    """Return the finalist that wins a final round: the fastest by the figures of this very round.
+    """Return which of the finalists wins a round: the fastest by the figures of this very round.
 
     ``latencies_us`` are those of all finalists that are not refuted, ``compared`` those that were timed in the round.
     An incumbent that every round was disturbed for keeps its figure, and gives way only to one that beats it.

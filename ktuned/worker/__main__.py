@@ -3,10 +3,10 @@
 import os
 import sys
 
-from ktuned.worker import bytecode
+from ktuned.worker import imports
 
 if __name__ == "__main__":
-    bytecode.use(os.environ)
-    with bytecode.written():
+    imports.keep_bytecode(os.environ)
+    with imports.of_installed():
         from ktuned.worker.main import run
     run(sys.argv[1:])

@@ -31,7 +31,7 @@ from ktuned.model import (
     figure_of,
     record,
 )
-from ktuned.worker import bytecode
+from ktuned.worker import imports
 from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.compile import unit_of
 from ktuned.worker.contention import CpuWatch, GpuWatch
@@ -107,7 +107,7 @@ class Bench:
         """Make the inputs and the expected outputs of a problem on a device."""
         kernel = load_kernel(request.kernel, self._places)
         reply.phase(Phase.LOAD)
-        with bytecode.written():
+        with imports.of_installed():
             backend = self._registry.load(request.kernel.backend)
         self._open = self._bound = self._ahead = None
         reply.phase(Phase.REFERENCE)

@@ -52,7 +52,7 @@ class CodeTrace:
 def entries(
     files: Mapping[str, str], root: str, *, is_data: bool = False, is_source: bool = False
 ) -> list[Observation]:
-    """Return the entries of files, by their names in the project, and of the variables that its code has read.
+    """Return a trace's entries of files, by their names in the project, and of the variables that its code has read.
 
     The digests are those that the files were read with; what they hold now may be something else.
     """

@@ -18,7 +18,7 @@ from ktuned.model import (
     canonical,
 )
 from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded, describe, load_file, load_unless_held
-from ktuned.worker import bytecode
+from ktuned.worker import imports
 from ktuned.worker.code_trace import entries
 from ktuned.worker.trace import SourceChanged, look
 
@@ -123,7 +123,7 @@ class Inspector:
     def _backend_of(self, kernel: Kernel) -> str:
         """Return the backend that a kernel's sources choose within the family that its file names."""
         try:
-            with bytecode.written():
+            with imports.of_installed():
                 backend = self._registry.load(kernel.backend)
             return backend.for_sources(kernel.source_paths)
         except BackendError:
@@ -141,7 +141,7 @@ class Inspector:
 
 
 def _below(kernel: KernelInfo, root: str) -> KernelInfo:
-    """Return a kernel with its paths relative to the project's directory."""
+    """Return an inspected kernel with its paths relative to the project's directory, as it is sent."""
     return replace(
         kernel,
         file=relative(kernel.file, root),

@@ -17,7 +17,7 @@ from ktuned.backends import Registry
 from ktuned.ipc import JOURNAL_VARIABLE, InvalidMessage, Journal, Places, Trust, frames, parent, replies, requests
 from ktuned.model import Role
 from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded
-from ktuned.worker import bytecode
+from ktuned.worker import imports
 from ktuned.worker.failures import describe_failure
 from ktuned.worker.reply import Reply, flush_output
 from ktuned.worker.restart import Beginning, resumed
@@ -78,7 +78,7 @@ class Operations:
 
     def _load(self, kind: type[requests.Request[Any, Any]]) -> None:
         if kind not in self._loaded:
-            with bytecode.written():
+            with imports.of_installed():
                 self._loaded |= _LOADERS[kind](self._registry, self._places)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
 import threading
@@ -21,7 +22,7 @@ from ktuned.backends import (
 from ktuned.ipc import replies, requests
 from ktuned.model import BackendError, Device
 from ktuned.spec import installed_versions
-from ktuned.worker import bytecode
+from ktuned.worker import imports
 from ktuned.worker.toolchain import Observation
 
 ENVIRON = Path("/proc/self/environ")
@@ -56,7 +57,7 @@ def _probe(registry: Registry, name: str, observation: Observation) -> replies.B
     version = registry.version(name)
     required = observation.of_distribution(registry.distribution(name))
     try:
-        with bytecode.written():
+        with imports.of_installed():
             backend = registry.load(name)
     except BackendError as raised:
         return replies.BackendReport(version, error=replies.Fault(raised.code, raised.message, raised.hint))
@@ -106,7 +107,7 @@ def _missing(error: ModuleNotFoundError, plugin: str) -> replies.Fault:
 
 def prepare(registry: Registry, request: requests.Prepare) -> replies.Empty:
     """Import what a later request will need, so that a spare takes over without that wait."""
-    with bytecode.written():
+    with imports.of_installed():
         backends = [registry.load(name) for name in request.backends]
         if request.modules:
             is_for_gpus = any(backend.default_target.startswith("sm_") for backend in backends)
@@ -120,4 +121,7 @@ def prepare(registry: Registry, request: requests.Prepare) -> replies.Empty:
             # Where torch is not installed, NumPy's arrays take its place.
             with suppress(ModuleNotFoundError):
                 __import__(module)
+    if request.modules:
+        # Torch's objects stay, and no user code has run yet: no later search for garbage goes through them.
+        gc.freeze()
     return replies.Empty()

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ktuned.worker import bytecode
+from ktuned.worker import imports
 
 if TYPE_CHECKING:
     from ktuned.spec import TensorSpec
@@ -27,7 +27,7 @@ class TorchTensors:
 
     def seed(self, number: int) -> None:
         """Seed torch's generators of all devices."""
-        with bytecode.written():
+        with imports.of_installed():
             import torch
 
         torch.manual_seed(number)

@@ -29,9 +29,9 @@ _ABOVE = 400
 
 def main(control: socket.socket, role: str) -> None:
     """Fork a worker for each request, and answer with its id; answer ``wait`` with a dead one's exit code."""
-    from ktuned.worker import bytecode
+    from ktuned.worker import imports
 
-    bytecode.use(os.environ)
+    imports.keep_bytecode(os.environ)
     import ktuned.worker.__main__ as program
     from ktuned.ipc import Places
     from ktuned.worker.main import Operations

@@ -84,3 +84,13 @@ def test_a_short_launch_is_not_taken_for_two() -> None:
         launch()
         counted.add(launch.cores)
     assert counted == {1}
+
+
+def test_a_pool_that_spins_after_its_work_is_waited_for() -> None:
+    """Libgomp's threads look for work for some 20 ms before they sleep: that is none of the launch's."""
+    pool = threading.Thread(target=burn, args=(0.04,))
+    launch = CountedLaunch(lambda: burn(0.000005))
+    pool.start()
+    launch()
+    pool.join()
+    assert launch.cores == 1

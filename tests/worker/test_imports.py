@@ -1,5 +1,7 @@
-"""Bytecode of installed packages that have none."""
+"""Imports of what is installed: bytecode where packages have none, and no collections of garbage."""
 
+import gc
+import importlib
 import os
 import subprocess
 import sys
@@ -7,22 +9,24 @@ from pathlib import Path
 
 import pytest
 
+from ktuned.worker import imports
+
 USE = """
 import sys
-from ktuned.worker import bytecode
-bytecode.use({{"XDG_CACHE_HOME": {cache!r}}}, ["installed"])
+from ktuned.worker import imports
+imports.keep_bytecode({{"XDG_CACHE_HOME": {cache!r}}}, ["installed"])
 sys.dont_write_bytecode = True
-with bytecode.written():
+with imports.of_installed():
     import installed
 import project
 """
 
 OPEN = """
 import sys
-from ktuned.worker import bytecode
+from ktuned.worker import imports
 from ktuned.model import Device, DeviceModel, DeviceName, Target
 from ktuned.worker.problem import ProblemData
-bytecode.use({{"XDG_CACHE_HOME": {cache!r}}}, ["installed"])
+imports.keep_bytecode({{"XDG_CACHE_HOME": {cache!r}}}, ["installed"])
 sys.dont_write_bytecode = True
 class Kernel:
     name, has_tensors = "it", True
@@ -50,6 +54,21 @@ def test_bytecode_of_what_is_installed_is_kept_in_the_cache(place: Path) -> None
     cache = place / "cache"
     found = run(place, USE.format(cache=str(cache)))
     assert found == [str(Path(f"cache/ktuned/bytecode{place}/installed"))]
+
+
+def test_no_garbage_is_looked_for_meanwhile() -> None:
+    """Afterwards it is as before, also where an import fails, and where it was off."""
+    for was_on in (True, False):
+        (gc.enable if was_on else gc.disable)()
+        try:
+            with imports.of_installed():
+                assert not gc.isenabled()
+            assert gc.isenabled() == was_on
+            with pytest.raises(ImportError), imports.of_installed():
+                importlib.import_module("no_such_module")
+            assert gc.isenabled() == was_on
+        finally:
+            gc.enable()
 
 
 def test_bytecode_beside_the_sources_is_used(place: Path) -> None:

@@ -1,13 +1,16 @@
-"""Bytecode cache of workers, for interpreters whose packages have none.
+"""Imports of what is installed, in workers: their bytecode is kept, and they are not searched for garbage.
 
 Packages that were installed without bytecode (uv and many container images do that) are compiled again by each process
 that imports them: `import torch` takes 4.7 s instead of 1.3 s. Workers then keep bytecode of their own in the user's
 cache, shared by all daemons. They write it only while they import what is installed, never of a project: its files may
 change twice within the second that bytecode knows them by.
+
+An import makes objects that stay. To look through them for garbage, again and again, is a sixth of the import of torch.
 """
 
 from __future__ import annotations
 
+import gc
 import importlib.util
 import os
 import sys
@@ -18,7 +21,7 @@ DECIDING = ("ktuned", "torch")
 """Modules whose missing bytecode makes workers keep their own: what every worker imports, and the slowest."""
 
 
-def use(environ: dict[str, str] | os._Environ[str], modules: Sequence[str] = DECIDING) -> None:
+def keep_bytecode(environ: dict[str, str] | os._Environ[str], modules: Sequence[str] = DECIDING) -> None:
     """Keep bytecode in the user's cache from now on if one of ``modules`` is installed without."""
     if sys.pycache_prefix is None and not all(map(_has_bytecode, modules)):
         cache = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
@@ -32,11 +35,14 @@ def _has_bytecode(name: str) -> bool:
 
 
 @contextmanager
-def written() -> Iterator[None]:
-    """Write the bytecode of what is imported meanwhile, if it goes to the cache and not beside the sources."""
-    before = sys.dont_write_bytecode
+def of_installed() -> Iterator[None]:
+    """Look for no garbage meanwhile; write the bytecode of what is imported, if it goes to the cache."""
+    before, collects = sys.dont_write_bytecode, gc.isenabled()
     sys.dont_write_bytecode = sys.pycache_prefix is None
+    gc.disable()
     try:
         yield
     finally:
         sys.dont_write_bytecode = before
+        if collects:
+            gc.enable()
