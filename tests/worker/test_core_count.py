@@ -1,5 +1,6 @@
 """Cores that a launch uses."""
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable
@@ -86,9 +87,16 @@ def test_a_short_launch_is_not_taken_for_two() -> None:
     assert counted == {1}
 
 
+def spin(cpu_s: float) -> None:
+    """Use some CPU time without the interpreter's lock, as a pool of a library does."""
+    end = time.thread_time() + cpu_s
+    while time.thread_time() < end:
+        hashlib.pbkdf2_hmac("sha256", b"", b"", 1000)
+
+
 def test_a_pool_that_spins_after_its_work_is_waited_for() -> None:
     """Libgomp's threads look for work for some 20 ms before they sleep: that is none of the launch's."""
-    pool = threading.Thread(target=burn, args=(0.04,))
+    pool = threading.Thread(target=spin, args=(0.04,))
     launch = CountedLaunch(lambda: burn(0.000005))
     pool.start()
     launch()
