@@ -35,6 +35,7 @@ class Host(asyncio.Protocol):
         self._load = load
         self._decoder = frames.Decoder()
         self._services: dict[str, asyncio.Task[Service]] = {}
+        self._turns: dict[str, asyncio.Lock] = {}
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self._notes = itertools.count(-1, -1)
         self._transport: asyncio.Transport
@@ -126,12 +127,14 @@ class Host(asyncio.Protocol):
 
     async def _service(self, name: str) -> Service:
         """Return a service; importing what it needs takes seconds, and others answer meanwhile."""
-        loading = self._services.get(name)
-        if loading is None or (loading.done() and loading.exception() is not None):
-            loading = asyncio.ensure_future(asyncio.to_thread(self._load, name))
-            self._services[name] = loading
-        # Shielded: another call may wait for it, too.
-        return await asyncio.shield(loading)
+        # In turns: a call that comes as the import ends overtakes none that waited for it, and posts keep their order.
+        async with self._turns.setdefault(name, asyncio.Lock()):
+            loading = self._services.get(name)
+            if loading is None or (loading.done() and loading.exception() is not None):
+                loading = asyncio.ensure_future(asyncio.to_thread(self._load, name))
+                self._services[name] = loading
+            # Shielded: the next call waits for it, too.
+            return await asyncio.shield(loading)
 
     async def close(self) -> None:
         """Cancel what the bridge has under way, and close its services."""
