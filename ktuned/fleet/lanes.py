@@ -38,9 +38,6 @@ WARM_SPARES = 1
 """Spares that have a context on a GPU before anything has failed there. The others are given theirs when that one is
 needed: it is at work before the next failure, and a lane that loses no worker is kept waiting by one context only."""
 
-EARLY_CORES = 8
-"""Cores for each lane from which on its spares start beside its first worker, and do not slow that one."""
-
 CROWDED = "device_crowded"
 """Code of a worker's error: an application's memory leaves too little for a problem."""
 
@@ -252,7 +249,7 @@ class Lane:
             self._well()
         if bench.learn is not None:
             await bench.learn(reply.observed)
-        # Not earlier: without a recent failure, a spare's start would only slow this opening on few cores.
+        # Not earlier: without a recent failure, spares' starts would only slow this opening, on 16 cores by 0.2 s.
         self._prepare_spares(bench)
         # The problem's data is its to keep; only what comes on top wears a worker out.
         worker.settle()
@@ -295,15 +292,9 @@ class Lane:
     def _is_in_trouble(self) -> bool:
         return monotonic() - self._killed_at < TROUBLE_S
 
-    def prepare(self, environment: Environment, backend: str, cores: int) -> None:
-        """Have the worker start that the lane will need, and its spares beside it, if it has ``cores`` enough.
-
-        A config may fail as soon as the lane is open, and the next one is not to wait for an interpreter.
-        """
-        has_room = self.device.kind != "cpu" and not self.device.node and cores >= EARLY_CORES
-        beside = SPARES.get(self.device.kind, 1) if has_room else 0
-        contexts = 0 if self.device.kind == "cpu" else 1
-        self._fleet.spares.prepare(Role.BENCH, environment, backend, 1 + beside, contexts=contexts)
+    def prepare(self, environment: Environment, backend: str) -> None:
+        """Have the worker start that the lane will need."""
+        self._fleet.spares.prepare(Role.BENCH, environment, backend, contexts=0 if self.device.kind == "cpu" else 1)
 
     def _prepare_spares(self, bench: Bench) -> None:
         wanted = SPARES_IN_TROUBLE if self._is_in_trouble else SPARES

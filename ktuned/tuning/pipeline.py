@@ -6,7 +6,6 @@ compiled config is measured while the rest still compile. A result is committed 
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from time import monotonic
 
@@ -299,8 +298,7 @@ class Pipeline:
         """
         await self._has_fresh.wait()
         async with self._fleet.gate_of(lane.device.node).compiling():
-            cores = len(os.sched_getaffinity(0)) // len(self._lanes)
-            lane.prepare(self.work.environment_on(lane.device), self.work.kernel.backend, cores)
+            lane.prepare(self.work.environment_on(lane.device), self.work.kernel.backend)
             if lane.state == "ready":
                 async with lane.hold(self.work.job.id):
                     began = monotonic()

@@ -121,7 +121,8 @@ def prepare(registry: Registry, request: requests.Prepare) -> replies.Empty:
             # Where torch is not installed, NumPy's arrays take its place.
             with suppress(ModuleNotFoundError):
                 __import__(module)
-    if request.modules:
-        # Torch's objects stay, and no user code has run yet: no later search for garbage goes through them.
-        gc.freeze()
+        if request.modules:
+            # Torch's objects stay, and no user code has run yet: no search for garbage goes through them, nor the one
+            # that comes as soon as it may.
+            gc.freeze()
     return replies.Empty()
