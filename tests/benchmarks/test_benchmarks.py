@@ -16,14 +16,18 @@ TIMEOUT_S = 250
 pytestmark = pytest.mark.timeout(TIMEOUT_S + 50)
 
 
-def _run(name: str, *options: str) -> dict[str, Any]:
+def _rows(name: str, *options: str) -> list[dict[str, Any]]:
     command = [sys.executable, str(ROOT / "benchmarks" / name), *options, "--json"]
     # The fake backend's workers need no torch, whose import would take longer than most of these.
     environment = {**os.environ, "FAKE_TENSORS": "numpy"}
     done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, env=environment)
     assert done.returncode == 0, done.stderr
-    (row,) = json.loads(done.stdout)["rows"]
-    return dict(row)
+    return list(json.loads(done.stdout)["rows"])
+
+
+def _run(name: str, *options: str) -> dict[str, Any]:
+    (row,) = _rows(name, *options)
+    return row
 
 
 def test_transfer_ends_in_time() -> None:
@@ -49,6 +53,15 @@ def test_pipeline() -> None:
     assert 0 < row["lane_s"] <= row["wall_s"] * row["lanes"]
     assert 0 < row["compile_s"] <= row["wall_s"] * row["slots"]
     assert row["ratio"] >= 0.99
+
+
+@pytest.mark.usefixtures("only_in_chaos")
+def test_cold_start() -> None:
+    """A first config is measured by the command and by the script, each from its start."""
+    kernel = ROOT / "examples/cpu_gemm/tune_gemm.py"
+    tuned, script = _rows("cold_start.py", str(kernel), "--turns", "1")
+    assert 0 < tuned["least_s"] == tuned["most_s"]
+    assert tuned["of the script's"] == pytest.approx(tuned["median_s"] / script["median_s"])
 
 
 @pytest.mark.usefixtures("only_in_chaos")

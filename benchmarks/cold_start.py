@@ -1,0 +1,138 @@
+"""A cold start: seconds from ``ktuned tune`` to the first measured config, with no daemon running, beside a script.
+
+The script does what one config needs in one process, one thing after the other, as a program would that tunes itself:
+it imports torch, makes the inputs and the expected outputs, compiles the default config, checks it and times it. Both
+start in turns; the first turn is not counted: it brings files into the page cache and bytecode into the user's.
+"""
+
+import argparse
+import json
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+
+from benchmarks.direct import Space
+from benchmarks.private_daemon import installed_environment, private_home
+from benchmarks.report import show
+from ktuned.backends import Absent, Registry
+from ktuned.model import PRESETS
+from ktuned.worker.cuda_timer import CudaTimer
+from ktuned.worker.problem import ProblemData
+from ktuned.worker.timing import HostTimer
+
+GOAL_S = 3.0
+DEADLINE_S = 60.0
+
+
+def tuned_s(file: Path) -> float:
+    """Return the seconds until ``ktuned tune`` has the first measured config of a kernel file.
+
+    Raises:
+        RuntimeError: the job ends without any.
+    """
+    with private_home() as home:
+        project = home / "project"
+        shutil.copytree(file.parent, project, ignore=shutil.ignore_patterns("__pycache__"))
+        (home / "run").mkdir(mode=0o700)
+        environment = installed_environment() | {
+            "KTUNED_HOME": str(home / "state"),
+            "KTUNED_SOCKET": str(home / "run/ktuned.sock"),
+        }
+        began = perf_counter()
+        command = [sys.executable, "-m", "ktuned", "tune", str(project / file.name), "--cancel", "--json"]
+        log = home / "tune.log"
+        with (
+            log.open("wb") as errors,
+            subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors) as process,
+        ):
+            try:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    event = json.loads(line)
+                    if event.get("type") == "trial_done" and event["trial"]["outcome"] == "measured":
+                        return perf_counter() - began
+                raise RuntimeError(f"`ktuned tune {file.name}` ended without a measured config: {log.read_text()}")
+            finally:
+                process.kill()
+                stop = [sys.executable, "-m", "ktuned", "stop"]
+                subprocess.run(stop, env=environment, stdout=subprocess.DEVNULL, timeout=DEADLINE_S, check=True)
+
+
+def script_s(file: Path) -> float:
+    """Return the seconds that the script takes, from its start to its latency."""
+    began = perf_counter()
+    command = [sys.executable, __file__, "--as-script", str(file)]
+    subprocess.run(command, env=installed_environment(), timeout=DEADLINE_S, check=True, stdout=subprocess.DEVNULL)
+    return perf_counter() - began
+
+
+def measure_default(file: Path) -> float:
+    """Compile, check and time the default config of a kernel file in this process; return its latency in µs.
+
+    Raises:
+        SystemExit: there is no device for it, or it is wrong.
+    """
+    space = Space.of(file)
+    kernel, backend = space.kernel, Registry().load(space.backend)
+    found = backend.devices()
+    if isinstance(found, Absent):
+        raise SystemExit(found.message)
+    device, problem = found[0], kernel.problem_list()[0]
+    is_gpu = device.kind == "cuda" and not backend.times_on_host
+    timer = CudaTimer(device.name, kernel.timing) if is_gpu else HostTimer()
+    data = ProblemData(kernel, problem, device)
+    unit = space.units(device.target)[space.configs.index(next(iter(kernel.default_configs(problem))))]
+    with tempfile.TemporaryDirectory() as scratch:
+        data.expect(Path(scratch, "expected"))
+        artifact = Path(scratch, unit.key)
+        artifact.mkdir()
+        for compiled in backend.compile([unit], Path(scratch)):
+            if compiled.outcome is not None:
+                raise SystemExit(compiled.message)
+        launch = backend.load(artifact, unit, device).bind(data.tensors)
+        data.begin_trial()
+        launch()
+        timer.synchronize()
+        if not (verdict := data.check()).ok:
+            raise SystemExit(verdict.message)
+        return timer.time(launch, PRESETS["default"]).samples.median_us
+
+
+def main() -> None:
+    """Start both in turns for each kernel file, and print how long each has taken."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
+    parser.add_argument("kernels", nargs="+", type=Path, metavar="FILE", help="kernel files of one kernel each")
+    parser.add_argument("--turns", type=int, default=5, help="(default: %(default)s)")
+    parser.add_argument("--as-script", action="store_true", help="be the script, for the first FILE")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.as_script:
+        print(measure_default(arguments.kernels[0]))
+        return
+    rows = []
+    for file in map(Path.resolve, arguments.kernels):
+        sides: dict[str, Callable[[], float]] = {
+            "ktuned tune": partial(tuned_s, file),
+            "a script": partial(script_s, file),
+        }
+        took: dict[str, list[float]] = {name: [] for name in sides}
+        for _ in range(1 + arguments.turns):
+            for name, side in sides.items():
+                took[name].append(side())
+        counted = {name: seconds[1:] for name, seconds in took.items()}
+        ratios = [one / other for one, other in zip(*counted.values(), strict=True)]
+        for name, seconds in counted.items():
+            spread = {"least_s": min(seconds), "median_s": median(seconds), "most_s": max(seconds)}
+            of_script = median(ratios) if name == "ktuned tune" else None
+            rows.append({"what": f"{file.name}: {name}", **spread, "of the script's": of_script})
+    show(f"cold start: ≤ {GOAL_S:g} s until the first config is measured", rows, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()
