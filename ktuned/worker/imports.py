@@ -2,8 +2,9 @@
 
 Packages that were installed without bytecode (uv and many container images do that) are compiled again by each process
 that imports them: `import torch` takes 4.7 s instead of 1.3 s. Workers then keep bytecode of their own in the user's
-cache, shared by all daemons. They write it only while they import what is installed, never of a project: its files may
-change twice within the second that bytecode knows them by.
+cache, shared by all daemons. There Python looks for that of all modules, those with bytecode of their own too: so it is
+written whenever a module is imported. A project's modules have none: the observer of its code compiles them from the
+bytes that it digests (:mod:`ktuned.spec.observer`).
 
 An import makes objects that stay. To look through them for garbage, again and again, is a sixth of the import of torch.
 """
@@ -22,10 +23,14 @@ DECIDING = ("ktuned", "torch")
 
 
 def keep_bytecode(environ: dict[str, str] | os._Environ[str], modules: Sequence[str] = DECIDING) -> None:
-    """Keep bytecode in the user's cache from now on if one of ``modules`` is installed without."""
+    """Keep bytecode in the user's cache from now on if one of ``modules`` is installed without.
+
+    None is written beside the sources: that would be a change that the daemon watches.
+    """
     if sys.pycache_prefix is None and not all(map(_has_bytecode, modules)):
         cache = environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         sys.pycache_prefix = os.path.join(cache, "ktuned", "bytecode")
+    sys.dont_write_bytecode = sys.pycache_prefix is None
 
 
 def _has_bytecode(name: str) -> bool:
@@ -36,13 +41,11 @@ def _has_bytecode(name: str) -> bool:
 
 @contextmanager
 def of_installed() -> Iterator[None]:
-    """Look for no garbage meanwhile; write the bytecode of what is imported, if it goes to the cache."""
-    before, collects = sys.dont_write_bytecode, gc.isenabled()
-    sys.dont_write_bytecode = sys.pycache_prefix is None
+    """Look for no garbage meanwhile."""
+    collects = gc.isenabled()
     gc.disable()
     try:
         yield
     finally:
-        sys.dont_write_bytecode = before
         if collects:
             gc.enable()

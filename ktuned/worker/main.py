@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import resource
-import sys
 import traceback
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
@@ -194,8 +193,6 @@ def main(argv: list[str]) -> int:
         os.set_inheritable(descriptor, False)
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     _prefer_as_oom_victim()
-    # Importing a kernel file must not write beside it: that would be a change that the daemon watches.
-    sys.dont_write_bytecode = True
     reply = Reply(write_fd, journal)
     OBSERVER.may_restart = True
     known = Places.from_argument(places)

@@ -12,48 +12,45 @@ import pytest
 from ktuned.worker import imports
 
 USE = """
-import sys
+from pathlib import Path
+from ktuned.spec import OBSERVER
 from ktuned.worker import imports
 imports.keep_bytecode({{"XDG_CACHE_HOME": {cache!r}}}, ["installed"])
-sys.dont_write_bytecode = True
-with imports.of_installed():
-    import installed
-import project
-"""
-
-OPEN = """
-import sys
-from ktuned.worker import imports
-from ktuned.model import Device, DeviceModel, DeviceName, Target
-from ktuned.worker.problem import ProblemData
-imports.keep_bytecode({{"XDG_CACHE_HOME": {cache!r}}}, ["installed"])
-sys.dont_write_bytecode = True
-class Kernel:
-    name, has_tensors = "it", True
-ProblemData(Kernel(), {{}}, Device(DeviceName("cpu:0"), DeviceModel("CPU"), Target("cpu")))
+project = Path({place!r}, "project")
+OBSERVER.begin(project / "tune.py", project)
+import kernels, installed
 """
 
 
 @pytest.fixture
 def place(tmp_path: Path) -> Path:
-    """Return a directory with an installed module and one of a project."""
-    for name in ("installed", "project"):
-        (tmp_path / f"{name}.py").write_text("x = 1\n")
+    """Return a directory with an installed module, one of a project, and one that is beside the project."""
+    for module in ("site-packages/installed.py", "project/kernels.py", "beside.py"):
+        (tmp_path / module).parent.mkdir(exist_ok=True)
+        (tmp_path / module).write_text("import beside\n" if "kernels" in module else "x = 1\n")
     return tmp_path
 
 
 def run(place: Path, code: str) -> list[str]:
-    """Run code beside both modules; return the names of all bytecode files, relative to the directory."""
-    env = {**os.environ, "PYTHONPATH": str(place), "PYTHONDONTWRITEBYTECODE": "1"}
+    """Run code that finds all modules; return the bytecode files of these, without their suffixes."""
+    env = {**os.environ, "PYTHONPATH": f"{place}/site-packages:{place}", "PYTHONDONTWRITEBYTECODE": "1"}
     subprocess.run([sys.executable, "-c", code], env=env, check=True, timeout=60)
-    return sorted(str(path.relative_to(place)).split(".")[0] for path in place.rglob("*.pyc"))
+    found = (str(path.relative_to(place)) for path in place.rglob("*.pyc"))
+    return sorted(name.split(".")[0] for name in found if not name.startswith("cache") or str(place) in f"/{name}")
 
 
 def test_bytecode_of_what_is_installed_is_kept_in_the_cache(place: Path) -> None:
-    """Only that: nothing beside the sources, and nothing of a project, whose bytecode could be of an older save."""
-    cache = place / "cache"
-    found = run(place, USE.format(cache=str(cache)))
-    assert found == [str(Path(f"cache/ktuned/bytecode{place}/installed"))]
+    """Wherever it is imported; and nothing of the project's code, whose bytecode could be of an older save."""
+    found = run(place, USE.format(cache=str(place / "cache"), place=str(place)))
+    assert found == [f"cache/ktuned/bytecode{place}/site-packages/installed"]
+
+
+def test_the_standard_library_is_kept_too(place: Path) -> None:
+    """Python looks for its bytecode in the cache as well: without it each worker would compile it."""
+    code = USE.format(cache=str(place / "cache"), place=str(place)) + "import email.message, zipfile"
+    run(place, code)
+    stdlib = place / f"cache/ktuned/bytecode{Path(os.__file__).parent}"
+    assert {"message", "zipfile"} <= {path.name.split(".")[0] for path in stdlib.rglob("*.pyc")}
 
 
 def test_no_garbage_is_looked_for_meanwhile() -> None:
@@ -73,14 +70,7 @@ def test_no_garbage_is_looked_for_meanwhile() -> None:
 
 def test_bytecode_beside_the_sources_is_used(place: Path) -> None:
     """Where the installation has bytecode the cache is not used: it would hide that."""
-    subprocess.run([sys.executable, "-m", "compileall", "-q", str(place / "installed.py")], check=True, timeout=60)
-    found = run(place, USE.format(cache=str(place / "cache")))
-    assert found == ["__pycache__/installed"]
-
-
-def test_torch_is_kept_by_the_worker_that_opens_a_problem(place: Path) -> None:
-    """A worker that was no spare has not imported torch before its first problem: its bytecode is kept, too."""
-    (place / "torch.py").write_text("def manual_seed(seed):\n    raise SystemExit(0)\n")
-    cache = place / "cache"
-    found = run(place, OPEN.format(cache=str(cache)))
-    assert found == [str(Path(f"cache/ktuned/bytecode{place}/torch"))]
+    module = place / "site-packages/installed.py"
+    subprocess.run([sys.executable, "-m", "compileall", "-q", str(module)], check=True, timeout=60)
+    found = run(place, USE.format(cache=str(place / "cache"), place=str(place)))
+    assert found == ["site-packages/__pycache__/installed"]
