@@ -10,21 +10,19 @@ import json
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 
-from benchmarks.direct import Space
-from benchmarks.private_daemon import installed_environment, private_home
+from benchmarks.direct import Space, compiled_launch, timer_for
+from benchmarks.private_daemon import installed_environment, private_home, variables
 from benchmarks.report import show
+from benchmarks.sides import result_of
 from ktuned.backends import Absent, Registry
 from ktuned.model import PRESETS
-from ktuned.worker.cuda_timer import CudaTimer
 from ktuned.worker.problem import ProblemData
-from ktuned.worker.timing import HostTimer
 
 GOAL_S = 3.0
 DEADLINE_S = 60.0
@@ -39,14 +37,10 @@ def tuned_s(file: Path) -> float:
     with private_home() as home:
         project = home / "project"
         shutil.copytree(file.parent, project, ignore=shutil.ignore_patterns("__pycache__"))
-        (home / "run").mkdir(mode=0o700)
-        environment = installed_environment() | {
-            "KTUNED_HOME": str(home / "state"),
-            "KTUNED_SOCKET": str(home / "run/ktuned.sock"),
-        }
-        began = perf_counter()
-        command = [sys.executable, "-m", "ktuned", "tune", str(project / file.name), "--cancel", "--json"]
+        environment = installed_environment() | variables(home)
+        command = [sys.executable, "-m", "ktuned", "tune", str(project / file.name), "--json"]
         log = home / "tune.log"
+        began = perf_counter()
         with (
             log.open("wb") as errors,
             subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=errors) as process,
@@ -66,17 +60,16 @@ def tuned_s(file: Path) -> float:
 
 def script_s(file: Path) -> float:
     """Return the seconds that the script takes, from its start to its latency."""
-    began = perf_counter()
-    command = [sys.executable, __file__, "--as-script", str(file)]
-    subprocess.run(command, env=installed_environment(), timeout=DEADLINE_S, check=True, stdout=subprocess.DEVNULL)
-    return perf_counter() - began
+    took_s, _ = result_of(Path(__file__), "--as-script", str(file))
+    return took_s
 
 
 def measure_default(file: Path) -> float:
     """Compile, check and time the default config of a kernel file in this process; return its latency in µs.
 
     Raises:
-        SystemExit: there is no device for it, or it is wrong.
+        RuntimeError: it does not compile, or is wrong.
+        SystemExit: there is no device for it.
     """
     space = Space.of(file)
     kernel, backend = space.kernel, Registry().load(space.backend)
@@ -84,24 +77,16 @@ def measure_default(file: Path) -> float:
     if isinstance(found, Absent):
         raise SystemExit(found.message)
     device, problem = found[0], kernel.problem_list()[0]
-    is_gpu = device.kind == "cuda" and not backend.times_on_host
-    timer = CudaTimer(device.name, kernel.timing) if is_gpu else HostTimer()
+    timer = timer_for(kernel, backend, device)
     data = ProblemData(kernel, problem, device)
-    unit = space.units(device.target)[space.configs.index(next(iter(kernel.default_configs(problem))))]
-    with tempfile.TemporaryDirectory() as scratch:
-        data.expect(Path(scratch, "expected"))
-        artifact = Path(scratch, unit.key)
-        artifact.mkdir()
-        for compiled in backend.compile([unit], Path(scratch)):
-            if compiled.outcome is not None:
-                raise SystemExit(compiled.message)
-        launch = backend.load(artifact, unit, device).bind(data.tensors)
-        data.begin_trial()
-        launch()
-        timer.synchronize()
-        if not (verdict := data.check()).ok:
-            raise SystemExit(verdict.message)
-        return timer.time(launch, PRESETS["default"]).samples.median_us
+    data.expect(Path("no outputs of an earlier run"))
+    launch = compiled_launch(space, next(iter(kernel.default_configs(problem))), device, data)
+    data.begin_trial()
+    launch()
+    timer.synchronize()
+    if not (verdict := data.check()).ok:
+        raise RuntimeError(verdict.message)
+    return timer.time(launch, PRESETS["default"]).samples.median_us
 
 
 def main() -> None:
@@ -113,7 +98,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if arguments.as_script:
-        print(measure_default(arguments.kernels[0]))
+        print(json.dumps({"latency_us": measure_default(arguments.kernels[0])}))
         return
     rows = []
     for file in map(Path.resolve, arguments.kernels):

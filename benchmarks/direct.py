@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, TypeVar
 
-from ktuned.backends.contract import Build, Launch, Unit
+from ktuned.backends.contract import Backend, Build, Launch, Unit
 from ktuned.backends.registry import Registry
 from ktuned.model.device import Device
 from ktuned.model.plan import PRESETS
@@ -20,6 +20,7 @@ from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.loader import load_file
 from ktuned.worker.cuda_timer import CudaTimer
 from ktuned.worker.problem import ProblemData
+from ktuned.worker.timing import HostTimer
 
 _Result = TypeVar("_Result")
 
@@ -94,6 +95,29 @@ def in_new_process(function: Callable[..., _Result], *arguments: Any) -> _Result
     """Return the result of a function in a process of its own, with no warm cache."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
         return pool.submit(function, *arguments).result()
+
+
+def timer_for(kernel: Kernel, backend: Backend, device: Device) -> CudaTimer | HostTimer:
+    """Return what times a kernel on a device."""
+    is_gpu = device.kind == "cuda" and not backend.times_on_host
+    return CudaTimer(device.name, kernel.timing) if is_gpu else HostTimer()
+
+
+def compiled_launch(space: Space, config: Config, device: Device, data: ProblemData) -> Launch:
+    """Compile a config in this process, load it, and bind it to a problem's tensors.
+
+    Raises:
+        RuntimeError: it does not compile.
+    """
+    backend = Registry().load(space.backend)
+    unit = space.units(device.target)[space.configs.index(config)]
+    with tempfile.TemporaryDirectory() as scratch:
+        artifact = Path(scratch, unit.key)
+        artifact.mkdir()
+        (compiled,) = backend.compile([unit], Path(scratch))
+        if compiled.outcome is not None:
+            raise RuntimeError(compiled.message)
+        return backend.load(artifact, unit, device).bind(data.tensors)
 
 
 class Quiet:

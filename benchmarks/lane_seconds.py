@@ -17,14 +17,13 @@ from pathlib import Path
 from time import perf_counter, time_ns
 from typing import Any
 
-from benchmarks.direct import Space
+from benchmarks.direct import Space, timer_for
 from benchmarks.private_daemon import private_home, serving
 from benchmarks.report import show
 from benchmarks.sides import in_turns
 from ktuned.backends import Absent, Launch, Registry, Unit
 from ktuned.ipc.places import artifact_place
 from ktuned.model import PRESETS, Device
-from ktuned.worker.cuda_timer import CudaTimer
 from ktuned.worker.problem import ProblemData
 from ktuned.worker.timing import HostTimer
 from ktuned_client import Client
@@ -78,8 +77,7 @@ class Direct:
             raise SystemExit(found.message)
         self.device: Device = found[0]
         self._preset = PRESETS[preset]
-        is_gpu = self.device.kind == "cuda" and not backend.times_on_host
-        self._timer = CudaTimer(self.device.name, kernel.timing) if is_gpu else HostTimer()
+        self._timer = timer_for(kernel, backend, self.device)
         self._data = ProblemData(kernel, kernel.problem_list()[0], self.device)
         units = space.units(self.device.target)
         self.launches: dict[str, Launch] = {}

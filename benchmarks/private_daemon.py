@@ -37,7 +37,7 @@ class PrivateDaemon:
     @property
     def environment(self) -> dict[str, str]:
         """The variables by which another process finds it."""
-        return {"KTUNED_HOME": str(self.home / "state"), "KTUNED_SOCKET": str(self.socket)}
+        return variables(self.home)
 
     def tuned(self, path: Path, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Tune the only kernel below a path; return its job, and the config that won.
@@ -62,6 +62,16 @@ def private_home() -> Iterator[Path]:
         yield Path(name)
 
 
+def variables(home: Path) -> dict[str, str]:
+    """Return the variables by which programs find the daemon of a home, or start one there; write its settings."""
+    state = home / "state"
+    state.mkdir(exist_ok=True)
+    if not (state / "config.toml").exists():
+        # A benchmark prefers a disturbed figure to none: its rows are compared with their peers.
+        (state / "config.toml").write_text("contention = false\n")
+    return {"KTUNED_HOME": str(state), "KTUNED_SOCKET": str(home / "run/ktuned.sock")}
+
+
 @contextmanager
 def serving(home: Path, command: Sequence[str] = ("ktuned", "serve")) -> Iterator[PrivateDaemon]:
     """Run ``ktuned serve``, or another module, on ``home`` until the end of the block.
@@ -69,12 +79,8 @@ def serving(home: Path, command: Sequence[str] = ("ktuned", "serve")) -> Iterato
     Raises:
         RuntimeError: it ends, or does not answer within :data:`START_DEADLINE_S`.
     """
-    socket = home / "run/ktuned.sock"
-    state = home / "state"
-    state.mkdir(exist_ok=True)
-    if not (state / "config.toml").exists():
-        # A benchmark prefers a disturbed figure to none: its rows are compared with their peers.
-        (state / "config.toml").write_text("contention = false\n")
+    named = variables(home)
+    socket = Path(named["KTUNED_SOCKET"])
     with (home / "serve.log").open("ab") as log:
         start = perf_counter()
         process = subprocess.Popen(
@@ -82,7 +88,7 @@ def serving(home: Path, command: Sequence[str] = ("ktuned", "serve")) -> Iterato
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,
-            env=installed_environment() | {"KTUNED_HOME": str(state), "KTUNED_SOCKET": str(socket)},
+            env=installed_environment() | named,
         )
     try:
         ready_s = _wait_until_ready(process, socket, start)

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -219,27 +218,17 @@ def latencies_us(kernel_file: Path, configs: Sequence[Config], rounds: int) -> l
         Unavailable: there is no device.
         RuntimeError: a config does not compile.
     """
-    from benchmarks.direct import Space
+    from benchmarks.direct import Space, compiled_launch
     from ktuned.backends import Absent, Registry
     from ktuned.worker.problem import ProblemData
 
     space = Space.of(kernel_file)
-    backend = Registry().load(space.backend)
-    found = backend.devices()
+    found = Registry().load(space.backend).devices()
     if isinstance(found, Absent):
         raise Unavailable(found.message)
     device = found[0]
-    units = space.units(device.target)
     data = ProblemData(space.kernel, space.kernel.problem_list()[0], device)
-    launches = []
-    for unit in (units[space.configs.index(config)] for config in configs):
-        with tempfile.TemporaryDirectory() as scratch:
-            artifact = Path(scratch, unit.key)
-            artifact.mkdir(exist_ok=True)
-            (compiled,) = backend.compile([unit], Path(scratch))
-            if compiled.outcome is not None:
-                raise RuntimeError(compiled.message)
-            launches.append(backend.load(artifact, unit, device).bind(data.tensors))
+    launches = [compiled_launch(space, config, device, data) for config in configs]
     return in_turns(launches, device.name, rounds)
 
 

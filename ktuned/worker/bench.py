@@ -31,7 +31,6 @@ from ktuned.model import (
     figure_of,
     record,
 )
-from ktuned.worker import imports
 from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.compile import unit_of
 from ktuned.worker.contention import CpuWatch, GpuWatch
@@ -107,8 +106,7 @@ class Bench:
         """Make the inputs and the expected outputs of a problem on a device."""
         kernel = load_kernel(request.kernel, self._places)
         reply.phase(Phase.LOAD)
-        with imports.of_installed():
-            backend = self._registry.load(request.kernel.backend)
+        backend = self._registry.load(request.kernel.backend)
         self._open = self._bound = self._ahead = None
         reply.phase(Phase.REFERENCE)
         if request.device.kind == "cuda":

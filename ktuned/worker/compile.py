@@ -12,7 +12,6 @@ from ktuned.backends import Backend, Compiled, Registry, Unit
 from ktuned.ipc import Places, Recipe, replies, requests, sight
 from ktuned.model import BackendError, Outcome, Phase, combine
 from ktuned.spec import OBSERVER, forget_modules, kernel_module
-from ktuned.worker import imports
 from ktuned.worker.inspect import check_digests, digests_of
 from ktuned.worker.reply import Reply
 from ktuned.worker.seal import seal
@@ -44,8 +43,7 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
     was read besides the files that the daemon knows is sent with each unit, and has a part in its artifact's key.
     """
     kernel = request.kernel
-    with imports.of_installed():
-        backend = registry.load(kernel.backend)
+    backend = registry.load(kernel.backend)
     into = places.staging(request.staging)
     units = [unit_of(registry, places, kernel, request.target, unit) for unit in request.units]
     plugin = registry.plugin(kernel.backend)
@@ -108,9 +106,8 @@ def open_front_end(registry: Registry, places: Places, request: requests.OpenFro
         SourceChanged: it is no longer the file that was inspected.
     """
     kernel = request.kernel
-    with imports.of_installed():
-        backend = registry.load(kernel.backend)
-        backend.prepare()
+    backend = registry.load(kernel.backend)
+    backend.prepare()
     _begin(kernel, places)
     reply.phase(Phase.COMPILE)
     kernel_module(places.file(kernel.project, kernel.file))
@@ -124,9 +121,8 @@ def lower_unit(registry: Registry, places: Places, request: requests.Lower, repl
         SourceChanged: a source or the toolchain changed meanwhile.
     """
     kernel = request.kernel
-    with imports.of_installed():
-        backend = registry.load(kernel.backend)
-        backend.prepare()
+    backend = registry.load(kernel.backend)
+    backend.prepare()
     unit = unit_of(registry, places, kernel, request.target, request.unit)
     known = _begin(kernel, places)
     reply.phase(Phase.COMPILE)

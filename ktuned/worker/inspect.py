@@ -18,7 +18,6 @@ from ktuned.model import (
     canonical,
 )
 from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded, describe, load_file, load_unless_held
-from ktuned.worker import imports
 from ktuned.worker.code_trace import entries
 from ktuned.worker.trace import SourceChanged, look
 
@@ -123,8 +122,7 @@ class Inspector:
     def _backend_of(self, kernel: Kernel) -> str:
         """Return the backend that a kernel's sources choose within the family that its file names."""
         try:
-            with imports.of_installed():
-                backend = self._registry.load(kernel.backend)
+            backend = self._registry.load(kernel.backend)
             return backend.for_sources(kernel.source_paths)
         except BackendError:
             # A job that needs it fails with the reason.

@@ -77,7 +77,7 @@ class Operations:
 
     def _load(self, kind: type[requests.Request[Any, Any]]) -> None:
         if kind not in self._loaded:
-            with imports.of_installed():
+            with imports.without_collections():
                 self._loaded |= _LOADERS[kind](self._registry, self._places)
 
 

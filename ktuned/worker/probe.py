@@ -57,8 +57,7 @@ def _probe(registry: Registry, name: str, observation: Observation) -> replies.B
     version = registry.version(name)
     required = observation.of_distribution(registry.distribution(name))
     try:
-        with imports.of_installed():
-            backend = registry.load(name)
+        backend = registry.load(name)
     except BackendError as raised:
         return replies.BackendReport(version, error=replies.Fault(raised.code, raised.message, raised.hint))
     absent: replies.Absence | None = None
@@ -107,7 +106,7 @@ def _missing(error: ModuleNotFoundError, plugin: str) -> replies.Fault:
 
 def prepare(registry: Registry, request: requests.Prepare) -> replies.Empty:
     """Import what a later request will need, so that a spare takes over without that wait."""
-    with imports.of_installed():
+    with imports.without_collections():
         backends = [registry.load(name) for name in request.backends]
         if request.modules:
             is_for_gpus = any(backend.default_target.startswith("sm_") for backend in backends)

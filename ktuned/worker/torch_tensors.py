@@ -7,8 +7,6 @@ from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ktuned.worker import imports
-
 if TYPE_CHECKING:
     from ktuned.spec import TensorSpec
 
@@ -27,8 +25,7 @@ class TorchTensors:
 
     def seed(self, number: int) -> None:
         """Seed torch's generators of all devices."""
-        with imports.of_installed():
-            import torch
+        import torch
 
         torch.manual_seed(number)
 

@@ -21,12 +21,7 @@ from tests.assembled import PATIENCE_S, Parts, kernel_text
 
 pytestmark = pytest.mark.anyio
 
-SLOW = """\
-import os, time
-open({reached!r}, "w").close()
-while not os.path.exists({gate!r}):
-    time.sleep(0.01)
-"""
+SLOW = "import ktuned_fake\nktuned_fake.wait_at('import')\n"
 
 
 def look_up(parts: Parts, kernel: str = "it") -> Answer:
@@ -67,20 +62,16 @@ async def watched(parts: Parts) -> AsyncIterator[None]:
     parts.kill_workers()
 
 
-async def hold_up(parts: Parts, tmp_path: Path) -> Path:
-    """Save a kernel file whose import waits for the file that is returned."""
-    gate, reached = tmp_path / "gate", tmp_path / "reached"
-    parts.write(SLOW.format(reached=str(reached), gate=str(gate)) + kernel_text("slow"), "tune_slow.py")
-    with anyio.fail_after(PATIENCE_S):
-        while not reached.exists():  # noqa: ASYNC110 - a file reports it, no event
-            await anyio.sleep(0.01)
-    return gate
+async def hold_up(parts: Parts) -> None:
+    """Save a kernel file whose import waits until the gate ``import`` is opened."""
+    parts.write(SLOW + kernel_text("slow"), "tune_slow.py")
+    await parts.reached("import")
 
 
-async def test_a_save_during_a_long_inspection_is_stale_at_once(parts: Parts, tmp_path: Path) -> None:
+async def test_a_save_during_a_long_inspection_is_stale_at_once(parts: Parts) -> None:
     """Another file's import keeps the watcher waiting; taken back, or inspected, the kernel is certain again."""
     async with watched(parts):
-        gate = await hold_up(parts, tmp_path)
+        await hold_up(parts)
         parts.write(kernel_text(rtol="0.5"))
         answer = await until_stale(parts)
         assert not answer.is_certain
@@ -89,17 +80,17 @@ async def test_a_save_during_a_long_inspection_is_stale_at_once(parts: Parts, tm
         assert (await until_certain(parts)).status == "fresh"
         parts.write(kernel_text(rtol="0.5"))
         await until_stale(parts)
-        gate.touch()
+        parts.open_gate("import")
         assert (await until_certain(parts)).status == "stale"
 
 
-async def test_a_project_file_is_suspect_until_it_was_followed(parts: Parts, tmp_path: Path) -> None:
+async def test_a_project_file_is_suspect_until_it_was_followed(parts: Parts) -> None:
     """Its variables are part of every kernel of the project."""
     async with watched(parts):
-        gate = await hold_up(parts, tmp_path)
+        await hold_up(parts)
         parts.write("env = { ROWS = '2' }\n", "ktuned.toml")
         assert "ktuned.toml" in (await until_stale(parts)).message
-        gate.touch()
+        parts.open_gate("import")
         assert (await until_certain(parts)).status == "stale"
 
 

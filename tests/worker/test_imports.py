@@ -1,4 +1,4 @@
-"""Imports of what is installed: bytecode where packages have none, and no collections of garbage."""
+"""Imports in workers: bytecode where packages have none, and no collections of garbage."""
 
 import gc
 import importlib
@@ -58,10 +58,10 @@ def test_no_garbage_is_looked_for_meanwhile() -> None:
     for was_on in (True, False):
         (gc.enable if was_on else gc.disable)()
         try:
-            with imports.of_installed():
+            with imports.without_collections():
                 assert not gc.isenabled()
             assert gc.isenabled() == was_on
-            with pytest.raises(ImportError), imports.of_installed():
+            with pytest.raises(ImportError), imports.without_collections():
                 importlib.import_module("no_such_module")
             assert gc.isenabled() == was_on
         finally:
