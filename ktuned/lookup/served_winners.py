@@ -10,7 +10,7 @@ from ktuned.devices import Machine
 from ktuned.fleet import Environment
 from ktuned.lookup.answer_caches import AnswerCaches
 from ktuned.lookup.common_winner import MAX_TRIALS, Common, common_config, with_common
-from ktuned.model import Context, Device, KernelInfo, Objective, Winner, canonical, cost_of
+from ktuned.model import Context, Device, KernelInfo, Objective, Winner, cost_of
 from ktuned.store import Store
 
 
@@ -85,28 +85,20 @@ class ServedWinners:
         if any(winner is None or winner.context != context or not winner.is_final for context, winner in decided):
             # The first config that was measured on all of them may be slow on those that are tuned already.
             return []
-        tried = [
-            {
-                canonical(trial.config): trial
-                for trial in self._store.best_trials(context, MAX_TRIALS, objective=objective)
-            }
-            for context in contexts
-        ]
+        tried = [self._store.measured_configs(context, MAX_TRIALS, objective=objective) for context in contexts]
         is_out = [
-            text
-            for problem, trials in zip(kernel.problems, tried, strict=True)
-            for text, trial in trials.items()
-            if self._admission.known(kernel, problem, trial.config) is False
+            known.text
+            for problem, configs in zip(kernel.problems, tried, strict=True)
+            for known in configs
+            if self._admission.known(kernel, problem, known.config) is False
         ]
         costs = [
-            {
-                text: cost
-                for text, trial in trials.items()
-                if (cost := cost_of(objective, trial.figure(objective))) is not None
-            }
-            for trials in tried
+            {known.text: cost for known in configs if (cost := cost_of(objective, known.figure)) is not None}
+            for configs in tried
         ]
         chosen = common_config(list(zip(kernel.weights, costs, strict=True)), is_out)
         if chosen is None:
             return []
-        return [Common(context, trials[chosen], objective) for context, trials in zip(contexts, tried, strict=True)]
+        config = next(known.config for known in tried[0] if known.text == chosen)
+        trials = [(context, self._store.known_trial(context, config)) for context in contexts]
+        return [Common(context, trial, objective) for context, trial in trials if trial is not None]

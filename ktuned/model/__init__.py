@@ -72,7 +72,7 @@ from ktuned.model.trace import (
     with_captured,
     without,
 )
-from ktuned.model.trial import Context, EarlierSearch, Trial, TrialResult, Winner
+from ktuned.model.trial import Context, EarlierSearch, KnownConfig, Trial, TrialResult, Winner
 from ktuned.model.values import (
     FAILURES,
     RETRIED_BY_NEXT_JOB,
@@ -127,6 +127,7 @@ __all__ = [
     "KernelInfo",
     "KernelName",
     "KeyProblem",
+    "KnownConfig",
     "KtunedError",
     "Life",
     "NotFound",

@@ -104,6 +104,20 @@ class Trial(Record):
 
 
 @record
+class KnownConfig(Record):
+    """A config and what a trial has found of it, without the trial's details: those take ten times as long to read.
+
+    ``text`` is the config as canonical text, ``figure`` that of the objective that was asked for.
+    """
+
+    text: str
+    config: Config
+    outcome: Outcome
+    figure: float | None = None
+    compile_s: float = 0.0
+
+
+@record
 class Winner(Record):
     """The best valid trial of a (kernel, problem, device model) by an objective, with the context of its measurement.
 

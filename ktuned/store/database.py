@@ -24,6 +24,7 @@ from ktuned.model import (
     Job,
     JobState,
     KernelInfo,
+    KnownConfig,
     Objective,
     Outcome,
     Peaks,
@@ -424,15 +425,19 @@ class Store:
         """Return the newest measured trial of this content (the detail ``content``), in any context."""
         return trial_queries.twin(self._reader, content)
 
-    def past(self, context: Context, contexts: int, limit: int) -> list[Trial]:
-        """Return ended trials of the latest ``contexts`` of a context's kernel, problem and device, its own first.
+    def past(self, context: Context, contexts: int, limit: int, *, objective: Objective = LATENCY) -> list[KnownConfig]:
+        """Return what the latest ``contexts`` of a context's kernel, problem and device have found, its own first.
 
-        Of each context the measured trials come first, in order of latency.
+        Of each context the measured configs come first, in order of latency.
         """
-        return trial_queries.past(self._reader, context, contexts, limit)
+        return trial_queries.past(self._reader, context, contexts, limit, objective)
 
-    def failed_trials(self, context: Context, limit: int) -> list[Trial]:
-        """Return the trials of a context that ended otherwise than measured, and are not tried again."""
+    def measured_configs(self, context: Context, limit: int, *, objective: Objective = LATENCY) -> list[KnownConfig]:
+        """Return the measured configs of a context that have an objective's figure, the best first."""
+        return trial_queries.measured(self._reader, context, limit, objective)
+
+    def failed_configs(self, context: Context, limit: int) -> list[KnownConfig]:
+        """Return the configs of a context that ended otherwise than measured, and are not tried again."""
         return trial_queries.failed(self._reader, context, limit)
 
     def trials(

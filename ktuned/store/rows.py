@@ -14,6 +14,7 @@ from ktuned.model import (
     Job,
     JobState,
     KernelInfo,
+    KnownConfig,
     Objective,
     Outcome,
     Plan,
@@ -48,14 +49,24 @@ SELECT_WINNERS = f"""SELECT {CONTEXT_COLUMNS}, trials.id, trials.config, trials.
     FROM winners JOIN trials ON trials.id = winners.trial_id JOIN contexts ON contexts.id = trials.context_id"""
 
 
-def cost(objective: Objective, trials: str = "trials") -> str:
-    """Return the SQL of what a trial's figure costs by an objective, less being better; NULL if it has no figure."""
+def figure(objective: Objective, trials: str = "trials") -> str:
+    """Return the SQL of a trial's figure by an objective; NULL if it has none."""
     if objective == LATENCY:
         return f"{trials}.latency_us"
     # A metric's name is an identifier. SQLite refuses the whole SELECT for one text that is no JSON.
-    sign = "-" if is_maximized(objective) else ""
     path = f'$.metrics."{metric_of(objective)}"'
-    return f"{sign}iif(json_valid({trials}.detail), json_extract({trials}.detail, '{path}'), NULL)"
+    return f"iif(json_valid({trials}.detail), json_extract({trials}.detail, '{path}'), NULL)"
+
+
+def cost(objective: Objective, trials: str = "trials") -> str:
+    """Return the SQL of what a trial's figure costs by an objective, less being better; NULL if it has no figure."""
+    return f"{'-' if is_maximized(objective) else ''}{figure(objective, trials)}"
+
+
+def select_known(objective: Objective) -> str:
+    """Return the SELECT of a trial's id, and of :class:`~ktuned.model.KnownConfig`'s fields in their order."""
+    columns = f"trials.id, trials.config, trials.outcome, {figure(objective)}, trials.compile_s"
+    return f"SELECT {columns} {FROM_TRIALS}"
 
 
 def context_values(context: Context) -> Row:
@@ -77,6 +88,12 @@ def trial(row: Row) -> Trial:
     _decode(values, "problem", "config", "detail")
     values["outcome"] = Outcome(values["outcome"]) if values["outcome"] else None
     return Trial(**values)
+
+
+def known(row: Row) -> KnownConfig:
+    """Read a row of :func:`select_known`."""
+    _, text, outcome, found, compile_s = row
+    return KnownConfig(text, json.loads(text), Outcome(outcome), found, compile_s)
 
 
 def job(row: Row) -> Job:

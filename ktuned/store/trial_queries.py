@@ -6,13 +6,24 @@ import json
 from collections.abc import Iterable, Mapping
 from typing import Any, Literal
 
-from ktuned.model import LATENCY, RETRIED_BY_NEXT_JOB, Config, Context, Objective, Outcome, Trial, canonical
+from ktuned.model import (
+    LATENCY,
+    RETRIED_BY_NEXT_JOB,
+    Config,
+    Context,
+    KnownConfig,
+    Objective,
+    Outcome,
+    Trial,
+    canonical,
+)
 from ktuned.store import rows
 from ktuned.store.reader import Reader
 
 Order = Literal["newest", "fastest"]
 
-_IN_CONTEXT = f"{rows.SELECT_TRIALS} WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)"
+_OF_CONTEXT = f"WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)"
+_IN_CONTEXT = f"{rows.SELECT_TRIALS} {_OF_CONTEXT}"
 # SQLite refuses the whole SELECT for one text that is no JSON.
 _ROUNDS = "iif(json_valid(trials.detail), json_extract(trials.detail, '$.{}'), NULL)"
 
@@ -59,14 +70,26 @@ def twin(reader: Reader, content: str) -> Trial | None:
     )
 
 
-def past(reader: Reader, context: Context, contexts: int, limit: int) -> list[Trial]:
-    """Return ended trials of the latest contexts of a key, the context's own first, of each the fastest first.
+def measured(reader: Reader, context: Context, limit: int, objective: Objective) -> list[KnownConfig]:
+    """Return the measured configs of a context that have an objective's figure, the best first."""
+    return reader.values(
+        rows.known,
+        f"""{rows.select_known(objective)} {_OF_CONTEXT} AND trials.outcome = ?
+        AND {rows.figure(objective)} IS NOT NULL ORDER BY {rows.cost(objective)}, trials.id LIMIT ?""",
+        *rows.context_values(context),
+        Outcome.MEASURED,
+        limit,
+    )
+
+
+def past(reader: Reader, context: Context, contexts: int, limit: int, objective: Objective) -> list[KnownConfig]:
+    """Return what the latest contexts of a key have found, the context's own first, of each the fastest first.
 
     Of its own context only measured ones: :func:`failed` returns the others.
     """
     return reader.values(
-        rows.trial,
-        f"""{rows.SELECT_TRIALS} WHERE trials.outcome IS NOT NULL AND contexts.id IN (
+        rows.known,
+        f"""{rows.select_known(objective)} WHERE trials.outcome IS NOT NULL AND contexts.id IN (
             SELECT id FROM contexts WHERE (kernel, problem, device) = (?, ?, ?) ORDER BY id DESC LIMIT ?)
             AND (trials.outcome = 'measured' OR ({rows.CONTEXT_COLUMNS}) <> (?, ?, ?, ?, ?, ?, ?))
         ORDER BY ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?) DESC, contexts.id DESC,
@@ -81,12 +104,12 @@ def past(reader: Reader, context: Context, contexts: int, limit: int) -> list[Tr
     )
 
 
-def failed(reader: Reader, context: Context, limit: int) -> list[Trial]:
-    """Return the trials of a context that ended otherwise than measured, and are not tried again."""
+def failed(reader: Reader, context: Context, limit: int) -> list[KnownConfig]:
+    """Return the configs of a context that ended otherwise than measured, and are not tried again."""
     retried = sorted({*RETRIED_BY_NEXT_JOB, Outcome.COMPILE_TIMEOUT})
     return reader.values(
-        rows.trial,
-        f"""{rows.SELECT_TRIALS} WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)
+        rows.known,
+        f"""{rows.select_known(LATENCY)} {_OF_CONTEXT}
             AND trials.outcome NOT IN ('measured', {", ".join("?" * len(retried))}) ORDER BY trials.id LIMIT ?""",
         *rows.context_values(context),
         *retried,

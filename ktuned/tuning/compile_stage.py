@@ -38,6 +38,10 @@ from ktuned.tuning.work import Compiler, Work
 _log = structlog.get_logger()
 
 
+LAST_OF_SLOT = 2
+"""Of so many last configs for each slot the longest begin first: with only one each, all slots end with long ones, and
+what was expected of a single one is often wrong. More gain nothing, and the order is the strategy's no longer."""
+
 ABSENT_S = 4.0
 """For this long a node is left out that was not there when a worker was to be started on it."""
 
@@ -81,7 +85,8 @@ class CompileStage:
         if first is None:
             return self._last.popleft() if self._last else None
         now = channel.statistics()
-        if now.open_send_streams or now.current_buffer_used >= self.slots:
+        most = self.slots * (1 if self._pays_together else LAST_OF_SLOT)
+        if now.open_send_streams or now.current_buffer_used >= most:
             return first
         last = [first]
         with suppress(anyio.EndOfStream):
@@ -103,6 +108,11 @@ class CompileStage:
             except (anyio.WouldBlock, anyio.EndOfStream):
                 break
         return group
+
+    @property
+    def _pays_together(self) -> bool:
+        """True if a slot is to take several configs at once; the last ones are shared out one by one."""
+        return self._batch_size.now > 1 if self._is_batched else self._group_size.pays
 
     @property
     def _is_batched(self) -> bool:

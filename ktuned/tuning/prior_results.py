@@ -18,6 +18,7 @@ from ktuned.model import (
     EarlierSearch,
     Event,
     KernelInfo,
+    KnownConfig,
     Objective,
     Outcome,
     Problem,
@@ -37,7 +38,7 @@ RECENT_CONTEXTS = 4
 """Earlier states of a kernel that predict the next one: after quick saves the newest has tried but few configs."""
 
 MAX_PREDICTED = 4_000
-"""Earlier results that are read for one job: some 10 ms, and half a megabyte on the way to the worker."""
+"""Earlier results that are read for one job: some 30 ms on the loop, and half a megabyte on the way to the worker."""
 
 
 MAX_NEAR = 8
@@ -67,20 +68,12 @@ class Order(msgspec.Struct, frozen=True):
     earlier: tuple[EarlierSearch, ...] = ()
 
 
-class Past(msgspec.Struct, frozen=True):
-    """The outcome of a config in an earlier context; the newest context counts."""
-
-    config: Config
-    outcome: Outcome
-    latency_us: float | None
-
-
 def order(
     seated: Config | None,
     default: Config | None,
-    past: Sequence[Past],
+    past: Sequence[KnownConfig],
     near: Sequence[Config] = (),
-    settled: Sequence[Config] = (),
+    settled: Sequence[KnownConfig] = (),
     served: Sequence[Config] = (),
     lead: Sequence[Config] = (),
 ) -> Order:
@@ -94,13 +87,13 @@ def order(
     count towards the budget, so that a job that is asked for again has no more to do, whichever configs its strategy
     would choose now.
     """
-    known: dict[str, Past] = {}
+    known: dict[str, KnownConfig] = {}
     for entry in past:
-        known.setdefault(canonical(entry.config), entry)
+        known.setdefault(entry.text, entry)
     first = {canonical(config): config for config in (*lead, seated, *served, default) if config is not None}
     measured = {text: entry.config for text, entry in known.items() if entry.outcome is Outcome.MEASURED}
     first |= measured or {canonical(config): config for config in near}
-    first |= {canonical(config): config for config in settled}
+    first |= {entry.text: entry.config for entry in settled}
     failed = [(text, entry) for text, entry in known.items() if text not in first]
     failed.sort(key=lambda pair: pair[1].outcome is not Outcome.SLOWER)
     return Order(tuple(first.values()), tuple(entry.config for _, entry in failed))
@@ -120,15 +113,15 @@ def chosen(measured: Sequence[Trial], objective: Objective = LATENCY) -> Trial |
     other figures than the latency may have been for another objective, with other finalists.
     """
     if objective != LATENCY:
-        return min(measured, key=lambda trial: _cost(trial, objective), default=None)
+        return min(measured, key=lambda trial: _cost(objective, trial.figure(objective)), default=None)
     finalists = [trial for trial in measured if TrialDetail.from_json(trial.detail).rounds]
     decided_at = max((trial.updated for trial in finalists), default=0.0)
     last = finalists + [trial for trial in measured if trial.updated > decided_at]
     return min(last, key=lambda trial: trial.latency_us or 0.0, default=None)
 
 
-def _cost(trial: Trial, objective: Objective) -> float:
-    cost = cost_of(objective, trial.figure(objective))
+def _cost(objective: Objective, figure: float | None) -> float:
+    cost = cost_of(objective, figure)
     return math.inf if cost is None else cost
 
 
@@ -197,8 +190,8 @@ def earlier_searches(store: Store, winners: Sequence[Winner], objective: Objecti
     """Return what was measured in the contexts of the nearest winners, as costs by a job's objective."""
     searches = []
     for context in islice(dict.fromkeys(winner.context for winner in winners), MAX_EARLIER):
-        trials = store.best_trials(context, MAX_EARLIER_TRIALS, objective=objective)
-        known = [(trial.config, cost) for trial in trials if (cost := _cost(trial, objective)) < math.inf]
+        found = store.measured_configs(context, MAX_EARLIER_TRIALS, objective=objective)
+        known = [(one.config, cost) for one in found if (cost := cost_of(objective, one.figure)) is not None]
         searches.append(EarlierSearch(tuple(config for config, _ in known), tuple(cost for _, cost in known)))
     return tuple(searches)
 
@@ -217,28 +210,25 @@ class PriorResults:
 
     def order(self, served: Sequence[Config], lead: Sequence[Config] = ()) -> Order:
         """Return the order in which to try configs; ``served`` are those that lookups were answered with."""
-        context = self._work.context
+        context, objective = self._work.context, self._work.objective
         seated = self._store.winner(self._work.key)
-        newest: dict[str, Trial] = {}
-        for trial in self._store.past(context, RECENT_CONTEXTS, MAX_PREDICTED):
-            newest.setdefault(canonical(trial.config), trial)
-            if trial.compile_s:
-                self._compile_s.setdefault(canonical(trial.config), trial.compile_s)
+        newest: dict[str, KnownConfig] = {}
+        for known in self._store.past(context, RECENT_CONTEXTS, MAX_PREDICTED, objective=objective):
+            newest.setdefault(known.text, known)
+            if known.compile_s:
+                self._compile_s.setdefault(known.text, known.compile_s)
         past = list(newest.values())
-        if self._work.objective != LATENCY:
+        if objective != LATENCY:
             # Of those whose figure is unknown the fastest are as good a guess as any.
-            past.sort(key=lambda trial: _cost(trial, self._work.objective))
-        found = [Past(trial.config, trial.outcome, trial.latency_us) for trial in past if trial.outcome is not None]
+            past.sort(key=lambda known: _cost(objective, known.figure))
         winners = most_similar(self._work.key, self._store.winners(context.kernel))
-        best = self._store.best_trials(winners[0].context, BEST_OF_NEAREST) if winners else []
-        near = near_configs(winners, [trial.config for trial in best])
-        settled = [trial.config for trial in self._store.failed_trials(context, MAX_PREDICTED)]
-        found_order = order(
-            None if seated is None else seated.config, self._work.kernel.default, found, near, settled, served, lead
+        best = self._store.measured_configs(winners[0].context, BEST_OF_NEAREST) if winners else []
+        near = near_configs(winners, [known.config for known in best])
+        settled = self._store.failed_configs(context, MAX_PREDICTED)
+        found = order(
+            None if seated is None else seated.config, self._work.kernel.default, past, near, settled, served, lead
         )
-        return msgspec.structs.replace(
-            found_order, earlier=earlier_searches(self._store, winners, self._work.objective)
-        )
+        return msgspec.structs.replace(found, earlier=earlier_searches(self._store, winners, objective))
 
     def carried(self, compiled: Compiled) -> TrialResult | None:
         """Return the result of a compiled attempt whose twin was measured: equal bytes, called alike, on equal data."""

@@ -42,6 +42,7 @@ READS: dict[str, Callable[[Store], object]] = {
     "known": lambda store: store.known_trial(CONTEXT, {"BM": 8}),
     "best": lambda store: store.best_trials(CONTEXT, 5),
     "finalists": lambda store: store.best_trials(CONTEXT, 5, rounds=1),
+    "measured": lambda store: store.measured_configs(CONTEXT, 5),
     "past": lambda store: store.past(CONTEXT, 3, 10),
     "winner": lambda store: store.winner(CONTEXT.key),
     "winners": Store.winners,
@@ -87,7 +88,7 @@ def sql(database: Path, statement: str, *values: object) -> None:
         ("jobs", "plan", {"jobs", "job"}),
         ("jobs", "outcomes", {"jobs", "job"}),
         ("pins", "answer", {"pinned"}),
-        ("trials", "detail", {"trials", "fastest", "trial", "known", "best", "past"}),
+        ("trials", "detail", {"trials", "fastest", "trial", "known", "best"}),
     ],
 )
 async def test_what_cannot_be_read_is_left_out(
@@ -115,6 +116,8 @@ async def test_a_damaged_winner_is_not_served(database: Path) -> None:
     async with Store.open(database) as store:
         assert store.winner(CONTEXT.key) is None
         assert [trial.id for trial in store.trials()] == [1]
+        assert [known.config for known in store.measured_configs(CONTEXT, 9)] == [{"BM": 8}]
+        assert [known.config for known in store.past(CONTEXT, 3, 10)] == [{"BM": 8}]
         job = await new_job(store)
         number = await tried(store, job, 16, measured(5.0))
         await store.decide_winner(number)

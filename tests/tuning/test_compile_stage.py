@@ -112,8 +112,8 @@ async def test_of_the_last_configs_the_longest_compile_begins_first(parts: Parts
     with receive:
         async with anyio.create_task_group() as slots:
             with send:
-                for trial, expected_s in enumerate((9.0, 1.0, 0.0, 2.0, 3.0, 0.5)):
+                for trial, expected_s in enumerate((0.1, 9.0, 1.0, 0.0, 2.0, 3.0, 0.5)):
                     send.send_nowait(Attempt(trial, {}, work.unit({}), expected_s=expected_s))
             for _ in range(4):
                 slots.start_soon(slot)
-    assert taken == [0, 1, 2, 4, 3, 5]
+    assert taken == [0, 1, 5, 4, 2, 6, 3]

@@ -6,16 +6,27 @@ from typing import Any
 
 import pytest
 
-from ktuned.model import ENERGY, LATENCY, Context, DeviceModel, KernelName, KeyProblem, Winner, canonical, most_similar
+from ktuned.model import (
+    ENERGY,
+    LATENCY,
+    Context,
+    DeviceModel,
+    KernelName,
+    KeyProblem,
+    KnownConfig,
+    Winner,
+    canonical,
+    most_similar,
+)
 from ktuned.model.values import Outcome
 from ktuned.store.artifacts import Artifacts
-from ktuned.tuning.prior_results import MAX_NEAR, Past, earlier_searches, near_configs, order
+from ktuned.tuning.prior_results import MAX_NEAR, earlier_searches, near_configs, order
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text, wanted
 
 
-def past(tag: int, outcome: Outcome = Outcome.MEASURED) -> Past:
+def past(tag: int, outcome: Outcome = Outcome.MEASURED) -> KnownConfig:
     """Return what became of a config."""
-    return Past({"n": tag}, outcome, 1.0 if outcome is Outcome.MEASURED else None)
+    return KnownConfig(canonical({"n": tag}), {"n": tag}, outcome)
 
 
 def test_order() -> None:
@@ -75,7 +86,8 @@ def test_what_must_come_first_is_not_left_for_last() -> None:
 
 def test_known_failures_count_towards_the_budget() -> None:
     """A config whose failure here is known comes before all unknown ones, after the measured ones."""
-    found = order(None, {"n": 7}, [past(1), past(3, Outcome.HUNG)], settled=[{"n": 3}, {"n": 4}])
+    settled = [past(3, Outcome.HUNG), past(4, Outcome.HUNG)]
+    found = order(None, {"n": 7}, [past(1), settled[0]], settled=settled)
     assert [config["n"] for config in found.first] == [7, 1, 3, 4]
     assert found.last == ()
 
