@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any
 
 from ktuned.ipc import Region
@@ -57,17 +57,24 @@ class DeviceMemory:
     def _summed(self) -> torch.Tensor:
         """Return the sums of all bands, and after them those of the kept copies.
 
-        Each launch of torch's costs as much as summing ten bands: those of one length are summed by one.
+        Each launch of torch's costs as much as summing ten bands: those of one length are summed by one, and each sum
+        is written to its place.
         """
         import torch
 
-        placed = self._placed.values()
-        single = [word for banded in placed for word in banded.shared_word()]
-        single += [banded.words.sum() for banded in self._kept.values()]
-        parts = [torch.stack([band for banded in placed for band in banded.bands]).sum(dim=1)] if placed else []
-        if single:
-            parts.append(torch.stack(single))
-        return torch.cat(parts) if len(parts) > 1 else parts[0]
+        placed, kept = self._placed.values(), self._kept.values()
+        bands = [band for banded in placed for band in banded.bands]
+        sharing = [banded for banded in placed if banded.beyond]
+        first = len(bands) + len(sharing)
+        sums = torch.empty(first + len(kept), dtype=torch.int64, device=next(iter((*placed, *kept))).words.device)
+        places = sums.unbind()
+        if bands:
+            torch.sum(torch.stack(bands), dim=1, out=sums[: len(bands)])
+        for banded, place in zip(sharing, places[len(bands) : first], strict=True):
+            torch.bitwise_and(banded.last, banded.beyond, out=place)
+        for banded, place in zip(kept, places[first:], strict=True):
+            torch.sum(banded.words, dim=0, out=place)
+        return sums
 
     def intact(self) -> torch.Tensor | None:
         """Return a flag on the device that all bands and kept copies are as they were sealed."""
@@ -98,7 +105,10 @@ class DeviceMemory:
 
 
 class _Banded:
-    """One tensor in an allocation of its own, between two bands."""
+    """One tensor in an allocation of its own, between two bands.
+
+    ``last`` is the word in which the tensor ends, ``beyond`` has the bits of it that are not the tensor's.
+    """
 
     def __init__(self, name: str, value: Any) -> None:
         import torch
@@ -110,19 +120,14 @@ class _Banded:
         self.words = self._bytes.view(torch.int64)
         band, end = BAND_BYTES // _WORD, -(-(BAND_BYTES + self._size) // _WORD)
         self.bands = self.words[:band], self.words[end : end + band]
-        self._last = self.words[end - 1]
+        self.last = self.words[end - 1]
+        rest = 8 * (self._size % _WORD)
+        little = sys.byteorder == "little"
+        self.beyond = 0 if not rest else -1 << rest if little else (1 << (8 * _WORD - rest)) - 1
         storage = _part_of(self._bytes, BAND_BYTES, self._size).untyped_storage()
         strides = torch.empty_like(value, device="meta").stride()
         empty = torch.empty(0, dtype=value.dtype, device=value.device)
         self.tensor = empty.set_(storage, 0, value.shape, strides).copy_(value)
-
-    def shared_word(self) -> Sequence[torch.Tensor]:
-        """Return the word in which the tensor ends, without its bytes; none where it ends between two."""
-        rest = self._size % _WORD
-        if not rest:
-            return ()
-        beyond = -1 << (8 * rest) if sys.byteorder == "little" else (1 << 8 * (_WORD - rest)) - 1
-        return (self._last & beyond,)
 
     def mend(self) -> Damage | None:
         """Fill both bands again; return the damage nearest to the tensor."""
