@@ -62,8 +62,7 @@ class CudaTimer:
         properties: Any = torch.cuda.get_device_properties(self._device)
         # Twice the cache, so that nothing of what a kernel reads can be left in it.
         self._flush = torch.empty(2 * int(properties.L2_cache_size), dtype=torch.int8, device=self._device)
-        # In single precision, in which references multiply: its kernels are loaded as the inputs are made.
-        self._warming = torch.ones(_WARMING_SIZE, _WARMING_SIZE, device=self._device)
+        self._warming = torch.ones(_WARMING_SIZE, _WARMING_SIZE, dtype=torch.float16, device=self._device)
         self.method = method
         self._meanwhile: Callable[[], None] | None = None
         self.meanwhile: Callable[[], None] | None = None
@@ -78,6 +77,9 @@ class CudaTimer:
     def warm_up(self) -> None:
         """Give the device work until its clock is warm, beside that of the caller's stream."""
         with suppress(RuntimeError), self._torch.cuda.stream(self._torch.cuda.Stream(self._device)):  # type: ignore[no-untyped-call]
+            # References multiply in single precision, whose kernels are loaded here as the inputs are made.
+            single = self._warming[:64, :64].float()
+            single @ single
             began = perf_counter()
             while perf_counter() - began < WARM_CLOCKS_S:
                 for _ in range(_BATCH):

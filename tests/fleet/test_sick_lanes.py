@@ -28,17 +28,23 @@ pytestmark = pytest.mark.anyio
 GPU = Device(DeviceName("cuda:0"), DeviceModel("a GPU"), Target("sm_90"))
 
 TORCH = """\
-import os, pathlib, signal, sys, types
+import os, pathlib, signal
 device = pathlib.Path(__file__).parent / "device"
-
-# There are no kernels here that a spare could load.
-rehearsal = types.ModuleType("ktuned.worker.rehearsal")
-rehearsal.rehearse = lambda device: None
-sys.modules[rehearsal.__name__] = rehearsal
 
 class Numbers:
     def sum(self):
         return 28
+    def abs(self):
+        return self
+    def __matmul__(self, other):
+        return self
+    __sub__ = __matmul__
+
+def ones(*shape, device=None):
+    return Numbers()
+
+def equal(one, other):
+    return True
 
 def arange(count, device_name=None, device=None):
     state = globals()["device"].read_text()
