@@ -150,6 +150,10 @@ class Lane:
             self._cores = await self._gate.take(cores)
         return self._cores
 
+    def met_spare(self, since: float) -> bool:
+        """Return whether a spare has worked on the device since a time (monotonic, s), which stretches timings."""
+        return self._fleet.spares.worked_on(self.device.name, since)
+
     @property
     def pace(self) -> Pace:
         """The pace of all work on results."""

@@ -5,6 +5,7 @@ They are made in the background, cold or warm for a GPU, and idle with the rest 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Coroutine, Sequence
 from time import monotonic
 from typing import Any, Protocol
@@ -89,6 +90,7 @@ class Spares:
         self._modules = tuple(modules)
         self._under_way: dict[tuple[Role, Environment], _UnderWay] = {}
         self._warming: dict[str, anyio.Lock] = {}
+        self._warmed: dict[str, float] = {}
         self._cold: dict[str, str] = {}
 
     @property
@@ -98,6 +100,11 @@ class Spares:
             f"no warm spare on {device}: after a failure its lane takes longer to come back: {reason}"
             for device, reason in self._cold.items()
         ]
+
+    def worked_on(self, device: str, since: float) -> bool:
+        """Return whether a spare has worked on a device since a time (monotonic, s)."""
+        lock = self._warming.get(device)
+        return lock is not None and (lock.locked() or self._warmed.get(device, -math.inf) >= since)
 
     def under_way(self, role: Role, environment: Environment) -> int:
         """Return how many are being made."""
@@ -229,7 +236,10 @@ class Spares:
         wanted = requests.Canary(device, warms_up=True)
         try:
             async with self._warming.setdefault(device.name, anyio.Lock()):
-                await worker.exchange(wanted, {Phase.LOAD: min(WARM_S, self._lender.spawn_s)})
+                try:
+                    await worker.exchange(wanted, {Phase.LOAD: min(WARM_S, self._lender.spawn_s)})
+                finally:
+                    self._warmed[device.name] = monotonic()
         except RequestFailed as error:
             self._cold[device.name] = error.message
             _log.info("spare_cold", device=device.name, reason=error.message)

@@ -1,11 +1,14 @@
 """A lane whose device does not come back: sick, probed with back-off, and ready by itself once a canary sings."""
 
 import itertools
+import os
+import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from time import monotonic
 
 import anyio
 import pytest
@@ -200,6 +203,23 @@ async def spare_phases(run_fleet: RunFleet, tmp_path: Path, state: str) -> tuple
 async def test_spare_of_a_gpu_has_its_context(run_fleet: RunFleet, tmp_path: Path) -> None:
     """It has imported everything and worked on the device before it is lent; another device's lane gets its own."""
     assert await spare_phases(run_fleet, tmp_path, "well") == ([2, 0], [])
+
+
+async def test_when_a_spare_works_on_a_gpu_is_known(run_fleet: RunFleet, tmp_path: Path) -> None:
+    """While it does, and afterwards of what was timed until then; other devices have nothing of it."""
+    environment = _gpu_environment(tmp_path, "hung")
+    began = monotonic()
+    async with run_fleet() as fleet:
+        spares = fleet.spares
+        assert not spares.worked_on(GPU.name, began)
+        spares.prepare_warm(environment, "fake", GPU, 1)
+        await until(lambda: spares.worked_on(GPU.name, began))
+        assert spares.worked_on(GPU.name, monotonic())
+        (entry,) = fleet.describe()
+        os.kill(entry["pid"], signal.SIGKILL)
+        await until(lambda: not spares.worked_on(GPU.name, monotonic()))
+        assert spares.worked_on(GPU.name, began)
+        assert not spares.worked_on("cuda:1", began)
 
 
 async def test_spare_that_the_gpu_refuses_stays_cold_and_is_announced(run_fleet: RunFleet, tmp_path: Path) -> None:
