@@ -97,6 +97,7 @@ MOVES: dict[Place, dict[Event, Place]] = {
     State.COMPILED: {
         Event.LANE_TAKEN: State.MEASURING,
         Event.KNOWN: Outcome.MEASURED,
+        Event.ARTIFACT_DAMAGED: State.ASKED,
         **_STOPPED,
     },
     State.MEASURING: {
@@ -162,6 +163,11 @@ class Life:
     def outcome(self) -> Outcome | None:
         """The outcome, or ``None`` while the trial is running."""
         return self.place if isinstance(self.place, Outcome) else None
+
+    @property
+    def is_compiled(self) -> bool:
+        """True while the trial has its artifact, and waits for a lane."""
+        return self.place is State.COMPILED
 
     def tell(self, event: Event) -> Place:
         """Make the move of ``event`` and return the new place.

@@ -109,6 +109,9 @@ class MeasureStage:
                 # The device was contended or failed, or the worker was killed: another job may have the lane first. Or
                 # the artifact was damaged.
                 if not self._artifacts.holds(compiled.attempt.unit.key):
+                    if compiled.attempt.life.is_compiled:
+                        # It was removed since the lane had it.
+                        compiled.attempt.life.tell(Event.ARTIFACT_DAMAGED)
                     (again,) = await self._compiling.compile([compiled.attempt])
                     if isinstance(again, Ended):
                         await done([(again.attempt, again.result)])

@@ -118,6 +118,15 @@ def test_a_damaged_artifact_is_made_anew() -> None:
     assert life.tell(Event.TIMED) is Outcome.MEASURED
 
 
+def test_an_artifact_that_is_removed_is_made_anew() -> None:
+    """Between two tries on a lane, or before the first."""
+    life = Life()
+    for event in (Event.ARTIFACT_FOUND, Event.LANE_TAKEN, Event.DISTURBED, Event.ARTIFACT_DAMAGED):
+        assert life.is_compiled is (event in (Event.LANE_TAKEN, Event.ARTIFACT_DAMAGED))
+        life.tell(event)
+    assert life.tell(Event.COMPILE_STARTED) is State.COMPILING
+
+
 def test_a_killed_trial_comes_round_again() -> None:
     """A trial whose worker someone killed, compiling or measuring, goes back to where it can be tried once more."""
     life = Life()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import signal
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -119,12 +120,35 @@ class PlayedLane:
         self.is_doubtful = False
 
 
+class Recompiling:
+    """A compile stage whose artifacts something removes whenever a lane has had them."""
+
+    def __init__(self, artifacts: Artifacts) -> None:
+        self._artifacts = artifacts
+        self.compiled: list[str] = []
+
+    def remove_all(self) -> None:
+        """Remove them."""
+        shutil.rmtree(self._artifacts.place("ab").parent)
+
+    async def compile(self, attempts: Sequence[Attempt]) -> list[Compiled]:
+        """Make attempts' artifacts, as of such as were never compiled."""
+        for attempt in attempts:
+            attempt.life.tell(Event.COMPILE_STARTED)
+            self.compiled.append(attempt.unit.key)
+            self._artifacts.place(attempt.unit.key).mkdir(parents=True)
+            (self._artifacts.place(attempt.unit.key) / "manifest.json").touch()
+            attempt.life.tell(Event.COMPILE_DONE)
+        return [Compiled(attempt, {}, "") for attempt in attempts]
+
+
 async def measured_all(
     tmp_path: Path,
     attempts: Sequence[Attempt],
     *lanes: PlayedLane,
     work: Work = WORK,
     taken: list[int] | None = None,
+    compiling: Recompiling | None = None,
 ) -> list[Outcome]:
     """Measure compiled attempts that the first lane took; return their outcomes in the order of their ends."""
     played = cast("Sequence[Lane]", lanes)
@@ -142,7 +166,7 @@ async def measured_all(
             taken.append(len(results))
 
     measuring = MeasureStage(
-        msgspec.structs.replace(work, deadlines=DEFAULT_DEADLINES), played, cast("CompileStage", None), artifacts
+        msgspec.structs.replace(work, deadlines=DEFAULT_DEADLINES), played, cast("CompileStage", compiling), artifacts
     )
     await measuring.measure(played[0], [Compiled(attempt, {}, "") for attempt in attempts], lambda: 5.0, done)
     return outcomes
@@ -354,6 +378,25 @@ async def test_disturbed_trial_is_measured_again(tmp_path: Path, disturbed: int,
     lane = PlayedLane("cuda:0", [CONTENDED] * disturbed + [MEASURED])
     assert (await measured(tmp_path, lane))[0] is outcome
     assert lane.asked == CONTENDED_TRIES
+
+
+@pytest.mark.parametrize("answer", [CONTENDED, MEASURED], ids=["contended", "beside a spare"])
+async def test_an_artifact_that_is_removed_between_two_tries_is_made_anew(
+    tmp_path: Path, answer: replies.Measurement
+) -> None:
+    """As one that is damaged is: `gc` and the user may remove any."""
+    compiling = Recompiling(Artifacts(tmp_path, 1))
+
+    class Losing(PlayedLane):
+        async def exchange(self, *given: Any, **named: Any) -> tuple[Any, Output]:
+            compiling.remove_all()
+            return await super().exchange(*given, **named)
+
+    lane = Losing("cuda:0", [answer, MEASURED])
+    lane.spares_until = 1
+    attempt = Attempt(1, {}, requests.UnitRef("ab", {}))
+    assert await measured_all(tmp_path, [attempt], lane, compiling=compiling) == [Outcome.MEASURED]
+    assert compiling.compiled == ["ab"]
 
 
 GUILTY = replies.Measurement(Outcome.MISMATCH, "wrote outside its tensors: 32 bytes after y", is_guilty=True)
