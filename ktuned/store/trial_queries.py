@@ -47,16 +47,21 @@ def best(
     With ``rounds`` only finalists of so many; the detail ``rounds_name`` counts those.
     """
     wanted = f"AND {_ROUNDS.format(rounds_name)} >= {rounds:d}" if rounds else ""
+    select = _best_first(rows.SELECT_TRIALS, objective, wanted)
+    return reader.values(rows.trial, select, *rows.context_values(context), Outcome.MEASURED, limit)
+
+
+def measured(reader: Reader, context: Context, limit: int, objective: Objective) -> list[KnownConfig]:
+    """Return the measured configs of a context that have an objective's figure, the best first."""
+    select = _best_first(rows.select_known(objective), objective)
+    return reader.values(rows.known, select, *rows.context_values(context), Outcome.MEASURED, limit)
+
+
+def _best_first(select: str, objective: Objective, wanted: str = "") -> str:
+    """Return the SELECT of a context's trials of an outcome that have an objective's figure, so many of the best."""
     cost = rows.cost(objective)
-    if objective != LATENCY:
-        wanted += f" AND {cost} IS NOT NULL"
-    return reader.values(
-        rows.trial,
-        f"{_IN_CONTEXT} AND trials.outcome = ? {wanted} ORDER BY {cost}, trials.id LIMIT ?",
-        *rows.context_values(context),
-        Outcome.MEASURED,
-        limit,
-    )
+    return f"""{select} {_OF_CONTEXT} AND trials.outcome = ? AND {cost} IS NOT NULL {wanted}
+        ORDER BY {cost}, trials.id LIMIT ?"""
 
 
 def twin(reader: Reader, content: str) -> Trial | None:
@@ -67,18 +72,6 @@ def twin(reader: Reader, content: str) -> Trial | None:
         f"""{rows.SELECT_TRIALS} WHERE trials.content = ? AND trials.outcome = 'measured'
         ORDER BY trials.id DESC LIMIT 1""",
         content,
-    )
-
-
-def measured(reader: Reader, context: Context, limit: int, objective: Objective) -> list[KnownConfig]:
-    """Return the measured configs of a context that have an objective's figure, the best first."""
-    return reader.values(
-        rows.known,
-        f"""{rows.select_known(objective)} {_OF_CONTEXT} AND trials.outcome = ?
-        AND {rows.figure(objective)} IS NOT NULL ORDER BY {rows.cost(objective)}, trials.id LIMIT ?""",
-        *rows.context_values(context),
-        Outcome.MEASURED,
-        limit,
     )
 
 

@@ -99,5 +99,5 @@ def _bounds(name: str, wide: Any, rtol: float, atol: float, keep: Keep) -> tuple
 
 
 def _are_within(out: Any, low: Any, high: Any) -> tuple[Any, Any]:
-    """Return two flags on the device; NaN is within nothing. To join the answers first would be one kernel more."""
+    """Return two flags on the device; NaN is within nothing. To join them by element loads one kernel more."""
     return (out >= low).all(), (out <= high).all()

@@ -119,7 +119,7 @@ def test_a_damaged_artifact_is_made_anew() -> None:
 
 
 def test_an_artifact_that_is_removed_is_made_anew() -> None:
-    """Between two tries on a lane, or before the first."""
+    """While it waits for its next try on a lane."""
     life = Life()
     for event in (Event.ARTIFACT_FOUND, Event.LANE_TAKEN, Event.DISTURBED, Event.ARTIFACT_DAMAGED):
         assert life.is_compiled is (event in (Event.LANE_TAKEN, Event.ARTIFACT_DAMAGED))
