@@ -32,7 +32,7 @@ class PrivateDaemon:
 
     def client(self) -> Client:
         """Return a client of this daemon, which the caller closes."""
-        return Client(self.socket)
+        return Client(self.socket, deadline_s=PATIENT_S)
 
     @property
     def environment(self) -> dict[str, str]:

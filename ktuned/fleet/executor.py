@@ -94,6 +94,10 @@ class Worker(ABC):
         """
         return
 
+    async def finish_expected(self) -> None:
+        """Wait for the end of what :meth:`expect` has begun; its deadlines are those of an exchange."""
+        return
+
     @abstractmethod
     def kill(self) -> None:
         """End the worker and all that it started, at once, wherever it runs."""

@@ -28,15 +28,12 @@ _log = structlog.get_logger()
 REAP_S = 1.0
 """Time for a killed worker to end: a process in an endless GPU kernel was seen to take 0.15 s."""
 
-SPARES = {"cpu": 1, "cuda": 3}
+SPARES = {"cpu": 1, "cuda": 4}
 SPARES_IN_TROUBLE = {"cpu": 2, "cuda": 6}
 """Spares of a lane, by the kind of its device, and of one that has just lost a worker. Bad configs come in rows, being
-neighbours in the space: with one spare, the next failure waits for an interpreter that imports torch, which takes two
-seconds and more. Spares that start together share the cores, and each holds memory."""
-
-WARM_SPARES = 1
-"""Spares that have a context on a GPU before anything has failed there. The others are given theirs when that one is
-needed: it is at work before the next failure, and a lane that loses no worker is kept waiting by one context only."""
+neighbours in the space, and often right after an edit, whose opening takes a spare, too: without one, the next failure
+waits for an interpreter that imports torch, which takes two seconds. Spares that start together share the cores, and
+each holds memory."""
 
 CROWDED = "device_crowded"
 """Code of a worker's error: an application's memory leaves too little for a problem."""
@@ -139,6 +136,9 @@ class Lane:
                 self._give_cores()
                 self.busy_s += monotonic() - began
                 self.job = None
+            if self._turns.waiting and self._worker is not None:
+                # Else others would have the device beside what a node has begun ahead.
+                await self._worker.finish_expected()
 
     async def use_cores(self, cores: int) -> int:
         """Have cores that no other part of ktuned uses until the lane is left; the caller holds it. Returns how many.
@@ -149,10 +149,6 @@ class Lane:
             self._give_cores()
             self._cores = await self._gate.take(cores)
         return self._cores
-
-    def met_spare(self, since: float) -> bool:
-        """Return whether a spare has worked on the device since a time (monotonic, s), which stretches timings."""
-        return self._fleet.spares.worked_on(self.device.name, since)
 
     @property
     def pace(self) -> Pace:
@@ -278,9 +274,16 @@ class Lane:
 
     async def _well_worker(self, bench: Bench, deadlines: Mapping[str, float]) -> Worker:
         """Return a worker on a device that works; after a failure on it, only once a canary has passed."""
-        trouble = await self._unreaped()
-        if not trouble:
-            worker = await self._fleet.acquire(Role.BENCH, bench.environment, self.device.name, bench.code)
+        # Before the killed one is waited for: a worker that must start does so meanwhile.
+        worker = await self._fleet.acquire(Role.BENCH, bench.environment, self.device.name, bench.code)
+        try:
+            trouble = await self._unreaped()
+        except BaseException:
+            worker.kill()
+            raise
+        if trouble:
+            self._fleet.release(worker)
+        else:
             # A crash on the CPU leaves nothing behind: every other process runs on it all the while.
             if not self._is_suspect or self.device.kind == "cpu":
                 return worker
@@ -307,8 +310,7 @@ class Lane:
             # A warm spare would take memory that an application may need.
             self._fleet.spares.prepare(Role.BENCH, bench.environment, bench.backend, count)
             return
-        warm = None if self._is_in_trouble else WARM_SPARES
-        self._fleet.spares.prepare_warm(bench.environment, bench.backend, self.device, count, warm)
+        self._fleet.spares.prepare_warm(bench.environment, bench.backend, self.device, self._turns, count)
 
     async def _unreaped(self) -> str:
         """Wait for the killed worker's end; return why the device cannot be used if it does not come."""

@@ -107,6 +107,11 @@ class RemoteWorker(Worker):
             self._ahead = SentAhead(request)
             self._executor.begin(partial(self._carry_out, self._ahead, deadlines))
 
+    async def finish_expected(self) -> None:
+        """Wait for the end of the request that was sent ahead, if there is one; its answers are kept."""
+        if self._ahead is not None:
+            await self._ahead.ended.wait()
+
     async def _carry_out(self, ahead: SentAhead, deadlines: Mapping[str, float]) -> None:
         """Have a request carried out before its :meth:`exchange`."""
         try:

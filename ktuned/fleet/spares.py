@@ -5,7 +5,6 @@ They are made in the background, cold or warm for a GPU, and idle with the rest 
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Coroutine, Sequence
 from time import monotonic
 from typing import Any, Protocol
@@ -25,8 +24,7 @@ from ktuned.model import Device, Phase, Role, WorkerError
 _log = structlog.get_logger()
 
 WARM_S = 5.0
-"""Time for a spare's context on a device that another worker uses already, where it takes half a second: a lane that
-waits for a spare must not wait for a device that hangs."""
+"""Time for a spare's context and first kernels on a device, which take half a second: its lanes wait meanwhile."""
 
 BENCH_MODULES = ("torch", "safetensors.torch", "safetensors.numpy")
 """The modules that a bench worker needs besides its backend; a spare has imported those that are there."""
@@ -57,26 +55,30 @@ class Lender(Protocol):
         """Take a worker among the idle ones."""
 
 
-class _Spare(msgspec.Struct, eq=False):
-    """A spare under way, and the device on which it gets a context."""
-
-    device: Device | None
+_NO_JOB = 0
 
 
 class _UnderWay(msgspec.Struct, eq=False):
-    """The spares of one kind that are under way, and how many callers wait for one; ``news`` is set when one of them is
-    there, or has failed.
+    """The spares of one kind that are under way, and the callers that wait for one, both as numbers; ``news`` is set when
+    a spare is there, or has failed.
     """
 
-    spares: list[_Spare] = msgspec.field(default_factory=list)
+    count: int = 0
     awaited: int = 0
     news: anyio.Event = msgspec.field(default_factory=anyio.Event)
 
-    def remove(self, spare: _Spare) -> None:
-        """Have a spare under way no longer, and wake those that wait for any."""
-        self.spares.remove(spare)
+    def end_one(self) -> None:
+        """Have one under way no longer, and wake those that wait for any."""
+        self.count -= 1
         self.news.set()
         self.news = anyio.Event()
+
+
+class _Warming(msgspec.Struct, eq=False):
+    """The number of spares that a device is to have, and of those that work there for the first time now."""
+
+    wanted: int = 0
+    at_work: int = 0
 
 
 class Spares:
@@ -89,8 +91,7 @@ class Spares:
         self._idle = idle
         self._modules = tuple(modules)
         self._under_way: dict[tuple[Role, Environment], _UnderWay] = {}
-        self._warming: dict[str, anyio.Lock] = {}
-        self._warmed: dict[str, float] = {}
+        self._warming: dict[tuple[Environment, str], _Warming] = {}
         self._cold: dict[str, str] = {}
 
     @property
@@ -101,14 +102,9 @@ class Spares:
             for device, reason in self._cold.items()
         ]
 
-    def worked_on(self, device: str, since: float) -> bool:
-        """Return whether a spare has worked on a device since a time (monotonic, s)."""
-        lock = self._warming.get(device)
-        return lock is not None and (lock.locked() or self._warmed.get(device, -math.inf) >= since)
-
     def under_way(self, role: Role, environment: Environment) -> int:
         """Return how many are being made."""
-        return len(self._of_kind(role, environment).spares)
+        return self._of_kind(role, environment).count
 
     def _of_kind(self, role: Role, environment: Environment) -> _UnderWay:
         return self._under_way.setdefault((role, environment), _UnderWay())
@@ -119,7 +115,7 @@ class Spares:
         Each serves one caller only.
         """
         under_way = self._of_kind(role, environment)
-        if under_way.awaited >= len(under_way.spares):
+        if under_way.awaited >= under_way.count:
             return False
         under_way.awaited += 1
         try:
@@ -139,51 +135,37 @@ class Spares:
         The first ``contexts`` of them are about to measure: if there is one GPU, each makes its context there while it
         imports.
         """
-        under_way = self._of_kind(role, environment).spares
-        there = self._idle.spares(role, environment, "") + sum(spare.device is None for spare in under_way)
+        under_way = self._of_kind(role, environment)
+        there = self._idle.spares(role, environment, "") + under_way.count
         for number in range(there, count if self._makes_any else 0):
-            self._begin(role, environment, backend, None, holds_context=number < contexts)
+            under_way.count += 1
+            self._lender.start_soon(self._make, role, environment, backend, number < contexts)
 
-    def prepare_warm(
-        self, environment: Environment, backend: str, device: Device, count: int, warm: int | None = None
-    ) -> None:
-        """Have ``count`` spares that measure stand by for a GPU, of which ``warm`` have its context; else all have.
+    def prepare_warm(self, environment: Environment, backend: str, device: Device, turns: Turns, count: int) -> None:
+        """Have ``count`` spares that measure stand by for a GPU, each with its context there and its first kernels.
 
-        A context takes memory of the device, and half a second in which the driver keeps others waiting.
+        They work on it in ``turns`` with its lanes: what is timed beside another process is stretched.
         """
         if not self._makes_any:
             return
-        key = (Role.BENCH, environment)
-        under_way = self._of_kind(*key).spares
-        ours = sum(spare.device is not None and spare.device.name == device.name for spare in under_way)
-        there = self._idle.spares(*key, device.name) + ours
-        cold = [spare for spare in under_way if spare.device is None]
-        for _ in range((count if warm is None else warm) - there):
-            there += 1
-            worker = self._idle.take_cold(*key)
-            if worker is None and cold:
-                cold.pop(0).device = device
-            else:
-                self._begin(Role.BENCH, environment, backend, device, worker)
-        self.prepare(Role.BENCH, environment, backend, count - there)
+        key = environment, device.name
+        begins = key not in self._warming
+        self._warming.setdefault(key, _Warming()).wanted = count
+        self.prepare(Role.BENCH, environment, backend, self._missing(environment))
+        if begins:
+            self._lender.start_soon(self._warm_all, environment, device, turns)
+
+    def _missing(self, environment: Environment) -> int:
+        """Return how many more spares the devices of an environment are to have."""
+        return sum(
+            max(0, warming.wanted - warming.at_work - self._idle.spares(Role.BENCH, environment, device))
+            for (its_environment, device), warming in self._warming.items()
+            if its_environment == environment
+        )
 
     @property
     def _makes_any(self) -> bool:
         return self.are_kept and not self.is_closed
-
-    def _begin(
-        self,
-        role: Role,
-        environment: Environment,
-        backend: str,
-        device: Device | None,
-        worker: Worker | None = None,
-        *,
-        holds_context: bool = False,
-    ) -> None:
-        spare = _Spare(device)
-        self._of_kind(role, environment).spares.append(spare)
-        self._lender.start_soon(self._make, role, environment, backend, spare, worker, holds_context)
 
     def prepare_compilers(self, environment: Environment, backend: str, *, besides: int = 0) -> None:
         """Have compile workers start and import what ``backend`` compiles with, for each slot and for ``besides``.
@@ -195,55 +177,73 @@ class Spares:
             count = min(int(self._lender.slots_of(environment.node).total_tokens), EARLY_COMPILERS) if backend else 1
             self.prepare(Role.COMPILE, environment, backend, count + besides)
 
-    async def _make(
-        self,
-        role: Role,
-        environment: Environment,
-        backend: str,
-        spare: _Spare,
-        worker: Worker | None,
-        holds_context: bool,
-    ) -> None:
-        """Start a spare, unless there is a ``worker`` that has imported everything, and warm it."""
+    async def _make(self, role: Role, environment: Environment, backend: str, holds_context: bool) -> None:
+        """Start a spare."""
         try:
             # Not acquired: that would wait for this very spare.
-            worker = worker or await self._lender.start(role, environment)
+            worker = await self._lender.start(role, environment)
             try:
-                if not worker.requests:
-                    modules = self._modules if role is Role.BENCH else ()
-                    wanted = requests.Prepare((backend,) if backend else (), modules, holds_context)
-                    with self._lender.gate_of(environment.node).starting():
-                        await worker.exchange(wanted, {Phase.LOAD: self._lender.spawn_s})
-                if spare.device is not None:
-                    await self._warm(worker, spare.device)
+                modules = self._modules if role is Role.BENCH else ()
+                wanted = requests.Prepare((backend,) if backend else (), modules, holds_context)
+                with self._lender.gate_of(environment.node).starting():
+                    await worker.exchange(wanted, {Phase.LOAD: self._lender.spawn_s})
             except BaseException:
                 worker.kill()
                 raise
-            took_s = round(monotonic() - worker.started, 3)
-            _log.debug("spare_ready", role=role, pid=worker.pid, took_s=took_s, phases=worker.timeline())
-            self._lender.release(worker)
+            self._is_ready(worker)
         except WorkerError as error:
             # The lane meets the same error when it needs the worker, and reports it.
             _log.info("spare_failed", role=role, reason=error.message)
         finally:
-            self._of_kind(role, environment).remove(spare)
+            self._of_kind(role, environment).end_one()
 
-    async def _warm(self, worker: Worker, device: Device) -> None:
-        """Have a spare make its context on a device; one that the device refuses stays cold, and is announced.
+    def _is_ready(self, worker: Worker) -> None:
+        took_s = round(monotonic() - worker.started, 3)
+        _log.debug("spare_ready", role=worker.role, pid=worker.pid, took_s=took_s, phases=worker.timeline())
+        self._lender.release(worker)
 
-        One after the other: the driver makes one context at a time, and a lane's own may be waiting for it.
-        """
-        wanted = requests.Canary(device, warms_up=True)
+    async def _warm_all(self, environment: Environment, device: Device, turns: Turns) -> None:
+        """Warm spares for a device one after the other, as they come, until it has as many as are wanted."""
+        kind, key = (Role.BENCH, environment), (environment, device.name)
+        under_way, warming = self._of_kind(*kind), self._warming[key]
         try:
-            async with self._warming.setdefault(device.name, anyio.Lock()):
-                try:
-                    await worker.exchange(wanted, {Phase.LOAD: min(WARM_S, self._lender.spawn_s)})
-                finally:
-                    self._warmed[device.name] = monotonic()
+            while self._idle.spares(*kind, device.name) < warming.wanted and self._makes_any:
+                if self._idle.spares(*kind, ""):
+                    async with turns.hold(_NO_JOB):
+                        await self._warm_one(environment, device, warming)
+                elif under_way.count:
+                    await under_way.news.wait()
+                else:
+                    return
+        finally:
+            del self._warming[key]
+
+    async def _warm_one(self, environment: Environment, device: Device, warming: _Warming) -> None:
+        """Have a spare make its context on a device, and load its first kernels; the caller holds the device.
+
+        One that the device refuses stays cold, and is announced.
+        """
+        # A lane may have taken the last one meanwhile.
+        worker = self._idle.take_cold(Role.BENCH, environment)
+        if worker is None:
+            return
+        wanted = requests.Canary(device, warms_up=True)
+        warming.at_work += 1
+        try:
+            await worker.exchange(wanted, {Phase.LOAD: min(WARM_S, self._lender.spawn_s)})
         except RequestFailed as error:
             self._cold[device.name] = error.message
             _log.info("spare_cold", device=device.name, reason=error.message)
+        except WorkerError as error:
+            _log.info("spare_failed", role=worker.role, reason=error.message)
+            return
+        except BaseException:
+            worker.kill()
+            raise
         else:
             self._cold.pop(device.name, None)
+        finally:
+            warming.at_work -= 1
         # Cold or warm it is this device's: counted among its spares, and not tried again.
         worker.device = device.name
+        self._is_ready(worker)

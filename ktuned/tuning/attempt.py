@@ -39,11 +39,10 @@ class Attempt(msgspec.Struct):
 
     ``unit`` has no key where the kernel function gave no Build. ``disturbed`` and ``killed`` count what is excused,
     ``given_back`` is whether its device failed once, ``doubted`` whether it failed once in a worker that the config
-    before may have damaged, ``stretched`` whether a spare worked on its device while it was timed. ``known`` is its
-    trial as it stands, where that lacks a figure alone. ``cores`` is how many the config uses on a CPU, once that is
-    known: its kernel file ``declares_cores``, or its first launch has shown it. ``spans`` say where it was last, and
-    since when. What must not share a request with others goes ``alone``. ``expected_s`` is what its compile took in an
-    earlier state of the kernel; 0 if that is unknown.
+    before may have damaged. ``known`` is its trial as it stands, where that lacks a figure alone. ``cores`` is how many
+    the config uses on a CPU, once that is known: its kernel file ``declares_cores``, or its first launch has shown it.
+    ``spans`` say where it was last, and since when. What must not share a request with others goes ``alone``.
+    ``expected_s`` is what its compile took in an earlier state of the kernel; 0 if that is unknown.
     """
 
     trial: int
@@ -57,7 +56,6 @@ class Attempt(msgspec.Struct):
     killed: int = 0
     given_back: bool = False
     doubted: bool = False
-    stretched: bool = False
     cores: int | None = None
     declares_cores: bool = False
     spans: dict[str, tuple[str, float]] = msgspec.field(default_factory=dict)
@@ -80,14 +78,6 @@ class Attempt(msgspec.Struct):
             return False
         self.doubted = True
         self.life.tell(Event.DOUBTED)
-        return True
-
-    def excuse_stretch(self, *, is_stretched: bool) -> bool:
-        """Move the attempt back, once, if its timing may have been stretched; return whether."""
-        if not is_stretched or self.stretched:
-            return False
-        self.stretched = True
-        self.life.tell(Event.DISTURBED)
         return True
 
     @classmethod
@@ -128,13 +118,12 @@ class Attempt(msgspec.Struct):
         outcome = self.life.outcome
         assert outcome is not None
         failed = outcome is not Outcome.MEASURED
-        is_plain = not (failed or self.killed or self.disturbed or self.doubted or self.stretched)
         detail = replace(
             detail,
             build=self.unit.build or None,
             open_s=round(self.open_s, 3) if self.open_s else None,
             spans=tuple((kind, *span) for kind, span in self.spans.items()) or None,
-            story=None if is_plain else tuple(map(str, self.life.story)),
+            story=tuple(map(str, self.life.story)) if failed or self.killed or self.disturbed or self.doubted else None,
             stdout=(output.stdout or None) if failed and output is not None else None,
             stderr=(output.stderr or None) if failed and output is not None else None,
         )

@@ -44,9 +44,6 @@ Beside an application that its tuning is for, the last one counts as it is: that
 configs are measured beside it.
 """
 
-_TIMED = (Outcome.MEASURED, Outcome.SLOWER)
-"""Outcomes that another program's turns on the device can make worse than they are."""
-
 _EVENTS: Mapping[Outcome, Event] = {
     Outcome.MEASURED: Event.TIMED,
     Outcome.SLOWER: Event.STOPPED_EARLY,
@@ -236,10 +233,8 @@ class MeasureStage:
             results: list[tuple[Attempt, TrialResult]] = []
             for one in arrived:
                 measured, compiled = one.measured, left.popleft()
-                took_s = one.at - began - spent_s if measured.seconds is None else measured.seconds
-                spend(compiled.attempt, took_s)
-                # The answer may have been held back until others were there.
-                is_stretched = lane.met_spare(one.at - took_s - HOLD_GPU_S)
+                known_s = measured.seconds
+                spend(compiled.attempt, one.at - began - spent_s if known_s is None else known_s)
                 await work.learn(measured.observed)
                 if measured.outcome in _FAILURES and compiled.attempt.doubt(is_doubtful=is_doubtful):
                     lane.drop()
@@ -248,9 +243,8 @@ class MeasureStage:
                 lane.is_doubtful = measured.is_guilty
                 if measured.is_unsound:
                     lane.drop()
-                if measured.outcome in _TIMED and compiled.attempt.excuse_stretch(is_stretched=is_stretched):
-                    undecided.append(compiled)
-                elif result := await self._conclude(lane, compiled, measured, one.output, left, undecided):
+                result = await self._conclude(lane, compiled, measured, one.output, left, undecided)
+                if result is not None:
                     results.append((compiled.attempt, result))
                 if not one.is_last:
                     left[0].attempt.life.tell(Event.LANE_TAKEN)

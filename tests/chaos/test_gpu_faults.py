@@ -55,7 +55,7 @@ from ktuned_nvrtc import Build
     early_stop=100.0,
     seed=3,
 )
-def it(p, c):
+def {name}(p, c):
     entry = f"twice<{{c.fault}}, {{c.repeat}}>"
     return Build(entry=entry, args=("x", "y", p.n), grid=(-(-p.n // 256),), block=(256,), defines=dict(HOARDED=c.hoard))
 """
@@ -74,10 +74,13 @@ BAD = {
 NOISE = 0.05
 TAKE_OVER_S = 0.5
 
-MANY_S = 1.0
-"""The same after more faults in a row than there are spares: a new worker takes a second to import what it needs."""
-
 IN_A_ROW = 3
+"""Kills in a row after each of which the lane is back that soon: what comes after them may wait for an import of torch,
+which is no spare's but a new worker's.
+"""
+
+WARM_REQUESTS = 2
+"""Requests to a spare that is warm: to import, and to work on its GPU."""
 
 
 def _configs() -> list[dict[str, Any]]:
@@ -86,43 +89,47 @@ def _configs() -> list[dict[str, Any]]:
     return [*HEALTHY, *bad, hoard]
 
 
-def _tune(directory: Path, configs: list[dict[str, Any]]) -> tuple[Daemon, list[dict[str, Any]], dict[str, Any]]:
-    """Tune by a daemon of its own, which is left running; return it, the trials with their details, and the job."""
-    directory.mkdir()
-    daemon = Daemon(directory, spares=True, tensors="torch")
-    daemon.start()
-    try:
-        path = daemon.kernel_file(KERNEL.format(configs=configs))
-        (path.parent / "faults.cu").write_text(SOURCE)
-        _, (job,) = daemon.tune(path=str(path))
-        return daemon, [daemon.trial(trial["id"]) for trial in daemon.trials().values()], job
-    except BaseException:
-        daemon.stop()
-        raise
+def _tune(daemon: Daemon, name: str, configs: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+    """Tune configs as a kernel of their own; return the trials with their details, and the job."""
+    path = daemon.kernel_file(KERNEL.format(name=name, configs=configs), f"tune_{name}.py")
+    (path.parent / "faults.cu").write_text(SOURCE)
+    _, (job,) = daemon.tune(path=str(path))
+    return [daemon.trial(trial["id"]) for trial in daemon.trials(name).values()], job
+
+
+def _has_warm_spares(daemon: Daemon) -> bool:
+    workers = daemon.client.call("status")["workers"]
+    spares = [one for one in workers if (one["role"], one["state"]) == ("bench", "idle")]
+    return [one["requests"] for one in spares].count(WARM_REQUESTS) >= IN_A_ROW
+
+
+def _lane_time(trial: dict[str, Any]) -> float:
+    """Return when a trial was last taken to its lane (s since the epoch); 0 if it never was."""
+    return max((at for kind, _, at in trial["detail"].get("spans", ()) if kind == "lane"), default=0.0)
 
 
 @pytest.mark.timeout(300)
 def test_gpu_faults(tmp_path: Path, row: Row) -> None:
     """Each fault ends as what it is, costs its lane little, and leaves the device as good as before."""
-    calm, trials, job = _tune(tmp_path / "clean", HEALTHY)
-    winner = calm.client.lookup("it", dict(n=1 << 24)).config
-    calm.stop()
-    calm.client.close()
-    assert job["outcomes"] == {"measured": len(HEALTHY)}, [trial["message"] for trial in trials]
-    clean_us = {trial["config"]["tag"]: trial["latency_us"] for trial in trials}
+    with Daemon(tmp_path, spares=True, tensors="torch") as daemon:
+        trials, job = _tune(daemon, "calm", HEALTHY)
+        assert job["outcomes"] == {"measured": len(HEALTHY)}, [trial["message"] for trial in trials]
+        clean_us = {trial["config"]["tag"]: trial["latency_us"] for trial in trials}
+        winner = daemon.client.lookup("calm", dict(n=1 << 24)).config
+        daemon.until(lambda: _has_warm_spares(daemon), "three spares that have worked on the GPU")
 
-    daemon, trials, job = _tune(tmp_path / "faults", _configs())
-    try:
+        trials, job = _tune(daemon, "faulty", _configs())
         found = {trial["config"]["tag"]: trial for trial in trials}
         off = {tag: found[tag]["latency_us"] / us - 1 for tag, us in clean_us.items() if found[tag]["latency_us"]}
-        on_lane = sorted((trial for trial in trials if "open_s" in trial["detail"]), key=lambda one: one["updated"])
+        on_lane = sorted((trial for trial in trials if _lane_time(trial)), key=_lane_time)
         back_s = {
-            trial["config"]["tag"]: round(after["detail"]["open_s"], 2)
+            trial["config"]["tag"]: round(after["detail"].get("open_s", 0.0), 2)
             for trial, after in itertools.pairwise(on_lane)
             if trial["config"]["tag"] in BAD
         }
         row |= {tag: f"{found[tag]['outcome']}: {found[tag]['message'][:90]}" for tag in BAD}
         row |= {
+            "on the lane": " ".join(trial["config"]["tag"] for trial in on_lane),
             "lane back after (s)": back_s,
             "neighbours against a clean run": {tag: f"{100 * part:+.1f} %" for tag, part in off.items()},
         }
@@ -132,14 +139,11 @@ def test_gpu_faults(tmp_path: Path, row: Row) -> None:
         for tag, (_, word) in BAD.items():
             assert word in found[tag]["message"].lower(), found[tag]["message"]
         assert found["STICKY"]["detail"]["phase"] in ("timing", "check")
-        assert daemon.client.lookup("it", dict(n=1 << 24)).config == winner
+        assert daemon.client.lookup("faulty", dict(n=1 << 24)).config == winner
         assert len(off) == len(HEALTHY)
         assert max(map(abs, off.values())) <= NOISE
         assert (lane["state"], lane["reason"]) == ("ready", "")
         hung = found["ENDLESS"]
-        assert max(back_s.values()) <= MANY_S
-        assert sum(seconds > TAKE_OVER_S for seconds in back_s.values()) <= max(0, len(back_s) - IN_A_ROW)
+        assert max(list(back_s.values())[:IN_A_ROW]) <= TAKE_OVER_S
         assert hung["lane_s"] <= hung["detail"]["after_s"] + TAKE_OVER_S
-    finally:
         assert daemon.stop() == os.EX_OK
-        daemon.client.close()

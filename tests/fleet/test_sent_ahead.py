@@ -16,12 +16,15 @@ from ktuned.bridge import Call
 from ktuned.fleet.bridge import Bridge
 from ktuned.fleet.executor import Environment
 from ktuned.fleet.failures import Output, WorkerDied
+from ktuned.fleet.fleet import Fleet
 from ktuned.fleet.keeper import Keeper
+from ktuned.fleet.lanes import Lane
 from ktuned.fleet.local_executor import LocalExecutor
 from ktuned.fleet.node_link import NodeLink
+from ktuned.fleet.priority_semaphore import Turns
 from ktuned.fleet.remote_executor import RemoteExecutor, RemoteWorker
 from ktuned.ipc import replies, requests
-from ktuned.model import PRESETS, Outcome, Phase, Role
+from ktuned.model import PRESETS, Device, DeviceModel, DeviceName, Outcome, Phase, Role, Target
 from tests.fleet.playing import DEADLINE_S
 
 pytestmark = pytest.mark.anyio
@@ -211,3 +214,35 @@ async def test_nothing_is_begun_before_there_are_trials(tmp_path: Path) -> None:
         await remote.expect(trial("b"), DEADLINES)
         await anyio.wait_all_tasks_blocked()
         assert worker.begun == []
+
+
+async def test_no_other_has_the_device_beside_what_was_begun_ahead(tmp_path: Path) -> None:
+    """A lane that leaves it for another waits until that is over; its answers are there when it comes back."""
+    turns = Turns()
+    device = Device(DeviceName("n1/cuda:0"), DeviceModel("a GPU"), Target("sm_90"))
+    async with played(tmp_path) as (remote, worker), anyio.create_task_group() as tasks:
+        lane = Lane(device, cast(Fleet, SimpleNamespace()), turns=turns)
+        lane._worker = remote
+        was_given = anyio.Event()
+
+        async def other() -> None:
+            async with turns.hold(2):
+                was_given.set()
+
+        async def one() -> None:
+            async with lane.hold(1):
+                await lane.exchange(trial("a"), DEADLINES)
+
+        tasks.start_soon(one)
+        await begun(worker, 1)
+        await lane.expect(trial("b"), DEADLINES)
+        tasks.start_soon(other)
+        worker.may(1).set()
+        await begun(worker, 2)
+        await anyio.wait_all_tasks_blocked()
+        assert not was_given.is_set()
+        worker.may(2).set()
+        await was_given.wait()
+        async with lane.hold(1):
+            reply, _ = await lane.exchange(trial("b"), DEADLINES)
+        assert (reply.message, worker.begun) == ("b", [["a"], ["b"]])

@@ -39,7 +39,6 @@ from tests.tuning.test_attempt import WORK
 pytestmark = pytest.mark.anyio
 
 MEASURED = replies.Measurement(Outcome.MEASURED, latency_us=5.0, spread_us=0.1)
-SLOWER = replies.Measurement(Outcome.SLOWER, "no faster than 20 µs")
 REFUSED = replies.Measurement(Outcome.LAUNCH_ERROR, "the launch was refused")
 DIED = WorkerDied(-signal.SIGSEGV, Phase.FIRST_LAUNCH, Output())
 WRONG = replies.Measurement(Outcome.MISMATCH, "y is wrong", Phase.CHECK)
@@ -61,7 +60,6 @@ class PlayedLane:
         self.applications: tuple[int, ...] = ()
         self.granted: list[int] = []
         self.requests: list[requests.Trial] = []
-        self.spares_until = 0
         self._answers, self._openings = list(answers), list(openings)
 
     @asynccontextmanager
@@ -105,10 +103,6 @@ class PlayedLane:
             assert on_item is not None
             on_item(answer)
         return answer, Output()
-
-    def met_spare(self, since: float) -> bool:
-        """Return whether a spare warmed up: beside so many answers."""
-        return self.asked <= self.spares_until
 
     def output(self) -> Output:
         """Return nothing: no code of a worker runs."""
@@ -356,20 +350,6 @@ async def test_sick_lane_is_passed_over_until_it_may_be_tried_again(tmp_path: Pa
     assert (sick.opened, other.asked) == (0, 1)
 
 
-@pytest.mark.parametrize("answer", [MEASURED, SLOWER, WRONG])
-async def test_what_was_timed_beside_a_spare_is_timed_once_more(tmp_path: Path, answer: replies.Measurement) -> None:
-    """No figure is stretched by what ktuned does on a GPU, and no config given up by it. What is wrong is so anyway."""
-    lane = PlayedLane("cuda:0", [answer])
-    lane.spares_until = 5
-    attempts = several(3)
-    assert answer.outcome is not None
-    assert await measured_all(tmp_path, attempts, lane) == [answer.outcome] * 3
-    keys = [[unit.key for unit in request.units] for request in lane.requests]
-    is_timed = answer.outcome is not Outcome.MISMATCH
-    assert keys == [["01", "02", "03"]] * (1 + is_timed)
-    assert all((Event.DISTURBED in attempt.life.story) is is_timed for attempt in attempts)
-
-
 @pytest.mark.parametrize(
     ("disturbed", "outcome"), [(CONTENDED_TRIES - 1, Outcome.MEASURED), (CONTENDED_TRIES, Outcome.CONTENDED)]
 )
@@ -380,10 +360,7 @@ async def test_disturbed_trial_is_measured_again(tmp_path: Path, disturbed: int,
     assert lane.asked == CONTENDED_TRIES
 
 
-@pytest.mark.parametrize("answer", [CONTENDED, MEASURED], ids=["contended", "beside a spare"])
-async def test_an_artifact_that_is_removed_between_two_tries_is_made_anew(
-    tmp_path: Path, answer: replies.Measurement
-) -> None:
+async def test_an_artifact_that_is_removed_between_two_tries_is_made_anew(tmp_path: Path) -> None:
     """As one that is damaged is: `gc` and the user may remove any."""
     compiling = Recompiling(Artifacts(tmp_path, 1))
 
@@ -392,8 +369,7 @@ async def test_an_artifact_that_is_removed_between_two_tries_is_made_anew(
             compiling.remove_all()
             return await super().exchange(*given, **named)
 
-    lane = Losing("cuda:0", [answer, MEASURED])
-    lane.spares_until = 1
+    lane = Losing("cuda:0", [CONTENDED, MEASURED])
     attempt = Attempt(1, {}, requests.UnitRef("ab", {}))
     assert await measured_all(tmp_path, [attempt], lane, compiling=compiling) == [Outcome.MEASURED]
     assert compiling.compiled == ["ab"]

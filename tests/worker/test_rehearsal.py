@@ -1,0 +1,57 @@
+"""What a spare does on its GPU before it is needed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ktuned.model import Device, DeviceModel, DeviceName, Target
+from ktuned.worker import rehearsal
+from ktuned.worker.problem import ProblemData
+from ktuned.worker.rehearsal import rehearse, rehearsed
+
+CPU = Device(DeviceName("cpu:0"), DeviceModel("cpu-x"), Target("x86_64"))
+GPU = Device(DeviceName("cuda:0"), DeviceModel("H100"), Target("sm_90a"))
+
+
+def test_the_problem_is_one_that_all_of_opening_works_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its outputs are expected and judged: nothing that a trial needs is left out because of an error."""
+    opened: list[ProblemData] = []
+
+    class Watched(ProblemData):
+        def __init__(self, *arguments: Any) -> None:
+            super().__init__(*arguments)
+            opened.append(self)
+
+    monkeypatch.setattr(rehearsal, "ProblemData", Watched)
+    rehearse(CPU)
+    (data,) = opened
+    assert data.is_judged
+    assert data.check().ok
+    assert data.overwritten() == ()
+
+
+def test_a_refusal_is_in_the_devices_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line that announces a cold spare names the want of memory, and no kernel file of ours."""
+
+    def refuse(*arguments: Any) -> None:
+        raise rehearsed.site.failure("inputs(p)", cause) from cause
+
+    cause = RuntimeError("CUDA out of memory")
+    monkeypatch.setattr(rehearsal, "ProblemData", refuse)
+    with pytest.raises(RuntimeError, match=r"^CUDA out of memory$"):
+        rehearse(GPU)
+
+
+@pytest.mark.gpu
+def test_it_keeps_no_memory() -> None:
+    """What was allocated is given back: the lane's worker may need it."""
+    torch = pytest.importorskip("torch")
+    # The library of matrix products keeps a workspace.
+    some = torch.ones(16, 16, device="cuda:0")
+    some = some @ some
+    torch.cuda.empty_cache()
+    before = torch.cuda.memory_reserved()
+    rehearse(GPU)
+    assert torch.cuda.memory_reserved() <= before
