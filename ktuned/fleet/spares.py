@@ -59,8 +59,8 @@ _NO_JOB = 0
 
 
 class _UnderWay(msgspec.Struct, eq=False):
-    """The spares of one kind that are under way, and the callers that wait for one, both as numbers; ``news`` is set when
-    a spare is there, or has failed.
+    """Numbers of spares of one kind that are under way, and of callers that wait for one; ``news`` is set when a spare
+    is there, or has failed.
     """
 
     count: int = 0
