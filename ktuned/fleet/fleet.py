@@ -289,6 +289,12 @@ class Fleet:
         grown = worker.memory_bytes - worker.settled_bytes
         return worker.requests >= self._limits.max_requests or grown > WORN_SHARE * self._memory_limits[worker.role]
 
+    @property
+    def is_measuring(self) -> bool:
+        """True if a lane has a worker, which may be timing."""
+        idle = set(self._idle)
+        return any(worker.device and worker not in idle for worker in self._executor.workers)
+
     def start_soon(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> None:
         """Run something until the fleet ends."""
         self._tasks.start_soon(work, *arguments)

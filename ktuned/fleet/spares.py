@@ -39,6 +39,10 @@ class Lender(Protocol):
 
     spawn_s: float
 
+    @property
+    def is_measuring(self) -> bool:
+        """Return whether a lane has a worker."""
+
     def gate_of(self, node: str) -> QuietGate:
         """Return a node's gate."""
 
@@ -133,10 +137,11 @@ class Spares:
         They have imported ``backend``, if it is known yet, and what it compiles and loads with, as kernel files do; one
         that measures also the spare modules. Those that are warm for a device are that device's, and do not count.
         The first ``contexts`` of them are about to measure: if there is one GPU, each makes its context there while it
-        imports.
+        imports; not beside a lane that is at work, whose timings that would stretch.
         """
         under_way = self._of_kind(role, environment)
         there = self._idle.spares(role, environment, "") + under_way.count
+        contexts = 0 if self._lender.is_measuring else contexts
         for number in range(there, count if self._makes_any else 0):
             under_way.count += 1
             self._lender.start_soon(self._make, role, environment, backend, number < contexts)
