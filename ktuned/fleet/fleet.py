@@ -264,14 +264,14 @@ class Fleet:
                 worker.kill()
                 raise
 
-    async def clear(self, device: str) -> bool:
-        """End the idle workers that have opened a kernel file on a device; return whether there were any."""
-        loaded = self._idle.take_surplus(device, 0)
-        self._end(loaded)
+    async def clear(self, device: str, *, and_spares: bool = False) -> bool:
+        """End the idle workers that have opened a kernel file on a device, or all; return whether there were any."""
+        ended = self._idle.take_device(device) if and_spares else self._idle.take_surplus(device, 0)
+        self._end(ended)
         with anyio.move_on_after(CLOSE_S):
-            for worker in loaded:
+            for worker in ended:
                 await worker.gone.wait()
-        return bool(loaded)
+        return bool(ended)
 
     def _end(self, workers: Iterable[Worker]) -> None:
         for worker in workers:

@@ -38,6 +38,9 @@ each holds memory."""
 CROWDED = "device_crowded"
 """Code of a worker's error: an application's memory leaves too little for a problem."""
 
+_NO_MEMORY = "out of memory"
+"""Words of CUDA's and torch's errors."""
+
 TROUBLE_S = 60.0
 """Time after a loss for which more spares are kept: each holds some 250 MiB, and 500 MiB of a GPU."""
 
@@ -202,7 +205,7 @@ class Lane:
             try:
                 await self._open_in_worker(bench, deadlines)
             except RequestFailed as error:
-                if error.code == "source_changed" or not await self._may_work_in_another():
+                if error.code == "source_changed" or not await self._may_work_in_another(error.message):
                     raise
                 _log.info("lane_opens_again", device=self.device.name, reason=error.message)
                 # Waited for, as it may hold memory of the device; nothing is wrong with that.
@@ -263,14 +266,15 @@ class Lane:
             phases=worker.timeline(),
         )
 
-    async def _may_work_in_another(self) -> bool:
-        """Return whether an opening that failed may succeed in a new worker.
+    async def _may_work_in_another(self, reason: str) -> bool:
+        """Return whether an opening that failed for a reason may succeed in a new worker.
 
         What the worker had opened before may be the reason (some modules cannot be imported twice), or the memory that
         idle ones hold on a GPU; those end.
         """
-        holds_others = self.device.kind != "cpu" and await self._fleet.clear(self.device.name)
-        return self._is_used or holds_others
+        if self.device.kind == "cpu":
+            return self._is_used
+        return await self._fleet.clear(self.device.name, and_spares=_NO_MEMORY in reason) or self._is_used
 
     async def _well_worker(self, bench: Bench, deadlines: Mapping[str, float]) -> Worker:
         """Return a worker on a device that works; after a failure on it, only once a canary has passed."""

@@ -47,7 +47,7 @@ from ktuned.worker.noise import Noise
 from ktuned.worker.problem import CAPTURE_AGAIN, ProblemData
 from ktuned.worker.race import Ending
 from ktuned.worker.reply import Phases, Reply, TimedPhases
-from ktuned.worker.room import require_room
+from ktuned.worker.room import require_room, require_room_for_spare
 from ktuned.worker.timing import HostTimer
 
 if TYPE_CHECKING:
@@ -388,6 +388,8 @@ class Bench:
         """
         if request.device.kind == "cpu":
             return replies.Empty()
+        if request.warms_up:
+            require_room_for_spare(request.device.name)
         import torch
 
         numbers = torch.arange(8, device=request.device.name)

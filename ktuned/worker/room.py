@@ -32,6 +32,9 @@ CHECK_BYTES: Final = 48
 """Bytes for each element of an output while it is compared: both sides, their difference and the tolerance in double,
 and masks."""
 
+SPARED_SHARE: Final = 0.5
+"""Of a GPU's memory, what spares leave free: the next problem may be larger, and configs may allocate."""
+
 
 class DeviceCrowded(KtunedError):
     """An application's memory leaves too little for a problem; nothing is wrong with either."""
@@ -75,6 +78,19 @@ def require_room(device: str, declared: Mapping[str, Any]) -> None:
         )
     # Torch's limit is for what it allocates, not for the context.
     torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes(need, available) / total), device)
+
+
+def require_room_for_spare(device: str) -> None:
+    """Check that a device has room for the context of a worker that only stands by, before that is made.
+
+    Raises:
+        RuntimeError: it has not.
+    """
+    uuid = gpu_uuids().get(device, "")
+    found = nvml.memory(uuid) if uuid else None
+    if found is not None and found[0] - CONTEXT_BYTES < SPARED_SHARE * found[1]:
+        free, total = (size >> 20 for size in found)
+        raise RuntimeError(f"{free} of {total} MiB are free there, and spares leave half of the memory")
 
 
 def limit_bytes(need: int, available: int) -> float:

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import re
 import signal
 import sys
 from collections.abc import AsyncIterator
@@ -17,12 +18,14 @@ from ktuned.fleet.executor import Environment, KernelCode
 from ktuned.fleet.failures import DeadlineExpired
 from ktuned.fleet.fleet import Fleet
 from ktuned.fleet.health import Health
-from ktuned.fleet.lanes import REAP_S, Bench, Lane
+from ktuned.fleet.lanes import REAP_S, Bench, CannotOpen, Lane
 from ktuned.fleet.priority_semaphore import Turns
 from ktuned.fleet.process import WorkerProcess
 from ktuned.fleet.spares import WARM_S
+from ktuned.ipc import requests
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Role, Target
+from ktuned.model.plan import Plan
 from tests.fleet.conftest import RunFleet
 from tests.fleet.playing import BRIEF_S, DEADLINES, FAKE_DIRECTORY, HANG, Playground, until
 
@@ -67,6 +70,12 @@ class Broken:
         self.diary: list[str] = []
         self.pauses: list[float] = []
         self.becomes("well")
+
+    def bench_that(self, body: str) -> Bench:
+        """Return a problem whose opening runs ``body``."""
+        (file,) = self._playground.request(body).files
+        request = requests.Explore(self._playground.kernel("it", file), {}, Plan())
+        return replace(self.bench, identity=body, request=request)
 
     def note(self, lane: Lane) -> None:
         """Write down what a lane says of itself, and how long it will wait."""
@@ -292,3 +301,19 @@ async def test_after_a_failure_more_spares_are_made(run_fleet: RunFleet, tmp_pat
         fleet.spares.prepare_warm(environment, "fake", GPU, turns, 3)
         await anyio.wait_all_tasks_blocked()
         assert len(fleet.describe()) == 3
+
+
+@pytest.mark.parametrize(("message", "left"), [("CUDA out of memory", 0), ("inputs(p) is wrong", 2)])
+async def test_spares_end_where_a_problem_has_no_memory(
+    run_fleet: RunFleet, broken: Broken, message: str, left: int
+) -> None:
+    """Their contexts may be what it lacks; for another error of the user's they are not made again and again."""
+    async with run_fleet() as fleet:
+        lane = Lane(GPU, fleet)
+        async with lane.hold(1):
+            fleet.spares.prepare_warm(broken.bench.environment, "fake", GPU, Turns(), 3)
+            await until(lambda: warm_spares(fleet) == 3)
+            fails = broken.bench_that(f"raise RuntimeError({message!r})")
+            with pytest.raises(CannotOpen, match=re.escape(message)):
+                await lane.open(fails, DEADLINES)
+            assert warm_spares(fleet) == left

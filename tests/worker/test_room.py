@@ -1,5 +1,9 @@
 """The memory that a problem takes on a GPU."""
 
+import pytest
+
+from ktuned.backends import nvml
+from ktuned.worker import room
 from ktuned.worker.room import (
     BAND_BYTES,
     CHECK_BYTES,
@@ -9,6 +13,7 @@ from ktuned.worker.room import (
     MARGIN,
     limit_bytes,
     needed_bytes,
+    require_room_for_spare,
 )
 
 
@@ -25,3 +30,23 @@ def test_an_estimate_that_is_too_low_costs_no_config_where_memory_is_free() -> N
     """A second set of inputs in a process that has its context once had no room, beside 76 GiB that were free."""
     assert limit_bytes(1 << 30, 76 << 30) == 38 << 30
     assert limit_bytes(4 << 30, 5 << 30) == MARGIN * (4 << 30)
+
+
+@pytest.mark.parametrize(
+    ("free", "total", "has_room"),
+    [(76 << 30, 80 << 30, True), (40 << 30, 80 << 30, False), (7 << 30, 8 << 30, True), (4 << 30, 8 << 30, False)],
+)
+def test_spares_leave_half_of_a_gpu_free(
+    monkeypatch: pytest.MonkeyPatch, free: int, total: int, has_room: bool
+) -> None:
+    """The next problem may be larger; where it is not known how much is free, the driver decides."""
+    monkeypatch.setattr(room, "gpu_uuids", lambda: {"cuda:0": "GPU-1"})
+    monkeypatch.setattr(nvml, "memory", lambda uuid: (free, total))
+    if has_room:
+        require_room_for_spare("cuda:0")
+    else:
+        with pytest.raises(RuntimeError, match=f"^{free >> 20} of {total >> 20} MiB are free there"):
+            require_room_for_spare("cuda:0")
+    require_room_for_spare("cuda:1")
+    monkeypatch.setattr(nvml, "memory", lambda uuid: None)
+    require_room_for_spare("cuda:0")
