@@ -15,7 +15,7 @@ from ktuned.spec import kernel, space, tensor
 from ktuned.worker.problem import ProblemData
 
 _SIDE = 16
-"""As little as loads them: the lane may be timing meanwhile."""
+"""As little as loads them: the lanes of the GPU wait meanwhile."""
 
 
 @kernel(
