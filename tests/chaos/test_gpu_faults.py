@@ -57,7 +57,9 @@ from ktuned_nvrtc import Build
 )
 def {name}(p, c):
     entry = f"twice<{{c.fault}}, {{c.repeat}}>"
-    return Build(entry=entry, args=("x", "y", p.n), grid=(-(-p.n // 256),), block=(256,), defines=dict(HOARDED=c.hoard))
+    # Each kernel's own artifacts: those that are there already would be measured before all others.
+    defines = dict(HOARDED=c.hoard, OF_{name}=1)
+    return Build(entry=entry, args=("x", "y", p.n), grid=(-(-p.n // 256),), block=(256,), defines=defines)
 """
 
 HEALTHY = [{"tag": f"x{repeat}", "fault": "NONE", "repeat": repeat, "hoard": 0} for repeat in (1, 2, 4, 6, 8, 12)]
