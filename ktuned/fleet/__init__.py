@@ -23,7 +23,7 @@ from ktuned.fleet.lanes import Bench, CannotOpen, Lane, LaneSick
 from ktuned.fleet.local_executor import LocalExecutor
 from ktuned.fleet.node_link import NodeLink
 from ktuned.fleet.pace import Pace
-from ktuned.fleet.priority_semaphore import Turns, aged
+from ktuned.fleet.priority_semaphore import NO_JOB, Turns, aged
 from ktuned.fleet.process import StartProcess
 from ktuned.fleet.quiet import ALL_CORES, COURTESY_S, QuietGate
 from ktuned.fleet.remote_executor import RemoteExecutor
@@ -35,6 +35,7 @@ __all__ = [
     "BENCH_MODULES",
     "COURTESY_S",
     "KILLS_EXCUSED",
+    "NO_JOB",
     "Applications",
     "Bench",
     "Bridge",

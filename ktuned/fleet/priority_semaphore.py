@@ -16,6 +16,9 @@ from anyio.lowlevel import checkpoint_if_cancelled
 LEVEL = 100
 """Distance of two levels of priority (:class:`~ktuned.model.Priority`), and the lift of one step of age."""
 
+NO_JOB = 0
+"""Number of no job, by which ktuned's own work waits for a turn; its rank is the lowest."""
+
 TURN_AGE_S = 20.0
 """Waiting time that counts as a level: some compiles of more important jobs."""
 

@@ -16,7 +16,7 @@ import structlog
 from ktuned.fleet.executor import Environment, Worker
 from ktuned.fleet.failures import RequestFailed
 from ktuned.fleet.idle import IdleWorkers
-from ktuned.fleet.priority_semaphore import Turns
+from ktuned.fleet.priority_semaphore import NO_JOB, Turns
 from ktuned.fleet.quiet import QuietGate
 from ktuned.ipc import requests
 from ktuned.model import Device, Phase, Role, WorkerError
@@ -41,7 +41,7 @@ class Lender(Protocol):
 
     @property
     def is_measuring(self) -> bool:
-        """Return whether a lane has a worker."""
+        """True if a lane has a worker, which may be timing."""
 
     def gate_of(self, node: str) -> QuietGate:
         """Return a node's gate."""
@@ -57,9 +57,6 @@ class Lender(Protocol):
 
     def release(self, worker: Worker) -> None:
         """Take a worker among the idle ones."""
-
-
-_NO_JOB = 0
 
 
 class _UnderWay(msgspec.Struct, eq=False):
@@ -195,14 +192,14 @@ class Spares:
             except BaseException:
                 worker.kill()
                 raise
-            self._is_ready(worker)
+            self._stand_by(worker)
         except WorkerError as error:
             # The lane meets the same error when it needs the worker, and reports it.
             _log.info("spare_failed", role=role, reason=error.message)
         finally:
             self._of_kind(role, environment).end_one()
 
-    def _is_ready(self, worker: Worker) -> None:
+    def _stand_by(self, worker: Worker) -> None:
         took_s = round(monotonic() - worker.started, 3)
         _log.debug("spare_ready", role=worker.role, pid=worker.pid, took_s=took_s, phases=worker.timeline())
         self._lender.release(worker)
@@ -214,7 +211,7 @@ class Spares:
         try:
             while self._idle.spares(*kind, device.name) < warming.wanted and self._makes_any:
                 if self._idle.spares(*kind, ""):
-                    async with turns.hold(_NO_JOB):
+                    async with turns.hold(NO_JOB):
                         await self._warm_one(environment, device, warming)
                 elif under_way.count:
                     await under_way.news.wait()
@@ -251,4 +248,4 @@ class Spares:
             warming.at_work -= 1
         # Cold or warm it is this device's: counted among its spares, and not tried again.
         worker.device = device.name
-        self._is_ready(worker)
+        self._stand_by(worker)

@@ -8,7 +8,7 @@ from time import time
 from typing import Any
 
 from ktuned.devices import Machine
-from ktuned.fleet import Environment, Fleet, Lane
+from ktuned.fleet import NO_JOB, Environment, Fleet, Lane
 from ktuned.ipc import replies, requests
 from ktuned.model import Device, DeviceModel, Peaks, Phase, Role, WorkerError
 from ktuned.serve.connection import Connection
@@ -18,8 +18,6 @@ from ktuned.store import Store
 
 _DEADLINES: Mapping[str, float] = {Phase.LOAD: 120.0, Phase.TIMING: 120.0}
 """Importing torch from a cold disk, and 12 runs of eight kinds: a large GPU takes 3 s for all, two cores 15 s."""
-
-_NO_JOB = 0
 
 
 class DevicePeaks:
@@ -65,7 +63,7 @@ class DevicePeaks:
     async def _measure(self, environment: Environment, device: Device) -> bool:
         """Measure a device in a worker of its own, while its lane measures nothing else; return whether it worked."""
         # In the order of a final round.
-        async with self._fleet.gate.quiet(), self._lane(device).hold(_NO_JOB):
+        async with self._fleet.gate.quiet(), self._lane(device).hold(NO_JOB):
             worker = await self._fleet.acquire(Role.BENCH, environment)
             try:
                 found, _ = await worker.exchange(requests.MeasurePeaks(device), _DEADLINES)

@@ -1,6 +1,7 @@
-"""User code for real workers: a kernel file's body that does something on import, and what reports it."""
+"""User code for real workers: a kernel file's body that does something on import, what reports it, and a played GPU."""
 
 import os
+import sys
 import textwrap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -9,7 +10,11 @@ from types import MappingProxyType
 import anyio
 import psutil
 
+from ktuned.fleet.executor import Environment
+from ktuned.fleet.fleet import Fleet
 from ktuned.ipc import requests
+from ktuned.model.device import Device
+from ktuned.model.keys import DeviceModel, DeviceName, Target
 
 FAKE_DIRECTORY = Path(__file__).parents[1] / "fake_backend"
 PROJECT = "play"
@@ -31,6 +36,33 @@ children = [subprocess.Popen(sleeper), subprocess.Popen(sleeper, start_new_sessi
 """Starts a child in the worker's group, and one that left it."""
 
 HANG = "import signal\nwhile True:\n    signal.pause()\n"
+
+
+GPU = Device(DeviceName("cuda:0"), DeviceModel("a GPU"), Target("sm_90"))
+
+TORCH = """\
+import os, pathlib, signal, sys, types
+device = pathlib.Path(__file__).parent / "device"
+
+# There are no kernels here that a spare could load.
+rehearsal = types.ModuleType("ktuned.worker.rehearsal")
+rehearsal.rehearse = lambda device: None
+sys.modules[rehearsal.__name__] = rehearsal
+
+class Numbers:
+    def sum(self):
+        return 28
+
+def arange(count, device_name=None, device=None):
+    state = globals()["device"].read_text()
+    if state == "hung":
+        while True:
+            signal.pause()
+    if state != "well":
+        raise RuntimeError(state)
+    return Numbers()
+"""
+"""What the canary asks of torch; the file ``device`` beside it says how the device is."""
 
 
 class Playground:
@@ -100,3 +132,17 @@ async def gone(pids: Iterable[int]) -> None:
     """Wait until all of these processes have ended."""
     waited_for = list(pids)
     await until(lambda: not any(is_running(pid) for pid in waited_for))
+
+
+def gpu_environment(tmp_path: Path, state: str) -> Environment:
+    """Return an environment whose torch has a GPU in a state."""
+    torch = tmp_path / "torch"
+    torch.mkdir()
+    (torch / "torch.py").write_text(TORCH)
+    (torch / "device").write_text(state)
+    return Environment(sys.executable, str(tmp_path), (("PYTHONPATH", f"{FAKE_DIRECTORY}:{torch}"),))
+
+
+def warm_spares(fleet: Fleet, device: str = GPU.name) -> int:
+    """Return how many idle workers are a device's."""
+    return sum(worker.device == device for worker in fleet._idle)

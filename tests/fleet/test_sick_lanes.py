@@ -1,10 +1,7 @@
 """A lane whose device does not come back: sick, probed with back-off, and ready by itself once a canary sings."""
 
 import itertools
-import os
 import re
-import signal
-import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -21,41 +18,12 @@ from ktuned.fleet.health import Health
 from ktuned.fleet.lanes import REAP_S, Bench, CannotOpen, Lane
 from ktuned.fleet.priority_semaphore import Turns
 from ktuned.fleet.process import WorkerProcess
-from ktuned.fleet.spares import WARM_S
 from ktuned.ipc import requests
-from ktuned.model.device import Device
-from ktuned.model.keys import DeviceModel, DeviceName, Role, Target
 from ktuned.model.plan import Plan
 from tests.fleet.conftest import RunFleet
-from tests.fleet.playing import BRIEF_S, DEADLINES, FAKE_DIRECTORY, HANG, Playground, until
+from tests.fleet.playing import BRIEF_S, DEADLINES, GPU, HANG, TORCH, Playground, until, warm_spares
 
 pytestmark = pytest.mark.anyio
-
-GPU = Device(DeviceName("cuda:0"), DeviceModel("a GPU"), Target("sm_90"))
-
-TORCH = """\
-import os, pathlib, signal, sys, types
-device = pathlib.Path(__file__).parent / "device"
-
-# There are no kernels here that a spare could load.
-rehearsal = types.ModuleType("ktuned.worker.rehearsal")
-rehearsal.rehearse = lambda device: None
-sys.modules[rehearsal.__name__] = rehearsal
-
-class Numbers:
-    def sum(self):
-        return 28
-
-def arange(count, device_name=None, device=None):
-    state = globals()["device"].read_text()
-    if state == "hung":
-        while True:
-            signal.pause()
-    if state != "well":
-        raise RuntimeError(state)
-    return Numbers()
-"""
-"""What the canary asks of torch; the file ``device`` beside it says how the device is."""
 
 
 class Broken:
@@ -177,130 +145,6 @@ async def test_a_worker_that_cannot_be_reaped_makes_its_lane_sick(run_fleet: Run
             stuck.gone.set()
         assert (lane.health.is_sick, broken.diary[0]) == (False, "sick")
         assert lane.worker_pid is not None
-
-
-def _gpu_environment(tmp_path: Path, state: str) -> Environment:
-    """Return an environment whose torch has a GPU in a state."""
-    torch = tmp_path / "torch"
-    torch.mkdir()
-    (torch / "torch.py").write_text(TORCH)
-    (torch / "device").write_text(state)
-    return Environment(sys.executable, str(tmp_path), (("PYTHONPATH", f"{FAKE_DIRECTORY}:{torch}"),))
-
-
-async def spare_phases(run_fleet: RunFleet, tmp_path: Path, state: str) -> tuple[list[int], list[str]]:
-    """Make a spare for a GPU that is in a state; return how many requests each spare has had, and the notices."""
-    environment = _gpu_environment(tmp_path, state)
-    async with run_fleet() as fleet:
-        turns = Turns()
-        fleet.spares.prepare_warm(environment, "fake", GPU, turns, 2)
-        fleet.spares.prepare_warm(environment, "fake", GPU, turns, 2)
-        await until(lambda: warm_spares(fleet) == 2)
-        assert len(fleet.describe()) == 2
-        worker = await fleet.acquire(Role.BENCH, environment, GPU.name)
-        other = await fleet.acquire(Role.BENCH, environment, "cuda:1")
-        counts = [worker.requests, other.requests]
-        for one in (worker, other):
-            one.kill()
-        return counts, fleet.notices
-
-
-def warm_spares(fleet: Fleet, device: str = GPU.name) -> int:
-    """Return how many idle workers are a device's."""
-    return sum(worker.device == device for worker in fleet._idle)
-
-
-async def test_spare_of_a_gpu_has_its_context(run_fleet: RunFleet, tmp_path: Path) -> None:
-    """It has imported everything and worked on the device before it is lent; another device's lane gets its own."""
-    assert await spare_phases(run_fleet, tmp_path, "well") == ([2, 0], [])
-
-
-async def test_spare_that_the_gpu_refuses_stays_cold_and_is_announced(run_fleet: RunFleet, tmp_path: Path) -> None:
-    """For want of GPU memory a spare has no context: the notice says so, and it is not made again and again."""
-    counts, notices = await spare_phases(run_fleet, tmp_path, "CUDA error: out of memory")
-    assert counts == [2, 0]
-    assert [notice.split(":")[0] for notice in notices] == ["no warm spare on cuda"]
-    assert "out of memory" in notices[0]
-
-
-async def test_spares_work_on_a_gpu_in_turns_with_its_lanes(run_fleet: RunFleet, tmp_path: Path) -> None:
-    """Nothing is timed beside one: it waits while a lane has the device, and keeps it from lanes while it works."""
-    environment = _gpu_environment(tmp_path, "well")
-    async with run_fleet() as fleet:
-        turns = Turns()
-        async with turns.hold(1):
-            fleet.spares.prepare_warm(environment, "fake", GPU, turns, 2)
-            await until(lambda: len(list(fleet._idle)) == 2)
-            await anyio.wait_all_tasks_blocked()
-            assert turns.waiting == [0]
-            assert {worker.requests for worker in fleet._idle} == {1}
-        assert turns.is_full
-        await until(lambda: warm_spares(fleet) == 2)
-        assert not turns.is_full
-
-
-async def test_a_lane_that_has_its_gpu_takes_a_spare_that_waits_for_it(run_fleet: RunFleet, tmp_path: Path) -> None:
-    """Which has imported what is needed; the GPU's others are warmed after it, and another is not made for it."""
-    environment = _gpu_environment(tmp_path, "well")
-    async with run_fleet() as fleet:
-        turns = Turns()
-        async with turns.hold(1):
-            fleet.spares.prepare_warm(environment, "fake", GPU, turns, 2)
-            await until(lambda: len(list(fleet._idle)) == 2)
-            worker = await fleet.acquire(Role.BENCH, environment, GPU.name)
-        assert worker.requests == 1
-        await until(lambda: warm_spares(fleet) == 1)
-        assert len(fleet.describe()) == 2
-        worker.kill()
-
-
-async def test_a_hung_gpu_is_held_no_longer_than_a_spare_may_take(run_fleet: RunFleet, tmp_path: Path) -> None:
-    """The spare that hangs there is killed at its deadline, or when someone ends it, and the lanes have the GPU."""
-    environment = _gpu_environment(tmp_path, "hung")
-    async with run_fleet() as fleet:
-        turns = Turns()
-        fleet.spares.prepare_warm(environment, "fake", GPU, turns, 1)
-        await until(lambda: turns.is_full)
-        (entry,) = fleet.describe()
-        os.kill(entry["pid"], signal.SIGKILL)
-        with anyio.fail_after(WARM_S - 1):
-            async with turns.hold(1):
-                assert warm_spares(fleet) == 0
-
-
-async def test_each_gpu_of_a_machine_has_its_spares(run_fleet: RunFleet, tmp_path: Path) -> None:
-    """What one has under way, or is at work on, does not count as the other's."""
-    environment = _gpu_environment(tmp_path, "well")
-    other = Device(DeviceName("cuda:1"), GPU.model, GPU.target)
-    async with run_fleet() as fleet:
-        for device in (GPU, other):
-            fleet.spares.prepare_warm(environment, "fake", device, Turns(), 2)
-        await until(lambda: (warm_spares(fleet), warm_spares(fleet, other.name)) == (2, 2))
-        assert len(fleet.describe()) == 4
-
-
-async def test_a_spare_under_way_is_warmed_when_it_is_needed(run_fleet: RunFleet, tmp_path: Path) -> None:
-    """A failure while spares still import starts no others; they are warm when they are there."""
-    environment = _gpu_environment(tmp_path, "well")
-    async with run_fleet() as fleet:
-        fleet.spares.prepare(Role.BENCH, environment, "fake", 2)
-        fleet.spares.prepare_warm(environment, "fake", GPU, Turns(), 2)
-        await until(lambda: warm_spares(fleet) == 2)
-        assert len(fleet.describe()) == 2
-
-
-async def test_after_a_failure_more_spares_are_made(run_fleet: RunFleet, tmp_path: Path) -> None:
-    """Also while the first are still being warmed; with enough of them nothing begins."""
-    environment = _gpu_environment(tmp_path, "well")
-    async with run_fleet() as fleet:
-        turns = Turns()
-        fleet.spares.prepare_warm(environment, "fake", GPU, turns, 1)
-        await until(lambda: turns.is_full or warm_spares(fleet))
-        fleet.spares.prepare_warm(environment, "fake", GPU, turns, 3)
-        await until(lambda: warm_spares(fleet) == 3)
-        fleet.spares.prepare_warm(environment, "fake", GPU, turns, 3)
-        await anyio.wait_all_tasks_blocked()
-        assert len(fleet.describe()) == 3
 
 
 @pytest.mark.parametrize(("message", "left"), [("CUDA out of memory", 0), ("inputs(p) is wrong", 2)])
