@@ -46,6 +46,7 @@ class FakeWorker(Worker):
         deadlines: Mapping[str, float],
         *,
         on_item: Callable[[Any], None] | None = None,
+        on_computed: Callable[[], None] | None = None,
     ) -> tuple[Any, Output]:
         """Send a request to the farm, and decode what it answers."""
         self.requests += 1

@@ -16,7 +16,7 @@ import platformdirs
 
 from ktuned.backends import cpu
 from ktuned.catalog import make_root
-from ktuned.fleet import memory
+from ktuned.fleet import compilers_for, memory
 from ktuned.model import Root, SettingsError, listed
 from ktuned.scheduling import POLICIES, default_compile_slots
 from ktuned.team import TeamSettings
@@ -174,7 +174,7 @@ def load_settings(
     config_path = Path(config) if config else config_dir / "config.toml"
     file = _read(config_path, must_exist=config is not None)
     slots = file.compile_slots or default_compile_slots(cpu.cores())
-    bench_bytes, compile_bytes = memory.default_limits(slots)
+    bench_bytes, compile_bytes = memory.default_limits(compilers_for(slots))
     cores = sorted(os.sched_getaffinity(0))
     # The first core is a lane's: compilers keep off it where there is another. Further lanes are known later.
     compile_cores = frozenset(cores[1:])

@@ -17,13 +17,13 @@ from ktuned.fleet.failures import (
     WorkerDied,
     is_outside_kill,
 )
-from ktuned.fleet.fleet import Fleet
+from ktuned.fleet.fleet import Fleet, compilers_for
 from ktuned.fleet.health import Health
 from ktuned.fleet.lanes import Bench, CannotOpen, Lane, LaneSick
 from ktuned.fleet.local_executor import LocalExecutor
 from ktuned.fleet.node_link import NodeLink
 from ktuned.fleet.pace import Pace
-from ktuned.fleet.priority_semaphore import NO_JOB, Turns, aged
+from ktuned.fleet.priority_semaphore import NO_JOB, Turn, Turns, aged
 from ktuned.fleet.process import StartProcess
 from ktuned.fleet.quiet import ALL_CORES, COURTESY_S, QuietGate
 from ktuned.fleet.remote_executor import RemoteExecutor
@@ -64,11 +64,13 @@ __all__ = [
     "RemoteExecutor",
     "RequestFailed",
     "StartProcess",
+    "Turn",
     "Turns",
     "Usage",
     "Worker",
     "WorkerDied",
     "aged",
+    "compilers_for",
     "is_outside_kill",
     "memory",
 ]

@@ -76,10 +76,12 @@ class Worker(ABC):
         deadlines: Mapping[str, float],
         *,
         on_item: Callable[[I], None] | None = None,
+        on_computed: Callable[[], None] | None = None,
     ) -> tuple[R, Output]:
         """Send a request; return its reply, and what the worker's code printed meanwhile.
 
-        ``deadlines`` gives each phase's seconds. A worker that cannot be relied on any more is killed: one whose
+        ``deadlines`` gives each phase's seconds. ``on_computed`` is called where the worker says that what is left
+        needs no processor. A worker that cannot be relied on any more is killed: one whose
         deadline passed, or whose caller was cancelled.
 
         Raises:

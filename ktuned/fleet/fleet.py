@@ -43,6 +43,15 @@ _MEMORY_S = 0.2
 """Interval between two looks at workers' memory."""
 
 
+def compilers_for(slots: int) -> int:
+    """Return how many compile workers have work at once for so many slots.
+
+    A slot is the next one's as soon as its compiler is done: it takes 4 to 10 ms more until an artifact is on the disk,
+    which is some hundredths of a compile. Of two workers besides one is free at nearly all times, of one too seldom.
+    """
+    return slots + slots // 4
+
+
 class FleetLimits(msgspec.Struct, frozen=True):
     """Limits of the workers that a fleet keeps."""
 
@@ -100,7 +109,7 @@ class Fleet:
         self.spares = Spares(self, self._idle, spare_modules, are_kept=keeps_spares)
         self._health: dict[tuple[Role, Environment], Health] = {}
         self._memory_limits: dict[Role, int] = {}
-        self._limit_memory(*(memory_limits or memory.default_limits(compile_slots)))
+        self._limit_memory(*(memory_limits or memory.default_limits(compilers_for(compile_slots))))
         self._renewed: dict[Environment, float] = {}
         self._busy = anyio.Event()
         self._tasks: anyio.abc.TaskGroup
@@ -168,6 +177,11 @@ class Fleet:
         if not node:
             return self.compile_slots
         return self._node(node).slots
+
+    def compilers_of(self, node: str) -> int:
+        """Return how many compile workers have work at once on a node; without a name, on this machine."""
+        slots = int(self.slots_of(node).total_tokens)
+        return slots if node else compilers_for(slots)
 
     def _node(self, node: str) -> _Node:
         if node not in self._nodes:
@@ -237,8 +251,8 @@ class Fleet:
         """Take a worker back; it idles until it is lent again, or has idled for too long."""
         if not worker.settled_bytes:
             worker.settle()
-        # One besides the slots' translates functions for them.
-        in_use = int(self.slots_of(worker.environment.node).total_tokens) + 1 if worker.role is Role.COMPILE else 0
+        # One besides translates functions for them.
+        in_use = self.compilers_of(worker.environment.node) + 1 if worker.role is Role.COMPILE else 0
         is_one_too_many = self._idle.alike(worker) >= max(self._limits.max_idle, in_use)
         if not worker.is_alive or self._closing or is_one_too_many or self.is_worn(worker):
             worker.kill()

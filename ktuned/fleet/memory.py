@@ -21,10 +21,12 @@ def total_bytes() -> int:
     return os.sysconf("SC_PHYS_PAGES") * PAGE_BYTES
 
 
-def default_limits(slots: int) -> tuple[int, int]:
-    """Return how many bytes a bench worker and a compile worker may use: together never more than the machine has."""
+def default_limits(compilers: int) -> tuple[int, int]:
+    """Return how many bytes a bench worker and each of the compile workers may use: together never more than the
+    machine has.
+    """
     half = total_bytes() // 2
-    return half, max(2 << 30, half // slots)
+    return half, max(2 << 30, half // compilers)
 
 
 def cap(pid: int, limit_bytes: int) -> None:

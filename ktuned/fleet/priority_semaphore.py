@@ -42,6 +42,19 @@ RankOf = Callable[[int], int]
 """Returns the rank of a job now."""
 
 
+class Turn:
+    """One that is held; given back at the end of its block, or before."""
+
+    def __init__(self, give_back: Callable[[], None]) -> None:
+        self._give_back: Callable[[], None] | None = give_back
+
+    def give_back(self) -> None:
+        """Let the next one have it; once more is no harm."""
+        give_back, self._give_back = self._give_back, None
+        if give_back is not None:
+            give_back()
+
+
 class Turns:
     """Lets ``total_tokens`` hold a turn at once; the next one goes to the highest rank, then to the first come.
 
@@ -79,14 +92,15 @@ class Turns:
         return [waiting.job for waiting in sorted(self._waiting, key=self._order)]
 
     @asynccontextmanager
-    async def hold(self, job: int) -> AsyncIterator[None]:
-        """Wait for a turn, and hold it for the length of the block."""
+    async def hold(self, job: int) -> AsyncIterator[Turn]:
+        """Wait for a turn, and hold it for the length of the block at most."""
         await checkpoint_if_cancelled()
         await self._take(job)
+        turn = Turn(self._give_back)
         try:
-            yield
+            yield turn
         finally:
-            self._give_back()
+            turn.give_back()
 
     async def _take(self, job: int) -> None:
         if not self.is_full and not self._waiting:

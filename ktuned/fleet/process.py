@@ -97,6 +97,7 @@ class WorkerProcess(Worker):
         self._decoder = frames.Decoder()
         self._inbox: deque[replies.Item | replies.Done | replies.Failed] = deque()
         self._answer_types: tuple[type[Any], type[Any] | None] | None = (replies.Ready, None)
+        self._on_computed: Callable[[], None] | None = None
         self._news: asyncio.Future[None] | None = None
         self._phases = Phases(self._loop, journal, on_over=self._on_over, before_look=self._catch_up)
         self._items = 0
@@ -123,6 +124,7 @@ class WorkerProcess(Worker):
         deadlines: Mapping[str, float],
         *,
         on_item: Callable[[I], None] | None = None,
+        on_computed: Callable[[], None] | None = None,
     ) -> tuple[R, Output]:
         """Send a request; return its reply, and what the worker's code printed meanwhile.
 
@@ -134,6 +136,7 @@ class WorkerProcess(Worker):
         self._items = 0
         self._fault = ""
         self._answer_types = requests.answer_types(type(request))
+        self._on_computed = on_computed
         for tail in self._tails:
             tail.take()
         done = False
@@ -277,7 +280,7 @@ class WorkerProcess(Worker):
                 self._take_in(message)
 
     def _take_in(self, message: dict[str, Any]) -> None:
-        """Follow a phase at once, without waking the caller; keep anything else for it."""
+        """Follow a phase, and an end of computing, at once, without waking the caller; keep anything else for it."""
         if self._answer_types is None:
             raise InvalidMessage("an answer without a request")
         answer = replies.decode(message, *self._answer_types)
@@ -285,6 +288,10 @@ class WorkerProcess(Worker):
             if not self._phases.knows(answer.phase):
                 raise InvalidMessage(f"a phase {answer.phase!r} that has no deadline")
             self._phases.enter(answer.phase)
+            return
+        if isinstance(answer, replies.Computed):
+            if self._on_computed is not None:
+                self._on_computed()
             return
         if isinstance(answer, MemoryFault):
             self._fault = describe_fault(answer)

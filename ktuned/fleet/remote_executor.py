@@ -69,8 +69,10 @@ class RemoteWorker(Worker):
         deadlines: Mapping[str, float],
         *,
         on_item: Callable[[I], None] | None = None,
+        on_computed: Callable[[], None] | None = None,
     ) -> tuple[R, Output]:
-        """Send a request; return its reply, and what the worker's code printed meanwhile.
+        """Send a request; return its reply, and what the worker's code printed meanwhile. Its keeper passes no
+        ``on_computed`` on.
 
         Raises:
             WorkerDied, DeadlineExpired, RequestFailed: as :meth:`Worker.exchange`; :class:`NodeLost` with the node.

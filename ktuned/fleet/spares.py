@@ -46,8 +46,8 @@ class Lender(Protocol):
     def gate_of(self, node: str) -> QuietGate:
         """Return a node's gate."""
 
-    def slots_of(self, node: str) -> Turns:
-        """Return a node's compile slots."""
+    def compilers_of(self, node: str) -> int:
+        """Return how many compile workers have work at once on a node."""
 
     def start_soon(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> None:
         """Run something until the fleet ends."""
@@ -170,13 +170,14 @@ class Spares:
         return self.are_kept and not self.is_closed
 
     def prepare_compilers(self, environment: Environment, backend: str, *, besides: int = 0) -> None:
-        """Have compile workers start and import what ``backend`` compiles with, for each slot and for ``besides``.
+        """Have compile workers start and import what ``backend`` compiles with, all that have work at once and
+        ``besides``.
 
         Of an unknown backend one starts. On a node a worker takes a part of the cluster's account, and starts when
         there is something to compile.
         """
         if not environment.node:
-            count = min(int(self._lender.slots_of(environment.node).total_tokens), EARLY_COMPILERS) if backend else 1
+            count = min(self._lender.compilers_of(environment.node), EARLY_COMPILERS) if backend else 1
             self.prepare(Role.COMPILE, environment, backend, count + besides)
 
     async def _make(self, role: Role, environment: Environment, backend: str, holds_context: bool) -> None:

@@ -1,7 +1,7 @@
 """Answers of a worker: replies, the items and phases that precede them, failures.
 
-The frames of one answer are any number of :class:`PhaseBegun` and :class:`Item`, then one :class:`Done` or
-:class:`Failed`.
+The frames of one answer are any number of :class:`PhaseBegun`, :class:`Item` and :class:`Computed`, then one
+:class:`Done` or :class:`Failed`.
 """
 
 from __future__ import annotations
@@ -308,6 +308,11 @@ class Item(Record):
 
 
 @record
+class Computed(Record):
+    """The end of computing: what is left of the request waits for the disk."""
+
+
+@record
 class Done(Record):
     """The operation's reply."""
 
@@ -321,7 +326,7 @@ class Failed(Record):
     failure: Failure
 
 
-Answer = PhaseBegun | Item | Done | Failed
+Answer = PhaseBegun | Item | Computed | Done | Failed
 """An answer that a worker sends; a :class:`~ktuned.ipc.memory_fault.MemoryFault` is the last word of one that dies."""
 
 
@@ -336,6 +341,8 @@ def encode(answer: Answer) -> bytes:
             return frames.encode({"phase": phase})
         case Item(value):
             return frames.encode({"item": to_message(value)})
+        case Computed():
+            return frames.encode({"computed": True})
         case Done(value):
             return frames.encode({"done": to_message(value)})
         case Failed(failure):
@@ -355,6 +362,8 @@ def decode(data: Mapping[str, Any], reply: type[Any], item: type[Any] | None) ->
             return _PHASES[name]
         case {"item": value} if item is not None:
             return Item(from_plain(item, value))
+        case {"computed": True}:
+            return _COMPUTED
         case {"done": value}:
             return Done(from_plain(reply, value))
         case {"failed": value}:
@@ -364,4 +373,5 @@ def decode(data: Mapping[str, Any], reply: type[Any], item: type[Any] | None) ->
     raise InvalidMessage(f"no answer: a message of {', '.join(map(str, data)) or 'nothing'}"[:200])
 
 
+_COMPUTED = Computed()
 _PHASES = {phase.value: PhaseBegun(phase) for phase in Phase}

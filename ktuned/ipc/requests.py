@@ -247,7 +247,7 @@ class Compile(Request[replies.Empty, replies.CompiledUnit]):
 
     ``toolchain`` holds the sights of the files by which the toolchain in the units' keys was known. Units whose backend
     gains nothing from a group are compiled one after the other; items may be held back for ``hold_s``, to be sent
-    together.
+    together. Where it is ``announced``, :class:`~ktuned.ipc.replies.Computed` is sent when the last one is compiled.
     """
 
     operation: ClassVar = "compile"
@@ -259,6 +259,7 @@ class Compile(Request[replies.Empty, replies.CompiledUnit]):
     units: tuple[UnitRef, ...]
     toolchain: Mapping[str, str] = field(default_factory=dict)
     hold_s: float = 0.0
+    announced: bool = False
 
 
 @record

@@ -21,6 +21,7 @@ from ktuned.fleet import (
     NodeAbsent,
     NodeLost,
     RequestFailed,
+    Turn,
     Worker,
     WorkerDied,
     is_outside_kill,
@@ -65,6 +66,11 @@ class CompileStage:
     def slots(self) -> int:
         """The number of compile slots, of all machines that compile for this job."""
         return sum(int(self._fleet.slots_of(one.environment.node).total_tokens) for one in self._work.compilers)
+
+    @property
+    def groups(self) -> int:
+        """The number of groups under way at most: those in the slots, and those that are being sealed."""
+        return sum(self._fleet.compilers_of(one.environment.node) for one in self._work.compilers)
 
     async def open(self) -> None:
         """Have workers start, and import what they need, before there is a config to compile."""
@@ -149,10 +155,11 @@ class CompileStage:
                 lost: list[Attempt] = []
                 # The slot first: a job that waits for one does not compile, so it must not keep others from having
                 # quiet.
-                async with self._fleet.slots_of(node).hold(self._work.job.id), self._fleet.gate_of(node).compiling():
+                slots, gate = self._fleet.slots_of(node), self._fleet.gate_of(node)
+                async with slots.hold(self._work.job.id) as slot, gate.compiling():
                     for attempt in left:
                         attempt.life.tell(Event.COMPILE_STARTED)
-                    done += await self._compile_group(left, compiler, lost)
+                    done += await self._compile_group(left, compiler, lost, slot)
                 left = lost
         return done
 
@@ -174,10 +181,11 @@ class CompileStage:
             await anyio.sleep(ABSENT_S / 4)
 
     async def _compile_group(
-        self, group: list[Attempt], compiler: Compiler, lost: list[Attempt]
+        self, group: list[Attempt], compiler: Compiler, lost: list[Attempt], slot: Turn
     ) -> list[Compiled | Ended]:
         """Compile a group in one request; one that fails as a whole is halved until the config at fault is alone.
 
+        The ``slot`` is given back when the last one is compiled, though what fails after that is tried once more.
         With their node, attempts are ``lost``: they are to be compiled elsewhere.
         Of a batch the first without a result is at fault; the others have not begun.
         """
@@ -187,7 +195,7 @@ class CompileStage:
         is_lost = False
         with self._staged() as directory:
             try:
-                await self._request(group, compiler, directory.name, items)
+                await self._request(group, compiler, directory.name, items, slot)
             except (NodeAbsent, NodeLost):
                 self._absent[compiler.environment.node] = monotonic()
                 is_lost = True
@@ -216,15 +224,15 @@ class CompileStage:
             for attempt in excused:
                 attempt.life.tell(Event.COMPILE_STARTED)
             blamed = [self._failed(attempt, failure) for attempt in at_work if attempt not in excused]
-            return [*done, *blamed, *await self._compile_group(excused + rest[len(at_work) :], compiler, lost)]
+            return [*done, *blamed, *await self._compile_group(excused + rest[len(at_work) :], compiler, lost, slot)]
         if self._is_batched:
             done.append(self._failed(rest[0], failure))
-            return [*done, *await self._compile_group(rest[1:], compiler, lost)] if rest[1:] else done
+            return [*done, *await self._compile_group(rest[1:], compiler, lost, slot)] if rest[1:] else done
         if len(rest) == 1:
             return [*done, self._failed(rest[0], failure)]
         half = len(rest) // 2
-        done += await self._compile_group(rest[:half], compiler, lost)
-        return done + await self._compile_group(rest[half:], compiler, lost)
+        done += await self._compile_group(rest[:half], compiler, lost, slot)
+        return done + await self._compile_group(rest[half:], compiler, lost, slot)
 
     async def _raise_if_general(self, error: WorkerDied | DeadlineExpired | RequestFailed) -> None:
         """Raise a failure that is no config's fault.
@@ -247,13 +255,19 @@ class CompileStage:
             raise file_fault(fault, f"{self._work.job.kernel} cannot be compiled") from error
 
     async def _request(
-        self, group: list[Attempt], compiler: Compiler, staging: str, items: dict[str, replies.CompiledUnit]
+        self,
+        group: list[Attempt],
+        compiler: Compiler,
+        staging: str,
+        items: dict[str, replies.CompiledUnit],
+        slot: Turn,
     ) -> None:
         work, environment = self._work, compiler.environment
         units = {attempt.unit.key: attempt.unit for attempt in group}
         together = 1 if self._is_batched else len(group)
         deadlines = {**work.deadlines, Phase.COMPILE: work.deadlines[Phase.COMPILE] * together}
-        slot = f"{environment.node} slot {staging.rpartition('-')[2]}".lstrip()
+        place = f"{environment.node} slot {staging.rpartition('-')[2]}".lstrip()
+        node_slots = self._fleet.slots_of(environment.node).total_tokens
         failure: WorkerDied | DeadlineExpired | RequestFailed | None = None
         async with (
             self._fleet.compile_slot(environment.node),
@@ -275,13 +289,19 @@ class CompileStage:
                     compiler.toolchain,
                     # Of a single one nothing is held back.
                     hold_s=COMPILE_S if len(group) > 1 else 0.0,
+                    announced=self._fleet.compilers_of(environment.node) > node_slots,
                 )
                 try:
-                    await worker.exchange(request, deadlines, on_item=lambda item: items.update({item.key: item}))
+                    await worker.exchange(
+                        request,
+                        deadlines,
+                        on_item=lambda item: items.update({item.key: item}),
+                        on_computed=slot.give_back,
+                    )
                 finally:
                     for attempt in group:
                         if attempt.unit.key in items:
-                            attempt.worked("compile", slot, until)
+                            attempt.worked("compile", place, until)
                             until += items[attempt.unit.key].seconds
         if failure is not None:
             raise failure

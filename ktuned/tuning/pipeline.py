@@ -130,7 +130,7 @@ class Pipeline:
 
                 self._begin_on = begin_on
                 tasks.start_soon(self._ask, to_compile)
-                for _ in range(slots):
+                for _ in range(self._compiling.groups):
                     tasks.start_soon(self._compile, compile_from.clone(), to_bench.clone())
                 for lane in self._lanes:
                     begin_on(lane)

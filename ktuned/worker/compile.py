@@ -56,7 +56,10 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
     _check_toolchain(request.toolchain)
     trace = Trace(kernel, places)
     groups = [[unit] for unit in units] if backend.group_size == 1 else [units]
-    for compiled in chain.from_iterable(_compile(backend, group, into, trace) for group in groups):
+    compiled_units = chain.from_iterable(_compile(backend, group, into, trace) for group in groups)
+    for number, compiled in enumerate(compiled_units, start=1):
+        if request.announced and number == len(units) and compiled.outcome is None:
+            reply.computed()
         check_digests(kernel, places)
         _check_toolchain(request.toolchain)
         # Functions import modules when they are compiled, too.

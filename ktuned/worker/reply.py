@@ -111,6 +111,12 @@ class Reply:
         else:
             self._journal.hold(frame)
 
+    def computed(self) -> None:
+        """Say that what is left of the request needs no processor."""
+        flush_output()
+        self.release()
+        self._write(replies.encode(replies.Computed()))
+
     def send(self, answer: replies.Answer) -> None:
         """Write one frame, after those that were held; blocks while the daemon does not read."""
         frame = replies.encode(answer)

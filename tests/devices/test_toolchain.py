@@ -166,9 +166,8 @@ async def test_a_daemon_older_than_its_workers_says_so_and_does_not_probe_for_ev
     """What it doubts after a probe for that very reason, it would doubt after each: one line names the remedy."""
     parts, environment = compiling, compiling.environment
     # By its own rules it finds another PATH than the workers do, as after an upgrade of what they run.
-    environments = Environments(
-        parts.fleet, parts.store, deadlines={"inspect": 60.0}, base_env={"PATH": "/elsewhere"}, look_s=0.0
-    )
+    elsewhere = {**os.environ, "PATH": "/elsewhere"}
+    environments = Environments(parts.fleet, parts.store, deadlines={"inspect": 60.0}, base_env=elsewhere, look_s=0.0)
     assert (environments.notices, environments.outdated(environment)) == ([], "")
     reason = environments.look(environment)
     assert reason == "the environment variable PATH changed"

@@ -25,7 +25,7 @@ class Idle(Worker):
     def is_alive(self) -> bool:
         return not self.gone.is_set()
 
-    async def exchange(self, request: Any, deadlines: Mapping[str, float], *, on_item: Any = None) -> Any:
+    async def exchange(self, request: Any, deadlines: Mapping[str, float], **callbacks: Any) -> Any:
         raise NotImplementedError
 
     def kill(self) -> None:

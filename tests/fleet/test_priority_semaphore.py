@@ -162,3 +162,19 @@ async def test_handed_over_turn_of_a_cancelled_one_goes_on() -> None:
 def test_age_lifts_by_whole_levels(waited_s: float, rank: int) -> None:
     """Each step counts one level, without an end; a clock that went back counts nothing."""
     assert aged(100, waited_s, 10.0) == rank
+
+
+async def test_a_turn_that_is_given_back_early_is_the_next_ones() -> None:
+    """At once, and only one: the end of its block gives none back that another holds by then."""
+    turns = Turns()
+    async with anyio.create_task_group() as tasks:
+        hall = Hall(turns, tasks)
+        async with turns.hold(1) as turn:
+            await hall.come(2, 3)
+            turn.give_back()
+            turn.give_back()
+            await wait_all_tasks_blocked()
+            assert (hall.served, turns.waiting, turns.borrowed_tokens) == ([2], [3], 1)
+        assert (hall.served, turns.waiting, turns.borrowed_tokens) == ([2], [3], 1)
+        await hall.leave(2, 3)
+    assert turns.borrowed_tokens == 0

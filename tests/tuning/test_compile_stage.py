@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 from typing import Any
 
 import anyio
 import pytest
 
+from ktuned.fleet import Worker
+from ktuned.ipc import requests
 from ktuned.model.errors import WorkerError
 from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
 from ktuned.tuning.attempt import Attempt, Ended
 from ktuned.tuning.compile_stage import CompileStage
 from tests.assembled import PATIENCE_S, Parts, kernel_text, wanted
+from tests.fleet.playing import until
 
 pytestmark = pytest.mark.anyio
 
@@ -83,6 +88,70 @@ async def test_a_file_that_changed_is_no_fault_of_the_backend(parts: Parts) -> N
     with pytest.raises(WorkerError) as caught:
         await compiling.compile([Attempt(0, {}, work.unit({}))])
     assert caught.value.code == "source_changed"
+    await compiling.close()
+    parts.kill_workers()
+
+
+class Writing:
+    """A worker whose artifacts do not reach the disk until ``written`` is set."""
+
+    def __init__(self, worker: Worker) -> None:
+        self._worker = worker
+        self.computed, self.written = anyio.Event(), anyio.Event()
+
+    async def exchange(
+        self, request: requests.Compile, deadlines: Any, *, on_item: Any, on_computed: Callable[[], None]
+    ) -> Any:
+        """Compile, and hold back the reply."""
+
+        def tell() -> None:
+            on_computed()
+            self.computed.set()
+
+        reply = await self._worker.exchange(request, deadlines, on_item=on_item, on_computed=tell)
+        await self.written.wait()
+        return reply
+
+
+async def test_a_slot_is_free_while_what_was_compiled_in_it_is_written(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another compile begins there; the job still has one config less that is ready."""
+    await parts.inspect(kernel_text())
+    plan = Plan(preset="fast", strategy="exhaustive")
+    job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
+    work = parts.preparation.prepare(job)
+    parts.fleet.compile_slots.total_tokens = slots = 4
+    compiling = CompileStage(work, parts.fleet, parts.artifacts)
+    assert compiling.groups == 5
+    lend, writing = parts.fleet.lend, list[Writing]()
+
+    @asynccontextmanager
+    async def lend_slow(*kind: Any) -> AsyncIterator[Writing]:
+        async with lend(*kind) as worker:
+            writing.append(Writing(worker))
+            yield writing[-1]
+
+    monkeypatch.setattr(parts.fleet, "lend", lend_slow)
+    ready: list[int] = []
+
+    async def compile_one(number: int) -> None:
+        (done,) = await compiling.compile([Attempt(number, {}, work.unit({"tag": f"{number}"}))])
+        ready.append(done.attempt.trial)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(slots):
+            tasks.start_soon(compile_one, number)
+        await until(lambda: len(writing) == slots)
+        for one in writing:
+            await one.computed.wait()
+        assert (parts.fleet.compile_slots.borrowed_tokens, ready) == (0, [])
+        tasks.start_soon(compile_one, slots)
+        await until(lambda: len(writing) == slots + 1)
+        for one in writing:
+            one.written.set()
+    assert sorted(ready) == list(range(slots + 1))
+    assert parts.fleet.compile_slots.borrowed_tokens == 0
     await compiling.close()
     parts.kill_workers()
 

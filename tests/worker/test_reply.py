@@ -142,3 +142,13 @@ def test_phases_are_timed_as_they_pass(pipe: Pipe) -> None:
     spent = phases.seconds()
     assert list(spent) == ["load", "check", "timing"]
     assert 0 < sum(spent.values()) <= monotonic() - began + 1e-5
+
+
+def test_what_is_held_goes_before_the_end_of_computing(pipe: Pipe) -> None:
+    """The daemon learns of it at once; and the journal counts no item more than there are."""
+    pipe.reply.item(number(1), hold_s=60.0)
+    pipe.reply.computed()
+    assert pipe.arrived() == [{"item": {"pid": 1}}, {"computed": True}]
+    pipe.reply.item(number(2), hold_s=60.0)
+    assert (pipe.arrived(), pipe.held()) == ([], [{"item": {"pid": 2}}])
+    assert pipe.journal.read()[1].first == 1
