@@ -330,7 +330,7 @@ class Environments:
         report = self.report(environment)
         if report is None or any(known.devices for known in report.backends.values()):
             # One, which makes its context meanwhile: a second would be taken where it is there sooner, without one.
-            self._fleet.spares.prepare(Role.BENCH, environment, backend, contexts=1)
+            self._fleet.spares.prepare(Role.BENCH, environment, backend, with_context=True)
         self._fleet.spares.prepare(Role.EXPLORE, environment, backend)
         self._fleet.spares.prepare_compilers(environment, backend)
 

@@ -17,7 +17,7 @@ import msgspec
 
 from ktuned.fleet.failures import Output
 from ktuned.ipc import replies, requests
-from ktuned.model import Device, Role
+from ktuned.model import Device, Role, kind_of
 
 R = TypeVar("R")
 I = TypeVar("I")  # noqa: E741 - an item
@@ -46,7 +46,8 @@ class KernelCode(msgspec.Struct, frozen=True):
 class Worker(ABC):
     """A running worker: one role in one environment; ``gone`` is set when it has ended, however it did.
 
-    ``device`` is the one on which it has worked and has its context, ``code`` the kernel file that it has opened there,
+    ``device`` is the one on which it has worked and has its context, ``makes_context`` whether it makes one before it
+    has a device, ``code`` the kernel file that it has opened there,
     ``holds_data`` whether it still has a problem's data. ``memory_bytes`` is what it used when it was last
     looked at, ``settled_bytes`` what it needs, ``requests`` how many it has had.
     """
@@ -58,6 +59,7 @@ class Worker(ABC):
         self.started = monotonic()
         self.requests = 0
         self.device = ""
+        self.makes_context = False
         self.code: KernelCode | None = None
         self.holds_data = False
         self.memory_bytes = 0
@@ -68,6 +70,11 @@ class Worker(ABC):
     @abstractmethod
     def is_alive(self) -> bool:
         """True until it has ended."""
+
+    @property
+    def has_context(self) -> bool:
+        """True if it has a context on a GPU, or makes one."""
+        return self.makes_context or kind_of(self.device) == "cuda"
 
     @abstractmethod
     async def exchange(

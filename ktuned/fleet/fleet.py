@@ -304,10 +304,9 @@ class Fleet:
         return worker.requests >= self._limits.max_requests or grown > WORN_SHARE * self._memory_limits[worker.role]
 
     @property
-    def is_measuring(self) -> bool:
-        """True if a lane has a worker, which may be timing."""
-        idle = set(self._idle)
-        return any(worker.device and worker not in idle for worker in self._executor.workers)
+    def has_contexts(self) -> bool:
+        """True if a worker, in use or idle, has a context on a GPU or makes one."""
+        return any(worker.has_context for worker in self._executor.workers)
 
     def start_soon(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> None:
         """Run something until the fleet ends."""

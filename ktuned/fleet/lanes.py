@@ -305,7 +305,7 @@ class Lane:
 
     def prepare(self, environment: Environment, backend: str) -> None:
         """Have the worker start that the lane will need."""
-        self._fleet.spares.prepare(Role.BENCH, environment, backend, contexts=0 if self.device.kind == "cpu" else 1)
+        self._fleet.spares.prepare(Role.BENCH, environment, backend, with_context=self.device.kind != "cpu")
 
     def _prepare_spares(self, bench: Bench) -> None:
         wanted = SPARES_IN_TROUBLE if self._is_in_trouble else SPARES

@@ -40,8 +40,8 @@ class Lender(Protocol):
     spawn_s: float
 
     @property
-    def is_measuring(self) -> bool:
-        """True if a lane has a worker, which may be timing."""
+    def has_contexts(self) -> bool:
+        """True if a worker, in use or idle, has a context on a GPU or makes one."""
 
     def gate_of(self, node: str) -> QuietGate:
         """Return a node's gate."""
@@ -127,21 +127,20 @@ class Spares:
         return not waiting.cancelled_caught
 
     def prepare(
-        self, role: Role, environment: Environment, backend: str = "", count: int = 1, *, contexts: int = 0
+        self, role: Role, environment: Environment, backend: str = "", count: int = 1, *, with_context: bool = False
     ) -> None:
         """Start idle workers of a role in the background until ``count`` are there, if spares are kept.
 
         They have imported ``backend``, if it is known yet, and what it compiles and loads with, as kernel files do; one
         that measures also the spare modules. Those that are warm for a device are that device's, and do not count.
-        The first ``contexts`` of them are about to measure: if there is one GPU, each makes its context there while it
-        imports; not beside a lane that is at work, whose timings that would stretch.
+        One ``with_context`` is about to measure: if there is one GPU, it makes its context there while it imports. Only
+        the first does, of all environments: beside others a lane may be timing by then, which that would stretch.
         """
         under_way = self._of_kind(role, environment)
         there = self._idle.spares(role, environment, "") + under_way.count
-        contexts = 0 if self._lender.is_measuring else contexts
         for number in range(there, count if self._makes_any else 0):
             under_way.count += 1
-            self._lender.start_soon(self._make, role, environment, backend, number < contexts)
+            self._lender.start_soon(self._make, role, environment, backend, with_context and number == 0)
 
     def prepare_warm(self, environment: Environment, backend: str, device: Device, turns: Turns, count: int) -> None:
         """Have ``count`` spares that measure stand by for a GPU, each with its context there and its first kernels.
@@ -180,14 +179,15 @@ class Spares:
             count = min(self._lender.compilers_of(environment.node), EARLY_COMPILERS) if backend else 1
             self.prepare(Role.COMPILE, environment, backend, count + besides)
 
-    async def _make(self, role: Role, environment: Environment, backend: str, holds_context: bool) -> None:
+    async def _make(self, role: Role, environment: Environment, backend: str, with_context: bool) -> None:
         """Start a spare."""
         try:
             # Not acquired: that would wait for this very spare.
             worker = await self._lender.start(role, environment)
+            worker.makes_context = with_context and not self._lender.has_contexts
             try:
                 modules = self._modules if role is Role.BENCH else ()
-                wanted = requests.Prepare((backend,) if backend else (), modules, holds_context)
+                wanted = requests.Prepare((backend,) if backend else (), modules, worker.makes_context)
                 with self._lender.gate_of(environment.node).starting():
                     await worker.exchange(wanted, {Phase.LOAD: self._lender.spawn_s})
             except BaseException:

@@ -5,7 +5,7 @@ Plain and frozen, with only the standard library, because workers import them un
 
 from ktuned.model.buckets import FUNCTION as BUCKET_FUNCTION
 from ktuned.model.buckets import bucketed, rule_fault
-from ktuned.model.device import NO_COUNTER, Device, unmeasurable
+from ktuned.model.device import NO_COUNTER, Device, kind_of, unmeasurable
 from ktuned.model.errors import (
     AmbiguousName,
     BackendError,
@@ -174,6 +174,7 @@ __all__ = [
     "is_maximized",
     "key_problem",
     "key_values",
+    "kind_of",
     "listed",
     "maximize",
     "median",

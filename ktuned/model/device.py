@@ -16,6 +16,11 @@ from ktuned.model.record import Record, record
 NO_COUNTER = "it has no energy counter"
 
 
+def kind_of(name: str) -> str:
+    """Return the kind of the device of a name: ``cpu`` or ``cuda``."""
+    return name.rpartition("/")[2].partition(":")[0]
+
+
 @record
 class Device(Record):
     """A CPU or GPU that kernels can run on, as a backend found it.
@@ -34,7 +39,7 @@ class Device(Record):
     @property
     def kind(self) -> str:
         """``cpu`` or ``cuda``."""
-        return self.name.rpartition("/")[2].partition(":")[0]
+        return kind_of(self.name)
 
     @property
     def node(self) -> str:

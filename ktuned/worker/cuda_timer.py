@@ -11,6 +11,7 @@ of 4.6 µs and a mean of 156; a plain loop of 20 launches between two events too
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
@@ -35,15 +36,40 @@ GRAPH_LAUNCHES = 20
 WARM_CLOCKS_S = 0.2
 """An idle GPU lowers its clock to a sixth; a fifth of a second of work raises it."""
 
+WARM_WITHIN = 1.03
+"""A piece of work that takes no longer than this times what it took on a warm clock says that the clock is warm."""
+
 LEAD_IN_FLUSHES = 4
 """Flushes before a batch: the host needs a few tens of µs more for its first launch than for later ones, and has to be
 ahead of the GPU by then (without them the first sample of each batch was 10 to 25 µs too long on an H100)."""
 
 IDLE_S = 0.5
-"""After this long without work the clock is warmed again."""
+"""After this long without work it is looked whether the clock is still warm; an H100's was so after seconds."""
 
 _BATCH = 20
 _WARMING_SIZE = 2048
+
+
+class WarmClock:
+    """The end of a warm-up: when a piece of work is as fast as at the end of an earlier one, or after
+    :data:`WARM_CLOCKS_S`. No IO.
+    """
+
+    def __init__(self) -> None:
+        self._warm_us = 0.0
+        self._least_us = math.inf
+
+    def is_warm(self, took_us: float, elapsed_s: float) -> bool:
+        """Return whether the warm-up is over; its latest piece of work took ``took_us``."""
+        # The least: in a first warm-up other work is beside some pieces.
+        self._least_us = min(self._least_us, took_us)
+        is_over = elapsed_s >= WARM_CLOCKS_S
+        if is_over:
+            self._warm_us = self._least_us
+        if is_over or took_us <= WARM_WITHIN * self._warm_us:
+            self._least_us = math.inf
+            return True
+        return False
 
 
 class CudaTimer:
@@ -67,6 +93,7 @@ class CudaTimer:
         self._meanwhile: Callable[[], None] | None = None
         self.meanwhile: Callable[[], None] | None = None
         self._last_work = 0.0
+        self._clock = WarmClock()
         self._warm_up: Thread | None = None
 
     def begin_warm_up(self) -> None:
@@ -81,11 +108,20 @@ class CudaTimer:
             single = self._warming[:64, :64].float()
             single @ single
             began = perf_counter()
-            while perf_counter() - began < WARM_CLOCKS_S:
-                for _ in range(_BATCH):
-                    self._warming @ self._warming
-                self._torch.cuda.current_stream(self._device).synchronize()
+            while not self._clock.is_warm(self._piece_us(), perf_counter() - began):
+                pass
             self._last_work = perf_counter()
+
+    def _piece_us(self) -> float:
+        """Have the device do a piece of work, and return what that took in µs."""
+        start, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        self._lead_in()
+        start.record()
+        for _ in range(_BATCH):
+            self._warming @ self._warming
+        end.record()
+        end.synchronize()
+        return 1000 * float(start.elapsed_time(end))
 
     def synchronize(self) -> None:
         """Wait until the device has done everything; a kernel's fault surfaces here as an exception."""

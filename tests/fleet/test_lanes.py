@@ -369,17 +369,3 @@ def seal(directory: Path, unit: requests.UnitRef) -> None:
     directory.mkdir(parents=True)
     (directory / "kernel.json").write_text(json.dumps(dict(unit.build)))
     manifest.write(directory, key=unit.key, backend="fake", facts={})
-
-
-async def test_a_fleet_knows_that_a_lane_has_a_worker(
-    run_lane: RunLane, playground: Playground, environment: Environment
-) -> None:
-    """From its opening until it rests; spares that stand by do not count."""
-    async with run_lane() as (lane, fleet):
-        assert not fleet.is_measuring
-        async with lane.hold(1):
-            await lane.open(bench(playground, environment), DEADLINES)
-            assert fleet.is_measuring
-            await spares_of(fleet, 1)
-            lane.rest()
-            assert not fleet.is_measuring

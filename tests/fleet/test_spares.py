@@ -12,6 +12,7 @@ from typing import Any, cast
 
 import anyio
 import pytest
+from msgspec.structs import replace
 
 from ktuned.fleet.executor import Environment, Worker
 from ktuned.fleet.fleet import Fleet
@@ -34,11 +35,17 @@ class Lent:
 
     spawn_s = 1.0
 
-    def __init__(self, tasks: anyio.abc.TaskGroup, *, is_measuring: bool) -> None:
-        self.is_measuring = is_measuring
+    def __init__(self, tasks: anyio.abc.TaskGroup, *, has_contexts: bool = False) -> None:
+        self._has_contexts = has_contexts
         self.asked: list[requests.Request[Any, Any]] = []
+        self.started: list[Worker] = []
         self.released: list[Worker] = []
         self._tasks = tasks
+
+    @property
+    def has_contexts(self) -> bool:
+        """Return what was said, or whether a worker makes one."""
+        return self._has_contexts or any(worker.makes_context for worker in self.started)
 
     def gate_of(self, node: str) -> QuietGate:
         """Return a gate that lets all start."""
@@ -58,24 +65,26 @@ class Lent:
         async def exchange(request: requests.Request[Any, Any], deadlines: Mapping[str, float]) -> None:
             self.asked.append(request)
 
-        played = SimpleNamespace(role=role, started=0.0, pid=1, exchange=exchange, timeline=dict)
-        return cast(Worker, played)
+        played = SimpleNamespace(role=role, started=0.0, pid=1, makes_context=False, exchange=exchange, timeline=dict)
+        self.started.append(cast(Worker, played))
+        return self.started[-1]
 
     def release(self, worker: Worker) -> None:
         """Take a worker back."""
         self.released.append(worker)
 
 
-@pytest.mark.parametrize("is_measuring", [False, True])
-async def test_no_context_is_made_beside_a_lane_at_work(*, is_measuring: bool) -> None:
-    """A job in another environment starts its workers while a lane may be timing: the first has its context later."""
+@pytest.mark.parametrize("has_contexts", [False, True])
+async def test_no_context_is_made_where_a_lane_may_be_timing(*, has_contexts: bool) -> None:
+    """A lane may take a warm spare at any moment: only the first worker of all makes its context while it imports."""
     async with anyio.create_task_group() as tasks:
-        lent = Lent(tasks, is_measuring=is_measuring)
+        lent = Lent(tasks, has_contexts=has_contexts)
         spares = Spares(lent, IdleWorkers(), BENCH_MODULES, are_kept=True)
-        spares.prepare(Role.BENCH, ENVIRONMENT, "nvrtc", 2, contexts=1)
+        spares.prepare(Role.BENCH, ENVIRONMENT, "nvrtc", 2, with_context=True)
+        spares.prepare(Role.BENCH, replace(ENVIRONMENT, project="another"), "nvrtc", with_context=True)
     held = [request.holds_context for request in lent.asked if isinstance(request, requests.Prepare)]
-    assert held == [not is_measuring, False]
-    assert len(lent.released) == 2
+    assert held == [not has_contexts, False, False]
+    assert len(lent.released) == 3
 
 
 async def spare_phases(run_fleet: RunFleet, tmp_path: Path, state: str) -> tuple[list[int], list[str]]:
@@ -190,3 +199,20 @@ async def test_after_a_failure_more_spares_are_made(run_fleet: RunFleet, tmp_pat
         fleet.spares.prepare_warm(environment, "fake", GPU, turns, 3)
         await anyio.wait_all_tasks_blocked()
         assert len(fleet.describe()) == 3
+
+
+async def test_a_fleet_knows_that_a_worker_has_its_context_on_a_gpu(run_fleet: RunFleet, tmp_path: Path) -> None:
+    """In use, or idle as a warm spare, which a lane may take at any moment; a CPU's worker has none."""
+    environment = gpu_environment(tmp_path, "well")
+    async with run_fleet() as fleet:
+        worker = await fleet.acquire(Role.BENCH, environment, "cpu:0")
+        assert not fleet.has_contexts
+        fleet.spares.prepare_warm(environment, "fake", GPU, Turns(), 1)
+        await until(lambda: warm_spares(fleet) == 1)
+        assert fleet.has_contexts
+        spare = await fleet.acquire(Role.BENCH, environment, GPU.name)
+        assert fleet.has_contexts
+        for one in (worker, spare):
+            one.kill()
+            await one.gone.wait()
+        await until(lambda: not fleet.has_contexts)
