@@ -33,15 +33,12 @@ from ktuned.tuning.attempt import Attempt, Compiled, Ended
 from ktuned.tuning.batches import COMPILE_S, BatchSize
 from ktuned.tuning.compile_groups import GroupSize, share_of_slot
 from ktuned.tuning.front_end import FrontEnd
+from ktuned.tuning.last_compiles import LAST_OF_SLOT
 from ktuned.tuning.trial_detail import TrialDetail
 from ktuned.tuning.work import Compiler, Work
 
 _log = structlog.get_logger()
 
-
-LAST_OF_SLOT = 2
-"""Of so many last configs for each slot the longest begin first: with only one each, all slots end with long ones, and
-what was expected of a single one is often wrong. More gain nothing, and the order is the strategy's no longer."""
 
 ABSENT_S = 4.0
 """For this long a node is left out that was not there when a worker was to be started on it."""
@@ -82,7 +79,7 @@ class CompileStage:
 
     async def next(self, channel: MemoryObjectReceiveStream[Attempt]) -> Attempt | None:
         """Return what a slot compiles next; of the last ones that which is expected to take longest, so that all slots
-        end at about the same time (Graham's rule). ``None`` when there is nothing more.
+        end at about the same time. ``None`` when there is nothing more.
         """
         try:
             first = None if self._last else await channel.receive()

@@ -164,7 +164,7 @@ class Pipeline:
     async def _ask(self, channel: MemoryObjectSendStream[Attempt]) -> None:
         plan, deadlines, outcomes = self.work.job.plan, self.work.deadlines, self._outcomes
         served, leading = outcomes.opening.served, outcomes.lead.configs
-        order = self._prior.order(served, leading)
+        order = self._prior.order(served, leading, slots=self._compiling.slots)
         began = monotonic()
         async with channel, self._fleet.lend(Role.EXPLORE, self.work.environment) as explorer:
             request = self.work.explore_request(order.first, order.last, order.earlier, served=served)

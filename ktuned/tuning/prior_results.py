@@ -31,6 +31,7 @@ from ktuned.model import (
 )
 from ktuned.store import Store
 from ktuned.tuning.attempt import Compiled
+from ktuned.tuning.last_compiles import begun_in_time
 from ktuned.tuning.trial_detail import TrialDetail, rounds_name
 from ktuned.tuning.work import Work
 
@@ -208,7 +209,7 @@ class PriorResults:
         """Return what a config's compile took in an earlier state of the kernel; 0 if that is unknown."""
         return self._compile_s.get(canonical(config), 0.0)
 
-    def order(self, served: Sequence[Config], lead: Sequence[Config] = ()) -> Order:
+    def order(self, served: Sequence[Config], lead: Sequence[Config] = (), *, slots: int = 1) -> Order:
         """Return the order in which to try configs; ``served`` are those that lookups were answered with."""
         context, objective = self._work.context, self._work.objective
         seated = self._store.winner(self._work.key)
@@ -221,6 +222,11 @@ class PriorResults:
         if objective != LATENCY:
             # Of those whose figure is unknown the fastest are as good a guess as any.
             past.sort(key=lambda known: _cost(objective, known.figure))
+        if len(past) <= self._work.job.plan.trials:
+            # What is expected to be slow comes last, and may take longest to compile.
+            measured = [known for known in past if known.outcome is Outcome.MEASURED]
+            others = [known for known in past if known.outcome is not Outcome.MEASURED]
+            past = begun_in_time(measured, slots, sum(known.compile_s for known in others)) + others
         winners = most_similar(self._work.key, self._store.winners(context.kernel))
         best = self._store.measured_configs(winners[0].context, BEST_OF_NEAREST) if winners else []
         near = near_configs(winners, [known.config for known in best])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -18,9 +19,10 @@ from ktuned.model import (
     canonical,
     most_similar,
 )
+from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
 from ktuned.store.artifacts import Artifacts
-from ktuned.tuning.prior_results import MAX_NEAR, earlier_searches, near_configs, order
+from ktuned.tuning.prior_results import MAX_NEAR, PriorResults, earlier_searches, near_configs, order
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text, wanted
 
 
@@ -75,6 +77,21 @@ async def test_searches_of_similar_keys_are_passed_on(parts: Parts) -> None:
     assert (near.configs, near.costs) == (({"us": 50.0}, {"us": 90.0}, {"us": 10.0}), (1.0, 2.0, 3.0))
     assert far.costs == (7.0, 9.0)
     assert [one.costs for one in earlier_searches(parts.store, winners, ENERGY)] == [(), ()]
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(("trials", "numbers"), [(20, [*range(7), 19, *range(7, 19)]), (19, [*range(20)])])
+async def test_a_long_compile_begins_in_time(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch, trials: int, numbers: list[int]
+) -> None:
+    """Also where that config was slow; but a budget that leaves some out has the fastest tried."""
+    await parts.inspect(kernel_text())
+    plan = Plan(preset="fast", strategy="exhaustive", trials=trials)
+    job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
+    known = [replace(past(number), compile_s=1.0 if number < 19 else 6.0) for number in range(20)]
+    monkeypatch.setattr(parts.store, "past", lambda *arguments, **options: known)
+    found = PriorResults(parts.preparation.prepare(job), parts.store).order((), slots=2)
+    assert [config["n"] for config in found.first if "n" in config] == numbers
 
 
 def test_what_must_come_first_is_not_left_for_last() -> None:
