@@ -61,15 +61,15 @@ class WarmClock:
 
     def is_warm(self, took_us: float, elapsed_s: float) -> bool:
         """Return whether the warm-up is over; its latest piece of work took ``took_us``."""
-        # The least: in a first warm-up other work is beside some pieces.
+        # The least: in a first warm-up other work is beside the pieces.
         self._least_us = min(self._least_us, took_us)
         is_over = elapsed_s >= WARM_CLOCKS_S
-        if is_over:
-            self._warm_us = self._least_us
-        if is_over or took_us <= WARM_WITHIN * self._warm_us:
-            self._least_us = math.inf
-            return True
-        return False
+        if not is_over and took_us > WARM_WITHIN * self._warm_us:
+            return False
+        # A device that gets no faster any more has another pace; but small delays must not add up to one.
+        self._warm_us = self._least_us if is_over else min(self._warm_us, self._least_us)
+        self._least_us = math.inf
+        return True
 
 
 class CudaTimer:
@@ -240,5 +240,7 @@ class CudaTimer:
         if self._warm_up is not None:
             self._warm_up.join()
             self._warm_up = None
+            # Alone on the device now: how fast its warm clock is was seen beside other work.
+            self.warm_up()
         if perf_counter() - self._last_work >= IDLE_S:
             self.warm_up()

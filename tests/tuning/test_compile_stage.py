@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from types import SimpleNamespace
 from typing import Any
 
 import anyio
@@ -151,6 +154,43 @@ async def test_a_slot_is_free_while_what_was_compiled_in_it_is_written(
         for one in writing:
             one.written.set()
     assert sorted(ready) == list(range(slots + 1))
+    assert parts.fleet.compile_slots.borrowed_tokens == 0
+    await compiling.close()
+    parts.kill_workers()
+
+
+async def test_a_worker_that_is_killed_while_it_writes_loses_nothing(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its slot was given back once, not twice; the config is compiled again, and its artifact is whole."""
+    await parts.inspect(kernel_text())
+    plan = Plan(preset="fast", strategy="exhaustive")
+    job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
+    work = parts.preparation.prepare(job)
+    parts.fleet.compile_slots.total_tokens = 4
+    compiling = CompileStage(work, parts.fleet, parts.artifacts)
+    lend, killed = parts.fleet.lend, list[int]()
+
+    @asynccontextmanager
+    async def lend_doomed(*kind: Any) -> AsyncIterator[Any]:
+        async with lend(*kind) as worker:
+
+            async def exchange(*arguments: Any, on_computed: Callable[[], None], **named: Any) -> Any:
+                def kill_first() -> None:
+                    on_computed()
+                    if not killed:
+                        killed.append(worker.pid)
+                        os.kill(worker.pid, signal.SIGKILL)
+
+                return await worker.exchange(*arguments, on_computed=kill_first, **named)
+
+            yield SimpleNamespace(exchange=exchange)
+
+    monkeypatch.setattr(parts.fleet, "lend", lend_doomed)
+    attempt = Attempt(0, {}, work.unit({}))
+    (done,) = await compiling.compile([attempt])
+    assert (len(killed), isinstance(done, Ended)) == (1, False)
+    assert parts.artifacts.find(attempt.unit.key) is not None
     assert parts.fleet.compile_slots.borrowed_tokens == 0
     await compiling.close()
     parts.kill_workers()
