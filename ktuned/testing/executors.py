@@ -111,7 +111,11 @@ class _Suite:
         worker = await self._worker()
         request = self._write("print('one', flush=True)", "print('two', flush=True)")
         items: list[replies.InspectedFile] = []
-        _, output = await worker.exchange(request, self._deadlines, on_item=items.append)
+        computed: list[str] = []
+        _, output = await worker.exchange(
+            request, self._deadlines, on_item=items.append, on_computed=lambda: computed.append("computed")
+        )
+        _require(not computed, "it is said that computing is over, which an inspection does not say")
         _require(tuple(item.file for item in items) == request.files, "items are missing, or in another order")
         _require(output.stdout == "one\ntwo\n", f"what was printed came as {output.stdout!r}")
         _require(worker.requests == 1, "requests are not counted")

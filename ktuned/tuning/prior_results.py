@@ -222,8 +222,9 @@ class PriorResults:
         if objective != LATENCY:
             # Of those whose figure is unknown the fastest are as good a guess as any.
             past.sort(key=lambda known: _cost(objective, known.figure))
-        if len(past) <= self._work.job.plan.trials:
-            # What is expected to be slow comes last, and may take longest to compile.
+        plan = self._work.job.plan
+        if len(past) <= plan.trials and plan.seconds is None:
+            # All are tried. What is expected to be slow comes last, and may take longest to compile.
             measured = [known for known in past if known.outcome is Outcome.MEASURED]
             others = [known for known in past if known.outcome is not Outcome.MEASURED]
             past = begun_in_time(measured, slots, sum(known.compile_s for known in others)) + others
