@@ -99,7 +99,7 @@ class Fleet:
         self.pace = Pace()
         self._lanes = 1
         self._wide = 0
-        self.compile_slots = Turns(compile_slots, rank_of=rank_of)
+        self.compile_slots = Turns(compile_slots, rank_of=rank_of, most_inside=compilers_for)
         self._rank_of = rank_of
         self._nodes: dict[str, _Node] = {}
         self.spawn_s = spawn_s

@@ -59,12 +59,20 @@ class Turns:
     """Lets ``total_tokens`` hold a turn at once; the next one goes to the highest rank, then to the first come.
 
     ``rank_of`` gives a job's level, and is asked at the moment of the choice: it may have changed since it waits.
+    ``most_inside`` says for so many turns how many may be in their blocks at once, those included who gave theirs back.
     """
 
     def __init__(
-        self, total_tokens: int = 1, *, rank_of: RankOf = lambda job: 0, clock: Callable[[], float] = monotonic
+        self,
+        total_tokens: int = 1,
+        *,
+        rank_of: RankOf = lambda job: 0,
+        most_inside: Callable[[int], int] = lambda total: total,
+        clock: Callable[[], float] = monotonic,
     ) -> None:
         self._rank_of = rank_of
+        self._most_inside = most_inside
+        self._inside = 0
         self.borrowed_tokens = 0
         self._total = total_tokens
         self._clock = clock
@@ -84,7 +92,7 @@ class Turns:
     @property
     def is_full(self) -> bool:
         """True if the next caller has to wait."""
-        return self.borrowed_tokens >= self._total
+        return self.borrowed_tokens >= self._total or self._inside >= self._most_inside(self._total)
 
     @property
     def waiting(self) -> list[int]:
@@ -101,10 +109,11 @@ class Turns:
             yield turn
         finally:
             turn.give_back()
+            self._leave()
 
     async def _take(self, job: int) -> None:
         if not self.is_full and not self._waiting:
-            self.borrowed_tokens += 1
+            self._enter()
             return
         self._count += 1
         waiting = _Waiting(job, self._count, self._clock())
@@ -117,7 +126,16 @@ class Turns:
             else:
                 # The turn came together with the cancellation: it is the next one's.
                 self._give_back()
+                self._leave()
             raise
+
+    def _enter(self) -> None:
+        self.borrowed_tokens += 1
+        self._inside += 1
+
+    def _leave(self) -> None:
+        self._inside -= 1
+        self._hand_out()
 
     def _give_back(self) -> None:
         self.borrowed_tokens -= 1
@@ -127,7 +145,7 @@ class Turns:
         while self._waiting and not self.is_full:
             first = min(self._waiting, key=self._order)
             self._waiting.remove(first)
-            self.borrowed_tokens += 1
+            self._enter()
             first.turn.set()
 
     def _order(self, waiting: _Waiting) -> tuple[int, int]:

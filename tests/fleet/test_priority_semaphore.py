@@ -166,7 +166,7 @@ def test_age_lifts_by_whole_levels(waited_s: float, rank: int) -> None:
 
 async def test_a_turn_that_is_given_back_early_is_the_next_ones() -> None:
     """At once, and only one: the end of its block gives none back that another holds by then."""
-    turns = Turns()
+    turns = Turns(most_inside=lambda total: total + 1)
     async with anyio.create_task_group() as tasks:
         hall = Hall(turns, tasks)
         async with turns.hold(1) as turn:
@@ -178,3 +178,20 @@ async def test_a_turn_that_is_given_back_early_is_the_next_ones() -> None:
         assert (hall.served, turns.waiting, turns.borrowed_tokens) == ([2], [3], 1)
         await hall.leave(2, 3)
     assert turns.borrowed_tokens == 0
+
+
+async def test_those_who_gave_their_turn_back_are_bounded_too() -> None:
+    """Whatever holds them up in their blocks, no more than so many are there: the next one waits for a block's end."""
+    turns = Turns(2, most_inside=lambda total: total + 1)
+    async with anyio.create_task_group() as tasks:
+        hall = Hall(turns, tasks)
+        async with turns.hold(1) as first:
+            async with turns.hold(2) as second:
+                first.give_back()
+                second.give_back()
+                await hall.come(3, 4)
+                assert (hall.served, turns.waiting, turns.borrowed_tokens, turns.is_full) == ([3], [4], 1, True)
+            await wait_all_tasks_blocked()
+            assert (hall.served, turns.borrowed_tokens) == ([3, 4], 2)
+        await hall.leave(3, 4)
+    assert (turns.borrowed_tokens, turns.is_full) == (0, False)
