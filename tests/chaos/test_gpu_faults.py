@@ -100,9 +100,12 @@ def _tune(daemon: Daemon, name: str, configs: list[dict[str, Any]]) -> tuple[lis
 
 
 def _off(trials: list[dict[str, Any]], clean_us: dict[str, float]) -> dict[str, float]:
-    """Return how far each healthy config's latency is from that of a clean run, relative to it."""
-    us = {trial["config"]["tag"]: trial["latency_us"] for trial in trials if trial["latency_us"]}
-    return {tag: us[tag] / clean - 1 for tag, clean in clean_us.items() if tag in us}
+    """Return how far each healthy config's latency is from that of a clean run, relative to it; as far as its interval
+    says so, which is wide where few samples showed that it cannot win.
+    """
+    found = {trial["config"]["tag"]: trial["detail"] for trial in trials if trial["latency_us"]}
+    ends = {tag: (found[tag]["low_us"], found[tag]["high_us"]) for tag in clean_us if tag in found}
+    return {tag: min(max(clean_us[tag], low), high) / clean_us[tag] - 1 for tag, (low, high) in ends.items()}
 
 
 def _has_warm_spares(daemon: Daemon) -> bool:
