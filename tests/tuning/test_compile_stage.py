@@ -19,6 +19,7 @@ from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
 from ktuned.tuning.attempt import Attempt, Ended
 from ktuned.tuning.compile_stage import CompileStage
+from ktuned.tuning.work import Work
 from tests.assembled import PATIENCE_S, Parts, kernel_text, wanted
 from tests.fleet.playing import until
 
@@ -30,13 +31,18 @@ HANG_S = 3.0
 """What each request with one that hangs costs here: more than those beside it take on a busy machine."""
 
 
+async def begun(parts: Parts, **options: str) -> Work:
+    """Return what there is to do in a job on a kernel."""
+    await parts.inspect(kernel_text(**options))
+    plan = Plan(preset="fast", strategy="exhaustive")
+    job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
+    return parts.preparation.prepare(job)
+
+
 async def outcomes(parts: Parts, *does: str, group_size: int = 1) -> list[tuple[Outcome | None, str]]:
     """Compile configs as one group; return each one's outcome and message, in their order."""
     deadline_s = HANG_S if HANGING in does else PATIENCE_S
-    await parts.inspect(kernel_text(deadlines=f"dict(compile={deadline_s})"))
-    plan = Plan(preset="fast", strategy="exhaustive")
-    job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
-    work = parts.preparation.prepare(job)
+    work = await begun(parts, deadlines=f"dict(compile={deadline_s})")
     work.group_size = group_size
     builds: list[dict[str, Any]] = [{"does": what, "tag": f"{number}"} for number, what in enumerate(does)]
     attempts = [Attempt(number, {}, work.unit(build)) for number, build in enumerate(builds)]
@@ -82,10 +88,7 @@ async def test_a_config_that_takes_the_compiler_along_fails_alone(
 
 async def test_a_file_that_changed_is_no_fault_of_the_backend(parts: Parts) -> None:
     """A worker that finds another state than the inspected one ends the job, which waits for its inspection."""
-    await parts.inspect(kernel_text())
-    plan = Plan(preset="fast", strategy="exhaustive")
-    job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
-    work = parts.preparation.prepare(job)
+    work = await begun(parts)
     parts.write(kernel_text(rtol="0.5"))
     compiling = CompileStage(work, parts.fleet, parts.artifacts)
     with pytest.raises(WorkerError) as caught:
@@ -120,10 +123,7 @@ async def test_a_slot_is_free_while_what_was_compiled_in_it_is_written(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Another compile begins there; the job still has one config less that is ready."""
-    await parts.inspect(kernel_text())
-    plan = Plan(preset="fast", strategy="exhaustive")
-    job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
-    work = parts.preparation.prepare(job)
+    work = await begun(parts)
     parts.fleet.compile_slots.total_tokens = slots = 4
     compiling = CompileStage(work, parts.fleet, parts.artifacts)
     assert compiling.groups == 5
@@ -163,10 +163,7 @@ async def test_a_worker_that_is_killed_while_it_writes_loses_nothing(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its slot was given back once, not twice; the config is compiled again, and its artifact is whole."""
-    await parts.inspect(kernel_text())
-    plan = Plan(preset="fast", strategy="exhaustive")
-    job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
-    work = parts.preparation.prepare(job)
+    work = await begun(parts)
     parts.fleet.compile_slots.total_tokens = 4
     compiling = CompileStage(work, parts.fleet, parts.artifacts)
     lend, killed = parts.fleet.lend, list[int]()
@@ -204,10 +201,7 @@ class ThreeSlots(CompileStage):
 
 async def test_of_the_last_configs_the_longest_compile_begins_first(parts: Parts) -> None:
     """Those before keep their order, and none is lost, also to a slot that waits when the last one is taken."""
-    await parts.inspect(kernel_text())
-    plan = Plan(preset="fast", strategy="exhaustive")
-    job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
-    work = parts.preparation.prepare(job)
+    work = await begun(parts)
     compiling = ThreeSlots(work, parts.fleet, parts.artifacts)
     send, receive = anyio.create_memory_object_stream[Attempt](10)
     taken: list[int] = []
