@@ -136,7 +136,9 @@ class LocalExecutor(Executor):
         except WorkerDied as error:
             raise WorkerError(
                 f"{environment.python} cannot run a worker: {error.message}",
-                hint="install ktuned into that interpreter, or set this root's `python`",
+                hint="look in the kernel's log (`journalctl -k`) whether the machine ran out of memory"
+                if error.is_outside_kill
+                else "install ktuned into that interpreter, or set this root's `python`",
             ) from error
         _log.debug("worker_started", role=role, pid=worker.pid, took_s=round(monotonic() - worker.started, 3))
         return worker

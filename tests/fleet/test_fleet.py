@@ -304,16 +304,17 @@ async def test_leftovers_of_a_killed_daemon_are_cleared(run_fleet: RunFleet, tmp
         (
             "echo 'No module named ktuned' >&2; exit 1",
             WorkerError,
-            r"cannot run a worker: .*: No module named ktuned\n",
+            r"cannot run a worker: .*: No module named ktuned\ninstall ktuned into that interpreter",
         ),
+        ("kill -9 $$", WorkerError, r"cannot run a worker: .* SIGKILL during spawn\nlook in the kernel's log"),
         ("exec sleep 1000", DeadlineExpired, r"^spawn was not over after 0\.2 s$"),
     ],
-    ids=["no-ktuned", "silent"],
+    ids=["no-ktuned", "killed", "silent"],
 )
 async def test_an_interpreter_of_no_use_is_one_line(
     run_fleet: RunFleet, environment: Environment, tmp_path: Path, script: str, error: type[WorkerError], message: str
 ) -> None:
-    """One that lacks ktuned, or never speaks, is said to; nothing of it is left in the fleet."""
+    """One that lacks ktuned, is killed or never speaks is said to; nothing of it is left in the fleet."""
     python = tmp_path / "python"
     python.write_text(f"#!/bin/sh\n{script}\n")
     python.chmod(0o755)
