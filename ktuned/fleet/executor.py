@@ -47,9 +47,9 @@ class Worker(ABC):
     """A running worker: one role in one environment; ``gone`` is set when it has ended, however it did.
 
     ``device`` is the one on which it has worked and has its context, ``makes_context`` whether it makes one before it
-    has a device, ``code`` the kernel file that it has opened there,
-    ``holds_data`` whether it still has a problem's data. ``memory_bytes`` is what it used when it was last
-    looked at, ``settled_bytes`` what it needs, ``requests`` how many it has had.
+    has a device, ``code`` the kernel file that it has opened there, ``holds_data`` whether it still has a problem's
+    data. ``memory_bytes`` is what it used when it was last looked at, ``settled_bytes`` what it needs, ``requests`` how
+    many it has had.
     """
 
     def __init__(self, role: Role, environment: Environment, pid: int) -> None:
@@ -88,8 +88,8 @@ class Worker(ABC):
         """Send a request; return its reply, and what the worker's code printed meanwhile.
 
         ``deadlines`` gives each phase's seconds. ``on_computed`` is called where the worker says that what is left
-        needs no processor. A worker that cannot be relied on any more is killed: one whose
-        deadline passed, or whose caller was cancelled.
+        needs no processor. A worker that cannot be relied on any more is killed: one whose deadline passed, or whose
+        caller was cancelled.
 
         Raises:
             WorkerDied: it ended meanwhile.

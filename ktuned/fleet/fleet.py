@@ -99,7 +99,7 @@ class Fleet:
         self.pace = Pace()
         self._lanes = 1
         self._wide = 0
-        self.compile_slots = Turns(compile_slots, rank_of=rank_of, most_inside=compilers_for)
+        self.compile_slots = Turns(compile_slots, rank_of=rank_of, most_inside_of=compilers_for)
         self._rank_of = rank_of
         self._nodes: dict[str, _Node] = {}
         self.spawn_s = spawn_s
@@ -178,11 +178,6 @@ class Fleet:
             return self.compile_slots
         return self._node(node).slots
 
-    def compilers_of(self, node: str) -> int:
-        """Return how many compile workers have work at once on a node; without a name, on this machine."""
-        slots = int(self.slots_of(node).total_tokens)
-        return slots if node else compilers_for(slots)
-
     def _node(self, node: str) -> _Node:
         if node not in self._nodes:
             # Known from an earlier daemon, and not there yet.
@@ -252,7 +247,7 @@ class Fleet:
         if not worker.settled_bytes:
             worker.settle()
         # One besides translates functions for them.
-        in_use = self.compilers_of(worker.environment.node) + 1 if worker.role is Role.COMPILE else 0
+        in_use = self.slots_of(worker.environment.node).most_inside + 1 if worker.role is Role.COMPILE else 0
         is_one_too_many = self._idle.alike(worker) >= max(self._limits.max_idle, in_use)
         if not worker.is_alive or self._closing or is_one_too_many or self.is_worn(worker):
             worker.kill()

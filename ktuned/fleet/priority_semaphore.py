@@ -59,7 +59,8 @@ class Turns:
     """Lets ``total_tokens`` hold a turn at once; the next one goes to the highest rank, then to the first come.
 
     ``rank_of`` gives a job's level, and is asked at the moment of the choice: it may have changed since it waits.
-    ``most_inside`` says for so many turns how many may be in their blocks at once, those included who gave theirs back.
+    ``most_inside_of`` says for so many turns how many may be in their blocks at once, those included who gave theirs
+    back.
     """
 
     def __init__(
@@ -67,11 +68,11 @@ class Turns:
         total_tokens: int = 1,
         *,
         rank_of: RankOf = lambda job: 0,
-        most_inside: Callable[[int], int] = lambda total: total,
+        most_inside_of: Callable[[int], int] = lambda total: total,
         clock: Callable[[], float] = monotonic,
     ) -> None:
         self._rank_of = rank_of
-        self._most_inside = most_inside
+        self._most_inside_of = most_inside_of
         self._inside = 0
         self.borrowed_tokens = 0
         self._total = total_tokens
@@ -90,9 +91,14 @@ class Turns:
         self._hand_out()
 
     @property
+    def most_inside(self) -> int:
+        """The number of those that may be in their blocks at once."""
+        return self._most_inside_of(self._total)
+
+    @property
     def is_full(self) -> bool:
         """True if the next caller has to wait."""
-        return self.borrowed_tokens >= self._total or self._inside >= self._most_inside(self._total)
+        return self.borrowed_tokens >= self._total or self._inside >= self.most_inside
 
     @property
     def waiting(self) -> list[int]:

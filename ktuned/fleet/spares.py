@@ -46,8 +46,8 @@ class Lender(Protocol):
     def gate_of(self, node: str) -> QuietGate:
         """Return a node's gate."""
 
-    def compilers_of(self, node: str) -> int:
-        """Return how many compile workers have work at once on a node."""
+    def slots_of(self, node: str) -> Turns:
+        """Return a node's compile slots."""
 
     def start_soon(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> None:
         """Run something until the fleet ends."""
@@ -176,7 +176,7 @@ class Spares:
         there is something to compile.
         """
         if not environment.node:
-            count = min(self._lender.compilers_of(environment.node), EARLY_COMPILERS) if backend else 1
+            count = min(self._lender.slots_of(environment.node).most_inside, EARLY_COMPILERS) if backend else 1
             self.prepare(Role.COMPILE, environment, backend, count + besides)
 
     async def _make(self, role: Role, environment: Environment, backend: str, with_context: bool) -> None:

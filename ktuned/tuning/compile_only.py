@@ -81,7 +81,7 @@ class CompileOnly:
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._ask, self._channel)
-                for _ in range(self._fleet.compilers_of("")):
+                for _ in range(self._fleet.compile_slots.most_inside):
                     tasks.start_soon(self._compile, arriving.clone())
                 arriving.close()
         finally:

@@ -67,7 +67,7 @@ class CompileStage:
     @property
     def groups(self) -> int:
         """The number of groups under way at most: those in the slots, and those that are being sealed."""
-        return sum(self._fleet.compilers_of(one.environment.node) for one in self._work.compilers)
+        return sum(self._fleet.slots_of(one.environment.node).most_inside for one in self._work.compilers)
 
     async def open(self) -> None:
         """Have workers start, and import what they need, before there is a config to compile."""
@@ -264,7 +264,7 @@ class CompileStage:
         together = 1 if self._is_batched else len(group)
         deadlines = {**work.deadlines, Phase.COMPILE: work.deadlines[Phase.COMPILE] * together}
         place = f"{environment.node} slot {staging.rpartition('-')[2]}".lstrip()
-        node_slots = self._fleet.slots_of(environment.node).total_tokens
+        slots = self._fleet.slots_of(environment.node)
         failure: WorkerDied | DeadlineExpired | RequestFailed | None = None
         async with (
             self._fleet.compile_slot(environment.node),
@@ -286,7 +286,7 @@ class CompileStage:
                     compiler.toolchain,
                     # Of a single one nothing is held back.
                     hold_s=COMPILE_S if len(group) > 1 else 0.0,
-                    announced=self._fleet.compilers_of(environment.node) > node_slots,
+                    announced=slots.most_inside > slots.total_tokens,
                 )
                 try:
                     await worker.exchange(

@@ -131,7 +131,7 @@ def test_gpu_faults(tmp_path: Path, row: Row) -> None:
 
         trials, job = _tune(daemon, "faulty", _configs())
         found = {trial["config"]["tag"]: trial for trial in trials}
-        beside, after = _off(trials, clean_us), _off(_tune(daemon, "after", HEALTHY)[0], clean_us)
+        beside, afterwards = _off(trials, clean_us), _off(_tune(daemon, "after", HEALTHY)[0], clean_us)
         on_lane = sorted((trial for trial in trials if _lane_time(trial)), key=_lane_time)
         back_s = {
             trial["config"]["tag"]: round(after["detail"].get("open_s", 0.0), 2)
@@ -143,7 +143,7 @@ def test_gpu_faults(tmp_path: Path, row: Row) -> None:
             "on the lane": " ".join(trial["config"]["tag"] for trial in on_lane),
             "lane back after (s)": back_s,
             "neighbours against a clean run": {tag: f"{100 * part:+.1f} %" for tag, part in beside.items()},
-            "the same after all faults": {tag: f"{100 * part:+.1f} %" for tag, part in after.items()},
+            "the same after all faults": {tag: f"{100 * part:+.1f} %" for tag, part in afterwards.items()},
         }
         (lane,) = [lane for lane in daemon.client.call("status")["lanes"] if lane["device"] == "cuda:0"]
         assert job["state"] == "done"
@@ -152,8 +152,8 @@ def test_gpu_faults(tmp_path: Path, row: Row) -> None:
             assert word in found[tag]["message"].lower(), found[tag]["message"]
         assert found["STICKY"]["detail"]["phase"] in ("timing", "check")
         assert daemon.client.lookup("faulty", dict(n=1 << 24)).config == winner
-        assert len(beside) == len(after) == len(HEALTHY)
-        assert max(map(abs, [*beside.values(), *after.values()])) <= NOISE
+        assert len(beside) == len(afterwards) == len(HEALTHY)
+        assert max(map(abs, [*beside.values(), *afterwards.values()])) <= NOISE
         assert (lane["state"], lane["reason"]) == ("ready", "")
         hung = found["ENDLESS"]
         assert max(list(back_s.values())[:IN_A_ROW]) <= TAKE_OVER_S

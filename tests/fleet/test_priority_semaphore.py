@@ -166,7 +166,7 @@ def test_age_lifts_by_whole_levels(waited_s: float, rank: int) -> None:
 
 async def test_a_turn_that_is_given_back_early_is_the_next_ones() -> None:
     """At once, and only one: the end of its block gives none back that another holds by then."""
-    turns = Turns(most_inside=lambda total: total + 1)
+    turns = Turns(most_inside_of=lambda total: total + 1)
     async with anyio.create_task_group() as tasks:
         hall = Hall(turns, tasks)
         async with turns.hold(1) as turn:
@@ -182,7 +182,7 @@ async def test_a_turn_that_is_given_back_early_is_the_next_ones() -> None:
 
 async def test_those_who_gave_their_turn_back_are_bounded_too() -> None:
     """Whatever holds them up in their blocks, no more than so many are there: the next one waits for a block's end."""
-    turns = Turns(2, most_inside=lambda total: total + 1)
+    turns = Turns(2, most_inside_of=lambda total: total + 1)
     async with anyio.create_task_group() as tasks:
         hall = Hall(turns, tasks)
         async with turns.hold(1) as first:

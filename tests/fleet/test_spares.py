@@ -51,9 +51,9 @@ class Lent:
         """Return a gate that lets all start."""
         return cast(QuietGate, SimpleNamespace(starting=nullcontext))
 
-    def compilers_of(self, node: str) -> int:
-        """Return one."""
-        return 1
+    def slots_of(self, node: str) -> Turns:
+        """Return one slot."""
+        return Turns()
 
     def start_soon(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> None:
         """Run something."""
