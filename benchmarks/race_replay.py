@@ -21,7 +21,7 @@ from typing import Any, Self
 
 from ktuned.ipc import requests
 from ktuned.model import Preset
-from ktuned.tuning.finalists import ROUNDS_TIMES, Range, chosen, figures, is_open, remaining
+from ktuned.tuning.finalists import Range, chosen, figures, is_open, remaining
 from ktuned.worker.noise import Noise
 from ktuned.worker.race import Ending, Race
 
@@ -246,7 +246,7 @@ class Replays:
 
     def _final_round(self, finalists: Sequence[int], device: _Device, dice: random.Random) -> int:
         rounds: list[dict[int | None, float]] = []
-        for turn in range(self._preset.finalist_rounds * ROUNDS_TIMES):
+        for turn in range(self._preset.most_rounds):
             if turn >= self._preset.finalist_rounds and not is_open(rounds, finalists):
                 break
             left = remaining(rounds, finalists)

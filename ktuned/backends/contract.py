@@ -249,12 +249,22 @@ class Backend(ABC):
             BackendError: it cannot be done.
         """
 
+    def open_library(self, library: Mapping[str, Any], build: Build | None = None) -> None:  # noqa: B027 - most have none
+        """Import what the Builds that name a ``library`` have their functions from, and what one of them needs besides.
+
+        Such a Build has a field ``library``: plain data, by which Builds of all kernels share one process, and which
+        stands in place of the kernel file. It is called before :meth:`lower`.
+
+        Raises:
+            BackendError: it cannot be imported; no config is to blame.
+        """
+
     def lower(self, unit: Unit) -> bytes | Compiled:
         """Translate a unit's Python function into what :meth:`compile` takes in its place (``unit.lowered``).
 
-        One process calls this for all configs of a job, and imports the kernel file for it; it should take a small
-        part of the compile. Nothing (``b""``) leaves all to :meth:`compile`; a :class:`Compiled` with an outcome ends
-        the unit.
+        One process calls this for all configs of a kernel file, which it imports, or of a library; it should take a
+        small part of the compile. Nothing (``b""``) leaves all to :meth:`compile`; a :class:`Compiled` with an outcome
+        ends the unit.
         """
         return b""
 

@@ -18,7 +18,6 @@ from ktuned.ipc import requests
 from ktuned.model import (
     Config,
     KernelInfo,
-    NotFound,
     Observation,
     Problem,
     Role,
@@ -218,13 +217,10 @@ class Admission:
             _log.warning("verdicts_not_stored", kernel=kernel.name, reason=error.message)
 
     async def _ask_worker(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> list[bool]:
-        root = self._catalog.root_of(kernel.file)
-        if root is None:
-            raise NotFound(f"{kernel.file} is below no watched root")
-        request = requests.Admits(
-            requests.KernelRef.of(kernel, root.name, root.path), problem, tuple(dict(config) for config in configs)
-        )
-        async with self._fleet.lend(Role.INSPECT, self._catalog.environment(kernel)) as worker:
+        environment = self._catalog.environment(kernel)
+        reference = requests.KernelRef.of(kernel, environment.project, environment.cwd)
+        request = requests.Admits(reference, problem, tuple(dict(config) for config in configs))
+        async with self._fleet.lend(Role.INSPECT, environment) as worker:
             reply, _ = await worker.exchange(request, self._deadlines)
         return list(reply.admitted)
 

@@ -15,7 +15,7 @@ import structlog
 from ktuned.catalog.catalog import Catalog
 from ktuned.fleet import Fleet
 from ktuned.ipc import requests
-from ktuned.model import KernelInfo, NotFound, Problem, Role, Scalar, StoreError, canonical
+from ktuned.model import KernelInfo, Problem, Role, Scalar, StoreError, canonical
 from ktuned.store import Store, Verdict
 
 _log = structlog.get_logger()
@@ -60,11 +60,10 @@ class Buckets:
         found = self.known(kernel, problem)
         if found is not None and found.is_current:
             return found.problem
-        root = self._catalog.root_of(kernel.file)
-        if root is None:
-            raise NotFound(f"{kernel.file} is below no watched root")
-        request = requests.Represent(requests.KernelRef.of(kernel, root.name, root.path), problem)
-        async with self._fleet.lend(Role.INSPECT, self._catalog.environment(kernel)) as worker:
+        environment = self._catalog.environment(kernel)
+        reference = requests.KernelRef.of(kernel, environment.project, environment.cwd)
+        request = requests.Represent(reference, problem)
+        async with self._fleet.lend(Role.INSPECT, environment) as worker:
             reply, _ = await worker.exchange(request, self._deadlines)
         chosen = dict(reply.problem)
         for text, representative in ((canonical(problem), chosen), (canonical(chosen), chosen)):

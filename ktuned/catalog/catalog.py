@@ -448,5 +448,7 @@ def is_below(path: str, directory: str) -> bool:
 
 
 def environment_of(root: Root) -> Environment:
-    """Return the environment that a root's workers run in."""
-    return Environment(root.python, root.path, tuple(sorted(root.env.items())), root.name)
+    """Return the environment that a root's workers run in; roots that share a directory for it have one."""
+    directory = root.workers or root.path
+    name = os.path.basename(root.workers) or root.name
+    return Environment(root.python, directory, tuple(sorted(root.env.items())), name)

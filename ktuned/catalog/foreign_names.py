@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from ktuned.catalog.catalog import Catalog
+from ktuned.catalog.catalog import Catalog, environment_of
 from ktuned.catalog.inspection import FileInspector
 from ktuned.catalog.traces import Traces
 from ktuned.ipc import relative
@@ -53,6 +53,7 @@ class ForeignNames:
             return kernel, kernel.digest
         if not learns or not found:
             return named, exported
-        below = [replace(one, places=tuple(relative(path, root.path) for path in one.places)) for one in found]
+        directory = environment_of(root).cwd
+        below = [replace(one, places=tuple(relative(path, directory) for path in one.places)) for one in found]
         await self._traces.learn(kernel, below)
         return self._catalog.resolve(kernel.name), exported

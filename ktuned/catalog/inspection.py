@@ -206,20 +206,22 @@ class FileInspector:
     ) -> list[Inspection]:
         """Inspect files in one worker; of each kernel the learned names are looked at, or ``names`` instead."""
         done: list[Inspection] = []
+        environment = environment_of(root)
         kills = 0
         while len(done) < len(files):
             rest = files[len(done) :]
             received: list[replies.InspectedFile] = []
             learned = self._catalog.learned(root, set(rest)) if names is None else names
             request = requests.Inspect(
+                environment.project,
+                tuple(relative(file, environment.cwd) for file in rest),
+                {name: _below(entries, environment.cwd) for name, entries in learned.items()},
                 root.name,
-                tuple(relative(file, root.path) for file in rest),
-                {name: _below(entries, root) for name, entries in learned.items()},
             )
             try:
                 async with (
                     self._fleet.gate.computing(COURTESY_S),
-                    self._fleet.lend(Role.INSPECT, environment_of(root)) as worker,
+                    self._fleet.lend(Role.INSPECT, environment) as worker,
                 ):
                     await worker.exchange(request, self._deadlines, on_item=received.append)
                 done += [_inspection(item, root) for item in received]
@@ -253,29 +255,30 @@ def printable(path: str) -> str:
 
 def _inspection(item: replies.InspectedFile, root: Root) -> Inspection:
     """Return an inspected file with the absolute paths that the catalog knows."""
+    directory = environment_of(root).cwd
     return Inspection(
-        file=absolute(item.file, root.path),
-        kernels=tuple(_located(kernel, root) for kernel in item.kernels),
+        file=absolute(item.file, directory),
+        kernels=tuple(_located(kernel, root, directory) for kernel in item.kernels),
         errors=tuple(
             FileError(error.path, error.line, error.message, error.hint, error.excerpt) for error in item.errors
         ),
-        stamps={absolute(path, root.path): digest for path, digest in item.digests.items()},
+        stamps={absolute(path, directory): digest for path, digest in item.digests.items()},
     )
 
 
-def _located(kernel: KernelInfo, root: Root) -> KernelInfo:
+def _located(kernel: KernelInfo, root: Root, directory: str) -> KernelInfo:
     """Return a kernel with its absolute paths, and its project's defaults where its file sets no budgets."""
     return replace(
         kernel.planned(root.defaults),
-        file=absolute(kernel.file, root.path),
-        sources=tuple(absolute(source, root.path) for source in kernel.sources),
-        stamps={absolute(path, root.path): digest for path, digest in kernel.stamps.items()},
+        file=absolute(kernel.file, directory),
+        sources=tuple(absolute(source, directory) for source in kernel.sources),
+        stamps={absolute(path, directory): digest for path, digest in kernel.stamps.items()},
         learned={
-            name: replace(entry, places=tuple(absolute(path, root.path) for path in entry.places))
+            name: replace(entry, places=tuple(absolute(path, directory) for path in entry.places))
             for name, entry in kernel.learned.items()
         },
     )
 
 
-def _below(entries: Iterable[Observation], root: Root) -> tuple[Observation, ...]:
-    return tuple(replace(entry, places=tuple(relative(path, root.path) for path in entry.places)) for entry in entries)
+def _below(entries: Iterable[Observation], directory: str) -> tuple[Observation, ...]:
+    return tuple(replace(entry, places=tuple(relative(path, directory) for path in entry.places)) for entry in entries)

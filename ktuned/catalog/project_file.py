@@ -29,7 +29,7 @@ _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 
 
 class Project(msgspec.Struct, frozen=True):
-    """A project as its file describes it; an empty ``name`` or ``python`` leaves it to the usual rules.
+    """A project as its file describes it; an empty ``name``, ``python`` or ``workers`` leaves it to the usual rules.
 
     ``digest`` is the SHA-256 of the file, or ``""`` where there is none.
     """
@@ -37,6 +37,7 @@ class Project(msgspec.Struct, frozen=True):
     name: str = ""
     python: str = ""
     env: Mapping[str, str] = msgspec.field(default_factory=dict)
+    workers: str = ""
     defaults: PlanDefaults = msgspec.field(default_factory=PlanDefaults)
     digest: str = ""
 
@@ -97,6 +98,7 @@ def parse_project(content: bytes, path: str) -> Project:
         name=table.get("name", ""),
         python=table.get("python", ""),
         env=table.get("env", {}),
+        workers=table.get("workers", ""),
         defaults=PlanDefaults(**table.get("defaults", {})),
         digest=hashlib.sha256(content).hexdigest(),
     )
@@ -131,6 +133,10 @@ _SETTINGS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
         "the path of an interpreter in quotes",
     ),
     "env": (_is_environment, "a table of environment variables, with their values in quotes"),
+    "workers": (
+        lambda value: isinstance(value, str) and value.strip() != "" and "\0" not in value,
+        "the path of a directory above the project in quotes",
+    ),
     "defaults": (lambda value: isinstance(value, dict), "a table"),
 }
 _DEFAULTS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {

@@ -56,7 +56,14 @@ def make_root(
         Asked(name, python, dict(env or {})),
         project.digest,
         project.defaults,
+        _shared_directory(real, project.workers),
     )
+
+
+def _shared_directory(root: str, wanted: str) -> str:
+    """Return the directory whose projects share their workers with a root's; ``""`` where it is none above it."""
+    shared = os.path.realpath(os.path.join(root, wanted)) if wanted else ""
+    return shared if shared and root.startswith(f"{shared}/") else ""
 
 
 def _by_one_name(python: Path) -> Path:

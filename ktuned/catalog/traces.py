@@ -12,7 +12,7 @@ import structlog
 
 from ktuned.catalog.catalog import Catalog
 from ktuned.ipc import absolute
-from ktuned.model import KernelInfo, KernelName, NotFound, Observation, WorkerError
+from ktuned.model import KernelInfo, KernelName, Observation, WorkerError
 from ktuned.store import Store
 
 _log = structlog.get_logger()
@@ -77,10 +77,8 @@ class Traces:
             NotFound: there is no such kernel any more.
             StoreError: it cannot be recorded.
         """
-        root = self._catalog.root_of(kernel.file)
-        if root is None:
-            raise NotFound(f"{kernel.file} is below no watched root")
-        placed = [replace(one, places=tuple(absolute(path, root.path) for path in one.places)) for one in found]
+        directory = self._catalog.environment(kernel).cwd
+        placed = [replace(one, places=tuple(absolute(path, directory) for path in one.places)) for one in found]
         # A job that goes on before the names are on the disk would enter trials for contexts that nothing renames.
         async with self._lock:
             now = self._catalog.resolve(kernel.name)

@@ -116,10 +116,16 @@ def times(value: float | None) -> str:
 
 
 def flat(values: Mapping[str, Any] | None) -> str:
-    """Return a problem or a config in the form of the command line."""
+    """Return a problem or a config in the form of the command line.
+
+    Of an application's call, the types stand alone behind the key's own fields: ``M=4096 f16,f16,i64``; which call it
+    was is a detail.
+    """
     if not values:
         return ABSENT
-    return " ".join(f"{key}={_scalar(value)}" for key, value in values.items())
+    own = [f"{key}={_scalar(value)}" for key, value in values.items() if not key.startswith("@")]
+    types = [str(values["@types"])] if "@types" in values else []
+    return " ".join((*own, *types)) or ABSENT
 
 
 def clean(message: str) -> str:

@@ -14,6 +14,7 @@ from typing import Any
 import anyio
 import msgspec
 
+from ktuned.adoption import Adoptions
 from ktuned.backends import cpu
 from ktuned.catalog import (
     Admission,
@@ -71,6 +72,7 @@ from ktuned.scheduling import (
 )
 from ktuned.serve import (
     Activity,
+    CallMethods,
     Captures,
     Checks,
     Control,
@@ -122,6 +124,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
 
     activity: Activity
     admission: Admission
+    adoptions: Adoptions
     artifact_cleanup: ArtifactCleanup
     artifacts: Artifacts
     bridge: Bridge
@@ -215,7 +218,7 @@ def assemble(
         spawn_s=settings.deadlines["spawn"],
         memory_limits=(settings.bench_bytes, settings.compile_bytes),
         keeps_spares=settings.keeps_spares,
-        rank_of=job_machine.rank,
+        rank_of=job_machine.slot_rank,
         cores=replaced.cores or cpu.cores(),
         spare_modules=replaced.spare_modules,
     )
@@ -355,6 +358,18 @@ def assemble(
         gate=fleet.gate,
     )
 
+    adoptions = Adoptions(
+        settings.state,
+        catalog=catalog,
+        intake=intake,
+        requests=requests,
+        lookups=lookups,
+        jobs=jobs,
+        front_ends=fleet.front_ends,
+        environments=environments,
+        deadlines=deadlines,
+    )
+
     def in_use() -> set[str]:
         return {*lookups.looked_up(), *(job.kernel for job in jobs.live())}
 
@@ -404,6 +419,7 @@ def assemble(
         stop=stopping.set,
     )
     notices = Notices(
+        adoptions=adoptions,
         bridge=bridge,
         cluster=cluster,
         current=current,
@@ -498,6 +514,7 @@ def assemble(
         **DevicePeaks(
             machine=machine, store=store, fleet=fleet, environments=probes.asked, lane=dispatcher.lane
         ).table(),
+        **CallMethods(adoptions, courtesy.applications).table(),
         **Captures(captured_inputs, catalog, jobs, lookups.results_changed).table(),
         **RootMethods(
             catalog=catalog, intake=intake, renewal=renewal, store=store, configured=configured_roots
@@ -511,6 +528,7 @@ def assemble(
     return Parts(
         activity=activity,
         admission=admission,
+        adoptions=adoptions,
         bridge=bridge,
         buckets=buckets,
         artifact_cleanup=artifact_cleanup,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ktuned.adoption import Adoptions
 from ktuned.daemon.reload import CurrentSettings
 from ktuned.devices import Machine
 from ktuned.fleet import Bridge, Cluster, Fleet
@@ -18,6 +19,7 @@ class Notices:
     def __init__(
         self,
         *,
+        adoptions: Adoptions,
         bridge: Bridge,
         cluster: Cluster,
         current: CurrentSettings,
@@ -31,6 +33,7 @@ class Notices:
         team: TeamLink,
         watcher: Watcher,
     ) -> None:
+        self._adoptions = adoptions
         self._bridge = bridge
         self._cluster = cluster
         self._current = current
@@ -58,6 +61,7 @@ class Notices:
         yield self._current.notice
         if self._jobs.stalled:
             yield f"tuning is paused: {self._jobs.stalled}"
+        yield from self._adoptions.notices
         yield from self._fleet.notices
         yield from self._bridge.notices
         yield from self._team.notices

@@ -146,6 +146,8 @@ class Daemon:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.parts.jobs.run)
             tasks.start_soon(self._catch_up)
+            # Not before it is known which kernels there are.
+            tasks.start_soon(self.parts.adoptions.run)
 
     async def _catch_up(self) -> None:
         """Have renewed what changed while no daemon was there: sources first, then drivers and toolchains."""

@@ -1,48 +1,74 @@
-"""The application's side of drop-ins for other autotuners: requests to the daemon, kernel files, ``ktuned run``."""
+"""The application's side of drop-ins for other autotuners: what a call launches, what it records, ``ktuned run``."""
 
-from ktuned.dropin.account import QUEUED, TUNED, Account, account
-from ktuned.dropin.adoption import Adopted, AdoptedRequest, Calls
-from ktuned.dropin.kernel_files import (
+from ktuned.dropin.account import RECORDED, TUNED, Account, account
+from ktuned.dropin.adopted_files import (
     CALL_KEY,
-    RECORDS,
-    all_records,
-    digest,
-    home,
+    CALLS,
+    TYPES_KEY,
+    Calls,
+    called_file,
+    declaration_of,
+    device_model,
+    name_in_library,
     own_paths,
-    read_record,
-    tensors_file,
-    write_once,
-    write_record,
-    write_tensors,
+    package_of,
+    short_dtype,
+)
+from ktuned.dropin.captures import allow_captures, is_capturing
+from ktuned.dropin.daemon_link import LOOK_DEADLINE_S, CallKey, DaemonLink, daemon_link
+from ktuned.dropin.launch_counts import LaunchCounter, count_launches, leave_launch_counts
+from ktuned.dropin.launch_machine import (
+    Answer,
+    Called,
+    Followed,
+    Forked,
+    Host,
+    LaunchMachine,
+    Policy,
+    Standing,
+    carry_out,
 )
 from ktuned.dropin.takeover import when_imported
-from ktuned.dropin.tunings import LOOK_DEADLINE_S, Best, Request, Tunings, Upgrade, device_model, shared
+from ktuned.spool import CallRecord, digest_of, home_directory, leave_record, spool_directory
 
 __all__ = [
+    "CALLS",
     "CALL_KEY",
     "LOOK_DEADLINE_S",
-    "QUEUED",
-    "RECORDS",
+    "RECORDED",
     "TUNED",
+    "TYPES_KEY",
     "Account",
-    "Adopted",
-    "AdoptedRequest",
-    "Best",
+    "Answer",
+    "CallKey",
+    "CallRecord",
+    "Called",
     "Calls",
-    "Request",
-    "Tunings",
-    "Upgrade",
+    "DaemonLink",
+    "Followed",
+    "Forked",
+    "Host",
+    "LaunchCounter",
+    "LaunchMachine",
+    "Policy",
+    "Standing",
     "account",
-    "all_records",
+    "allow_captures",
+    "called_file",
+    "carry_out",
+    "count_launches",
+    "daemon_link",
+    "declaration_of",
     "device_model",
-    "digest",
-    "home",
+    "digest_of",
+    "home_directory",
+    "is_capturing",
+    "leave_launch_counts",
+    "leave_record",
+    "name_in_library",
     "own_paths",
-    "read_record",
-    "shared",
-    "tensors_file",
+    "package_of",
+    "short_dtype",
+    "spool_directory",
     "when_imported",
-    "write_once",
-    "write_record",
-    "write_tensors",
 ]

@@ -1,4 +1,4 @@
-"""Account of a process's autotuned functions: taken over, or left alone and why, and the state of each tuning key.
+"""Account of a process's autotuned functions: adopted, or left alone and why, and the state of each tuning key.
 
 Under ``ktuned run`` each change is appended to a file at once: a process may be killed, or leave without its exit
 handlers, as forked children do.
@@ -14,42 +14,51 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final, Self
 
-QUEUED: Final = "queued"
 TUNED: Final = "tuned"
+RECORDED: Final = "recorded"
 
 
 @dataclass
 class Account:
-    """Functions by their names, and tuning keys with their state: queued, tuned, or the reason why they are not.
+    """Functions by their names, and tuning keys with their state: tuned, recorded, or the reason why they are not.
 
     Attributes:
-        taken_over: functions whose configs come from the daemon.
+        adopted: functions whose configs come from the daemon.
         left_alone: functions and keys that ktuned does not tune, with the reason.
         keys: the state of each key.
+        notes: what was done in another way than the program says, each once.
         directory: place of this process's file; none is written without one.
     """
 
-    taken_over: set[str] = field(default_factory=set)
+    adopted: set[str] = field(default_factory=set)
     left_alone: dict[str, str] = field(default_factory=dict)
     keys: dict[str, str] = field(default_factory=dict)
+    notes: dict[str, None] = field(default_factory=dict)
     directory: Path | None = None
 
-    def take_over(self, name: str) -> None:
+    def adopt(self, name: str) -> None:
         """Note that a function's configs come from the daemon."""
-        if name not in self.taken_over:
-            self.taken_over.add(name)
-            self._append("taken_over", name)
+        if name not in self.adopted:
+            self.adopted.add(name)
+            self._append("adopted", name)
 
     def leave_alone(self, name: str, reason: str) -> None:
         """Note that a function, or one of its keys, is not tuned."""
-        self.left_alone[name] = reason
-        self._append("left_alone", name, reason)
+        if self.left_alone.get(name) != reason:
+            self.left_alone[name] = reason
+            self._append("left_alone", name, reason)
 
-    def note(self, key: str, state: str) -> None:
+    def note_key(self, key: str, state: str) -> None:
         """Note the state of a key."""
         if self.keys.get(key) != state:
             self.keys[key] = state
             self._append("key", key, state)
+
+    def note(self, text: str) -> None:
+        """Note something that the program's author should know, once."""
+        if text not in self.notes:
+            self.notes[text] = None
+            self._append("note", text)
 
     def _append(self, *entry: str) -> None:
         if self.directory is None:
@@ -63,13 +72,15 @@ class Account:
         """Return the account of all processes that wrote into a directory."""
         found = cls()
         for kind, name, *text in _entries(directory):
-            if kind == "taken_over":
-                found.take_over(name)
+            if kind == "adopted":
+                found.adopt(name)
             elif kind == "left_alone":
                 found.leave_alone(name, *text)
+            elif kind == "note":
+                found.note(name)
             # A key that one process saw tuned is tuned, whatever another saw.
             elif found.keys.get(name) != TUNED:
-                found.note(name, *text)
+                found.note_key(name, *text)
         return found
 
 

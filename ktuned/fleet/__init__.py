@@ -5,7 +5,7 @@ from ktuned.fleet.bridge import Bridge
 from ktuned.fleet.calls import BridgeDown, BridgeSlow
 from ktuned.fleet.cluster import Cluster
 from ktuned.fleet.courtesy import Applications, Courtesy
-from ktuned.fleet.executor import Environment, Executor, KernelCode, Worker
+from ktuned.fleet.executor import DATA_CODE, Environment, Executor, KernelCode, Worker
 from ktuned.fleet.executors import Executors
 from ktuned.fleet.failures import (
     KILLS_EXCUSED,
@@ -18,8 +18,9 @@ from ktuned.fleet.failures import (
     is_outside_kill,
 )
 from ktuned.fleet.fleet import Fleet, compilers_for
+from ktuned.fleet.front_ends import LIBRARY, FrontEndKey, FrontEnds
 from ktuned.fleet.health import Health
-from ktuned.fleet.lanes import Bench, CannotOpen, Lane, LaneSick
+from ktuned.fleet.lanes import Bench, CannotOpen, Lane, LaneSick, ReferenceUnusable
 from ktuned.fleet.local_executor import LocalExecutor
 from ktuned.fleet.node_link import NodeLink
 from ktuned.fleet.pace import Pace
@@ -34,7 +35,9 @@ __all__ = [
     "ALL_CORES",
     "BENCH_MODULES",
     "COURTESY_S",
+    "DATA_CODE",
     "KILLS_EXCUSED",
+    "LIBRARY",
     "NO_JOB",
     "Applications",
     "Bench",
@@ -50,6 +53,8 @@ __all__ = [
     "Executor",
     "Executors",
     "Fleet",
+    "FrontEndKey",
+    "FrontEnds",
     "Health",
     "KernelCode",
     "Lane",
@@ -61,6 +66,7 @@ __all__ = [
     "Output",
     "Pace",
     "QuietGate",
+    "ReferenceUnusable",
     "RemoteExecutor",
     "RequestFailed",
     "StartProcess",

@@ -76,7 +76,7 @@ class Carrier:
             await self._lay_out(environment, dict.fromkeys(request.files))
         named = {f"artifact-{key}": str(artifact_place(self._artifacts, key)) for key in _measured(request)}
         if isinstance(request, requests.Open) and request.captured:
-            named = {f"capture-{request.captured}": str(self._captures / f"{request.captured}.safetensors")}
+            named[f"capture-{request.captured}"] = str(self._captures / f"{request.captured}.safetensors")
         for come in {self._coming[name] for name in named.keys() & self._coming.keys()}:
             await come.wait()
         lacking = {name: place for name, place in named.items() if name not in self._parcels}
@@ -124,7 +124,8 @@ class Carrier:
 
     def note(self, answer: object, request: requests.Request[Any, Any]) -> None:
         """Carry a request's artifacts again the next time, if one of them is damaged on the node."""
-        if not isinstance(answer, replies.Measurement) or answer.outcome is not None:
+        is_damaged = isinstance(answer, replies.Measurement) and answer.outcome is None
+        if not is_damaged and not (isinstance(answer, replies.Opened) and answer.is_damaged):
             return
         for key in _measured(request):
             self._parcels.pop(f"artifact-{key}", None)
@@ -180,6 +181,8 @@ def _measured(request: requests.Request[Any, Any]) -> list[str]:
     """Return the keys of the artifacts that a request has loaded."""
     if isinstance(request, requests.Trial):
         return [unit.key for unit in request.units]
+    if isinstance(request, requests.Open):
+        return [] if request.reference is None else [request.reference.key]
     return [request.unit.key] if isinstance(request, requests.Time | requests.Check) else []
 
 

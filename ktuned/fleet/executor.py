@@ -43,6 +43,10 @@ class KernelCode(msgspec.Struct, frozen=True):
     digest: str
 
 
+DATA_CODE = KernelCode("", "")
+"""Stands for the kernel files that run nothing of the user's: a worker that has opened one serves all of them."""
+
+
 class Worker(ABC):
     """A running worker: one role in one environment; ``gone`` is set when it has ended, however it did.
 

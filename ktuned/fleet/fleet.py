@@ -15,6 +15,7 @@ import structlog
 from ktuned.fleet import memory
 from ktuned.fleet.executor import Environment, Executor, KernelCode, Worker
 from ktuned.fleet.failures import NodeAbsent, is_outside_kill
+from ktuned.fleet.front_ends import FrontEnds
 from ktuned.fleet.health import FIRST_PAUSE_S, Health
 from ktuned.fleet.idle import KEPT_LOADED, IdleWorkers
 from ktuned.fleet.pace import Pace
@@ -79,7 +80,7 @@ class Fleet:
     """Lends workers, keeps the idle ones, and stops those that outgrow their memory.
 
     ``spawn_s`` is how long one may take to start, and may be changed at any time. ``spares`` are those that are started
-    ahead: they import ``spare_modules`` and their backend.
+    ahead: they import ``spare_modules`` and their backend. ``front_ends`` are those that import what users wrote.
     """
 
     def __init__(
@@ -107,6 +108,7 @@ class Fleet:
         self._limits = limits or FleetLimits()
         self._idle = IdleWorkers()
         self.spares = Spares(self, self._idle, spare_modules, are_kept=keeps_spares)
+        self.front_ends = FrontEnds(self, rank_of)
         self._health: dict[tuple[Role, Environment], Health] = {}
         self._memory_limits: dict[Role, int] = {}
         self._limit_memory(*(memory_limits or memory.default_limits(compilers_for(compile_slots))))
@@ -291,12 +293,13 @@ class Fleet:
         self._renewed[environment] = monotonic()
         self._end(self._idle.take_environment(environment))
 
-    def is_worn(self, worker: Worker) -> bool:
+    def is_worn(self, worker: Worker, most_requests: int | None = None) -> bool:
         """Return whether a worker is due to be replaced, between two requests."""
         if worker.started <= self._renewed.get(worker.environment, 0.0):
             return True
         grown = worker.memory_bytes - worker.settled_bytes
-        return worker.requests >= self._limits.max_requests or grown > WORN_SHARE * self._memory_limits[worker.role]
+        is_old = worker.requests >= (most_requests or self._limits.max_requests)
+        return is_old or grown > WORN_SHARE * self._memory_limits[worker.role]
 
     @property
     def has_contexts(self) -> bool:
@@ -339,11 +342,13 @@ class Fleet:
     def retire_idle(self) -> None:
         """End all idle workers: what they were started with is no longer so."""
         self._end(self._idle.take_expired(lambda role: 0.0))
+        self.front_ends.retire(0.0)
 
     async def _retire_idle(self) -> None:
         while True:
             await anyio.sleep(self._limits.idle_s / 4)
             self._end(self._idle.take_expired(lambda role: IDLE_S_OF.get(role, self._limits.idle_s)))
+            self.front_ends.retire(self._limits.idle_s)
 
     async def _watch_memory(self) -> None:
         """Stop the worker that outgrows its limit, before the machine suffers."""

@@ -76,6 +76,17 @@ class LaneCrowded(LaneSick):
     """An application's memory leaves no room for a problem now; others on the device may be smaller."""
 
 
+class ReferenceUnusable(WorkerError):
+    """The artifact that was to give a problem's expected outputs is damaged, or the device cannot run it."""
+
+    code = "reference_unusable"
+
+    def __init__(self, message: str, key: str, *, is_damaged: bool) -> None:
+        super().__init__(message)
+        self.key = key
+        self.is_damaged = is_damaged
+
+
 class Lane:
     """One device, which a job holds by :meth:`hold` while it measures.
 
@@ -172,6 +183,7 @@ class Lane:
 
         Raises:
             CannotOpen: the kernel file, its inputs or its reference fail, hang or crash.
+            ReferenceUnusable: another artifact is wanted; the lane has no worker until it is opened again.
             LaneCrowded: an application leaves too little memory.
         """
         while True:
@@ -190,6 +202,7 @@ class Lane:
 
         Raises:
             CannotOpen: as :meth:`open`; what failed may be the device, which the next try finds out.
+            ReferenceUnusable: as :meth:`open`.
             LaneSick: the device does not work.
         """
         if self._worker is not None and self._worker.is_alive and self._bench is not None:
@@ -199,7 +212,8 @@ class Lane:
                 self._let_go()
             elif self._bench.environment != bench.environment or self._bench.code != bench.code:
                 self.rest()
-            elif self._fleet.is_worn(self._worker):
+            elif self.is_doubtful or self._fleet.is_worn(self._worker):
+                # Another problem's reference must not run where the last config of one may have done damage.
                 self._let_go()
         try:
             try:
@@ -212,6 +226,8 @@ class Lane:
                 self._killed = self._worker
                 self._let_go()
                 await self._open_in_worker(bench, deadlines)
+        except ReferenceUnusable:
+            raise
         except BaseException as error:
             if isinstance(error, RequestFailed) and error.code == CROWDED:
                 self._let_go()
@@ -250,6 +266,11 @@ class Lane:
             reply, _ = await worker.exchange(request, deadlines)
         if self.health.is_sick:
             self._well()
+        if isinstance(request, requests.Open) and request.reference is not None and reply.unusable:
+            # Nothing is wrong with the worker, which may open the problem with another artifact.
+            self._bench = bench
+            self.rest()
+            raise ReferenceUnusable(reply.unusable, request.reference.key, is_damaged=reply.is_damaged)
         if bench.learn is not None:
             await bench.learn(reply.observed)
         # Not earlier: without a recent failure, spares' starts would only slow this opening, on 16 cores by 0.2 s.

@@ -140,7 +140,8 @@ class Explored(Record):
     ``is_estimate`` says that the size is one, of the valid configs. ``notice`` says why that strategy is another than
     the plan's, ``learns`` that what it proposes depends on outcomes. ``observed`` here and in other replies is what the
     operation has read besides what the request's kernel names, with what it held. ``prior_fault`` says why the kernel
-    file's prior is ignored.
+    file's prior is ignored. ``references`` are proposals for the config whose outputs are expected, the first that runs
+    is it; none where the kernel file does not say that the default's are.
     """
 
     size: int | None
@@ -150,6 +151,7 @@ class Explored(Record):
     is_estimate: bool = False
     learns: bool = True
     prior_fault: str = ""
+    references: tuple[Proposal, ...] = ()
 
 
 @record
@@ -223,9 +225,14 @@ class CompiledUnit(Record):
 
 @record
 class Opened(Record):
-    """A problem's data is made."""
+    """A problem's data is made, unless its reference is ``unusable``: the message says why.
+
+    The artifact of that reference then is damaged, or this device cannot run it (``is_damaged`` says which).
+    """
 
     observed: tuple[Observation, ...] = ()
+    unusable: str = ""
+    is_damaged: bool = False
 
 
 @record

@@ -86,13 +86,12 @@ class KernelRef(Record):
 class UnitRef(Record):
     """One config's Build as plain data, and the key of its artifact.
 
-    ``lowered`` is what a backend made of its function; ``observed`` is what was read for that.
+    ``lowered`` is what a backend made of its function.
     """
 
     key: str
     build: Mapping[str, Any]
     lowered: bytes = b""
-    observed: tuple[Observation, ...] = ()
 
 
 @record
@@ -153,6 +152,7 @@ class Inspect(Request[replies.Empty, replies.InspectedFile]):
     """Import kernel files (paths relative to the project) and send an item for each.
 
     ``learned`` are names that kernels were observed to read; they are looked at, and become part of their digests.
+    ``name`` is the project that the kernels belong to, where that shares its directory with others.
     """
 
     operation: ClassVar = "inspect"
@@ -161,6 +161,7 @@ class Inspect(Request[replies.Empty, replies.InspectedFile]):
     project: str
     files: tuple[str, ...]
     learned: Mapping[str, tuple[Observation, ...]] = field(default_factory=dict)
+    name: str = ""
 
 
 @record
@@ -219,13 +220,18 @@ class Represent(Request[replies.Represented, Never]):
 
 @record
 class OpenFrontEnd(Request[replies.Empty, Never]):
-    """Import what :class:`Lower` needs: the backend's compiler, and the kernel file."""
+    """Import what :class:`Lower` needs: the backend's compiler, and a kernel file or a ``library`` that Builds name.
+
+    With a ``build`` also the module that its function is in.
+    """
 
     operation: ClassVar = "open_front_end"
     first_phase: ClassVar = Phase.LOAD
 
-    kernel: KernelRef
-    target: str
+    backend: str
+    kernel: KernelRef | None = None
+    library: Mapping[str, Any] | None = None
+    build: Mapping[str, Any] | None = None
 
 
 @record
@@ -270,7 +276,8 @@ class Open(Request[replies.Opened, Never]):
     reference's results are kept under; ``seed`` chooses among inputs that are all alike but for their random numbers.
     Tensors that are not ``guarded`` are ordinary ones, whose bounds a sanitizer knows. On a device that ``is_shared``
     with an application, the problem is only made where there is room for it. ``objective`` is what configs are judged
-    by; with ``needs_energy`` their energy is measured, too.
+    by; with ``needs_energy`` their energy is measured, too. ``reference`` is the config whose outputs are expected,
+    where the kernel file says that the default's are.
     """
 
     operation: ClassVar = "open"
@@ -287,6 +294,7 @@ class Open(Request[replies.Opened, Never]):
     is_shared: bool = False
     objective: str = LATENCY
     needs_energy: bool = False
+    reference: UnitRef | None = None
 
 
 @record

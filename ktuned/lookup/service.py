@@ -14,7 +14,7 @@ from ktuned.lookup.answer import Answer
 from ktuned.lookup.answer_caches import AnswerCaches
 from ktuned.lookup.certainty import Certainty
 from ktuned.lookup.follow_ups import MAX_FOLLOW_UPS, FollowUps
-from ktuned.lookup.ladder import decide, not_observed
+from ktuned.lookup.ladder import Admits, decide, not_observed
 from ktuned.lookup.pins import Pins
 from ktuned.lookup.served_winners import ServedWinners
 from ktuned.model import (
@@ -112,17 +112,19 @@ class Lookups:
         tune: bool,
         directory: str | None = None,
         objective: str | None = None,
+        admits: Admits | None = None,
     ) -> Answer:
         """Return the answer for one problem; ``directory`` decides which project a short name means.
 
-        Without an ``objective`` it is the best by the kernel's own.
+        Without an ``objective`` it is the best by the kernel's own. ``admits`` stands in for the kernel's space, where
+        the caller alone knows which configs it may launch.
 
         Raises:
             AmbiguousName: several kernels have this short name.
             UsageError: the kernel has no such problem, or no such objective.
         """
         self._answered += 1
-        return self._answer(name, problem, device, tune=tune, directory=directory, objective=objective)
+        return self._answer(name, problem, device, tune=tune, directory=directory, objective=objective, admits=admits)
 
     def lookup_pinned(
         self,
@@ -134,6 +136,7 @@ class Lookups:
         tune: bool,
         directory: str | None = None,
         objective: str | None = None,
+        admits: Admits | None = None,
     ) -> Answer | Pinning:
         """As :meth:`lookup`, but with the answer that the pin holds, or with a function that saves the first one.
 
@@ -146,7 +149,7 @@ class Lookups:
         name = self._catalog.specified(name, directory)
         held = self.pins.find(pin, name, problem, device, objective)
         if held is None:
-            first = self.lookup(name, problem, device, tune=tune, objective=objective)
+            first = self.lookup(name, problem, device, tune=tune, objective=objective, admits=admits)
             held = self.pins.find(pin, first.kernel, problem, first.device, first.objective)
             if held is None and not first.is_certain:
                 return first
@@ -178,6 +181,7 @@ class Lookups:
         tune: bool,
         directory: str | None,
         objective: str | None,
+        admits: Admits | None = None,
     ) -> Answer:
         try:
             kernel = self._catalog.resolve(name, directory)
@@ -214,7 +218,7 @@ class Lookups:
             model,
             context,
             self.served.of(kernel, environment),
-            lambda config: self._admission.known(kernel, problem, config),
+            admits or (lambda config: self._admission.known(kernel, problem, config)),
             is_certain=not doubt,
             objective=by,
             has_failed=lambda config: context is not None and self._store.has_failed(context, config),

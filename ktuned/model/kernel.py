@@ -33,7 +33,8 @@ class Root:
 
     ``polling`` is for file systems that do not report changes made elsewhere (network file systems). ``asked`` is what
     was asked for, ``project_digest`` the SHA-256 of the ``ktuned.toml`` that the root was made with, and ``defaults``
-    what that file says of kernel files that set no budgets.
+    what that file says of kernel files that set no budgets. ``workers`` is the directory above it that it shares its
+    workers with, empty if it has its own.
     """
 
     path: str
@@ -44,6 +45,7 @@ class Root:
     asked: Asked = field(default=Asked(), compare=False)
     project_digest: str = field(default="", compare=False)
     defaults: PlanDefaults = field(default_factory=PlanDefaults)
+    workers: str = ""
 
     def to_wire(self) -> dict[str, Any]:
         """Return the protocol's map."""
@@ -100,6 +102,11 @@ class KernelInfo(Record):
     def is_judged(self) -> bool:
         """False if nothing decides whether its outputs are right."""
         return bool(self.extra.get("judged", True))
+
+    @property
+    def is_data(self) -> bool:
+        """True if its kernel file executes nothing of the user's, so that workers serve it like any other such file."""
+        return bool(self.extra.get("is_data", False))
 
     @property
     def expects_default_outputs(self) -> bool:

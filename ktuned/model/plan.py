@@ -18,7 +18,8 @@ class Preset(Record):
 
     ``warmup`` untimed runs; then batches until the 95 % confidence interval of the median is within 1 %, at least
     ``repetitions`` runs and at most ``timing_s`` seconds; the best ``finalists`` are measured again in
-    ``finalist_rounds`` interleaved rounds.
+    ``finalist_rounds`` interleaved rounds, and in up to ``most_rounds`` where these contradict each other. When nothing
+    but a compile is left, it may take ``straggler_times`` as long as the longest other one.
     """
 
     name: str
@@ -27,14 +28,16 @@ class Preset(Record):
     timing_s: float
     finalists: int
     finalist_rounds: int
+    most_rounds: int = 0
+    straggler_times: float | None = None
 
 
 PRESETS: Mapping[str, Preset] = {
     preset.name: preset
     for preset in (
-        Preset("fast", warmup=1, repetitions=5, timing_s=0.1, finalists=2, finalist_rounds=3),
-        Preset("default", warmup=2, repetitions=10, timing_s=0.5, finalists=5, finalist_rounds=5),
-        Preset("thorough", warmup=5, repetitions=20, timing_s=2.0, finalists=10, finalist_rounds=9),
+        Preset("fast", warmup=1, repetitions=5, timing_s=0.1, finalists=2, finalist_rounds=3, straggler_times=2),
+        Preset("default", warmup=2, repetitions=10, timing_s=0.5, finalists=5, finalist_rounds=5, most_rounds=15),
+        Preset("thorough", warmup=5, repetitions=20, timing_s=2.0, finalists=10, finalist_rounds=9, most_rounds=27),
     )
 }
 

@@ -15,14 +15,16 @@ import msgspec
 import structlog
 
 from ktuned.fleet import Courtesy, Fleet, Lane, Turns
-from ktuned.model import Device, Job, JobState, KtunedError, StoreError
+from ktuned.model import Device, IllegalMove, Job, JobState, KtunedError, StoreError
 from ktuned.scheduling.idle_policy import IdlePolicy, Reading
 from ktuned.scheduling.job_endings import ending_of, sentence
 from ktuned.scheduling.job_events import (
+    Advanced,
     Close,
     Ended,
     Ending,
     Event,
+    GrantLanes,
     Instruction,
     Publish,
     Record,
@@ -33,7 +35,7 @@ from ktuned.scheduling.job_events import (
 )
 from ktuned.scheduling.job_machine import JobMachine
 from ktuned.store import Artifacts, Store
-from ktuned.tuning import CompileOnly, Pipeline, Work, publish_job
+from ktuned.tuning import CompileOnly, JobStage, Pipeline, Work, publish_job
 from ktuned.tuning import Publish as PublishEvent
 
 _log = structlog.get_logger()
@@ -109,7 +111,8 @@ class Dispatcher:
                 if machine.stalled:
                     await self._await_space()
                 await self.handle(Reviewed(), review=False)
-                is_contended = len(machine.queue) > 0 and machine.running
+                # Jobs that have the lanes, or wait for them, change with time alone.
+                is_contended = bool(machine.running) and len(machine.queue) + len(machine.running) > 1
                 with anyio.move_on_after(self._intervals.review_s if is_contended else math.inf):
                     await self._news.wait()
 
@@ -143,10 +146,12 @@ class Dispatcher:
                     # One that could not be prepared has no pipeline to stop.
                     if instruction.job in self.pipelines:
                         self.pipelines[instruction.job].scope.cancel()
+                case GrantLanes():
+                    self._grant_lanes(instruction.job)
                 case Record():
                     await self._record(instruction)
                 case Publish():
-                    publish_job(self._publish, instruction.type, instruction.job)
+                    self._publish_job(instruction.type, instruction.job)
                 case Close():
                     closed = await self._close(instruction.job)
                 case _:
@@ -169,8 +174,11 @@ class Dispatcher:
             # Published even so: a client may wait for it. The row still says `running`, and the next daemon resumes it.
             ended = replace(ended, state=JobState.FAILED, message=sentence(error))
         _log.info("job_done", job=ended.id, kernel=ended.kernel, state=ended.state, best_us=ended.best_us)
-        publish_job(self._publish, "job_done", ended)
+        self._publish_job("job_done", ended)
         return ended
+
+    def _publish_job(self, what: str, job: Job) -> None:
+        publish_job(self._publish, what, job, self._machine.queue.use(job.key).launches)
 
     def _start(self, job: Job) -> None:
         try:
@@ -190,10 +198,7 @@ class Dispatcher:
             ending, message = await self._run_pipeline(job, task)
         finally:
             del self.pipelines[job.id]
-            for lane in self.lanes.values():
-                if lane.state == "ready" and lane.device.model == job.device:
-                    lane.rest()
-                    self._tasks.start_soon(lane.leave_room)
+            self._rest_lanes(job)
             progress = task.pipeline.progress
             now = self._machine.running_job(job.id) or job
             instructions = self._machine.handle(
@@ -202,12 +207,33 @@ class Dispatcher:
             self.review()
         await self._carry_out(instructions)
 
+    def _grant_lanes(self, job_id: int) -> None:
+        granted = self._machine.running_job(job_id)
+        for job in self._machine.running_on(granted.device) if granted is not None else ():
+            task = self.pipelines.get(job.id)
+            # One that could not be prepared has no pipeline, and one that only compiles needs no lane.
+            if task is None or not isinstance(task.pipeline, Pipeline):
+                continue
+            if job.id == job_id:
+                task.pipeline.grant_lanes()
+            else:
+                task.pipeline.withdraw_lanes()
+
+    def _rest_lanes(self, ended: Job) -> None:
+        """Give up the workers of a job's lanes, unless another job is to measure there at once."""
+        if any(job.id != ended.id for job in self._machine.running_on(ended.device)):
+            return
+        for lane in self.lanes.values():
+            if lane.state == "ready" and lane.device.model == ended.device:
+                lane.rest()
+                self._tasks.start_soon(lane.leave_room)
+
     async def _run_pipeline(self, job: Job, task: PipelineTask) -> tuple[Ending, str]:
         """Run a pipeline until it ends or is stopped; return how it ended, and the message."""
         with task.scope:
             try:
                 await self._store.update_job(job)
-                publish_job(self._publish, "job_started", job)
+                self._publish_job("job_started", job)
                 _log.info("job_started", reason=job.reason)
                 await task.pipeline.run()
             except Exception as error:
@@ -231,8 +257,18 @@ class Dispatcher:
                     task.pipeline.join([self.lane(device) for device in work.devices])
 
     def _pipeline(self, work: Work) -> Pipeline | CompileOnly:
+        job = work.job
+
+        def advance(stage: JobStage) -> None:
+            # One whose end was handled already says nothing more.
+            with suppress(IllegalMove):
+                self._machine.handle(Advanced(job.id, stage))
+                self.review()
+
         if not work.devices:
-            return CompileOnly(work, fleet=self._fleet, artifacts=self._artifacts, publish=self._publish)
+            return CompileOnly(
+                work, fleet=self._fleet, artifacts=self._artifacts, publish=self._publish, on_stage=advance
+            )
         return Pipeline(
             work,
             fleet=self._fleet,
@@ -240,13 +276,17 @@ class Dispatcher:
             store=self._store,
             artifacts=self._artifacts,
             publish=self._publish,
+            on_stage=advance,
+            is_after_kin=any(
+                other.id != job.id and other.kernel == job.kernel for other in self._machine.running_on(job.device)
+            ),
         )
 
     def lane(self, device: Device) -> Lane:
         """Return the lane of a device; two backends that see one device as two models take turns on it."""
         key = (device.name, device.model, device.target)
         if key not in self.lanes:
-            turns = self._turns.setdefault(device.name, Turns(rank_of=self._machine.rank))
+            turns = self._turns.setdefault(device.name, Turns(rank_of=self._machine.slot_rank))
             self.lanes[key] = Lane(
                 device, self._fleet, turns=turns, on_state=self._lane_changed, courtesy=self._courtesy
             )

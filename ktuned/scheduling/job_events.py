@@ -7,8 +7,8 @@ from enum import StrEnum
 
 import msgspec
 
-from ktuned.model import Job, Plan
-from ktuned.tuning import Work
+from ktuned.model import Job, Plan, WinnerKey
+from ktuned.tuning import JobStage, Work
 
 
 class Ending(StrEnum):
@@ -98,6 +98,14 @@ class Left(msgspec.Struct, frozen=True):
     waiter: Hashable
 
 
+class Used(msgspec.Struct, frozen=True):
+    """Applications have launched a key so often in all, which took some seconds by the latency known so far."""
+
+    key: WinnerKey
+    launches: int
+    cost_s: float
+
+
 class Inspected(msgspec.Struct, frozen=True):
     """The catalog knows a kernel's files as they are now."""
 
@@ -106,6 +114,13 @@ class Inspected(msgspec.Struct, frozen=True):
 
 class Reviewed(msgspec.Struct, frozen=True):
     """The order of jobs may have changed: it is to be decided again which run."""
+
+
+class Advanced(msgspec.Struct, frozen=True):
+    """A running job's pipeline has reached its next stage."""
+
+    job: int
+    stage: JobStage
 
 
 class Ended(msgspec.Struct, frozen=True):
@@ -138,8 +153,10 @@ Event = (
     | PausesChanged
     | Attended
     | Left
+    | Used
     | Inspected
     | Reviewed
+    | Advanced
     | Ended
     | StoreMended
 )
@@ -153,6 +170,12 @@ class Start(msgspec.Struct, frozen=True):
 
 class Stop(msgspec.Struct, frozen=True):
     """Stop a running job's pipeline; what it measured stays known."""
+
+    job: int
+
+
+class GrantLanes(msgspec.Struct, frozen=True):
+    """Let a running job use the lanes of its device model, and no other job."""
 
     job: int
 
@@ -177,4 +200,4 @@ class Close(msgspec.Struct, frozen=True):
     job: Job
 
 
-Instruction = Start | Stop | Record | Publish | Close
+Instruction = Start | Stop | GrantLanes | Record | Publish | Close

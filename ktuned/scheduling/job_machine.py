@@ -1,8 +1,23 @@
 """Job machine: events in, instructions out. Decides everything about jobs, and does no IO.
 
 :mod:`~ktuned.scheduling.job_lifecycle` has the legal moves of one job, :mod:`~ktuned.scheduling.queue` the order of
-those that wait. The machine puts them together: one job runs per device model, the highest rank first; it makes way
-for a higher rank, for a pause and for what the idle policy says. The dispatcher carries out what it returns.
+those that wait. The machine puts them together: jobs start by rank, and make way for a higher rank, for a pause and for
+what the idle policy says. The dispatcher carries out what it returns.
+
+Jobs overlap::
+
+    job 1   explores │ compiles ───────│
+                     │   measures ───────│··················│ decides │
+    job 2            └ explores │ compiles │                          │
+                                │        │ measures ────────│·········│ decides │
+    job 3                       └ explores │ compiles ... │ measures ...
+
+The next job of a device model starts when no config of the running ones waits for a compile slot, so that it takes
+nothing from them. The lanes belong to the running job of the highest rank, of equals to the one that started first,
+until all its configs are measured. Then the next one of its rank measures. When none is left, or one has waited for
+:data:`PATIENCE_S`, the jobs that have measured all decide, one after the other: finalists compete while nothing
+compiles, and if each job decided by itself, slots and lanes would stand still each time until the compiles had ended.
+Two jobs that do the same work never run at once: the second finds what the first has measured.
 
 An event that is illegal for its job changes nothing and raises :class:`~ktuned.model.errors.IllegalMove`.
 """
@@ -18,6 +33,7 @@ from typing import assert_never
 from ktuned.fleet import KILLS_EXCUSED
 from ktuned.model import IllegalMove, Job, JobState, Plan, Priority, WinnerKey
 from ktuned.scheduling.job_events import (
+    Advanced,
     Arrived,
     Attended,
     BeginAgainAsked,
@@ -26,6 +42,7 @@ from ktuned.scheduling.job_events import (
     Ended,
     Ending,
     Event,
+    GrantLanes,
     Inspected,
     Instruction,
     Joined,
@@ -41,10 +58,20 @@ from ktuned.scheduling.job_events import (
     Stop,
     StoreMended,
     TakenUp,
+    Used,
 )
 from ktuned.scheduling.job_lifecycle import STATES, STOPPING, JobEvent, JobLife, JobPlace
 from ktuned.scheduling.known_failures import KnownFailures
-from ktuned.scheduling.queue import JobQueue, Refusal, extended
+from ktuned.scheduling.queue import JobQueue, Refusal, Use, extended
+from ktuned.tuning import JobStage
+
+MOST_RUNNING = 16
+"""Jobs that run at once on a device model. Sixteen of three configs keep 48 slots at work; each holds a little of the
+daemon's memory, and configs that are compiled for nothing if it is cancelled."""
+
+PATIENCE_S = 10.0
+"""A job that has measured all decides after this long, though others still measure: a client waits for its result. In
+this time some compiles are over, so that what stands still in a quiet window is little beside it."""
 
 _EVENT_OF = {
     Ending.DONE: JobEvent.SUCCEEDED,
@@ -76,8 +103,15 @@ class JobMachine:
         self.queue.pauses = {*pauses}
         self.failures = KnownFailures()
         self.stalled = ""
+        self._clock = clock
         self._now = now
-        self._running: dict[str, Job] = {}
+        self._running: dict[int, Job] = {}
+        """In the order in which they started."""
+        self._stages: dict[int, JobStage] = {}
+        self._decides_at: dict[int, float] = {}
+        """The latest time, by the clock, at which a job that has measured all is to decide."""
+        self._holders: dict[str, int] = {}
+        """The job that has the lanes, by device model."""
         self._lives: dict[int, JobLife] = {}
         self._stop_reasons: dict[int, str] = {}
         self._kills: Counter[int] = Counter()
@@ -119,11 +153,15 @@ class JobMachine:
                 self.queue.attend(event.waiter, event.jobs)
             case Left():
                 self.queue.leave(event.waiter)
+            case Used():
+                self.queue.note_use(event.key, Use(event.launches, event.cost_s))
             case Inspected():
                 self._inspections[event.kernel] += 1
                 self.queue.release(event.kernel)
             case Reviewed():
                 yield from self._review()
+            case Advanced():
+                self._advance(self._job(event.job), event.stage)
             case Ended():
                 yield from self._end_job(event)
             case StoreMended():
@@ -144,27 +182,38 @@ class JobMachine:
 
     def running_job(self, job_id: int) -> Job | None:
         """Return a running job."""
-        return next((job for job in self._running.values() if job.id == job_id), None)
+        return self._running.get(job_id)
 
-    def running_on(self, device: str) -> Job | None:
-        """Return the job that has a device model."""
-        return self._running.get(device)
+    def running_on(self, device: str) -> list[Job]:
+        """Return the jobs that run on a device model, in the order in which they started."""
+        return [job for job in self._running.values() if job.device == device]
+
+    def holder(self, device: str) -> Job | None:
+        """Return the job that has the lanes of a device model."""
+        return self._running.get(self._holders.get(device, 0))
 
     def find(self, key: WinnerKey, plan: Plan | None, but: Container[int] = ()) -> Job | None:
         """Return the live job that does some work, or could by a larger budget; without a plan, in whatever way.
 
         Those that are named by ``but`` are left out.
         """
-        running = self._running.get(key.device)
-        if running is not None and running.key == key and running.id not in but:
-            does_all = plan is None or extended(running.plan, plan) == running.plan
-            if does_all and self._lives[running.id].place is not JobPlace.CANCELLING:
-                return running
+        for running in self._running.values():
+            if running.key == key and running.id not in but:
+                does_all = plan is None or extended(running.plan, plan) == running.plan
+                if does_all and self._lives[running.id].place is not JobPlace.CANCELLING:
+                    return running
         return self.queue.find(key, plan, but)
 
-    def rank(self, job_id: int) -> int:
-        """Return a live job's rank now: compile slots and devices are given out by it, too."""
-        return self.queue.rank(job_id)
+    def slot_rank(self, job_id: int) -> int:
+        """Return a live job's rank for compile slots and devices: of equals, the ones that measure sooner come first.
+
+        The steps between them are small beside a level, and the first of each device model has none.
+        """
+        rank, job = self.queue.rank(job_id), self._running.get(job_id)
+        if job is None or self._holders.get(job.device) == job_id:
+            return rank
+        others = [other.id for other in self.running_on(job.device) if other.id != self._holders.get(job.device)]
+        return rank - others.index(job_id) - 1
 
     # Handlers
 
@@ -182,11 +231,10 @@ class JobMachine:
     def _join(self, event: Joined) -> Iterator[Instruction]:
         job = self._job(event.job)
         is_resumed = event.priority >= Priority.REQUESTED
-        running = self._running.get(job.device)
-        if running is not None and running.id == job.id:
+        if job.id in self._running:
             if is_resumed and self._lives[job.id].place is JobPlace.PAUSING:
                 self._move(job.id, JobEvent.RESUMED)
-            self._running[job.device] = self.queue.want(job, event.priority, event.reason, is_fixed=event.is_fixed)
+            self._running[job.id] = self.queue.want(job, event.priority, event.reason, is_fixed=event.is_fixed)
             return
         before = job
         if is_resumed and job.state is JobState.PAUSED:
@@ -243,31 +291,93 @@ class JobMachine:
     def _review(self) -> Iterator[Instruction]:
         if self.stalled:
             return
-        for device in sorted(self.queue.devices | self._running.keys()):
-            running = self._running.get(device)
-            if running is None:
-                first = self.queue.next_for(device)
-                if first is not None:
-                    yield self._start(first)
-            elif self._lives[running.id].place is JobPlace.RUNNING:
-                reason = self._reason_to_make_way(running)
-                if reason:
+        for device in sorted(self.queue.devices | {job.device for job in self._running.values()}):
+            first = self.queue.next_for(device, self._may_run)
+            for running in self.running_on(device):
+                reason = self._reason_to_make_way(running, first)
+                if reason and self._lives[running.id].place is JobPlace.RUNNING:
                     self._move(running.id, JobEvent.PREEMPTED)
                     yield self._stop(running, reason)
+            if first is not None and self._has_room_for(first):
+                yield self._start(first)
+            yield from self._grant_lanes(device)
 
-    def _reason_to_make_way(self, running: Job) -> str:
+    def _advance(self, job: Job, stage: JobStage) -> None:
+        if self._stages.get(job.id, stage) >= stage:
+            # It waits again by now, or is so far already.
+            return
+        self._stages[job.id] = stage
+        if stage is JobStage.MEASURED:
+            self._decides_at[job.id] = self._clock() + PATIENCE_S
+            if self._holders.get(job.device) == job.id:
+                # Its pipeline asks for the lanes again, to decide.
+                del self._holders[job.device]
+                self.queue.end_turn(job.id)
+        elif stage is JobStage.DECIDING:
+            # Once the slots stand still, all decide.
+            for other in self.running_on(job.device):
+                if self._stages[other.id] is JobStage.MEASURED:
+                    self._decides_at[other.id] = self._clock()
+
+    def _is_due(self, job_id: int) -> bool:
+        """Return whether a job is to decide before others measure."""
+        return self._stages[job_id] is JobStage.MEASURED and self._clock() >= self._decides_at[job_id]
+
+    def _may_run(self, waiting: Job) -> bool:
+        """Return whether no running job, of as high a rank, does the same work."""
+        rank = self.queue.rank(waiting.id)
+        same = (job for job in self._running.values() if _is_same_work(job, waiting))
+        return all(self.queue.rank(job.id) < rank for job in same)
+
+    def _reason_to_make_way(self, running: Job, first: Job | None) -> str:
         obstacle = self.queue.obstacle(running)
         if obstacle:
             return f"made way: {obstacle}"
-        return "made way for a more important job" if self.queue.preempts(running) else ""
+        is_outranked = first is not None and self.queue.rank(first.id) > self.queue.rank(running.id)
+        return "made way for a more important job" if is_outranked else ""
+
+    def _has_room_for(self, waiting: Job) -> bool:
+        """Return whether a job takes nothing from those that run, if it starts now."""
+        running = self.running_on(waiting.device)
+        return len(running) < MOST_RUNNING and all(
+            self._lives[job.id].place is JobPlace.RUNNING
+            and self._stages[job.id] in (JobStage.COMPILING, JobStage.MEASURED)
+            and not self._is_due(job.id)
+            and not _is_same_work(job, waiting)
+            for job in running
+        )
 
     def _start(self, job: Job) -> Start:
         self._move(job.id, JobEvent.STARTED)
-        self.queue.start(job.id)
+        self.queue.remove(job.id)
         self._inspections_at_start[job.id] = self._inspections[job.kernel]
         started = replace(job, state=JobState.RUNNING, started=self._now(), message="")
-        self._running[job.device] = started
+        self._running[job.id] = started
+        self._stages[job.id] = JobStage.EXPLORING
         return Start(started)
+
+    def _grant_lanes(self, device: str) -> Iterator[GrantLanes]:
+        """Give the lanes to the first job of the highest rank: to decide if it is due, else to measure, else to decide.
+
+        Finalists keep the lanes, and no equal takes them from a job that measures unless it is due.
+        """
+        able = [job.id for job in self.running_on(device) if self._lives[job.id].place is JobPlace.RUNNING]
+        holder = self._holders.get(device)
+        if not able:
+            return
+        best = max(able, key=self._precedence)
+        if holder in able:
+            is_first = self._precedence(holder) >= self._precedence(best)
+            if self._stages[holder] in (JobStage.MEASURED, JobStage.DECIDING) or is_first:
+                return
+        if holder in self._running:
+            self.queue.end_turn(holder)
+        self._holders[device] = best
+        self.queue.begin_turn(best)
+        yield GrantLanes(best)
+
+    def _precedence(self, job_id: int) -> tuple[int, bool, bool]:
+        return self.queue.rank(job_id), self._is_due(job_id), self._stages[job_id] < JobStage.MEASURED
 
     def _stop(self, job: Job, reason: str) -> Stop:
         self._stop_reasons[job.id] = reason
@@ -283,7 +393,10 @@ class JobMachine:
         is_stopping = self._lives[job.id].place in STOPPING
         place = self._move(job.id, JobEvent.FAILED if is_failed else _EVENT_OF[event.ending])
 
-        del self._running[job.device]
+        del self._running[job.id], self._stages[job.id]
+        self._decides_at.pop(job.id, None)
+        if self._holders.get(job.device) == job.id:
+            del self._holders[job.device]
         inspections = self._inspections_at_start.pop(job.id)
         reason = self._stop_reasons.pop(job.id, "")
         if event.ending is Ending.KILLED:
@@ -327,3 +440,8 @@ class JobMachine:
 
     def _move(self, job_id: int, event: JobEvent) -> JobPlace:
         return self._lives[job_id].move(event)
+
+
+def _is_same_work(job: Job, other: Job) -> bool:
+    """Return whether two jobs try the same configs, by whatever objective they judge them."""
+    return job.key._replace(objective=other.objective) == other.key

@@ -13,6 +13,7 @@ import anyio
 
 from ktuned.fleet import Lane
 from ktuned.model import (
+    LATENCY,
     Context,
     IllegalMove,
     Job,
@@ -24,6 +25,7 @@ from ktuned.model import (
     Problem,
     StoreError,
     WinnerKey,
+    median,
 )
 from ktuned.scheduling.dispatcher import Dispatcher
 from ktuned.scheduling.job_endings import sentence
@@ -41,11 +43,15 @@ from ktuned.scheduling.job_events import (
     Refused,
     ResumeAsked,
     TakenUp,
+    Used,
 )
 from ktuned.scheduling.job_machine import JobMachine
 from ktuned.scheduling.queue import Arrival
 from ktuned.store import Store
 from ktuned.tuning import Publish, Work
+
+UNKNOWN_LATENCY_US = 10.0
+"""Assumed latency of a kernel without any winner, that of a small one: then its launches decide."""
 
 MAX_WAITING = 10_000
 """Jobs that may wait; a client that asks for more problems than that has an error in its loop."""
@@ -75,6 +81,8 @@ class Jobs:
         """Take up what the last daemon left, and work until cancelled."""
         async with self._arriving:
             left = self._store.jobs(states=(JobState.QUEUED, JobState.PAUSED), limit=MAX_WAITING)
+            for key, launches in self._store.launches().items():
+                self._machine.handle(self._used(key, launches))
             await self._dispatcher.handle(TakenUp(left))
         await self._dispatcher.run()
 
@@ -125,6 +133,25 @@ class Jobs:
     def ask(self, wanted: WinnerKey, times: int = 1) -> None:
         """Count lookups that a waiting job would serve: the more and the later they are, the sooner it runs."""
         self._queue.ask(wanted, times)
+
+    async def note_launches(self, counts: Mapping[WinnerKey, int]) -> None:
+        """Add launches that applications have counted: of equals, the job goes first whose key costs them most time.
+
+        Raises:
+            StoreError: they cannot be recorded; they count until the daemon ends.
+        """
+        counts = {key._replace(objective=LATENCY): count for key, count in counts.items() if count > 0}
+        for key, count in counts.items():
+            self._machine.handle(self._used(key, self._queue.use(key).launches + count))
+        self.review()
+        await self._store.add_launches(counts, time())
+
+    def _used(self, key: WinnerKey, launches: int) -> Used:
+        """Return the event of a key's launches so far, and their cost by its winner, or by the kernel's other ones."""
+        winner = self._store.winner(key)
+        known = [winner] if winner is not None else self._store.winners(key.kernel)
+        latency_us = median([one.latency_us for one in known]) if known else UNKNOWN_LATENCY_US
+        return Used(key, launches, launches * latency_us / 1e6)
 
     def attend(self, waiter: Hashable, jobs: Collection[int]) -> None:
         """Note that a client waits for jobs; they go first until it leaves."""
@@ -282,19 +309,19 @@ class Jobs:
         return job if task is None else task.pipeline.progress.stamp(job)
 
     def describe(self, job: Job) -> dict[str, Any]:
-        """Return the protocol's job map, with how the job stands now: ``priority waiters left_s waits_for``."""
+        """Return the protocol's job map, with how it stands now: ``priority waiters left_s waits_for launches``."""
+        launches = self._queue.use(job.key).launches
         public = job.to_wire() | {"waiters": self._queue.waiters(job.id), "left_s": None, "waits_for": ""}
-        running = self._machine.running_on(job.device)
-        if running is not None and running.id == job.id:
-            task = self._dispatcher.pipelines.get(job.id)
-            left_s = None if task is None else task.pipeline.progress.left_s
-            return public | {"priority": self._queue.level(job.id), "left_s": left_s}
-        if self._queue.get(job.id) is None:
+        public["launches"] = launches
+        if self._machine.job(job.id) is None:
             return public
-        obstacle = self._queue.obstacle(job)
-        if not obstacle and running is not None:
-            obstacle = f"job {running.id} has the device"
-        return public | {"priority": self._queue.level(job.id), "waits_for": obstacle or self.stalled}
+        public["priority"] = self._queue.level(job.id)
+        holder = self._machine.holder(job.device)
+        has_device = "" if holder is None or holder.id == job.id else f"job {holder.id} has the device"
+        if self._machine.running_job(job.id) is None:
+            return public | {"waits_for": self._queue.obstacle(job) or has_device or self.stalled}
+        task = self._dispatcher.pipelines.get(job.id)
+        return public | {"left_s": None if task is None else task.pipeline.progress.left_s, "waits_for": has_device}
 
     def obstacles(self) -> dict[str, int]:
         """Return why jobs wait although their device may be free, and how many do for each reason."""

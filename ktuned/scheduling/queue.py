@@ -8,11 +8,14 @@ from time import monotonic
 
 import msgspec
 
-from ktuned.model import Job, JobState, Plan, WinnerKey
+from ktuned.model import LATENCY, Job, JobState, Plan, WinnerKey
 from ktuned.scheduling.ranks import Standing
 
 EVERYTHING = ""
 """As a paused device: all of them."""
+
+MAX_USES = 10_000
+"""Keys whose launches count, the latest noted: as many as jobs may wait."""
 
 Refusal = Callable[[Job, int], str]
 """Says why a job of such a level must not run now, whatever is free; nothing if it may."""
@@ -36,8 +39,19 @@ class Arrival(msgspec.Struct, frozen=True):
     is_new: bool
 
 
+class Use(msgspec.Struct, frozen=True):
+    """Launches of a key by applications, and the seconds that they took by the latency known so far."""
+
+    launches: int
+    cost_s: float
+
+
+_NO_USE = Use(0, 0.0)
+
+
 class JobQueue:
-    """Jobs that wait, the highest rank first (see ``ranks``), then the most looked up, then the oldest.
+    """Jobs that wait, the highest rank first (see ``ranks``), then the one whose key costs applications the most time,
+    then the most looked up, then the oldest.
 
     It also keeps the standing of jobs that were taken out to run, until they are forgotten. ``refuse`` may keep jobs
     from running; ``pauses`` names the device models that are paused.
@@ -57,6 +71,7 @@ class JobQueue:
         self._alike: dict[WinnerKey, set[int]] = {}
         self._standings: dict[int, Standing] = {}
         self._held: set[int] = set()
+        self._uses: dict[WinnerKey, Use] = {}
         for job in jobs:
             self.add(job)
 
@@ -109,6 +124,17 @@ class JobQueue:
         if job is not None:
             self._standings[job.id].ask(self._clock(), times)
 
+    def note_use(self, key: WinnerKey, use: Use) -> None:
+        """Note what launches of a key cost applications, by whatever objective it is tuned."""
+        self._uses.pop(key := _regardless_of_objective(key), None)
+        self._uses[key] = use
+        if len(self._uses) > MAX_USES:
+            del self._uses[next(iter(self._uses))]
+
+    def use(self, key: WinnerKey) -> Use:
+        """Return what launches of a key cost applications."""
+        return self._uses.get(_regardless_of_objective(key), _NO_USE)
+
     def attend(self, whom: Hashable, jobs: Collection[int]) -> None:
         """Note that a client waits for jobs, whether they wait or run."""
         for job_id in jobs:
@@ -131,10 +157,13 @@ class JobQueue:
                 del self._alike[job.key]
         return job
 
-    def start(self, job_id: int) -> None:
-        """Take a job out to run it."""
+    def begin_turn(self, job_id: int) -> None:
+        """Start the turn of a running job: it measures from now on, and waits no more."""
         self._standings[job_id].begin(self._clock())
-        self.remove(job_id)
+
+    def end_turn(self, job_id: int) -> None:
+        """End the turn of a running job: another one measures, and this one waits again."""
+        self._standings[job_id].make_way(self._clock())
 
     def forget(self, job_id: int) -> None:
         """Forget the standing of a job that has ended."""
@@ -183,22 +212,24 @@ class JobQueue:
             return "its files are being inspected"
         return self._refuse(job, self.level(job.id))
 
-    def next_for(self, device: str) -> Job | None:
-        """Return the job that a free device model should run next, without taking it out."""
+    def next_for(self, device: str, may_run: Callable[[Job], bool] = lambda job: True) -> Job | None:
+        """Return the job that a device model should run next, of those that ``may_run``, without taking it out."""
         now = self._clock()
-        able = (job for job in self._waiting.values() if job.device == device and not self.obstacle(job))
+        able = (
+            job for job in self._waiting.values() if job.device == device and not self.obstacle(job) and may_run(job)
+        )
         return min(able, key=lambda job: self._order(job, now), default=None)
-
-    def preempts(self, running: Job) -> bool:
-        """Return whether a waiting job ranks so much higher that ``running`` should make way."""
-        first = self.next_for(running.device)
-        return first is not None and self.rank(first.id) > self.rank(running.id)
 
     @property
     def devices(self) -> set[str]:
         """The device models of waiting jobs."""
         return {job.device for job in self._waiting.values()}
 
-    def _order(self, job: Job, now: float) -> tuple[bool, int, float, float, int]:
+    def _order(self, job: Job, now: float) -> tuple[bool, int, float, float, float, int]:
         standing = self._standings[job.id]
-        return job.state is JobState.PAUSED, -standing.rank(now), -standing.heat(now), job.created, job.id
+        cost_s = self.use(job.key).cost_s if self._uses else 0.0
+        return job.state is JobState.PAUSED, -standing.rank(now), -cost_s, -standing.heat(now), job.created, job.id
+
+
+def _regardless_of_objective(key: WinnerKey) -> WinnerKey:
+    return key._replace(objective=LATENCY)

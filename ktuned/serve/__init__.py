@@ -1,6 +1,7 @@
 """The socket: server, connections, the protocol's methods, events, status."""
 
 from ktuned.serve.activity import Activity, TrialCount
+from ktuned.serve.calls import CallMethods
 from ktuned.serve.captures import Captures
 from ktuned.serve.checks import Checks
 from ktuned.serve.connection import Connection
@@ -22,6 +23,7 @@ from ktuned.serve.traffic import Traffic
 
 __all__ = [
     "Activity",
+    "CallMethods",
     "Captures",
     "Checks",
     "CollectParams",

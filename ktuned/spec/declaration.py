@@ -113,6 +113,7 @@ def kernel(
     depends: str | Sequence[str] = (),
     bucket: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None,
     best_for: str = "each",
+    is_data: bool = False,
     **unknown: object,
 ) -> Callable[[KernelFunction], Kernel]:
     """Declare the decorated function ``(p, c) -> Build`` to be a kernel.
@@ -137,6 +138,8 @@ def kernel(
     float32 as ``dict(float16=…)``. They give the metrics ``tflops`` and ``gbps``, and the share of the device's limit.
     ``best_for="all"`` serves one config for all declared problems, the best for the sum of their times; a problem may
     carry its weight there: ``(dict(M=16), 3.0)``.
+    ``is_data`` is for kernel files that programs write: it promises that the file runs no code but ktuned's and its
+    plugins', so that workers go from one such file to the next without being replaced.
 
     Raises:
         KernelFileError: the declaration has an error. While a kernel file is loaded the error is kept
@@ -193,6 +196,7 @@ def kernel(
             depends=_as_tuple(depends),
             bucket=bucket,
             best_for=best_for,
+            is_data=is_data,
         )
         fault = (
             unknown_fault(unknown, kernel.__kwdefaults__ or ()) or check_fault(reference, check) or fault_of(declared)

@@ -98,6 +98,7 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
             "expects_default_outputs": kernel.expects_default_outputs,
             "version": digest[:16],
             **({"weights": list(weights)} if kernel.best_for == "all" else {}),
+            **({"is_data": True} if kernel.is_data else {}),
             "unobserved": next(iter([*ACCESSES.unobserved, *(assembled(path) for path in sources.opaque)]), ""),
             "declares": bool(kernel.depends),
         },

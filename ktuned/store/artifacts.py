@@ -11,8 +11,10 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
+import anyio
 import anyio.to_thread
 import msgspec
 import structlog
@@ -44,6 +46,7 @@ class Artifacts:
         self.cap_bytes = cap_bytes
         self._clock = clock
         self._touched: dict[str, float] = {}
+        self._made: dict[str, anyio.Event] = {}
         self._size: int | None = None
 
     @property
@@ -79,6 +82,27 @@ class Artifacts:
         except OSError as error:
             raise file_fault(error, f"the staging directory {path} cannot be made") from error
         return path
+
+    @contextmanager
+    def making(self, keys: Collection[str]) -> Iterator[None]:
+        """Note that artifacts are being compiled, so that others wait instead of compiling them, too."""
+        made = anyio.Event()
+        self._made |= dict.fromkeys(keys, made)
+        try:
+            yield
+        finally:
+            for key in keys:
+                del self._made[key]
+            made.set()
+
+    def is_making(self, key: str) -> bool:
+        """Return whether an artifact is being compiled now."""
+        return key in self._made
+
+    async def await_made(self, key: str) -> None:
+        """Wait until an artifact is no longer being compiled, whether it is there then or not."""
+        if key in self._made:
+            await self._made[key].wait()
 
     def note_added(self, size: int) -> None:
         """Take into account that a compile worker has put an artifact of so many bytes in its :meth:`place`."""

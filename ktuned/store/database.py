@@ -44,6 +44,7 @@ from ktuned.store import (
     digest_parts,
     exchange,
     job_writes,
+    launches,
     peaks,
     rows,
     trial_queries,
@@ -207,6 +208,14 @@ class Store:
     async def save_peaks(self, found: Peaks) -> None:
         """Keep the limits of a device model."""
         await self._write(lambda connection: peaks.keep(connection, found))
+
+    def launches(self) -> dict[WinnerKey, int]:
+        """Return how often applications have launched each key, whatever the objective."""
+        return launches.read_launches(self._reader)
+
+    async def add_launches(self, counts: Mapping[WinnerKey, int], now: float) -> None:
+        """Add applications' launches to those that are known."""
+        await self._write(lambda connection: launches.add_launches(connection, counts, now))
 
     def kernels(self) -> list[KernelInfo]:
         """Return all kernels as they were last inspected, by name."""

@@ -18,7 +18,7 @@
 
     learned                             (names that only compiling or measuring a kernel has shown)
 
-    peaks                               (measured limits of device models)
+    peaks   launches                    (measured limits of device models; how often applications launched a key)
 
     published_winners                      (which decisions a team's storage has)
 
@@ -162,6 +162,12 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         ) WITHOUT ROWID""",
     ),
     ("ALTER TABLE admissions ADD COLUMN read TEXT NOT NULL DEFAULT '{}'",),
+    (
+        """CREATE TABLE launches (
+            kernel TEXT NOT NULL, problem TEXT NOT NULL, device TEXT NOT NULL,
+            count INTEGER NOT NULL, updated REAL NOT NULL, PRIMARY KEY (kernel, problem, device)
+        ) WITHOUT ROWID""",
+    ),
 )
 """Statements that lead from each version (the position) to the next; what has been released never changes."""
 

@@ -6,6 +6,7 @@ from ktuned.tuning.job_events import Publish, publish_job, publish_winner
 from ktuned.tuning.pipeline import Pipeline
 from ktuned.tuning.prior_results import restore
 from ktuned.tuning.shared_lead import Team
+from ktuned.tuning.stages import JobStage
 from ktuned.tuning.winner_check import Checked, Sanitizers, WinnerCheck
 from ktuned.tuning.work import Compiler, Work
 
@@ -14,6 +15,7 @@ __all__ = [
     "Checked",
     "CompileOnly",
     "Compiler",
+    "JobStage",
     "Pipeline",
     "Publish",
     "Sanitizers",

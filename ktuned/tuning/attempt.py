@@ -42,7 +42,8 @@ class Attempt(msgspec.Struct):
     before may have damaged. ``known`` is its trial as it stands, where that lacks a figure alone. ``cores`` is how many
     the config uses on a CPU, once that is known: its kernel file ``declares_cores``, or its first launch has shown it.
     ``spans`` say where it was last, and since when. What must not share a request with others goes ``alone``.
-    ``expected_s`` is what its compile took in an earlier state of the kernel; 0 if that is unknown.
+    ``expected_s`` is what its compile took in an earlier state of the kernel; 0 if that is unknown. ``lowered`` is what
+    its function was translated into, where a backend does that apart, and until it is compiled.
     """
 
     trial: int
@@ -62,6 +63,7 @@ class Attempt(msgspec.Struct):
     known: Trial | None = None
     alone: bool = False
     expected_s: float = 0.0
+    lowered: bytes | None = None
 
     @property
     def known_us(self) -> float | None:

@@ -6,6 +6,7 @@ the keys that a job on a device of that target looks for.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import monotonic
 
 import anyio
@@ -22,6 +23,7 @@ from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.exploration import Explorer, opened
 from ktuned.tuning.job_events import Publish
 from ktuned.tuning.progress import Progress
+from ktuned.tuning.stages import JobStage, StageReport
 from ktuned.tuning.work import Work
 
 _log = structlog.get_logger()
@@ -31,18 +33,31 @@ ASK_AT_ONCE = 16
 
 
 class CompileOnly:
-    """A job that only compiles; :meth:`run` returns when every config has its artifact, or the reason why not."""
+    """A job that only compiles; :meth:`run` returns when every config has its artifact, or the reason why not.
 
-    def __init__(self, work: Work, *, fleet: Fleet, artifacts: Artifacts, publish: Publish) -> None:
+    ``on_stage`` is called when no config waits to be compiled any more.
+    """
+
+    def __init__(
+        self,
+        work: Work,
+        *,
+        fleet: Fleet,
+        artifacts: Artifacts,
+        publish: Publish,
+        on_stage: Callable[[JobStage], None],
+    ) -> None:
         self.work = work
         work.traces.follow(work)
         self.progress = Progress(budget_s=work.job.plan.seconds)
         self._fleet = fleet
         self._artifacts = artifacts
         self._publish = publish
-        self._compiling = CompileStage(work, fleet, artifacts)
+        self._stages = StageReport(on_stage)
+        self._compiling = CompileStage(work, fleet, artifacts, on_begun=self._note_begun)
         self._channel: MemoryObjectSendStream[Attempt] | None = None
         self._first_failure = ""
+        self._has_asked_all = False
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Return how full the channel is."""
@@ -109,6 +124,13 @@ class CompileOnly:
                 if answer.finished or not answer.proposals:
                     break
             self.progress.total = asked
+        self._has_asked_all = True
+        self._note_begun()
+
+    def _note_begun(self) -> None:
+        in_channel = 0 if self._channel is None else self._channel.statistics().current_buffer_used
+        if self._has_asked_all and not self._compiling.has_waiting(in_channel):
+            self._stages.reach(JobStage.COMPILING)
 
     async def _admit(self, proposal: replies.Proposal, channel: MemoryObjectSendStream[Attempt]) -> None:
         if proposal.build is not None:

@@ -19,7 +19,6 @@ from ktuned.tuning.deadlines import for_trial
 from ktuned.tuning.finalists import (
     FEWEST_ROUNDS,
     MOST_TIMES,
-    ROUNDS_TIMES,
     Figure,
     Range,
     Rounds,
@@ -185,11 +184,16 @@ class FinalRound:
             finalists = [_Finalist.of(trial) for trial in await checking.run()]
         if not finalists:
             return
+        checked = monotonic()
         async with AsyncExitStack() as machines:
             for node in sorted({lane.device.node for lane in self._lanes}):
                 await machines.enter_async_context(self._fleet.gate_of(node).quiet())
+            is_quiet = monotonic()
             contest = await self._contest(rounds, finalists)
-        self._progress.spend("finalists_s", monotonic() - began)
+        quiet_s = monotonic() - is_quiet
+        # The wait for other jobs' compiles is no cost of these finalists.
+        self._progress.spend("finalists_s", checked - began + quiet_s)
+        self._progress.spend("quiet_s", quiet_s)
         await self._settle(contest)
 
     async def _contest(self, rounds: int, finalists: Sequence[_Finalist]) -> _Contest:
@@ -198,7 +202,7 @@ class FinalRound:
             lane = next((lane for lane in self._lanes if not lane.health.is_sick), self._lanes[0])
             contest = _Contest(self._work, lane, self._measuring, [_Finalist.of(one.trial) for one in finalists])
             try:
-                for turn in range(rounds * ROUNDS_TIMES):
+                for turn in range(max(rounds, self._work.preset.most_rounds)):
                     if turn >= rounds and not is_open(contest.rounds, contest.rivals):
                         break
                     self._announce(turn, max(rounds, turn + 1), len(finalists))
@@ -360,15 +364,14 @@ class _Contest:
         if self._work.objective != LATENCY or turn >= FEWEST_ROUNDS:
             # A reference has no other figure to compare.
             return
-        async with self._lane.hold(self._work.job.id):
-            try:
-                await self._measuring.open(self._lane)
+        try:
+            async with self._measuring.holding(self._lane):
                 await self._lane.use_cores(1 if self._lane.device.kind != "cpu" else ALL_CORES)
                 request = requests.TimeReference(self._work.preset, self._judges_contention)
                 measured, _ = await self._lane.exchange(request, self._work.deadlines)
-            except WorkerError:
-                # A reference that ran before and fails now decides nothing about the finalists.
-                return
+        except WorkerError:
+            # A reference that ran before and fails now decides nothing about the finalists.
+            return
         if measured.latency_us is not None:
             self.rounds[-1][None] = measured.latency_us
 
@@ -376,8 +379,7 @@ class _Contest:
         attempt = finalist.attempt()
         known_us = finalist.trial.latency_us if self._work.needs_energy else None
         request = requests.Time(finalist.unit, self._work.preset, self._judges_contention, known_us)
-        async with self._lane.hold(self._work.job.id):
-            await self._measuring.open(self._lane)
+        async with self._measuring.holding(self._lane):
             await self._lane.use_cores(finalist.detail.cores or 1)
             try:
                 measured, output = await self._lane.exchange(request, self._deadlines)

@@ -22,9 +22,6 @@ DRIFT = 0.03
 take part in three. Of 15 rounds of the same 114 configs on an H100, one was slower by that for the best config alone.
 """
 
-ROUNDS_TIMES = 3
-"""Times the preset's rounds at most, where they contradict each other."""
-
 CLOSE = 0.01
 """A difference between finalists that is not worth another round."""
 

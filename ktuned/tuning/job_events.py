@@ -42,6 +42,6 @@ def publish_winner(publish: Publish, kernel: KernelInfo, winner: Winner, job: in
     )
 
 
-def publish_job(publish: Publish, what: str, job: Job) -> None:
-    """Publish a job that was queued, started or ended."""
-    publish(what, kernel=job.kernel, job=job.id, job_state=job.to_wire())
+def publish_job(publish: Publish, what: str, job: Job, launches: int) -> None:
+    """Publish a job that was queued, started or ended, and how often applications have launched its key."""
+    publish(what, kernel=job.kernel, job=job.id, job_state=job.to_wire() | {"launches": launches})

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import replace
 from itertools import islice, takewhile
 from time import monotonic, time
@@ -15,6 +15,7 @@ import msgspec
 import structlog
 
 from ktuned.fleet import (
+    DATA_CODE,
     Bench,
     CannotOpen,
     DeadlineExpired,
@@ -22,6 +23,7 @@ from ktuned.fleet import (
     Lane,
     LaneSick,
     Output,
+    ReferenceUnusable,
     RequestFailed,
     WorkerDied,
 )
@@ -32,6 +34,7 @@ from ktuned.tuning.attempt import Attempt, Compiled, Ended
 from ktuned.tuning.batches import HOLD_GPU_S, LANE_S
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.deadlines import for_trial
+from ktuned.tuning.reference import Reference
 from ktuned.tuning.trial_detail import TrialDetail
 from ktuned.tuning.work import Work
 
@@ -80,8 +83,9 @@ class MeasureStage:
         self._lanes = lanes
         self._compiling = compiling
         self._artifacts = artifacts
-        self._benches: dict[tuple[str, int], Bench] = {}
+        self._benches: dict[tuple[str, int, str], Bench] = {}
         self._incumbent: requests.Incumbent | None = None
+        self.reference = Reference(work, compiling, artifacts)
 
     async def measure(
         self, lane: Lane, batch: Sequence[Compiled], best_us: Callable[[], float | None], done: Done
@@ -98,8 +102,12 @@ class MeasureStage:
         """
         left = deque(batch)
         while left:
+            await self.reference.prepare()
             try:
                 undecided = await self._measure_some(self._fit(lane), left, best_us, done)
+            except ReferenceUnusable as error:
+                self.reference.replace(error)
+                continue
             except LaneSick:
                 continue
             for compiled in undecided:
@@ -124,12 +132,27 @@ class MeasureStage:
         """Return the lane itself, or one that works while it is sick and not yet to be tried again."""
         return next(iter(self._others(lane)), lane) if lane.health.pause_s else lane
 
+    @asynccontextmanager
+    async def holding(self, lane: Lane, seed: int = 0) -> AsyncIterator[None]:
+        """Hold a lane that is ready to measure this job's trials, as :meth:`open`."""
+        while True:
+            await self.reference.prepare()
+            async with lane.hold(self._work.job.id):
+                try:
+                    await self.open(lane, seed)
+                except ReferenceUnusable as error:
+                    self.reference.replace(error)
+                    continue
+                yield
+                return
+
     async def open(self, lane: Lane, seed: int = 0) -> None:
         """Have a lane ready to measure this job's trials, on the inputs of a seed; the caller holds it. Where all are
         sick it waits.
 
         Raises:
             CannotOpen: the problem's data cannot be made.
+            ReferenceUnusable: the :attr:`reference` is to be replaced.
             LaneSick: its device does not work, and another lane's does.
         """
         if self._others(lane):
@@ -142,6 +165,7 @@ class MeasureStage:
 
         Raises:
             CannotOpen: the problem's data cannot be made.
+            ReferenceUnusable: the :attr:`reference` is to be replaced.
         """
         with suppress(LaneSick):
             await self._open_now(lane)
@@ -418,7 +442,8 @@ class MeasureStage:
 
     def bench(self, lane: Lane, seed: int = 0) -> Bench:
         """Return the problem that a worker must have opened before it can measure this job's trials on ``lane``."""
-        key = lane.device.name, seed
+        unit = self.reference.unit
+        key = lane.device.name, seed, "" if unit is None else unit.key
         if key not in self._benches:
             self._benches[key] = self._bench(lane, seed)
         return self._benches[key]
@@ -447,7 +472,8 @@ class MeasureStage:
             seed=seed,
             objective=work.objective,
             needs_energy=work.needs_energy,
+            reference=self.reference.unit,
         )
         identity = canonical({**data, "stamps": dict(work.kernel.stamps), "objective": work.objective})
-        code = KernelCode(work.kernel.file, work.kernel.code_digest)
+        code = DATA_CODE if work.kernel.is_data else KernelCode(work.kernel.file, work.kernel.code_digest)
         return Bench(work.environment_on(lane.device), work.kernel.backend, code, identity, request, work.learn)

@@ -92,9 +92,15 @@ class Outcomes:
 
     async def begin(self) -> None:
         """Make the best known config the winner where that is certain to be no worse than what is served now."""
-        self.opening = await self._opened()
-        await self._elect(decided_only=not self.opening.is_over)
+        await self.open_again()
         self.lead = await self._shared_lead()
+
+    async def open_again(self) -> None:
+        """Look again at what is served, before anything is measured: another job may have changed it meanwhile."""
+        opening = await self._opened()
+        if opening.served != self.opening.served:
+            self.opening = opening
+        await self._elect(decided_only=not self.opening.is_over)
 
     def stands(self, known: Trial) -> bool:
         """Return whether a known outcome says enough about its config, and is not to be found out again."""

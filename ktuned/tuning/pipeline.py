@@ -2,6 +2,9 @@
 
 Both channels are bounded, so back-pressure reaches the strategy and memory does not grow with the space. The first
 compiled config is measured while the rest still compile. A result is committed before it is published.
+
+Several jobs may run on one device model, and one of them has its lanes. The others fill their bench channels meanwhile,
+and then back-pressure stops them.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from time import monotonic
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from ktuned.fleet import COURTESY_S, Fleet, Lane
+from ktuned.fleet import COURTESY_S, Fleet, Lane, ReferenceUnusable
 from ktuned.ipc import replies, requests
 from ktuned.model import JobState, Role, Trial, TrialResult, WorkerError, canonical
 from ktuned.store import Artifacts, Store
@@ -25,17 +28,35 @@ from ktuned.tuning.job_events import Publish
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.outcomes import Outcomes
 from ktuned.tuning.prior_results import PriorResults
+from ktuned.tuning.stages import JobStage, LaneAccess, StageReport
 from ktuned.tuning.work import Work
+
+STRAGGLER_LOOK_S = 0.2
+"""Interval at which the last compiles are looked at."""
 
 ASK_AT_ONCE = 4
 """Configs that a strategy that learns is asked for at once: few, so that it proposes with fresh knowledge."""
 
 
 class Pipeline:
-    """One job on its way; :meth:`run` returns when every config has its outcome and the winner is decided."""
+    """One job on its way; :meth:`run` returns when every config has its outcome and the winner is decided.
+
+    ``on_stage`` is called when the job reaches its next stage. It measures only between :meth:`grant_lanes` and
+    :meth:`withdraw_lanes`. ``is_after_kin`` says that a job of the same kernel has the lanes before it, whose results a
+    strategy that learns is to begin with.
+    """
 
     def __init__(
-        self, work: Work, *, fleet: Fleet, lanes: Sequence[Lane], store: Store, artifacts: Artifacts, publish: Publish
+        self,
+        work: Work,
+        *,
+        fleet: Fleet,
+        lanes: Sequence[Lane],
+        store: Store,
+        artifacts: Artifacts,
+        publish: Publish,
+        on_stage: Callable[[JobStage], None],
+        is_after_kin: bool = False,
     ) -> None:
         self.work = work
         work.traces.follow(work)
@@ -45,13 +66,19 @@ class Pipeline:
         self._lanes = list(lanes)
         self._store = store
         self._publish = publish
-        self._compiling = CompileStage(work, fleet, artifacts)
+        self._stages = StageReport(on_stage)
+        self._access = LaneAccess()
+        self._is_after_kin = is_after_kin
+        self._knows_served = False
+        self._looking = anyio.Lock()
+        self._compiling = CompileStage(work, fleet, artifacts, on_begun=self._note_begun)
         self._measuring = MeasureStage(work, self._lanes, self._compiling, artifacts)
         self._begin_on: Callable[[Lane], None] | None = None
         self._prior = PriorResults(work, store)
         self._batch_size = BatchSize(LANE_S)
         self._learns = True
         self._was_offered = False
+        self._has_asked_all = False
         self._has_fresh = anyio.Event()
         self._channels: dict[str, MemoryObjectSendStream[Attempt] | MemoryObjectSendStream[Compiled]] = {}
 
@@ -67,6 +94,16 @@ class Pipeline:
     def verdict(self) -> tuple[JobState, str]:
         """The final state of a job that ran to its end, and its message."""
         return self._outcomes.verdict
+
+    def grant_lanes(self) -> None:
+        """Let the job measure from now on."""
+        if not self._access.held_s:
+            self.progress.began = monotonic()
+        self._access.grant()
+
+    def withdraw_lanes(self) -> None:
+        """Let the job measure nothing more, after the batches that are being measured."""
+        self._access.withdraw()
 
     def join(self, lanes: Sequence[Lane]) -> None:
         """Measure on these lanes, too, from now on: their node has come. Once all configs are measured, on none."""
@@ -97,12 +134,18 @@ class Pipeline:
                     openings.start_soon(self._open_compilers)
                 for lane in self._lanes:
                     openings.start_soon(self._open_early, lane)
+                self._knows_served = self._access.is_granted
                 await self._outcomes.begin()
                 await self._try_all()
                 await self._outcomes.acquit()
                 if self._was_offered:
                     self._outcomes.pass_over()
                 if self._outcomes.opening.is_over:
+                    # Others may measure first, so that the finalists of several jobs compete in one quiet window.
+                    self._access.withdraw()
+                    self._stages.reach(JobStage.MEASURED)
+                    await self._await_lanes()
+                    self._stages.reach(JobStage.DECIDING)
                     await final_round.run(is_judged=not self._outcomes.is_default_doubtful)
                 # A lane that is not open yet was not needed.
                 openings.cancel_scope.cancel()
@@ -163,14 +206,20 @@ class Pipeline:
 
     async def _ask(self, channel: MemoryObjectSendStream[Attempt]) -> None:
         plan, deadlines, outcomes = self.work.job.plan, self.work.deadlines, self._outcomes
-        served, leading = outcomes.opening.served, outcomes.lead.configs
-        order = self._prior.order(served, leading, slots=self._compiling.slots)
-        began = monotonic()
+        leading = outcomes.lead.configs
         async with channel, self._fleet.lend(Role.EXPLORE, self.work.environment) as explorer:
-            request = self.work.explore_request(order.first, order.last, order.earlier, served=served)
-            async with self._fleet.gate.computing(COURTESY_S):
-                found = await opened(explorer, request, self.work.kernel, deadlines)
-            await self.work.learn(found.observed)
+            while True:
+                is_early = self._is_after_kin and not self._access.is_granted
+                served = outcomes.opening.served
+                order = self._prior.order(served, leading, slots=self._compiling.slots)
+                request = self.work.explore_request(order.first, order.last, order.earlier, served=served)
+                async with self._fleet.gate.computing(COURTESY_S):
+                    found = await opened(explorer, request, self.work.kernel, deadlines)
+                await self.work.learn(found.observed)
+                self._measuring.reference.propose(found.references)
+                if not (is_early and found.learns):
+                    break
+                await self._await_lanes()
             outcomes.summary.open(found)
             self._learns = found.learns
             exploring = Explorer(explorer, found.strategy, deadlines)
@@ -179,7 +228,7 @@ class Pipeline:
             asked = 0
             lead = len(leading)
             fruitful = monotonic()
-            while asked < plan.trials and (plan.seconds is None or monotonic() - began < plan.seconds):
+            while asked < plan.trials and (plan.seconds is None or self._access.held_s < plan.seconds):
                 while len(outcomes.under_way) > self._most_ahead:
                     await outcomes.next_change()
                 most = min(self._ask_at_once, plan.trials - asked, lead or self._ask_at_once)
@@ -208,6 +257,27 @@ class Pipeline:
                 if not answer.proposals and outcomes.under_way:
                     await outcomes.changed()
             self.progress.total = asked
+        self._has_asked_all = True
+        self._note_begun()
+        if self.work.preset.straggler_times is not None:
+            await self._end_stragglers(self.work.preset.straggler_times)
+
+    async def _end_stragglers(self, times: float) -> None:
+        """Where nothing but compiles is left, wait for none that takes many ``times`` as long as the others.
+
+        One config of a tuner's 85 compiled for 18 s, the others for 2 to 9, and somebody waits for the winner. It is
+        not lost: a job tries it again, and one with another preset has the patience for it.
+        """
+        while under_way := self._outcomes.under_way:
+            if self.progress.has_measured and self._compiling.running == len(under_way):
+                self._compiling.end_stragglers(times)
+            await anyio.sleep(STRAGGLER_LOOK_S)
+
+    def _note_begun(self) -> None:
+        """Say so once no config waits to be compiled any more."""
+        in_channel = self._channels["compile"].statistics().current_buffer_used
+        if self._has_asked_all and not self._compiling.has_waiting(in_channel):
+            self._stages.reach(JobStage.COMPILING)
 
     async def _is_over_with_lead(self) -> bool:
         """Wait for the outcomes of what was proposed; return whether they make a search needless."""
@@ -283,9 +353,18 @@ class Pipeline:
                     if isinstance(done, Ended):
                         await self._outcomes.record([(done.attempt, done.result)])
                     elif (result := None if self.work.job.plan.again else self._prior.carried(done)) is not None:
+                        await self._await_lanes()
                         await self._outcomes.record([(done.attempt, result)])
                     else:
                         await onward.send(done)
+
+    async def _await_lanes(self) -> None:
+        """Wait until the job may measure, and begin with what is served then: others have measured meanwhile."""
+        await self._access.wait()
+        async with self._looking:
+            if not self._knows_served and not self.progress.has_measured:
+                await self._outcomes.open_again()
+            self._knows_served = True
 
     async def _open_compilers(self) -> None:
         """Have compile workers start while the strategy's worker imports the kernel file; not in other jobs' quiet."""
@@ -297,12 +376,22 @@ class Pipeline:
         takes seconds. Like a compile it keeps out of other jobs' quiet windows.
         """
         await self._has_fresh.wait()
-        async with self._fleet.gate_of(lane.device.node).compiling():
-            lane.prepare(self.work.environment_on(lane.device), self.work.kernel.backend)
+        gate = self._fleet.gate_of(lane.device.node)
+        if self._access.is_granted:
+            async with gate.compiling():
+                lane.prepare(self.work.environment_on(lane.device), self.work.kernel.backend)
+        # Compiled while another job has the lanes.
+        await self._measuring.reference.prepare()
+        await self._await_lanes()
+        async with gate.compiling():
             if lane.state == "ready":
                 async with lane.hold(self.work.job.id):
                     began = monotonic()
-                    await self._measuring.open_early(lane)
+                    try:
+                        await self._measuring.open_early(lane)
+                    except ReferenceUnusable as error:
+                        # The next one is ready when there is something to measure.
+                        self._measuring.reference.replace(error)
                     self.progress.spend("open_s", monotonic() - began)
 
     async def _bench(self, lane: Lane, channel: MemoryObjectReceiveStream[Compiled]) -> None:
@@ -328,6 +417,7 @@ class Pipeline:
                 recording.start_soon(record, results, recorded)
 
             async for first in channel:
+                await self._await_lanes()
                 batch = self._batch(lane, first, channel)
                 while batch:
                     coming = self._coming(lane, channel)
@@ -335,6 +425,8 @@ class Pipeline:
                         recording.start_soon(self._measuring.expect, lane, coming, self.progress.best_us)
                     await self._measuring.measure(lane, batch, lambda: self.progress.best_us, done)
                     batch = coming
+                    # A more important job may have the lanes by now.
+                    await self._await_lanes()
 
     def _batch(self, lane: Lane, first: Compiled, channel: MemoryObjectReceiveStream[Compiled]) -> list[Compiled]:
         """Return ``first`` and a lane's share of those that wait, as many as are measured in no time."""

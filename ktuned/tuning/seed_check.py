@@ -82,33 +82,32 @@ class SeedCheck:
         attempt = Attempt.again(trial, unit)
         for left in reversed(range(_TRIES)):
             lane = next((lane for lane in self._lanes if not lane.health.is_sick), self._lanes[0])
-            async with lane.hold(self._work.job.id):
-                try:
-                    await self._measuring.open(lane, seed)
-                except LaneSick:
-                    continue
-                except CannotOpen as error:
-                    # Made of other numbers the problem may be one that its reference refuses. No config is to blame.
-                    _log.warning("seed_not_checked", kernel=self._work.kernel.name, seed=seed, reason=error.message)
-                    return None
-                is_doubtful, lane.is_doubtful = lane.is_doubtful, False
-                try:
-                    measured, output = await lane.exchange(requests.Check(unit), self._work.deadlines)
-                except (WorkerDied, DeadlineExpired, RequestFailed) as error:
-                    if isinstance(error, RequestFailed) and error.code == "source_changed":
-                        raise
-                    if left and (is_doubtful or (isinstance(error, WorkerDied) and error.is_outside_kill)):
-                        continue
-                    return attempt.failure(error, expired=Event.EXPIRED, refused=Event.RAISED)
-                event = _EVENTS.get(measured.outcome)
-                if event is None:
-                    return None
-                if measured.is_unsound or is_doubtful or measured.outcome is Outcome.LAUNCH_ERROR:
-                    lane.drop()
-                else:
-                    lane.is_doubtful = measured.is_guilty
-                if not (left and is_doubtful):
-                    return self._ended(attempt, event, measured, output, seed)
+            try:
+                async with self._measuring.holding(lane, seed):
+                    is_doubtful, lane.is_doubtful = lane.is_doubtful, False
+                    try:
+                        measured, output = await lane.exchange(requests.Check(unit), self._work.deadlines)
+                    except (WorkerDied, DeadlineExpired, RequestFailed) as error:
+                        if isinstance(error, RequestFailed) and error.code == "source_changed":
+                            raise
+                        if left and (is_doubtful or (isinstance(error, WorkerDied) and error.is_outside_kill)):
+                            continue
+                        return attempt.failure(error, expired=Event.EXPIRED, refused=Event.RAISED)
+                    event = _EVENTS.get(measured.outcome)
+                    if event is None:
+                        return None
+                    if measured.is_unsound or is_doubtful or measured.outcome is Outcome.LAUNCH_ERROR:
+                        lane.drop()
+                    else:
+                        lane.is_doubtful = measured.is_guilty
+                    if not (left and is_doubtful):
+                        return self._ended(attempt, event, measured, output, seed)
+            except LaneSick:
+                continue
+            except CannotOpen as error:
+                # Made of other numbers the problem may be one that its reference refuses. No config is to blame.
+                _log.warning("seed_not_checked", kernel=self._work.kernel.name, seed=seed, reason=error.message)
+                return None
         return None
 
     def _ended(

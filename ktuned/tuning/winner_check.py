@@ -28,6 +28,7 @@ from ktuned.model import Outcome, Role, Unsupported, WorkerError
 from ktuned.store import Artifacts
 from ktuned.tuning.attempt import Attempt, Ended
 from ktuned.tuning.compile_stage import CompileStage
+from ktuned.tuning.exploration import opened
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.seed_check import SEEDS
 from ktuned.tuning.work import Work
@@ -75,9 +76,8 @@ class WinnerCheck:
         Raises:
             WorkerError: it cannot be compiled, or the problem cannot be opened.
         """
-        unit = await self._compiled(build)
         seeds = () if self._work.captured or not self._work.kernel.is_judged else SEEDS
-        async with self._lane.hold(self._work.job.id):
+        async with self._compiled(build) as unit, self._measuring.holding(self._lane):
             trial = requests.Trial((unit,), self._work.preset, judge_contention=False)
             message = await self._message(trial, 0)
             for seed in () if message else seeds:
@@ -106,14 +106,19 @@ class WinnerCheck:
         """
         sanitizer = _AddressSanitizer() if self._lane.device.kind == "cpu" else _ComputeSanitizer()
         environment = await sanitizer.environment(self._work, sanitizers, scratch)
-        unit = await self._compiled(sanitizer.build(build))
-        bench = self._measuring.bench(self._lane)
-        assert isinstance(bench.request, requests.Open)
-        opening = replace(bench.request, guarded=False)
         deadlines = {phase: SLOWDOWN * seconds for phase, seconds in self._work.deadlines.items()}
-        async with self._lane.hold(self._work.job.id), self._lend(environment) as worker:
+        async with (
+            self._compiled(sanitizer.build(build)) as unit,
+            # Of several references the one counts that the device can run, which is seen without the sanitizer.
+            self._measuring.holding(self._lane)
+            if self._work.kernel.expects_default_outputs
+            else self._lane.hold(self._work.job.id),
+            self._lend(environment) as worker,
+        ):
+            bench = self._measuring.bench(self._lane)
+            assert isinstance(bench.request, requests.Open)
             try:
-                await worker.exchange(opening, deadlines)
+                await worker.exchange(replace(bench.request, guarded=False), deadlines)
             except WorkerError as error:
                 raise CannotOpen(f"under {sanitizer.name}: {error.message}") from error
             try:
@@ -133,15 +138,21 @@ class WinnerCheck:
         finally:
             worker.kill()
 
-    async def _compiled(self, build: Mapping[str, Any]) -> requests.UnitRef:
-        attempt = Attempt(0, {}, self._work.unit(build))
+    @asynccontextmanager
+    async def _compiled(self, build: Mapping[str, Any]) -> AsyncIterator[requests.UnitRef]:
+        """Lend the unit of a compiled Build, and know the configs that may be the reference."""
+        work, attempt = self._work, Attempt(0, {}, self._work.unit(build))
         try:
+            if work.kernel.expects_default_outputs:
+                async with self._fleet.lend(Role.EXPLORE, work.environment) as explorer:
+                    found = await opened(explorer, work.explore_request(), work.kernel, work.deadlines)
+                self._measuring.reference.propose(found.references)
             (done,) = await self._compiling.compile([attempt])
+            if isinstance(done, Ended):
+                raise WorkerError(f"the winner of {work.kernel.name} does not compile: {done.result.message}")
+            yield attempt.unit
         finally:
             await self._compiling.close()
-        if isinstance(done, Ended):
-            raise WorkerError(f"the winner of {self._work.kernel.name} does not compile: {done.result.message}")
-        return attempt.unit
 
 
 class _AddressSanitizer(msgspec.Struct, frozen=True):

@@ -43,7 +43,7 @@ from ktuned.model import (
 from ktuned.tuning.shared_lead import Team
 from ktuned.tuning.trial_detail import rounds_name
 
-_COMPILED_IN = frozenset({"defines", "flags"})
+_COMPILED_IN = frozenset({"defines", "flags", "library", "source", "cache_key", "globals_read"})
 """Fields of Builds that decide an artifact's bytes, and nothing about its call."""
 
 

@@ -100,10 +100,9 @@ class Bench:
         self._bound: tuple[str, Launch] | None = None
         self._trace: CodeTrace | None = None
         self._ahead: tuple[str, Launch] | None = None
-        self._default: DefaultRun | None = None
 
     def open(self, request: requests.Open, reply: Reply) -> replies.Opened:
-        """Make the inputs and the expected outputs of a problem on a device."""
+        """Make the inputs and the expected outputs of a problem on a device, unless its reference is unusable."""
         kernel = load_kernel(request.kernel, self._places)
         reply.phase(Phase.LOAD)
         backend = self._registry.load(request.kernel.backend)
@@ -112,7 +111,15 @@ class Bench:
         if request.device.kind == "cuda":
             self._make_room(kernel, request)
         captured = self._captured(request.captured) if request.captured else None
-        self._default = DefaultRun.of(kernel, backend, request, self._places, self._default)
+        expected = self._places.reference(request.expected)
+        default = self._default_run(kernel, backend, request)
+        if default is not None and not expected.is_file():
+            try:
+                default.load()
+            except (Unsupported, DamagedArtifact) as error:
+                return replies.Opened(unusable=str(error), is_damaged=isinstance(error, DamagedArtifact))
+            except Exception as error:
+                raise kernel.site.failure("reference='default': the default config", error) from error
         timer: HostTimer | CudaTimer = HostTimer()
         if request.device.kind == "cuda" and not backend.times_on_host:
             timer = CudaTimer(request.device.name, kernel.timing)
@@ -125,9 +132,8 @@ class Bench:
             captured=captured,
             seed=request.seed,
             guards=Guards(is_active=request.guarded),
-            run_default=self._default,
+            run_default=default,
         )
-        expected = self._places.reference(request.expected)
         data.expect(expected)
         if isinstance(timer, CudaTimer):
             from concurrent.futures import ThreadPoolExecutor
@@ -152,6 +158,36 @@ class Bench:
         )
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
         return replies.Opened(self._trace.fresh(is_data=True))
+
+    def _default_run(self, kernel: DeclaredKernel, backend: Backend, request: requests.Open) -> DefaultRun | None:
+        """Return what runs the default config, where its outputs are expected.
+
+        Raises:
+            UsageError: the request does not name its artifact.
+        """
+        if not kernel.expects_default_outputs:
+            return None
+        if request.reference is None:
+            raise UsageError(f"the default config of {kernel.name} is the reference, and no artifact of it is named")
+        reference = request.reference
+
+        def load() -> Kernel:
+            return self._load_artifact(backend, request.kernel, request.target, reference, request.device)
+
+        return DefaultRun(kernel, load, request.device)
+
+    def _load_artifact(
+        self, backend: Backend, kernel: requests.KernelRef, target: str, unit: requests.UnitRef, device: Device
+    ) -> Kernel:
+        """Return the kernel of a unit's artifact.
+
+        Raises:
+            DamagedArtifact: it is to be compiled again.
+            Unsupported: the device cannot run it.
+        """
+        artifact = self._places.artifact(unit.key)
+        manifest.verify(artifact, required=backend.required_files)
+        return backend.load(artifact, unit_of(self._registry, self._places, kernel, target, unit), device)
 
     def _captured(self, digest: str) -> Path:
         """Return the file of captured inputs, which are a part of the context by their digest.
@@ -455,10 +491,7 @@ class Bench:
         reply.phase(Phase.TIMING)
 
     def _load(self, opened: _Opened, unit: requests.UnitRef) -> Launch:
-        artifact = self._places.artifact(unit.key)
-        manifest.verify(artifact, required=opened.backend.required_files)
-        built = unit_of(self._registry, self._places, opened.kernel, opened.target, unit)
-        loaded: Kernel = opened.backend.load(artifact, built, opened.device)
+        loaded = self._load_artifact(opened.backend, opened.kernel, opened.target, unit, opened.device)
         launch = loaded.bind(opened.data.tensors)
         crash_at_once()
         opened.faults.know(opened.data.regions())

@@ -7,11 +7,13 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
-from ktuned.backends import Backend, Compiled, Registry, Unit
+from ktuned.backends import Backend, Build, Compiled, Registry, Unit
 from ktuned.ipc import Places, Recipe, replies, requests, sight
-from ktuned.model import BackendError, Outcome, Phase, combine
-from ktuned.spec import OBSERVER, forget_modules, kernel_module
+from ktuned.model import BackendError, Observation, Outcome, Phase, combine
+from ktuned.spec import OBSERVER, FreshProcessNeeded, forget_modules, kernel_module
+from ktuned.worker.imported_files import ImportedFiles
 from ktuned.worker.inspect import check_digests, digests_of
 from ktuned.worker.reply import Reply
 from ktuned.worker.seal import seal
@@ -19,6 +21,8 @@ from ktuned.worker.trace import SourceChanged, Trace
 
 TRIES = 3
 """Times that a unit is compiled whose files change meanwhile: a save takes less time than a compile."""
+
+_imported = ImportedFiles()
 
 
 def unit_of(
@@ -51,7 +55,6 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
     for unit in units:
         _clear(into / unit.key)
     known = _begin(kernel, places)
-    lowered = {unit.key: unit.observed for unit in request.units}
     reply.phase(Phase.COMPILE)
     _check_toolchain(request.toolchain)
     trace = Trace(kernel, places)
@@ -65,7 +68,6 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
         # Functions import modules when they are compiled, too.
         observed = trace.fresh([*compiled.observed, *(OBSERVER.files.keys() - known.keys())])
         OBSERVER.check(places.file(kernel.project, entry.name) for entry in observed)
-        observed = (*lowered[compiled.key], *observed)
         # Another content of these names, which no key of the daemon's stands for, makes another artifact.
         key = combine(compiled.key, observed) if observed else compiled.key
         outcome, message, content, size = compiled.outcome, compiled.message, "", 0
@@ -102,42 +104,83 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
 
 
 def open_front_end(registry: Registry, places: Places, request: requests.OpenFrontEnd, reply: Reply) -> replies.Empty:
-    """Import a kernel file and its backend's compiler, for the units that are to be translated.
+    """Import a library, or a kernel file, and its backend's compiler, for the units that are to be translated.
 
     Raises:
+        BackendError: the library cannot be imported.
         KernelFileError: the file cannot be imported.
         SourceChanged: it is no longer the file that was inspected.
+        FreshProcessNeeded: this process has another state of a library.
     """
-    kernel = request.kernel
-    backend = registry.load(kernel.backend)
+    backend = registry.load(request.backend)
     backend.prepare()
-    _begin(kernel, places)
-    reply.phase(Phase.COMPILE)
-    kernel_module(places.file(kernel.project, kernel.file))
+    if request.library:
+        build = None if request.build is None else backend.build.from_plain(request.build)
+        _open_library(backend, request.library, build, reply)
+    elif request.kernel is not None:
+        _begin(request.kernel, places)
+        reply.phase(Phase.COMPILE)
+        kernel_module(places.file(request.kernel.project, request.kernel.file))
     return replies.Empty()
 
 
 def lower_unit(registry: Registry, places: Places, request: requests.Lower, reply: Reply) -> replies.Lowered:
     """Translate a unit's function; what is read for that besides the files that the daemon knows is sent with it.
 
+    Of a library nothing is sent: a Build says which function it means, by a digest of its code.
+
     Raises:
+        BackendError: the library cannot be imported.
         SourceChanged: a source or the toolchain changed meanwhile.
+        FreshProcessNeeded: this process has another state of a library.
     """
     kernel = request.kernel
     backend = registry.load(kernel.backend)
     backend.prepare()
     unit = unit_of(registry, places, kernel, request.target, request.unit)
+    library = request.unit.build.get("library")
+    if library:
+        _open_library(backend, library, unit.build, reply)
+        reply.phase(Phase.COMPILE)
+        _check_toolchain(request.toolchain)
+        made, seconds = _timed_lower(backend, unit)
+        _check_toolchain(request.toolchain)
+        return _lowered(made, seconds, ())
     known = _begin(kernel, places)
     reply.phase(Phase.COMPILE)
     _check_toolchain(request.toolchain)
     trace = Trace(kernel, places)
-    started = time.perf_counter()
-    made = backend.lower(unit)
-    seconds = time.perf_counter() - started
+    made, seconds = _timed_lower(backend, unit)
     check_digests(kernel, places)
     _check_toolchain(request.toolchain)
     observed = trace.fresh(OBSERVER.files.keys() - known.keys())
     OBSERVER.check(places.file(kernel.project, entry.name) for entry in observed)
+    return _lowered(made, seconds, observed)
+
+
+def _open_library(backend: Backend, library: Mapping[str, Any], build: Build | None, reply: Reply) -> None:
+    """Have a library imported as it is on the disk now.
+
+    Raises:
+        BackendError: it cannot be imported.
+        FreshProcessNeeded: what this process has imported is another state of it.
+    """
+    reply.phase(Phase.INSPECT)
+    if _imported.changed():
+        raise FreshProcessNeeded
+    try:
+        backend.open_library(library, build)
+    finally:
+        _imported.note()
+
+
+def _timed_lower(backend: Backend, unit: Unit) -> tuple[bytes | Compiled, float]:
+    started = time.perf_counter()
+    made = backend.lower(unit)
+    return made, time.perf_counter() - started
+
+
+def _lowered(made: bytes | Compiled, seconds: float, observed: tuple[Observation, ...]) -> replies.Lowered:
     if isinstance(made, Compiled):
         return replies.Lowered(b"", made.outcome, made.message, seconds, observed)
     return replies.Lowered(made, None, "", seconds, observed)

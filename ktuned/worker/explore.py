@@ -69,6 +69,7 @@ class Explorer:
             opened.size_is_estimate,
             opened.learns,
             opened.prior_fault,
+            _references(kernel, request.problem),
         )
 
     def ask(self, request: requests.Ask, reply: Reply) -> replies.Proposals:
@@ -79,6 +80,29 @@ class Explorer:
         proposals = self._exploration.ask(request.n)
         observed = () if self._trace is None else self._trace.fresh()
         return replace(proposals, observed=observed) if observed else proposals
+
+
+MAX_REFERENCES = 8
+"""Configs of the space that are tried as the reference where no default is declared: each may cost a compile."""
+
+
+def _references(kernel: Kernel, problem: Problem) -> tuple[replies.Proposal, ...]:
+    if not kernel.expects_default_outputs:
+        return ()
+    return tuple(propose(kernel, problem, config) for config in islice(kernel.default_configs(problem), MAX_REFERENCES))
+
+
+def propose(kernel: Kernel, problem: Problem, config: Config) -> replies.Proposal:
+    """Return a config with its Build, or with why it has none."""
+    try:
+        build = kernel.build(problem, config).to_plain()
+        cores = kernel.cores_of(problem, config)
+    except Unsupported as error:
+        return replies.Proposal(config, None, Outcome.UNSUPPORTED, str(error))
+    except (KernelFileError, TypeError) as error:
+        # The kernel function is part of the build: an exception of its own is why this config has none.
+        return replies.Proposal(config, None, Outcome.COMPILE_ERROR, str(error))
+    return replies.Proposal(config, build, cores=cores)
 
 
 def _admitted(space: BoundSpace, configs: Sequence[Config]) -> dict[str, Config]:
@@ -165,15 +189,5 @@ class Exploration:
         finished = not self._first and not self._aside and self._strategy.finished
         # To know it costs a strategy milliseconds.
         converged = self._ends_converged and self._strategy.converged
-        return replies.Proposals(tuple(self._propose(config) for config in configs), finished, converged)
-
-    def _propose(self, config: Config) -> replies.Proposal:
-        try:
-            build = self._kernel.build(self._problem, config).to_plain()
-            cores = self._kernel.cores_of(self._problem, config)
-        except Unsupported as error:
-            return replies.Proposal(config, None, Outcome.UNSUPPORTED, str(error))
-        except (KernelFileError, TypeError) as error:
-            # The kernel function is part of the build: an exception of its own is why this config has none.
-            return replies.Proposal(config, None, Outcome.COMPILE_ERROR, str(error))
-        return replies.Proposal(config, build, cores=cores)
+        proposals = tuple(propose(self._kernel, self._problem, config) for config in configs)
+        return replies.Proposals(proposals, finished, converged)

@@ -91,7 +91,9 @@ class Inspector:
         for kernel in loaded.kernels:
             try:
                 _check_spaces(kernel)
-                info = replace(describe(kernel, request.project, root), backend=self._backend_of(kernel))
+                info = replace(
+                    describe(kernel, request.name or request.project, root), backend=self._backend_of(kernel)
+                )
                 kernels.append(_below(info, str(root)))
             except KernelFileError as error:
                 errors.append(error)

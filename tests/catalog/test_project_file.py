@@ -34,7 +34,7 @@ def test_all_that_it_may_say_is_read() -> None:
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        ("nam = 'x'", "there is no setting nam (did you mean 'name'? there are: name, python, env, defaults)"),
+        ("nam = 'x'", "there is no setting nam (did you mean 'name'? there are: name, python, env, workers, defaults)"),
         ("name = 1", "name takes a name in quotes"),
         ("name = 'a:b'", "name takes a name in quotes"),
         ("name = ''", "name takes a name in quotes"),

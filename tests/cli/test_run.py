@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ktuned.cli.commands.run import HOOK, hooked, run_program, summarise
-from ktuned.dropin import Account
+from ktuned.dropin import RECORDED, TUNED, Account
 from ktuned.model import UsageError
 
 
@@ -25,7 +25,7 @@ def run_hooked(code: str, summary: Path, **environment: str) -> subprocess.Compl
 class TestHook:
     """What an interpreter does before its program."""
 
-    def test_tritons_decorator_is_the_drop_in(self, tmp_path: Path) -> None:
+    def test_tritons_own_class_is_adopted(self, tmp_path: Path) -> None:
         """By every name that Triton has for it; the hook's directory is no place that programs see."""
         code = """if True:
             import sys, triton, triton.runtime
@@ -35,10 +35,12 @@ class TestHook:
             configs = [triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})]
             from tests.plugins.triton_app import kernels
             function = triton.autotune(configs, key=["size"])(kernels.plain)
-            print(type(function).__name__, function._options.mode, [path for path in sys.path if "run_hook" in path])
+            from ktuned_triton import autotuner
+            mode = autotuner._process_options.policy.mode
+            print(type(function).__name__, mode, [path for path in sys.path if "run_hook" in path])
         """
         done = run_hooked(code, tmp_path)
-        assert done.stdout.strip() == "KtunedAutotuner wait []", done.stderr
+        assert done.stdout.strip() == "Autotuner wait []", done.stderr
 
     def test_a_program_without_triton_does_not_import_it(self, tmp_path: Path) -> None:
         """Nor anything else that is large; and it reports nothing."""
@@ -49,9 +51,9 @@ class TestHook:
     def test_a_triton_without_what_the_drop_in_needs_is_left_alone(self, tmp_path: Path) -> None:
         """The program runs as without ktuned, and one line says why."""
         code = """if True:
-            import sys, triton, triton.runtime
-            sys.modules["triton.runtime.errors"] = None
-            del triton.runtime.errors
+            import sys
+            sys.modules["ktuned_triton.autotuner"] = None
+            import triton, triton.runtime
             configs = [triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})]
             function = triton.autotune(configs, key=[])(triton.jit(triton.language.core._unwrap_if_constexpr))
             print(type(function).__name__)
@@ -61,7 +63,7 @@ class TestHook:
         assert done.stdout.strip() == "Autotuner", done.stderr
         ((name, reason),) = Account.read(tmp_path / "summary").left_alone.items()
         assert name == "triton.autotune"
-        assert "is not one that ktuned-triton knows: import of triton.runtime.errors halted" in reason
+        assert "is not one that ktuned-triton knows: import of ktuned_triton.autotuner halted" in reason
 
     def test_the_users_own_sitecustomize_is_imported(self, tmp_path: Path) -> None:
         """It comes after ours on the path."""
@@ -140,39 +142,47 @@ def test_every_way_to_start_a_program_gets_the_drop_in(words: list[str], tmp_pat
         text=True,
         timeout=200,
     )
-    assert done.stdout.splitlines()[-1:] == ["KtunedAutotuner"], done.stderr
+    assert done.stdout.splitlines()[-1:] == ["Autotuner"], done.stderr
 
 
 class TestSummary:
-    """What is printed at the end."""
+    """Lines that are printed at the end."""
 
-    def written(self, directory: Path, **keys: str) -> None:
-        """Write what one process would: its file is named by its pid."""
-        account = Account(directory=directory)
-        account.take_over("p.f")
-        for name, state in keys.items():
-            account.note(f"p.{name} {{}}", state)
+    def account(self) -> Account:
+        """Return the account of a program with two functions, one of whose keys was tuned before."""
+        account = Account()
+        account.adopt("fla.ops.f")
+        account.adopt("fla.ops.g")
         account.leave_alone("p.h", "a reason")
+        account.note_key("fla.ops.f M=1", TUNED)
+        account.note_key("fla.ops.f M=2", RECORDED)
+        account.note_key("fla.ops.g M=3", "not tuned: another reason")
+        account.note("p.f has a do_bench of its own; ktuned times it in its own way")
+        return account
 
-    def test_processes_are_added_up(self, tmp_path: Path) -> None:
-        """A key that one of them saw tuned is tuned; the last line of one that was killed may be cut off."""
-        for order in (["queued", "tuned"], ["tuned", "queued"]):
-            self.written(tmp_path, f=order[0], g="queued", i="not tuned: another reason")
-            child = os.fork()
-            if child == 0:
-                self.written(tmp_path, f=order[1])
-                (tmp_path / f"{os.getpid()}.jsonl").open("a").write('["taken_over", "p.')
-                os._exit(0)
-            assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-            assert summarise(Account.read(tmp_path)) == [
-                "taken over: p.f",
-                "left alone: p.h: a reason",
-                "1 of 3 tuning keys are tuned, 1 are queued, 1 are not",
-                "queued: p.g {}",
-                "p.i {}: not tuned: another reason",
-            ]
-            for path in tmp_path.iterdir():
-                path.unlink()
+    def test_it_says_what_was_adopted_tuned_recorded_and_left_alone(self) -> None:
+        """With a reason for each, and what to do next."""
+        assert summarise(self.account()) == [
+            "p.f has a do_bench of its own; ktuned times it in its own way",
+            "adopted 2 functions: fla: f, g",
+            "3 tuning keys: 1 tuned, 1 recorded now",
+            "fla.ops.g M=3: not tuned: another reason",
+            "left alone: p.h: a reason",
+            "next: `ktuned watch` shows the tuning; run the program again when it is over to have the winners",
+        ]
+
+    def test_without_a_gpu_it_says_so(self) -> None:
+        """Nothing is promised."""
+        assert summarise(self.account(), has_device=False)[-1].startswith(
+            "no GPU is found here, so nothing is measured"
+        )
+
+    def test_many_functions_of_a_library_are_counted(self) -> None:
+        """Some are named."""
+        account = Account()
+        for number in range(9):
+            account.adopt(f"fla.ops.f{number}")
+        assert summarise(account) == ["adopted 9 functions: fla: f0, f1, f2, … (9)"]
 
     def test_nothing_is_a_line_too(self) -> None:
         """It says why that may be."""

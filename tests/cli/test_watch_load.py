@@ -68,7 +68,9 @@ PLAN = {"trials": 1000, "seconds": None}
         # On a device of which nothing is known, at the pace of the others.
         ([RUNNING, job_map(2, state="queued", device="H200", total=4)], {}, TimeLeft(10.0)),
         ([job_map(2, state="queued", total=4)], {}, TimeLeft(None, 1)),
-        ([RUNNING, job_map(2, device="H200", left_s=None)], {}, TimeLeft(10.0, 1)),
+        # One that runs and has measured nothing yet, too.
+        ([RUNNING, job_map(2, done=0, total=30, left_s=None)], {}, TimeLeft(25.0)),
+        ([job_map(2, done=0, total=30, left_s=None)], {}, TimeLeft(None, 1)),
         ([RUNNING, job_map(2, state="paused", total=4), job_map(3, state="done")], {}, TimeLeft(10.0)),
     ],
 )

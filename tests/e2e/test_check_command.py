@@ -67,6 +67,21 @@ def test_a_winner_is_checked_again(daemon: Daemon) -> None:
     assert "no sanitizer for the backend 'fake'" in str(_check(daemon, "--sanitize")[1]["message"])
 
 
+def test_a_winner_is_checked_against_the_default(daemon: Daemon) -> None:
+    """Where that is the reference: of configs without a declared one the first that the device can load."""
+    configs = "[dict(us=us, does=does) for us, does in ((40.0, 'unsupported'), (900.0, 'work'), (50.0, 'changes'))]"
+    text = kernel_text(
+        f"space({configs})", body="Build(**c, gate='spoilt' if c.does == 'changes' else '')", reference="'default'"
+    )
+    daemon.tune(path=str(daemon.kernel_file(text)))
+    code, winner, _ = _check(daemon)
+    assert (code, winner["verdict"]) == (0, "right")
+    (daemon.gates / "spoilt").touch()
+    code, winner, _ = _check(daemon)
+    assert (code, winner["verdict"]) == (1, "wrong")
+    assert "differs from the default's outputs" in str(winner["message"])
+
+
 @pytest.mark.timeout(300)
 @pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++ with libasan")
 def test_a_sanitizer_finds_what_guards_do_not(daemon: Daemon) -> None:

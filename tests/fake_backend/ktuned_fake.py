@@ -14,6 +14,7 @@ from __future__ import annotations
 import ctypes
 import errno
 import hashlib
+import importlib
 import itertools
 import json
 import os
@@ -34,7 +35,7 @@ from ktuned.backends.contract import Absence, Absent, Backend, Compiled, EnergyC
 from ktuned.backends.contract import Build as AnyBuild
 from ktuned.backends.programs import on_path
 from ktuned.model.device import Device
-from ktuned.model.errors import Unsupported
+from ktuned.model.errors import BackendError, Unsupported
 from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.values import Outcome
 
@@ -50,7 +51,8 @@ class Build(AnyBuild):
 
     Without tensors it only takes its time; one that ``rests`` needs no core meanwhile, as a GPU's kernel.
 
-    ``reads`` is a file beside the kernel file that the compiler reads; its text is a part of the artifact.
+    ``reads`` is a file beside the kernel file that the compiler reads; its text is a part of the artifact. ``library``
+    has the ``module`` that its function is below, and the ``path`` where that is found; ``submodule`` is its own one.
     """
 
     backend: ClassVar[str] = "fake"
@@ -61,6 +63,8 @@ class Build(AnyBuild):
     reads: str = ""
     joules: float = 0.001
     rests: bool = False
+    library: Mapping[str, Any] | None = None
+    submodule: str = ""
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -223,6 +227,7 @@ class Fake(Backend):
     default_target = os.environ.get("FAKE_TARGET", "")
     times_on_host = True
     decisive_files = ("kernel.json",)
+    lowers = os.environ.get("FAKE_LOWERS") == "1"
 
     def fingerprint(self) -> Mapping[str, str]:
         """Return a version that a test can change, and that of the program that ``FAKE_CC`` names."""
@@ -244,6 +249,17 @@ class Fake(Backend):
     def energy_counter(self, device: Device) -> EnergyCounter | None:
         """Return the meter of this process."""
         return None if os.environ.get("FAKE_ENERGY") == "0" else METER.read
+
+    def open_library(self, library: Mapping[str, Any], build: AnyBuild | None = None) -> None:
+        """Import the module."""
+        if library["path"] not in sys.path:
+            sys.path.append(library["path"])
+        assert build is None or isinstance(build, Build)
+        for name in filter(None, (library["module"], build and build.submodule)):
+            try:
+                importlib.import_module(name)
+            except ImportError as error:
+                raise BackendError(f"{name} cannot be imported: {error}") from error
 
     def lower(self, unit: Unit) -> bytes | Compiled:
         """Return this process's number; fail where the Build says so."""

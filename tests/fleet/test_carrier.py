@@ -87,21 +87,30 @@ async def test_a_request_that_names_a_kernel_finds_its_files(
     assert there.files[-1] == {"tune_it.py"}
 
 
+WELL, DAMAGED = replies.Measurement(Outcome.MEASURED), replies.Measurement(None)
+
+
 @pytest.mark.parametrize(
-    "request_", [made(requests.Trial, units=(UNIT,)), made(requests.Time, unit=UNIT), made(requests.Check, unit=UNIT)]
+    ("request_", "well", "damaged"),
+    [
+        (made(requests.Trial, units=(UNIT,)), WELL, DAMAGED),
+        (made(requests.Time, unit=UNIT), WELL, DAMAGED),
+        (made(requests.Check, unit=UNIT), WELL, DAMAGED),
+        (made(requests.Open, reference=UNIT), replies.Opened(), replies.Opened(unusable="damaged", is_damaged=True)),
+    ],
 )
 async def test_a_damaged_artifact_is_carried_again(
-    request_: Any, there: Cluster, carrier: Carrier, tmp_path: Path
+    request_: Any, well: Any, damaged: Any, there: Cluster, carrier: Carrier, tmp_path: Path
 ) -> None:
     """An artifact goes there once, and once more after the node could not load it."""
     environment = Environment("python", str(tmp_path), (), "p")
     parcel = {f"artifact-{UNIT.key}": str(artifact_place(tmp_path / "artifacts", UNIT.key))}
     for _ in range(2):
         await carrier.provide(request_, environment)
-    carrier.note(replies.Measurement(Outcome.MEASURED), request_)
+    carrier.note(well, request_)
     await carrier.provide(request_, environment)
     assert there.given == [parcel]
-    carrier.note(replies.Measurement(None), request_)
+    carrier.note(damaged, request_)
     await carrier.provide(request_, environment)
     assert there.given == [parcel, parcel]
 

@@ -1,101 +1,180 @@
-"""An application with the drop-in beside a real daemon, to the winner: the CPU stands in for a GPU."""
+"""Applications with the drop-in and a real daemon, to the winner: the CPU stands in for a GPU."""
 
 import os
 import subprocess
 import sys
-import threading
-import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ktuned.dropin import Tunings
-from ktuned_client import Client
-from ktuned_triton import autotuner
-from ktuned_triton.call import jitted
+from ktuned.spool import RECORD_SUFFIX, CallRecord, leave_record, spool_directory
+from ktuned_client.answers import ENDED_STATES
 from tests.e2e.harness import Daemon
-from tests.plugins.triton_app import kernels
-from tests.plugins.triton_calls import SIZE, call, scale
 
 STAND_IN = Path(__file__).parent / "triton_stand_in"
+APPLICATION = Path(__file__).parent / "triton_app" / "application.py"
 DEADLINE_S = 120.0
 
 
 @pytest.fixture
 def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
-    """Run a daemon whose triton backend is the stand-in, with the application's home below the test's."""
-    monkeypatch.setenv("KTUNED_HOME", str(tmp_path / "application"))
+    """Return a daemon, not started, whose triton backend is the stand-in; applications have its home."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STAND_IN), *filter(None, sys.path)]))
-    with Daemon(tmp_path, tensors="torch") as daemon:
-        yield daemon
+    made = Daemon(tmp_path, tensors="torch")
+    yield made
+    made.__exit__(None, None, None)
 
 
-@pytest.fixture
-def tunings(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> Iterator[Tunings]:
-    """Return the application's connection to the daemon."""
-    with Client(daemon.client.socket) as client:
-        made = Tunings(client)
-        monkeypatch.setattr(autotuner, "shared", lambda pin: made)
-        monkeypatch.setattr(autotuner, "install", lambda artifact: None)
-        yield made
-        thread = made._thread
-        if thread is not None:
-            thread.join(DEADLINE_S)
+def start_call(daemon: Daemon, sizes: str, how: str = "end") -> subprocess.Popen[str]:
+    """Start the application."""
+    return subprocess.Popen(
+        [sys.executable, str(APPLICATION), sizes, how],
+        env=daemon.env,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
 
 
-@pytest.fixture
-def launched(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Return the blocks that are launched."""
-    blocks: list[int] = []
-    monkeypatch.setattr(jitted(kernels.scale), "run", lambda *args, **kwargs: blocks.append(kwargs["BLOCK"]))
-    return blocks
+def call(daemon: Daemon, sizes: str, how: str = "end") -> list[str]:
+    """Run the application to its end, and return the lines that it printed."""
+    with start_call(daemon, sizes, how) as process:
+        said, wrong = process.communicate(timeout=DEADLINE_S)
+    assert process.returncode == 0, wrong
+    return said.splitlines()
 
 
-def test_a_busy_application_gets_the_winner_and_the_next_one_has_it_at_once(
-    daemon: Daemon, tunings: Tunings, launched: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Its loop never stops; results are shared, and what is tuned is not tuned again."""
-    prepared = threading.Event()
+def ended_jobs(daemon: Daemon, count: int) -> list[dict[str, Any]]:
+    """Return all jobs once so many have ended, and none is open."""
+    found: list[dict[str, Any]] = []
 
-    def prepare(tuner: Any, request: Any, text: str, artifact: str | None, device: int) -> None:
-        assert artifact is not None
-        assert (Path(artifact) / "kernel.cubin").is_file()
-        prepared.set()
+    def have_ended() -> bool:
+        found[:] = daemon.client.call("jobs")["jobs"]
+        return len(found) >= count and all(job["state"] in ENDED_STATES for job in found)
 
-    monkeypatch.setattr(autotuner, "_prepare", prepare)
-    function = scale()
-    call(function)
-    assert launched == [128]
-    until = time.monotonic() + DEADLINE_S
-    while launched[-1] == 128 and time.monotonic() < until:
-        call(function)
-        del launched[:-1]
-    assert prepared.is_set()
-    assert launched == [256]
-    assert function.best_config.kwargs["BLOCK"] == 256
-    (job,) = daemon.client.call("jobs")["jobs"]
-    assert (job["state"], job["problem"]["size"]) == ("done", SIZE)
-    assert job["outcomes"].get("mismatch", 0) == 0
-
-    launched.clear()
-    call(scale())
-    assert launched == [256]
-    assert len(daemon.client.call("jobs")["jobs"]) == 1
+    daemon.until(have_ended, f"{count} jobs to end")
+    return found
 
 
-def test_waiting_launches_the_winner_first(daemon: Daemon, tunings: Tunings, launched: list[int]) -> None:
-    """As Triton does; another size is tuned by a job of its own."""
-    call(scale(mode="wait"))
-    call(scale(mode="wait"), SIZE // 2)
-    assert launched == [256, 256]
-    sizes = {job["problem"]["size"] for job in daemon.client.call("jobs")["jobs"]}
-    assert sizes == {SIZE, SIZE // 2}
-    # Without a client: the winners in Triton's own cache, but for those whose values JSON does not have.
-    cache = daemon.directory / "cache"
-    command = [sys.executable, "-m", "ktuned", "export", str(cache), "--format", "triton"]
-    done = subprocess.run(command, env=daemon.env, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
-    left_out = done.stderr.count("the winner has values that JSON does not have")
-    assert len(done.stdout.splitlines()) + left_out == 2, done.stderr
-    assert len(list(cache.rglob("scale.autotune.json"))) == len(done.stdout.splitlines())
+def spooled(daemon: Daemon) -> list[Path]:
+    """Return the records that wait."""
+    return sorted(spool_directory(daemon.home).glob(f"*{RECORD_SUFFIX}"))
+
+
+def test_a_program_that_ends_at_once_has_its_keys_tuned_by_a_daemon_that_starts_later(daemon: Daemon) -> None:
+    """Also by ``os._exit``; the next program launches the winners in its first calls, and is recorded no more."""
+    assert call(daemon, "4096,2048", "exit") == ["called 128 128"]
+    assert len(spooled(daemon)) == 2
+    daemon.start()
+    jobs = ended_jobs(daemon, 2)
+    assert [(job["state"], job["problem"]["size"]) for job in jobs] == [("done", 4096), ("done", 2048)] or [
+        (job["state"], job["problem"]["size"]) for job in jobs
+    ] == [("done", 2048), ("done", 4096)], jobs
+    assert {job["kernel"] for job in jobs} == {"tests:plugins.triton_app.kernels.scale"}
+    daemon.until(lambda: not spooled(daemon), "the records to be gone")
+    assert call(daemon, "4096,2048") == ["called 256 256"]
+    assert spooled(daemon) == []
+    assert len(daemon.client.call("jobs")["jobs"]) == 2
+
+
+def test_a_busy_application_gets_the_winner(daemon: Daemon) -> None:
+    """Its loop never stops, and the winner takes the config's place."""
+    daemon.start()
+    assert call(daemon, "4096", "loop") == ["called 128", "winner"]
+
+
+def test_many_processes_that_record_one_key_are_one_job(daemon: Daemon) -> None:
+    """Their records have one name; what comes later finds the winner."""
+    processes = [start_call(daemon, "4096") for _ in range(8)]
+    for process in processes:
+        said, wrong = process.communicate(timeout=DEADLINE_S)
+        assert (process.returncode, said) == (0, "called 128\n"), wrong
+    assert len(spooled(daemon)) == 1
+    daemon.start()
+    assert len(ended_jobs(daemon, 1)) == 1
+
+
+def test_a_daemon_that_is_killed_takes_each_record_in_once(daemon: Daemon) -> None:
+    """Wherever it was: the record stays until its job is committed."""
+    call(daemon, "4096,2048,1024,512")
+    for _ in range(4):
+        daemon.start()
+        daemon.until(lambda: len(spooled(daemon)) < 4, "a record to be taken in")
+        daemon.kill()
+    daemon.start()
+    jobs = ended_jobs(daemon, 4)
+    assert sorted(job["problem"]["size"] for job in jobs) == [512, 1024, 2048, 4096]
+    assert spooled(daemon) == []
+
+
+def test_bad_records_are_a_notice_each_and_delay_nothing(daemon: Daemon, tmp_path: Path) -> None:
+    """A damaged one, a link, one of a library that is gone, one of an interpreter that is."""
+    call(daemon, "4096")
+    (good,) = spooled(daemon)
+    record = CallRecord.from_bytes(good.read_bytes())
+    origin = {**record.declaration["origin"], "module": "no_such_library"}
+    lost = {**record.declaration, "origin": origin}
+    leave_record(good.parent, replace(record, declaration=lost, identity="0" * 16, function="gone"))
+    leave_record(good.parent, replace(record, python="/no/such/python", identity="1" * 16, function="nowhere"))
+    (good.parent / "0000000000000000.call").write_bytes(good.read_bytes()[:-5])
+    (good.parent / "1111111111111111.call").symlink_to(tmp_path / "elsewhere")
+    (good.parent / "strange.txt").write_text("strange")
+    daemon.start()
+    jobs = ended_jobs(daemon, 2)
+    states = {job["kernel"].rpartition(":")[2]: (job["state"], job["message"]) for job in jobs}
+    assert states["plugins.triton_app.kernels.scale"][0] == "done"
+    assert states["gone"][0] == "failed"
+    assert "no_such_library cannot be imported: ModuleNotFoundError" in states["gone"][1]
+    daemon.until(lambda: not spooled(daemon), "the records to be gone")
+    notices = daemon.client.call("status")["notices"]
+    for reason in ("it is damaged", "it is a link", "it is no record"):
+        assert sum(reason in notice for notice in notices) == 1, notices
+
+
+def test_an_edit_of_the_function_is_another_kernel(daemon: Daemon, tmp_path: Path) -> None:
+    """Told apart by the beginning of its identity; the application launches what was measured with its own source."""
+    source = APPLICATION.with_name("kernels.py").read_text()
+    package = tmp_path / "own"
+    package.mkdir()
+    (package / "edited.py").write_text(source)
+    daemon.env["PYTHONPATH"] = os.pathsep.join([str(package), daemon.env["PYTHONPATH"]])
+    program = APPLICATION.read_text().replace(
+        "from tests.plugins.triton_app import kernels", "import edited as kernels"
+    )
+    (package / "program.py").write_text(program)
+
+    def run() -> list[str]:
+        done = subprocess.run(
+            [sys.executable, str(package / "program.py"), "4096"],
+            env=daemon.env,
+            capture_output=True,
+            text=True,
+            timeout=DEADLINE_S,
+            check=True,
+        )
+        return done.stdout.splitlines()
+
+    daemon.start()
+    assert run() == ["called 128"]
+    ended_jobs(daemon, 1)
+    assert run() == ["called 256"]
+    (package / "edited.py").write_text(source.replace("values * factor", "values * factor + 0.0"))
+    assert run() == ["called 128"]
+    jobs = ended_jobs(daemon, 2)
+    first, second = sorted({job["kernel"] for job in jobs})
+    assert first == "edited:scale"
+    assert second.startswith("edited:scale-")
+    assert run() == ["called 256"]
+
+
+def test_a_wait_gets_the_winner_in_its_first_call(daemon: Daemon) -> None:
+    """Under ``ktuned run --wait``, and the summary says what became of it."""
+    daemon.start()
+    done = daemon.ktuned("run", "--wait", sys.executable, str(APPLICATION), "4096,2048", timeout_s=DEADLINE_S)
+    assert done.stdout.splitlines() == ["called 256 256"], done.stdout + done.stderr
+    lines = done.stderr.splitlines()
+    assert "adopted 1 function: tests: scale" in lines[-2], lines
+    assert "2 tuning keys: 2 tuned, 0 recorded now" in lines[-1], lines

@@ -1,16 +1,10 @@
-"""The drop-in for ``triton.autotune``: which config a call launches, and what the daemon is given to tune."""
+"""The drop-in for ``triton.autotune``: which config a call launches, and what it leaves for the daemon."""
 
-import contextlib
-import json
+import copy
 import logging
 import os
-import subprocess
-import sys
 import threading
-from collections.abc import Callable, Iterator
-from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -20,79 +14,88 @@ from triton.runtime.autotuner import Autotuner
 from triton.runtime.errors import OutOfResources
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from ktuned.backends.contract import Kernel as AnyKernel
-from ktuned.backends.contract import Unit
-from ktuned.catalog import guess_backend
-from ktuned.dropin import CALL_KEY, Best, Tunings, account
+from ktuned.dropin import RECORDED, TUNED, Answer, account
 from ktuned.model.values import canonical
-from ktuned.spec.loader import load_file
-from ktuned.spec.tensors import materialise
-from ktuned_triton import Triton, autotune, autotuner
-from ktuned_triton.adoption import Request
-from ktuned_triton.call import evaluate, jitted, key_of, knobs
-from ktuned_triton.hooks import hooked
-from tests.e2e.harness import running
-from tests.fake_tunings import FakeTunings
+from ktuned_triton import autotune, autotuner
+from ktuned_triton.call import evaluate, jitted, knobs
+from tests.fake_daemon_link import FakeDaemonLink
 from tests.plugins.triton_app import kernels
 from tests.plugins.triton_calls import (
     SIZE,
     call,
+    clean_account,
     grid,
     launched,
     left_to_triton,
-    request_of,
+    link,
+    records,
     scale,
+    spool,
     text,
-    tunings,
 )
 
-__all__ = ["launched", "left_to_triton", "tunings"]
+__all__ = ["clean_account", "launched", "left_to_triton", "link", "spool"]
+
+
+def chosen(launched: list[dict[str, Any]]) -> list[tuple[int, int]]:
+    """Return the block and the warps of each launch."""
+    return [(run["BLOCK"], run["num_warps"]) for run in launched]
 
 
 class TestACall:
     """It launches the best config known now, and never waits."""
 
     def test_with_nothing_known_it_launches_the_first_that_the_pruning_leaves(
-        self, tunings: FakeTunings, launched: list[dict[str, Any]]
+        self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
     ) -> None:
-        """Heuristics see it, and the key is asked for once."""
+        """Heuristics see it; the key is asked for and recorded once."""
         function = scale()
         call(function)
         call(function)
         assert [(run["BLOCK"], run["num_warps"], run["EVEN"]) for run in launched] == [(128, 2, True)] * 2
-        ((request, _),) = tunings.asked
-        assert request.problem == {"size": SIZE, "dtypes": "float32 float32"}
+        assert len(link.asked) == len(link.followed) == 1
+        (record,) = records(spool)
+        assert record.problem == {"size": SIZE, "@types": "f32,f32"}
+        assert (record.package, record.function) == ("tests", "plugins.triton_app.kernels.scale")
+        assert list(account.keys.values()) == [RECORDED]
 
-    def test_a_known_config_is_launched_at_once(self, tunings: FakeTunings, launched: list[dict[str, Any]]) -> None:
-        """A fresh one is asked for no more; a stale one is, and the best so far of a tuning that goes on."""
-        tunings.known = Best(text(256, 4), is_fresh=True, artifact=None)
+    def test_a_winner_is_launched_at_once_and_nothing_is_recorded(
+        self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
+    ) -> None:
+        """Nor is it followed: it is the last word."""
+        link.known = Answer(text(256, 4), is_final=True)
         call(scale())
-        assert tunings.asked == []
-        tunings.known = Best(text(256, 4), is_fresh=False, artifact=None)
+        assert chosen(launched) == [(256, 4)]
+        assert (link.followed, records(spool)) == ([], [])
+        assert list(account.keys.values()) == [TUNED]
+
+    @pytest.mark.parametrize("known", [Answer(text(256, 4)), Answer(text(256, 4), is_final=True, is_open=True)])
+    def test_a_config_that_is_no_winner_yet_is_launched_and_the_call_recorded(
+        self, known: Answer, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
+    ) -> None:
+        """One of an older state, and the best so far of a tuning that goes on."""
+        link.known = known
         call(scale())
-        assert len(tunings.asked) == 1
-        tunings.goes_on = True
-        tunings.known = Best(text(256, 4), is_fresh=True, artifact=None)
-        call(scale())
-        assert len(tunings.asked) == 2
-        assert [(run["BLOCK"], run["num_warps"]) for run in launched] == [(256, 4)] * 3
+        assert chosen(launched) == [(256, 4)]
+        assert len(records(spool)) == len(link.followed) == 1
 
     def test_a_config_that_the_pruning_took_away_is_not_launched(
-        self, tunings: FakeTunings, launched: list[dict[str, Any]]
+        self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
     ) -> None:
         """Whatever the daemon says."""
-        tunings.known = Best(text(64, 2), is_fresh=True, artifact=None)
+        link.known = Answer(text(64, 2), is_final=True)
         call(scale())
-        assert launched[0]["BLOCK"] == 128
+        assert chosen(launched) == [(128, 2)]
+        assert len(records(spool)) == 1
 
     def test_one_that_needs_too_much_gives_way_to_the_next(
-        self, tunings: FakeTunings, monkeypatch: pytest.MonkeyPatch
+        self, link: FakeDaemonLink, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Until one has been launched; after that it is the application's error."""
-        tried = []
+        """Found out by loading it: nothing is launched twice."""
+        tried: list[tuple[int, bool]] = []
 
         def run(*args: Any, **kwargs: Any) -> None:
-            tried.append(kwargs["BLOCK"])
+            tried.append((kwargs["BLOCK"], kwargs["warmup"]))
             if kwargs["BLOCK"] < 256:
                 raise OutOfResources(2, 1, "shared memory")
 
@@ -100,159 +103,307 @@ class TestACall:
         function = scale()
         call(function)
         call(function)
-        assert tried == [128, 128, 128, 128, 256, 256]
+        assert [block for block, is_warmup in tried if is_warmup] == [128] * 4 + [256]
+        assert [block for block, is_warmup in tried if not is_warmup] == [256, 256]
 
-    def test_a_winner_is_launched_once_it_is_prepared(
-        self, tunings: FakeTunings, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    def test_where_no_config_fits_triton_says_so(
+        self, link: FakeDaemonLink, left_to_triton: list[Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """By default that is the last change."""
-        prepared = []
-        monkeypatch.setattr(autotuner, "_prepare", lambda tuner, request, config, *rest: prepared.append(config))
-        function = scale()
-        call(function)
-        ((_, upgrade),) = tunings.asked
-        assert upgrade(text(256, 4), "/artifact") is True
-        call(function)
-        assert prepared == [text(256, 4)]
-        assert [(run["BLOCK"], run["num_warps"]) for run in launched] == [(128, 2), (256, 4)]
-        assert function.best_config.kwargs["BLOCK"] == 256
+        """In its own words."""
 
-    def test_upgrades_can_be_refused_or_go_on(self, tunings: FakeTunings, launched: list[dict[str, Any]]) -> None:
-        """``never`` asks and does not look again, ``always`` looks for the next one."""
-        call(scale(upgrade="never"))
-        call(scale(upgrade="always"))
-        (_, never), (_, always) = tunings.asked
-        assert never is None
-        assert always(text(128, 2), None) is False
+        def run(*args: Any, **kwargs: Any) -> None:
+            raise OutOfResources(2, 1, "shared memory")
 
-    def test_it_waits_if_it_is_to(self, tunings: FakeTunings, launched: list[dict[str, Any]]) -> None:
-        """And launches the winner in the first call."""
-        tunings.known = Best(text(256, 4), is_fresh=False, artifact=None)
-        call(scale(mode="wait"))
-        assert len(tunings.waited) == 1
-        assert launched[0]["BLOCK"] == 256
+        monkeypatch.setattr(jitted(kernels.scale), "run", run)
+        with pytest.raises(OutOfResources):
+            call(scale())
+        assert len(left_to_triton) == 8
 
-    def test_while_it_waits_a_launcher_is_made(
-        self, tunings: FakeTunings, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    def test_a_winner_that_comes_later_takes_the_configs_place(
+        self, link: FakeDaemonLink, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """Once for a function: its other keys have the same; one that fails is left to the launch."""
-        made: list[str] = []
-        wait = tunings.wait
-
-        def prepare(tuner: Any, request: Request, text: str, artifact: str | None, device: int) -> None:
-            made.append(text)
-            is_made.set()
-            raise RuntimeError("no driver")
-
-        def wait_until_made(request: Request) -> Best | None:
-            assert is_made.wait(5)
-            return wait(request)
-
-        is_made = threading.Event()
-        monkeypatch.setattr(autotuner, "_prepare", prepare)
-        monkeypatch.setattr(tunings, "wait", wait_until_made)
-        function = scale(mode="wait")
-        call(function)
-        call(function, SIZE // 2)
-        assert (len(made), len(tunings.waited), len(launched)) == (1, 2, 2)
-
-    def test_each_device_and_key_has_its_own(self, tunings: FakeTunings, launched: list[dict[str, Any]]) -> None:
-        """Other sizes are other keys."""
-        function = scale()
-        call(function, SIZE)
-        call(function, SIZE // 2)
-        assert [request.problem["size"] for request, _ in tunings.asked] == [SIZE, SIZE // 2]
-
-    def test_a_winner_known_before_is_put_into_tritons_cache(
-        self, tunings: FakeTunings, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """So that a process's first call compiles nothing; an artifact that is gone is no error."""
+        """It is loaded from its artifact before a call launches it; by default that is the last change."""
         installed: list[str] = []
         monkeypatch.setattr(autotuner, "install", installed.append)
-        tunings.known = Best(text(256, 4), is_fresh=True, artifact="/artifact")
-        call(scale())
+        monkeypatch.setattr(autotuner, "_compiled_apart", lambda *args: None)
+        function = scale()
+        call(function)
+        ((_, on_answer),) = link.followed
+        assert on_answer(Answer(text(256, 4), is_final=True, artifact="/artifact")) is False
+        call(function)
         assert installed == ["/artifact"]
-        monkeypatch.undo()
-        monkeypatch.setattr(autotuner, "shared", lambda pin: tunings)
-        monkeypatch.setattr(jitted(kernels.scale), "run", lambda *args, **kwargs: launched.append(kwargs))
-        call(scale())
-        assert len(launched) == 2
+        assert chosen(launched) == [(128, 2), (256, 4)]
+        assert function.best_config.kwargs["BLOCK"] == 256
 
-    def test_a_key_is_found_by_types_and_names(self, tunings: FakeTunings, launched: list[dict[str, Any]]) -> None:
-        """Equal numbers of other types are other keys; an argument may be given by its name."""
+    def test_upgrades_can_be_refused_or_go_on(
+        self, link: FakeDaemonLink, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """``never`` follows nothing, ``always`` looks for the next one."""
+        monkeypatch.setattr(autotuner, "_compiled_apart", lambda *args: None)
+        call(scale(upgrade="never"))
+        assert link.followed == []
+        call(scale(upgrade="always"))
+        ((_, on_answer),) = link.followed
+        assert on_answer(Answer(text(256, 4), is_final=True)) is True
+
+    def test_it_waits_if_it_is_to(
+        self, link: FakeDaemonLink, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """And launches the winner in the first call."""
+        monkeypatch.setattr(autotuner, "_compiled_apart", lambda *args: None)
+        link.ending = Answer(text(256, 4), is_final=True)
+        call(scale(mode="wait"))
+        assert len(link.waited) == 1
+        assert chosen(launched) == [(256, 4)]
+
+    def test_a_wait_that_brings_no_winner_launches_the_first(
+        self, link: FakeDaemonLink, launched: list[dict[str, Any]], caplog: pytest.LogCaptureFixture
+    ) -> None:
+        """The reason is in the log and in the account."""
+        link.ending = Answer(message="no config compiles")
+        call(scale(mode="wait"))
+        assert chosen(launched) == [(128, 2)]
+        assert list(account.keys.values()) == ["not tuned: no config compiles"]
+        assert "scale is not tuned: no config compiles" in caplog.text
+
+    def test_each_key_has_its_own(self, link: FakeDaemonLink, launched: list[dict[str, Any]]) -> None:
+        """Other sizes and other types are other keys; an argument may be given by its name."""
         function = scale()
         x = torch.ones(SIZE)
         function[grid](x, x, SIZE, 2.0)
         function[grid](x, x, size=SIZE, factor=2.0)
-        function[grid](x, x, float(SIZE), 2.0)
+        function[grid](x, x, SIZE // 2, 2.0)
         function[grid](x.half(), x, SIZE, 2.0)
-        assert len(tunings.asked) == 3
+        assert [key.problem for key in link.asked] == [
+            {"size": SIZE, "@types": "f32,f32"},
+            {"size": SIZE // 2, "@types": "f32,f32"},
+            {"size": SIZE, "@types": "f16,f32"},
+        ]
 
-    def test_threads_ask_once(self, tunings: FakeTunings, launched: list[dict[str, Any]]) -> None:
+    def test_threads_ask_once(self, link: FakeDaemonLink, launched: list[dict[str, Any]]) -> None:
         """Backward passes call from threads of their own."""
         function = scale()
+        call(function)
         threads = [threading.Thread(target=call, args=(function,)) for _ in range(8)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-        assert len(launched) == 8
-        assert len(tunings.asked) == 1
+        assert len(launched) == 9
+        assert len(link.asked) == 1
 
     def test_while_a_graph_is_captured_nothing_is_asked(
-        self, tunings: FakeTunings, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+        self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The first config is launched, and the key's next call asks."""
         function = scale()
         with monkeypatch.context() as capturing:
-            capturing.setattr(autotuner, "is_capturing", lambda: True)
+            capturing.setattr(autotuner, "_is_capturing", lambda: True)
             call(function)
-        assert (len(launched), tunings.asked) == (1, [])
+            call(function)
+        assert (len(launched), link.asked, records(spool)) == (2, [], [])
+        link.known = Answer(text(256, 4), is_final=True)
         call(function)
-        assert (len(launched), len(tunings.asked)) == (2, 1)
+        call(function)
+        assert chosen(launched) == [(128, 2), (128, 2), (256, 4), (256, 4)]
+        assert len(link.asked) == 1
 
-    def test_a_forked_child_asks_for_itself(
-        self, tunings: FakeTunings, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    def test_an_empty_grid_says_nothing_of_its_key(
+        self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
     ) -> None:
-        """Whatever its parent was about to do: its threads are gone, and so is who held a lock."""
+        """The key's next call is recorded."""
+        function = scale()
+        x = torch.ones(SIZE)
+        function[lambda meta: (0,)](x, x, SIZE, 2.0)
+        assert records(spool) == []
+        function[grid](x, x, SIZE, 2.0)
+        assert len(records(spool)) == 1
+        assert len(launched) == 2
+
+    def test_a_forked_child_follows_for_itself(self, link: FakeDaemonLink, launched: list[dict[str, Any]]) -> None:
+        """Its parent's thread is not there, and whoever held a lock is gone."""
         function = scale()
         call(function)
-        function._lock.acquire()
+        adopted = function.__dict__["_ktuned"]
+        adopted._lock.acquire()
         child = os.fork()
         if child == 0:
-            call(function)
-            os._exit(len(tunings.asked))
-        function._lock.release()
-        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
+            call(function, SIZE // 2)
+            os._exit(len(link.followed))
+        adopted._lock.release()
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 3
 
-    def test_without_a_daemon_triton_tunes_or_the_first_config_is_launched(
-        self, tunings: FakeTunings, launched: list[dict[str, Any]], left_to_triton: list[Any]
+    def test_without_a_daemon_the_call_is_recorded_all_the_same(
+        self, link: FakeDaemonLink, launched: list[dict[str, Any]], left_to_triton: list[Any], spool: Path
     ) -> None:
-        """By the application's choice."""
-        tunings.runs = False
+        """Triton tunes meanwhile, or the first config is launched: by the application's choice."""
+        link.known = None
         call(scale(without_daemon="first"))
-        assert (len(launched), left_to_triton) == (1, [])
+        assert (chosen(launched), left_to_triton, link.followed) == ([(128, 2)], [], [])
+        assert len(records(spool)) == 1
         function = scale()
         call(function)
         call(function)
-        assert left_to_triton == [function, function]
+        assert len(left_to_triton) == 8
+        assert len(records(spool)) == 1
+        assert "no daemon runs" in account.left_alone.values()
+
+    def test_launches_are_counted(self, link: FakeDaemonLink, launched: list[dict[str, Any]]) -> None:
+        """By the config that Triton's cache has."""
+        function = scale()
+        for _ in range(5):
+            call(function)
+        (keyed,) = function.__dict__["_ktuned"]._calls.values()
+        assert 5 <= keyed.counter.launches <= 8
+
+    def test_a_full_disk_is_no_error_of_the_call(
+        self, link: FakeDaemonLink, launched: list[dict[str, Any]], left_to_triton: list[Any], tmp_path: Path
+    ) -> None:
+        """The key is Triton's, and the account says why."""
+        (tmp_path / "home").write_text("a file")
+        call(scale())
+        assert len(launched) == 1
+        assert len(left_to_triton) == 8
+
+    @pytest.mark.parametrize("option", ["mode", "upgrade", "without_daemon"])
+    def test_an_unknown_option_is_refused(self, option: str) -> None:
+        """With those that there are."""
+        with pytest.raises(ValueError, match=f"{option}='sometimes': give one of "):
+            scale(**{option: "sometimes"})
+
+
+class TestAdoptionByInstance:
+    """Whatever derives from Triton's class is seen, wherever and whenever it was made."""
+
+    @pytest.fixture
+    def process(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Run as under ``ktuned run``."""
+        monkeypatch.setattr(autotuner, "_process_options", None)
+        autotuner.adopt_process(Autotuner, "background")
+
+    def test_one_that_was_made_before(
+        self, link: FakeDaemonLink, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The hook may come late: a library has been imported by then."""
+        made = triton.autotune(kernels.CONFIGS, key=["size"])(kernels.scale.fn)
+        monkeypatch.setattr(autotuner, "_process_options", None)
+        autotuner.adopt_process(Autotuner, "background")
+        link.known = Answer(text(256, 4), is_final=True)
+        call(made)
+        assert chosen(launched) == [(256, 4)]
+
+    def test_a_subclass_with_a_run_and_a_store_of_its_own(
+        self, process: None, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
+    ) -> None:
+        """They go first: what the store has is launched, and is not asked for."""
+
+        class Cached(Autotuner):  # type: ignore[misc]
+            stored: dict[int, Any] = {}
+
+            def run(self, *args: Any, **kwargs: Any) -> Any:
+                if args[2] in self.stored:
+                    key = (args[2], str(args[0].dtype), str(args[1].dtype))
+                    self.cache[key] = self.stored[args[2]]
+                return super().run(*args, **kwargs)
+
+        function = Cached(kernels.scale.fn, kernels.scale.arg_names, kernels.CONFIGS, ["size"], None, None)
+        Cached.stored[SIZE // 2] = triton.Config({"BLOCK": 32, "THROUGH": None}, num_warps=1)
+        call(function, SIZE // 2)
+        assert (chosen(launched), link.asked) == ([(32, 1)], [])
+        call(function)
+        assert chosen(launched)[1:] == [(64, 2)]
+        assert len(records(spool)) == 1
+
+    def test_a_subclass_with_a_pruning_of_its_own(
+        self, process: None, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
+    ) -> None:
+        """What it leaves is what is tuned."""
+
+        class Halved(Autotuner):  # type: ignore[misc]
+            def prune_configs(self, kwargs: dict[str, Any]) -> Any:
+                return super().prune_configs(kwargs)[6:]
+
+        function = Halved(kernels.scale.fn, kernels.scale.arg_names, kernels.CONFIGS, ["size"], None, None)
+        call(function)
+        (record,) = records(spool)
+        assert len(record.configs) == len(kernels.CONFIGS) - 6
+        assert launched[0]["BLOCK"] == record.configs[0]["BLOCK"]
+
+    def test_a_subclass_that_never_asks_for_configs_is_named(self) -> None:
+        """And left as it was."""
+
+        class Own(Autotuner):  # type: ignore[misc]
+            def run(self, *args: Any, **kwargs: Any) -> Any:
+                return self.fn.launch(*args, **kwargs)
+
+        function = Own(kernels.scale.fn, kernels.scale.arg_names, kernels.CONFIGS, ["size"], None, None)
+        assert autotuner.why_not_adopted(function).endswith(
+            "Own has a run of its own, which never asks Triton's for configs"
+        )
+        assert autotuner.why_not_adopted(kernels.scale) == ""
+
+    def test_a_copy_is_a_function_of_its_own(
+        self, process: None, link: FakeDaemonLink, launched: list[dict[str, Any]]
+    ) -> None:
+        """Frameworks copy autotuners."""
+        function = triton.autotune(kernels.CONFIGS, key=["size"])(kernels.scale.fn)
+        call(function)
+        copied = copy.copy(function)
+        copied.cache = {}
+        call(copied)
+        assert len(link.asked) == 2
+
+    def test_one_config_is_nothing_to_tune(
+        self, process: None, link: FakeDaemonLink, launched: list[dict[str, Any]]
+    ) -> None:
+        """Triton launches it."""
+        call(triton.autotune(kernels.CONFIGS[:1], key=["size"])(kernels.scale.fn))
+        assert (len(launched), link.asked) == (1, [])
+
+    def test_a_warm_up_compiles_all_configs(
+        self, process: None, link: FakeDaemonLink, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """It launches nothing, and decides nothing."""
+        compiled: list[int] = []
+        monkeypatch.setattr(jitted(kernels.scale), "run", lambda *args, **kwargs: compiled.append(kwargs["BLOCK"]))
+        function = triton.autotune(kernels.CONFIGS, key=["size"])(kernels.scale.fn)
+        x = torch.ones(SIZE)
+        function.warmup(x, x, SIZE, 2.0, grid=(1,))
+        assert (len(compiled), link.asked) == (len(kernels.CONFIGS), [])
+
+    def test_others_are_not_touched(
+        self,
+        link: FakeDaemonLink,
+        launched: list[dict[str, Any]],
+        left_to_triton: list[Any],
+        monkeypatch: pytest.MonkeyPatch,
+    ) -> None:
+        """Where only some functions are decorated with the drop-in."""
+        monkeypatch.setattr(autotuner, "_process_options", None)
+        call(triton.autotune(kernels.CONFIGS, key=["size"])(kernels.scale.fn))
+        assert len(left_to_triton) == len(kernels.CONFIGS)
+        assert link.asked == []
+
+
+class TestTraces:
+    """What ``torch.compile`` sees of a function."""
 
     def test_it_is_an_autotuner_to_others(self) -> None:
-        """``torch.compile`` looks for Triton's class and its fields."""
-        assert isinstance(kernels.scale, Autotuner)
+        """Of Triton's class, with its fields."""
+        assert type(kernels.scale) is Autotuner
         assert kernels.scale.configs == kernels.CONFIGS
         assert not kernels.scale.user_defined_pre_hook
 
     @pytest.mark.parametrize("mode", ["background", "wait"])
     def test_a_compiled_program_gets_the_winner_alone(
-        self, mode: str, tunings: FakeTunings, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
+        self, mode: str, link: FakeDaemonLink, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """``torch.compile`` traces one config and prunes nothing, once this process knows the winner; the function has
         all of them again behind it.
         """
         # As on a machine with a GPU.
         monkeypatch.setattr("torch.utils._triton.has_triton", lambda: True)
-        tunings.known = Best(text(256, 4), is_fresh=True, artifact=None)
+        link.known = Answer(text(256, 4), is_final=True)
         function = scale(mode=mode)
         call(function)
         seen: list[Any] = []
@@ -269,14 +420,14 @@ class TestACall:
 
         torch.compile(program, backend=backend, fullgraph=True)(torch.ones(SIZE))
         assert seen == [[(SIZE // 256, 1, 1)], (1, None)]
-        assert [(run["BLOCK"], run["num_warps"]) for run in launched] == [(256, 4)] * 2
+        assert chosen(launched) == [(256, 4)] * 2
         assert function.configs == kernels.CONFIGS
         assert function.early_config_prune is kernels.at_least_128
 
     def test_a_trace_sees_all_configs_while_nothing_is_decided(
-        self, tunings: FakeTunings, launched: list[dict[str, Any]]
+        self, link: FakeDaemonLink, launched: list[dict[str, Any]]
     ) -> None:
-        """A tuning that goes on, or two keys with different winners; what a trace has seen stays."""
+        """A tuning that goes on, or two keys with different winners."""
         from torch._guards import TracingContext, tracing
         from torch._subclasses import FakeTensorMode
 
@@ -284,142 +435,122 @@ class TestACall:
         call(function)
         with tracing(TracingContext(FakeTensorMode())):
             assert function.configs == kernels.CONFIGS
-        known = next(iter(function._known.values()))
-        known.is_winner = True
-        with tracing(TracingContext(FakeTensorMode())):
-            assert function.configs == [known.config]
-            known.is_winner = False
-            assert function.configs == [known.config]
-        known.is_winner = True
-        tunings.known = Best(text(256, 4), is_fresh=True, artifact=None)
+        link.known = Answer(text(256, 4), is_final=True)
         call(function, SIZE // 2)
         with tracing(TracingContext(FakeTensorMode())):
             assert function.configs == kernels.CONFIGS
 
+    def test_what_a_trace_has_seen_stays(self, link: FakeDaemonLink, launched: list[dict[str, Any]]) -> None:
+        """A grid that was traced for one config is wrong for another."""
+        from torch._guards import TracingContext, tracing
+        from torch._subclasses import FakeTensorMode
+
+        link.known = Answer(text(256, 4), is_final=True)
+        function = scale()
+        call(function)
+        with tracing(TracingContext(FakeTensorMode())):
+            (seen,) = function.configs
+            function.__dict__["_ktuned"]._calls.clear()
+            assert function.configs == [seen]
+
     def test_a_torch_that_hides_its_traces_is_one_line(
-        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+        self,
+        link: FakeDaemonLink,
+        launched: list[dict[str, Any]],
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
     ) -> None:
         """The function has all its configs then, and Inductor tunes them."""
         import torch._guards
 
+        function = scale()
+        call(function)
         monkeypatch.delattr(torch._guards, "TracingContext")
+        monkeypatch.setattr("ktuned_triton.compile_trace._ask", None)
         with caplog.at_level(logging.WARNING, "ktuned.triton"):
-            assert [scale().configs, scale().configs] == [kernels.CONFIGS] * 2
+            assert [function.configs, function.configs] == [kernels.CONFIGS] * 2
         (record,) = caplog.records
         assert record.message.endswith("traces of torch.compile are not seen, which tunes itself")
 
-    @pytest.mark.parametrize("option", ["mode", "upgrade", "without_daemon"])
-    def test_an_unknown_option_is_refused(self, option: str) -> None:
-        """With those that there are."""
-        with pytest.raises(ValueError, match=f"{option}='sometimes': give one of "):
-            scale(**{option: "sometimes"})
-
 
 class TestLeftAlone:
-    """Functions that another process cannot find or run are Triton's."""
+    """Calls that another process cannot make are Triton's, each with its reason."""
 
-    @pytest.fixture(autouse=True)
-    def _forget(self) -> Iterator[None]:
-        account.left_alone.clear()
-        yield
-        account.left_alone.clear()
-
-    def test_an_own_way_of_measuring(
-        self, tunings: FakeTunings, left_to_triton: list[Any], caplog: pytest.LogCaptureFixture
-    ) -> None:
-        """The daemon would measure another thing; the reason is logged once."""
-        with caplog.at_level(logging.INFO, "ktuned.triton"):
-            kernels.benched[(1,)](torch.ones(128))
-            kernels.benched[(1,)](torch.ones(128))
-        assert len(left_to_triton) == 2
-        (record,) = caplog.records
-        assert "kernels.benched is left to Triton: it has a do_bench of its own" in record.message
-        assert list(account.left_alone) == ["tests.plugins.triton_app.kernels.benched"]
-
-    def test_hooks_that_no_other_process_finds(self, tunings: FakeTunings, left_to_triton: list[Any]) -> None:
-        """The module has another autotuner of that name."""
-        autotune(kernels.HOOKED, key=[])(kernels.hooked.fn)[(1,)](torch.ones(128))
-        (reason,) = account.left_alone.values()
-        assert reason.startswith("it has hooks, and tests.plugins.triton_app.kernels.hooked is another autotuner")
-
-    def test_pointer_tables(self, tunings: FakeTunings, left_to_triton: list[Any]) -> None:
+    def test_pointer_tables(self, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any]) -> None:
         """Their content means something in this process alone."""
         x = torch.ones(SIZE)
         scale()[grid](torch.tensor([x.data_ptr()] * SIZE), x, SIZE, 2.0)
         assert list(account.left_alone.values()) == ["its argument x is a table of pointers"]
-
-    def test_closures(self, tunings: FakeTunings, left_to_triton: list[Any]) -> None:
-        """No other process can find them."""
-        configs = [triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})]
-
-        @triton.jit
-        def inner(x, BLOCK):  # type: ignore[no-untyped-def]
-            pass
-
-        autotune(configs, key=[])(inner)[(1,)](torch.ones(8))
-        assert "inside another function" in next(iter(account.left_alone.values()))
+        assert len(left_to_triton) == 8
 
     @pytest.mark.parametrize(
         ("value", "reason"),
         [
             (torch.ones(SIZE, dtype=torch.complex64), "x is a tensor of complex64, which Triton does not have"),
             (torch.ones(SIZE + 1)[1:], "x is not aligned to 16 bytes"),
-            (TensorDescriptor.from_tensor(torch.ones(64, 64), [16, 16]), "x is a TensorDescriptor"),
             (object(), "x is a object"),
         ],
-        ids=["complex", "unaligned", "descriptor", "object"],
+        ids=["complex", "unaligned", "object"],
     )
-    def test_arguments(self, value: Any, reason: str, tunings: FakeTunings, left_to_triton: list[Any]) -> None:
+    def test_arguments(
+        self, value: Any, reason: str, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any]
+    ) -> None:
         """Other addresses, other types."""
         scale()[grid](value, torch.ones(SIZE), SIZE, 2.0)
         assert next(iter(account.left_alone.values())) == f"its argument {reason}"
+        assert len(left_to_triton) == 8
+
+    def test_another_key_of_the_function_is_adopted(
+        self, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any], spool: Path
+    ) -> None:
+        """It is one call that cannot be made."""
+        function = scale()
+        function[grid](torch.ones(SIZE + 1)[1:], torch.ones(SIZE), SIZE, 2.0)
+        call(function, SIZE // 2)
+        assert len(records(spool)) == 1
+
+    def test_hooks_that_no_other_process_finds(
+        self, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any]
+    ) -> None:
+        """The module has another autotuner of that name."""
+        autotune(kernels.HOOKED, key=[])(kernels.hooked.fn)[(1,)](torch.ones(128))
+        (reason,) = account.left_alone.values()
+        assert reason == "it has hooks that do more than zero or reshape, and are where no other process finds them"
+
+    def test_a_file_of_its_own_instead_of_the_function(
+        self, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any]
+    ) -> None:
+        """An ``ir_override`` is a path that means nothing elsewhere."""
+        configs = [triton.Config({"BLOCK": 64}, ir_override="/tmp/x.ttgir"), triton.Config({"BLOCK": 128})]
+        autotune(configs, key=["size"])(kernels.plain)[(1,)](torch.ones(128), 64)
+        assert "ir_override" in next(iter(account.left_alone.values()))
 
 
-class TestEvaluation:
-    """The application computes what only it can."""
+class TestRecords:
+    """A call as data."""
 
     def test_grids_heuristics_and_types_are_those_of_the_call(self) -> None:
         """For each config that the pruning leaves."""
         x = torch.ones(SIZE)
-        recipes = request_of(kernels.scale, x, torch.empty_like(x)).call.recipes
-        assert len(recipes) == 8
-        recipe = recipes[text(256, 4)]
-        assert recipe.grid == (SIZE // 256,)
-        assert recipe.args == ("x", "y", SIZE, 2.0)
+        args, kwargs = (x, torch.empty_like(x), SIZE, 2.0), {"grid": grid, "warmup": False}
+        found, needs_hooks = evaluate(kernels.scale, kernels.CONFIGS, args, kwargs)
+        assert not needs_hooks
+        recipe = found.recipes[text(256, 4)]
+        assert (found.args, recipe.args, recipe.grid) == (("x", "y", SIZE, 2.0), None, (SIZE // 256,))
         assert recipe.constants == {"BLOCK": 256, "THROUGH": None, "EVEN": True}
         assert recipe.sizes == {"num_warps": 4, "num_ctas": 1, "num_stages": 3}
 
     def test_tensors_are_told_by_their_storage(self) -> None:
         """From their first element on; the same memory is one tensor."""
         whole = torch.ones(SIZE)
-        evaluated = request_of(kernels.scale, whole[16:32], whole[16:32]).call
-        assert {name: entry.elements for name, entry in evaluated.tensors.items()} == {"x": SIZE - 16}
-        assert evaluated.recipes[text(128, 2)].args == ("x", "x", SIZE, 2.0)
+        args = (whole[16:32], whole[16:32], SIZE, 2.0)
+        found, _ = evaluate(kernels.scale, kernels.CONFIGS, args, {"grid": grid})
+        assert {name: entry.elements for name, entry in found.tensors.items()} == {"x": SIZE - 16}
+        assert found.args == ("x", "x", SIZE, 2.0)
 
     def test_values_that_are_no_scalars_are_text(self) -> None:
         """Each config has a text of its own."""
-        texts = {canonical(knobs(config)) for config in kernels.CONFIGS}
-        assert len(texts) == len(kernels.CONFIGS)
-
-    def test_members_of_enums_travel(self, tmp_path: Path) -> None:
-        """As constants of the kernel that other processes compile, each with machine code of its own."""
-        x = torch.ones(SIZE)
-        evaluated = evaluate(kernels.rounded, kernels.rounded.configs, (x, torch.empty_like(x), 1), {"grid": (1,)})
-        problem = key_of(kernels.rounded, (x, x, 1), {})
-        request = Request(kernels.rounded._adopted(evaluated, tuple(problem)), problem, evaluated)
-        file = request.adopted.write(tmp_path)
-        problem = {**problem, CALL_KEY: request.write_call(file)}
-        loaded = load_file(file, file.parent)
-        assert loaded.errors == ()
-        (kernel,) = loaded.kernels
-        codes = set()
-        for number, config in enumerate(kernel.bound_space(problem)):
-            (tmp_path / str(number)).mkdir()
-            unit = Unit(str(number), kernel.build(problem, config), (), file, kernel.name, "sm_90a")
-            (result,) = Triton().compile([unit], tmp_path)
-            assert result.outcome is None, result.message
-            codes.add((tmp_path / str(number) / "kernel.ptx").read_text())
-        assert len(codes) == 2
+        assert len({canonical(knobs(config)) for config in kernels.CONFIGS}) == len(kernels.CONFIGS)
 
     def test_what_the_autotuner_sets_must_not_be_passed(self) -> None:
         """As with Triton's."""
@@ -427,298 +558,118 @@ class TestEvaluation:
         with pytest.raises(ValueError, match="Conflicting meta-parameters: BLOCK"):
             evaluate(kernels.scale, kernels.CONFIGS, (x, x, SIZE, 2.0), {"grid": grid, "BLOCK": 64})
 
-
-class TestAdoption:
-    """A kernel file that imports the application's module by its name."""
-
-    @pytest.fixture
-    def request_made(self) -> Request:
-        """Return what the application asks."""
-        x = torch.ones(SIZE)
-        return request_of(kernels.scale, x, torch.empty_like(x))
-
-    def test_it_declares_the_function_of_the_application(self, request_made: Request, tmp_path: Path) -> None:
-        """Its space is what the pruning leaves, its inputs are the call's, each config compiles."""
-        file = request_made.adopted.write(tmp_path)
-        problem = {**request_made.problem, CALL_KEY: request_made.write_call(file)}
-        loaded = load_file(file, file.parent)
-        assert loaded.errors == ()
-        (kernel,) = loaded.kernels
-        assert (kernel.name, kernel.specialize) == (request_made.adopted.name, ("size", "dtypes"))
-        configs = list(kernel.bound_space(problem))
-        assert {canonical(config) for config in configs} == set(request_made.call.recipes)
-        # A lookup knows the key alone.
-        assert configs[0] in kernel.bound_space(dict(request_made.problem))
-        inputs = kernel.input_specs(problem)
-        assert {name: (entry.shape, entry.dtype) for name, entry in inputs.items()} == dict.fromkeys(
-            ("x", "y"), ((SIZE,), "float32")
-        )
-        units = [
-            Unit(str(index), kernel.build(problem, config), (), file, kernel.name, "sm_90a")
-            for index, config in enumerate(configs)
-        ]
-        for unit in units:
-            (tmp_path / unit.key).mkdir()
-        results = list(Triton().compile(units, tmp_path))
-        assert [result.message for result in results if result.outcome is not None] == []
-
-    def test_another_name_of_the_interpreter_is_the_same_kernel(
-        self, request_made: Request, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """The application may run as python3, and the worker that imports the kernel file as python."""
-        name, project = request_made.adopted.name, request_made.adopted.project
-        monkeypatch.setattr(sys, "executable", str(Path(sys.executable).with_name("python3.99")))
-        assert request_made.adopted.name == name
-        assert request_made.adopted.project != project
-
-    def test_writing_it_again_changes_nothing(self, request_made: Request, tmp_path: Path) -> None:
-        """Processes write at the same time, and a save would tune again."""
-        file = request_made.adopted.write(tmp_path)
-        before = file.stat()
-        assert request_made.adopted.write(tmp_path) == file
-        assert guess_backend([str(file)]) == "triton"
-        assert (file.stat().st_mtime_ns, file.stat().st_ino) == (before.st_mtime_ns, before.st_ino)
-
     def test_tensors_of_integers_have_the_content_of_the_call(
-        self, tunings: FakeTunings, launched: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
     ) -> None:
-        """They may be indices; a known key's are not looked at."""
-        monkeypatch.setattr(jitted(kernels.gather), "run", lambda *args, **kwargs: launched.append(kwargs))
+        """They may be indices."""
+        from safetensors.torch import load
+
         rows = torch.arange(SIZE, dtype=torch.int32).flip(0)
         x = torch.ones(SIZE)
+        kernels.gather.cache.clear()
         kernels.gather[grid](x, rows, torch.empty_like(x), SIZE)
-        ((request, _),) = tunings.asked
-        assert {name: entry.fill for name, entry in request.call.tensors.items()} == {
-            "x": "uniform",
-            "rows": "captured",
-            "y": "uniform",
-        }
-        file = request.adopted.write(tmp_path)
-        problem = {**request.problem, CALL_KEY: request.write_call(file)}
-        loaded = load_file(file, file.parent)
-        (kernel,) = loaded.kernels
-        spec = kernel.input_specs(problem)["rows"]
-        assert torch.equal(materialise(spec, "rows", "any seed", "cpu"), rows)
-        assert torch.equal(materialise(spec.reseeded(1), "rows", "another", "cpu"), rows)
+        (record,) = records(spool)
+        (content,) = (one for name, one in record.files.items() if name.endswith(".safetensors"))
+        assert torch.equal(load(content)["rows"], rows)
 
-    def test_hooks_are_found_again(self, tunings: FakeTunings, launched: list[dict[str, Any]], tmp_path: Path) -> None:
-        """By their place in the imported autotuner; the tensors that they get have the call's shape."""
+    def test_a_hook_that_zeroes_is_data(
+        self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
+    ) -> None:
+        """Seen where it is called; the lane's tensor begins as zeros, and nothing of the user's is imported for it."""
+        import json
+
+        kernels.zeroed.cache.clear()
+        x, y = torch.ones(SIZE), torch.ones(SIZE)
+        kernels.zeroed[grid](x, y, SIZE)
+        (record,) = records(spool)
+        assert record.declaration["hooks"] == []
+        assert json.loads(record.call)["tensors"]["y"]["fill"] == "zeros"
+        assert not y.any()
+
+    def test_a_hook_that_does_more_is_named_and_runs_where_the_library_is(
+        self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
+    ) -> None:
+        """The key pays for it, others do not."""
+        kernels.hooked.cache.clear()
         kernels.hooked[(1,)](torch.ones(2, 64))
-        ((request, _),) = tunings.asked
-        assert request.adopted.hooks == ("pre_hook", "post_hook", "configs[0].pre_hook")
-        assert launched[0]["BLOCK"] == 64
-        file = request.adopted.write(tmp_path)
-        problem = {CALL_KEY: request.write_call(file), **request.problem}
-        (kernel,) = load_file(file, file.parent).kernels
-        kernel.input_specs(problem)
-        configs = list(kernel.bound_space(problem))
-        seen = []
-        for place, config in enumerate(configs):
-            build: Any = kernel.build(problem, config)
-            assert (build.pre_hook, build.post_hook) == (f"hooks.pre_hook_{place}", f"hooks.post_hook_{place}")
-            row = torch.zeros(128)
+        (record,) = records(spool)
+        assert list(record.declaration["hooks"]) == ["pre_hook", "post_hook", "configs[0].pre_hook"]
 
-            class Noted(AnyKernel):
-                """A kernel whose launches are noted."""
-
-                def bind(self, tensors: Any) -> Any:
-                    return lambda: seen.append(float(tensors["x"].mean()))
-
-            unit = Unit("key", build, (), file, kernel.name, "sm_90a")
-            hooked(Noted(), unit).bind({"x": row})()
-            seen.append(float(row.mean()))
-        assert seen == [64.0, 65.0, 128.0, 129.0]
-        other = replace(request.adopted, hooks=("pre_hook",)).write(tmp_path)
-        assert "has other hooks or configs than in the application" in load_file(other, tmp_path).errors[0].message
-
-    def test_older_code_is_not_tuned(self, request_made: Request, tmp_path: Path) -> None:
-        """An application that holds another function than the disk gets an error line, and no kernel."""
-        older = replace(request_made.adopted, cache_key="0" * 64)
-        assert older.name != request_made.adopted.name
-        loaded = load_file(older.write(tmp_path), tmp_path)
-        assert loaded.kernels == ()
-        assert "is not the function that the application has" in loaded.errors[0].message
-
-    def test_the_daemon_compiles_it(
-        self, request_made: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    def test_a_descriptor_has_each_configs_block(
+        self, link: FakeDaemonLink, spool: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """From a call to artifacts; where there is no GPU the job says so."""
-        monkeypatch.setenv("KTUNED_HOME", str(tmp_path / "home"))
-        with running(tmp_path, tensors="torch") as daemon:
-            tuning = Tunings(daemon.client)._tune(request_made)
-            with tuning:
-                for _ in tuning:
-                    pass
-            (job,) = tuning.jobs
-            assert job["kernel"] == request_made.adopted.kernel
-            assert job["state"] == "done" or "8 artifacts are ready for sm_90a" in job["message"], job
-            other = replace(request_made, problem={**request_made.problem, "size": 64})
-            tunings = Tunings(daemon.client)
-            assert (tunings.best(other) is None) == (job["state"] != "done")
-            assert [entry["id"] for entry in daemon.client.call("jobs")["jobs"]] == [job["id"]]
+        """A hook reshapes it, as host-side TMA kernels do."""
+        import json
 
+        def reshape(named: dict[str, Any]) -> None:
+            named["x"].block_shape = [named["BLOCK"], 16]
 
-class TestTritonsOwnCache:
-    """Winners for programs without a client."""
+        configs = [triton.Config({"BLOCK": block}, pre_hook=reshape) for block in (16, 32)]
+        function = autotune(configs, key=["size"])(kernels.plain)
+        monkeypatch.setattr(kernels.plain, "run", lambda *args, **kwargs: None)
+        function[(1,)](TensorDescriptor.from_tensor(torch.ones(64, 64), [1, 1]), 64)
+        (record,) = records(spool)
+        recipes = json.loads(record.call)["recipes"].values()
+        own = [recipe["args"] or json.loads(record.call)["args"] for recipe in recipes]
+        assert [args[0]["block_shape"] for args in own] == [[16, 16], [32, 16]]
+        assert record.problem == {"size": 64, "@types": "f32"}
 
-    @pytest.fixture
-    def request_made(self) -> Request:
-        """Return what the application asks."""
-        x = torch.ones(SIZE)
-        return request_of(kernels.scale, x, torch.empty_like(x))
+    def test_keys_may_have_any_name(self, link: FakeDaemonLink, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Also those of ktuned's own."""
+        monkeypatch.setattr(kernels.odd_names, "run", lambda *args, **kwargs: None)
+        configs = [triton.Config({"BLOCK": block}) for block in (16, 32)]
+        autotune(configs, key=["call", "dtypes"])(kernels.odd_names)[(1,)](torch.ones(64), 3, 4)
+        (record,) = records(spool)
+        assert record.problem == {"call": 3, "dtypes": 4, "@types": "f32"}
 
-    def exported(self, request_made: Request, config: str, directory: Path) -> Any:
-        """Export a winner of the application's function into Triton's cache, in a process of its own."""
-        file = request_made.adopted.write(directory)
-        request_made.write_call(file)
-        (directory / "artifact").mkdir()
-        unit = Unit("artifact", request_made.call.build(config, "function"), (), file, "scale", "sm_90a")
-        (result,) = Triton().compile([unit], directory)
-        assert result.outcome is None, result.message
-        artifact = str(directory / "artifact")
-        winner = {
-            "problem": dict(request_made.problem),
-            "config": json.loads(config),
-            "latency_us": 12.5,
-            "artifact": artifact,
-        }
-        done = subprocess.run(
-            [sys.executable, "-m", "ktuned_triton.autotune_cache", str(directory / "cache")],
-            input=json.dumps({"file": str(file), "winners": [winner]}),
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        return json.loads(done.stdout)
+    def test_a_pruner_may_make_configs(self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path) -> None:
+        """That are not in the list; functions whose prunings make others are kernels of their own."""
 
-    def test_triton_finds_the_winner_and_measures_nothing(
-        self, request_made: Request, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        def make(configs: list[Any], named: dict[str, Any], **rest: Any) -> list[Any]:
+            return [triton.Config({"BLOCK": block, "THROUGH": None}, num_warps=8) for block in (512, 1024)]
+
+        prune = {"early_config_prune": make}
+        call(autotune(kernels.CONFIGS, key=["size"], prune_configs_by=prune)(kernels.scale.fn))
+        (record,) = records(spool)
+        assert [config["BLOCK"] for config in record.configs] == [512, 1024]
+        assert launched[0]["BLOCK"] == 512
+
+    def test_an_own_way_of_measuring_is_noted_once(
+        self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
     ) -> None:
-        """Its own autotuner, on an sm_90, in the same program without ktuned."""
-        from triton.backends.compiler import GPUTarget
-        from triton.runtime.driver import driver
+        """It is measured in ktuned's way."""
+        kernels.benched.cache.clear()
+        kernels.benched[(1,)](torch.ones(128))
+        kernels.benched[(1,)](torch.ones(128).half())
+        assert len(records(spool)) == 2
+        assert [*account.notes] == [
+            "tests.plugins.triton_app.kernels.benched has a do_bench of its own; ktuned times it in its own way"
+        ]
 
-        found = self.exported(request_made, text(256, 4), tmp_path)
-        assert found["left_out"] == []
-        assert [Path(path).name for path in found["written"]] == ["scale.autotune.json"]
-        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-        prune = {"early_config_prune": kernels.at_least_128}
-        theirs = triton.autotune(kernels.CONFIGS, key=["size"], prune_configs_by=prune, cache_results=True)
-        monkeypatch.setattr(Autotuner, "_bench", lambda *args, **kwargs: pytest.fail("it measures"))
-        launched: list[dict[str, Any]] = []
-        monkeypatch.setattr(jitted(kernels.scale), "run", lambda *args, **kwargs: launched.append(kwargs))
-        driver.set_active(SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32)))
-        try:
-            call(theirs(kernels.scale.fn))
-        finally:
-            driver.set_active(None)
-        assert [(run["BLOCK"], run["THROUGH"], run["num_warps"]) for run in launched] == [(256, None, 4)]
-
-    def test_what_triton_does_not_keep_is_left_out(self, request_made: Request, tmp_path: Path) -> None:
-        """Each with its reason."""
-        config = {"BLOCK": 256, "THROUGH": "~triton.language.float16", "num_warps": 4, "num_ctas": 1, "num_stages": 3}
-        wanted = next(name for name in request_made.call.recipes if "float16" in name or "fp16" in name)
-        assert set(json.loads(wanted)) == set(config)
-        found = self.exported(request_made, wanted, tmp_path)
-        assert found["written"] == []
-        assert found["left_out"][0].endswith("the winner has values that JSON does not have")
-
-
-class TestTunings:
-    """The thread that asks and looks."""
-
-    @pytest.fixture
-    def client(self) -> SimpleNamespace:
-        """Return a client whose daemon's job ends after the second look."""
-        states = iter(["queued", "running"])
-
-        def call(method: str, **params: Any) -> Any:
-            if method == "jobs":
-                assert params["ids"] == [7]
-                return {"jobs": [{"id": 7, "state": next(states, "done"), "message": ""}]}
-            assert (method, params["tune"]) == ("lookup", False)
-            assert next(states, None) is None, "the best so far is not looked at"
-            return {"status": "fresh", "config": {"BLOCK": 256}, "artifact": "/artifact"}
-
-        return SimpleNamespace(call=call)
-
-    def test_winners_are_handed_over_and_the_thread_ends(
-        self, client: SimpleNamespace, monkeypatch: pytest.MonkeyPatch
+    def test_the_same_call_is_the_same_record_in_every_process(
+        self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
     ) -> None:
-        """Once each."""
-        monkeypatch.setattr(Tunings, "_ask_quietly", lambda self, request: (7,))
-        tunings = Tunings(client)  # type: ignore[arg-type]
-        found: list[Any] = []
-        x = torch.ones(SIZE)
-        done = threading.Event()
-        upgrade: Callable[..., bool] = lambda *winner: (found.append(winner), done.set(), True)[2]  # type: ignore[func-returns-value]  # noqa: E731
-        tunings.ask(request_of(kernels.scale, x, x), upgrade)
-        thread = tunings._thread
-        assert done.wait(30)
-        assert thread is not None
-        thread.join(30)
-        assert found == [(canonical({"BLOCK": 256}), "/artifact")]
-        assert tunings._thread is None
+        """Its file is named by its content."""
+        call(scale())
+        call(scale())
+        assert len(records(spool)) == 1
 
-    def test_an_unwritable_home_is_a_line_in_the_log(
-        self, client: SimpleNamespace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    @pytest.mark.parametrize("change", ["configs", "pruning", "variables", "interpreter"])
+    def test_what_decides_a_measurement_is_the_identity(
+        self, change: str, link: FakeDaemonLink, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        """The application goes on."""
-        (tmp_path / "home").write_text("a file")
-        monkeypatch.setenv("KTUNED_HOME", str(tmp_path / "home"))
-        x = torch.ones(SIZE)
-        Tunings(client)._ask_quietly(request_of(kernels.scale, x, x))  # type: ignore[arg-type]
-        assert "is not tuned: " in caplog.text
-
-
-class TestPreparation:
-    """A winner is loaded before a call launches it."""
-
-    @pytest.fixture
-    def loaded(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
-        """Stand in for the driver, and return the names of kernels that were loaded; Triton's cache is empty."""
-        from triton.backends.compiler import GPUTarget
-        from triton.runtime.driver import driver
-
-        names: list[str] = []
-
-        def load_binary(name: str, *rest: Any) -> tuple[int, ...]:
-            names.append(name)
-            return 1, 2, 3, 4, 1024
-
-        target = GPUTarget("cuda", 90, 32)
-        stand_in = SimpleNamespace(
-            get_current_target=lambda: target,
-            get_current_device=lambda: 12345,
-            get_current_stream=lambda device: 0,
-            launcher_cls=lambda source, metadata: None,
-            utils=SimpleNamespace(
-                load_binary=load_binary, get_device_properties=lambda device: {"max_shared_mem": 1 << 17}
-            ),
-        )
-        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / "cache"))
-        monkeypatch.setattr(torch.cuda, "device", lambda index: contextlib.nullcontext())
-        self._stand_in = stand_in
-        yield names
-        driver.set_active(None)
-        jitted(kernels.scale).device_caches.pop(12345, None)
-
-    def test_the_daemons_artifact_is_what_is_loaded(
-        self, loaded: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """Nothing is compiled: the call's own specialisation finds it in Triton's cache."""
-        from triton.backends.nvidia.compiler import CUDABackend
-        from triton.runtime.driver import driver
-
-        x = torch.ones(SIZE)
-        request = request_of(kernels.scale, x, torch.empty_like(x))
-        file = request.adopted.write(tmp_path)
-        (tmp_path / "artifact").mkdir()
-        unit = Unit("artifact", request.call.build(text(256, 4), "function"), (), file, "scale", "sm_90a")
-        (result,) = Triton().compile([unit], tmp_path)
-        assert result.outcome is None, result.message
-        # Compiling has left the driver to be found again.
-        monkeypatch.delattr(CUDABackend, "make_cubin")
-        driver.set_active(self._stand_in)
-        autotuner._prepare(kernels.scale, request, text(256, 4), str(tmp_path / "artifact"), 0)
-        assert loaded == ["scale"]
+        """Another list, other code that prunes, another variable of Triton's, another interpreter."""
+        call(scale())
+        if change == "configs":
+            call(autotune(kernels.CONFIGS[2:], key=["size"])(kernels.scale.fn))
+        elif change == "pruning":
+            prune = {"early_config_prune": lambda configs, named, **rest: configs[4:]}
+            call(autotune(kernels.CONFIGS, key=["size"], prune_configs_by=prune)(kernels.scale.fn))
+        else:
+            if change == "variables":
+                monkeypatch.setenv("TRITON_F32_DEFAULT", "ieee")
+            else:
+                monkeypatch.setattr("sys.executable", "/another/python")
+            call(scale())
+        first, second = link.asked
+        assert first.identity != second.identity

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,11 +13,8 @@ import triton
 
 from ktuned.backends import Unit
 from ktuned.model import BackendError
-from ktuned.spec.loader import load_file
 from ktuned_triton import Build, Triton
-from ktuned_triton.adoption import Adopted
 from ktuned_triton.compiler import prepare
-from ktuned_triton.evaluation import constants_read
 from tests.e2e.harness import Daemon
 from tests.plugins.triton_bad import bad_kernel
 
@@ -71,73 +67,6 @@ def test_what_a_compiler_can_see(mode: str, outcome: str | None, words: str, tmp
     result = compiled(mode, tmp_path)
     assert result.outcome == outcome, result.message
     assert words in (result.message.splitlines() or [""])[0]
-
-
-def adopted(module: str, paths: tuple[str, ...], **fields: Any) -> Adopted:
-    """Return a function of an application's module."""
-    given: dict[str, Any] = {
-        "qualname": "f",
-        "cache_key": "0",
-        "specialize": (),
-        "configs": ({"BLOCK": 1},),
-        "tensors": (),
-        "timing": "events",
-        **fields,
-    }
-    return Adopted(module=module, paths=paths, **given)
-
-
-@pytest.mark.parametrize(
-    ("text", "words"),
-    [
-        ("import no_such_library\n", "No module named 'no_such_library'"),
-        ("def f(:\n", "SyntaxError"),
-        ("g = 1\n", "f is no longer the function that the application has"),
-        ("f = 1\n", "f is no longer the function that the application has"),
-    ],
-    ids=["missing-library", "syntax-error", "gone", "no-kernel"],
-)
-def test_a_module_that_workers_cannot_use_is_one_line(text: str, words: str, tmp_path: Path) -> None:
-    """The application's environment is not the workers', or its file was edited."""
-    name = f"bad_application_{abs(hash(text))}"
-    (tmp_path / f"{name}.py").write_text(text)
-    file = adopted(name, (str(tmp_path),)).write(tmp_path / "home")
-    loaded = load_file(file, file.parent)
-    assert loaded.kernels == ()
-    (error,) = loaded.errors
-    assert words in error.message
-    assert "\n" not in error.message
-
-
-def test_another_state_of_the_function_is_not_tuned(tmp_path: Path) -> None:
-    """The application has cached an older one; nothing that is measured here is its own."""
-    (tmp_path / "edited_application.py").write_text(
-        "import triton\nimport triton.language as tl\n\n\n@triton.jit\ndef f(x, BLOCK: tl.constexpr):\n    pass\n"
-    )
-    file = adopted("edited_application", (str(tmp_path),)).write(tmp_path / "home")
-    loaded = load_file(file, file.parent)
-    assert loaded.kernels == ()
-    (error,) = loaded.errors
-    assert "edited_application.f is not the function that the application has: it changed since" in error.message
-
-
-def test_a_constant_of_another_value_is_another_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Triton's digest leaves out annotated globals, which an application may set otherwise than its file does."""
-    (tmp_path / "application_with_constant.py").write_text(
-        "import triton\nimport triton.language as tl\n\nWIDTH: tl.constexpr = 64\n\n\n"
-        "@triton.jit\ndef f(x, BLOCK: tl.constexpr):\n    tl.store(x, WIDTH)\n"
-    )
-    monkeypatch.syspath_prepend(str(tmp_path))
-    function = importlib.import_module("application_with_constant").f
-    known = {"cache_key": function.cache_key}
-    errors = {}
-    for width in (64, 128):
-        fields = {**known, "constants": (f"WIDTH={width}",)}
-        file = adopted("application_with_constant", (str(tmp_path),), **fields).write(tmp_path / "home")
-        errors[width] = load_file(file, file.parent).errors
-    assert constants_read(function) == ("WIDTH=64",)
-    assert errors[64] == ()
-    assert "f is not the function that the application has" in errors[128][0].message
 
 
 def test_closures_and_arguments_are_refused_where_they_are_written() -> None:

@@ -24,6 +24,6 @@ def test_it_tunes_its_own_kernels(tmp_path: Path) -> None:
         done = subprocess.run(
             [sys.executable, str(PROGRAM)], env=environment, capture_output=True, text=True, timeout=200, check=False
         )
-    assert done.stdout.splitlines()[-1:] == ["a call: right KtunedAutotuner"], done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1:] == ["a call: right Autotuner"], done.stdout + done.stderr
     account = Account.read(tmp_path / "summary")
-    assert {name.partition(" ")[0] for name in (*account.taken_over, *account.left_alone)} == {"__main__.doubled"}
+    assert {name.partition(" ")[0] for name in (*account.adopted, *account.left_alone)} == {"__main__.doubled"}

@@ -1,7 +1,6 @@
 """Autotuned functions of a script, which no other process can import: they travel as their source."""
 
 import sys
-from collections.abc import Iterator
 from importlib.util import module_from_spec, spec_from_file_location
 from pathlib import Path
 from types import FunctionType, ModuleType
@@ -9,75 +8,130 @@ from typing import Any
 
 import pytest
 import torch
+import triton
 
-from ktuned.backends.contract import Unit
-from ktuned.dropin import CALL_KEY, account
-from ktuned.spec.loader import load_file
-from ktuned_triton import Triton
+from ktuned.dropin import account
+from ktuned_triton import autotune
 from ktuned_triton.call import LeftAlone, jitted
 from ktuned_triton.script import is_importable, module_of
-from tests.fake_tunings import FakeTunings
-from tests.plugins.triton_calls import left_to_triton, tunings
+from tests.fake_daemon_link import FakeDaemonLink
+from tests.plugins.triton_calls import clean_account, left_to_triton, link, records, spool
 
-__all__ = ["left_to_triton", "tunings"]
+__all__ = ["clean_account", "left_to_triton", "link", "spool"]
 
 SCRIPT = Path(__file__).with_name("triton_app") / "as_script.py"
 
 
 @pytest.fixture
-def script(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+def script(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
     """Return this process's ``__main__``, which is the script."""
     module = ModuleType("__main__")
     module.__file__ = str(SCRIPT)
     monkeypatch.setitem(sys.modules, "__main__", module)
     exec(compile(SCRIPT.read_text(), SCRIPT, "exec"), vars(module))
-    account.left_alone.clear()
-    yield module
-    account.left_alone.clear()
+    return module
+
+
+def imported(text: str, directory: Path, name: str) -> ModuleType:
+    """Return a module of a text that has travelled, as another process imports it."""
+    file = directory / f"{name}.py"
+    file.write_text(text)
+    spec = spec_from_file_location(name, file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = module_from_spec(spec)
+    sys.modules[name] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def travelled(spool: Path, directory: Path, monkeypatch: pytest.MonkeyPatch) -> ModuleType:
+    """Return the module that the only record holds."""
+    (record,) = records(spool)
+    ((name, text),) = record.files.items()
+    assert name == f"{record.module}.py"
+    monkeypatch.setitem(sys.modules, record.module, ModuleType(record.module))
+    return imported(text.decode(), directory, record.module)
 
 
 def test_another_process_has_the_same_function(
-    script: ModuleType, tunings: FakeTunings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    script: ModuleType, link: FakeDaemonLink, spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With the functions and globals that it reads, its line numbers and so Triton's digest; each config compiles."""
+    """With the functions and globals that it reads, its line numbers and so Triton's digest."""
     launched: list[Any] = []
     monkeypatch.setattr(jitted(script.scaled), "run", lambda *args, **kwargs: launched.append(kwargs))
     x = torch.ones(256)
     script.scaled[(4,)](x, torch.empty_like(x), 256)
     assert account.left_alone == {}
-    assert len(launched) == 1
-    ((request, _),) = tunings.asked
-    assert request.adopted.function == "__main__.scaled"
-    file = request.adopted.write(tmp_path)
-    problem = {**request.problem, CALL_KEY: request.write_call(file)}
-    monkeypatch.setitem(sys.modules, "__main__", ModuleType("__main__"))
-    loaded = load_file(file, file.parent)
-    assert loaded.errors == ()
-    (kernel,) = loaded.kernels
-    (module,) = [one for name, one in sys.modules.items() if name.startswith("script_")]
+    assert [run["warmup"] for run in launched] == [True, False]
+    (record,) = records(spool)
+    assert (record.package, record.function) == ("as_script", "scaled")
+    module = travelled(spool, tmp_path, monkeypatch)
     assert module.scaled.cache_key == jitted(script.scaled).cache_key
     assert not hasattr(module, "OPEN")
     assert not hasattr(module, "values")
-    for number, config in enumerate(kernel.bound_space(problem)):
-        (tmp_path / str(number)).mkdir()
-        unit = Unit(str(number), kernel.build(problem, config), (), file, kernel.name, "sm_90a")
-        (result,) = Triton().compile([unit], tmp_path)
-        assert result.outcome is None, result.message
+
+
+def test_a_closure_travels_with_the_plain_values_that_it_has_captured(
+    link: FakeDaemonLink, spool: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that calls another closure."""
+    factor = triton.language.constexpr(3)
+
+    @triton.jit
+    def tripled(x):  # type: ignore[no-untyped-def]
+        return x * factor
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def inner(x, BLOCK: triton.language.constexpr):  # type: ignore[no-untyped-def]
+        offsets = triton.language.arange(0, BLOCK)
+        triton.language.store(x + offsets, tripled(triton.language.load(x + offsets)))
+
+    monkeypatch.setattr(inner, "run", lambda *args, **kwargs: None)
+    configs = [triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})]
+    autotune(configs, key=[])(inner)[(1,)](torch.ones(8))
+    assert account.left_alone == {}
+    module = travelled(spool, tmp_path, monkeypatch)
+    assert module.inner.cache_key == inner.cache_key
+    assert module.factor.value == 3
+
+
+def test_a_closure_over_an_object_is_left_alone(
+    link: FakeDaemonLink, left_to_triton: list[Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No other process can make it."""
+    captured = {"a": "dict"}
+
+    @triton.jit  # type: ignore[untyped-decorator]
+    def inner(x, BLOCK: triton.language.constexpr):  # type: ignore[no-untyped-def]
+        triton.language.store(x, captured)
+
+    monkeypatch.setattr(inner, "run", lambda *args, **kwargs: None)
+    configs = [triton.Config({"BLOCK": 64}), triton.Config({"BLOCK": 128})]
+    autotune(configs, key=[])(inner)[(1,)](torch.ones(8))
+    assert [*account.left_alone.values()] == ["it reads captured, a dict of its own module"]
 
 
 @pytest.mark.parametrize(
     ("name", "reason"),
     [
-        ("reads_a_file", "it reads OPEN, a BytesIO of the script's"),
-        ("hooked", "it has hooks, and is defined in __main__, where no other process finds them"),
+        ("reads_a_file", "it reads OPEN, a BytesIO of its own module"),
+        ("hooked", "it has hooks that do more than zero or reshape, and are where no other process finds them"),
     ],
 )
 def test_some_need_the_scripts_own_process(
-    name: str, reason: str, script: ModuleType, tunings: FakeTunings, left_to_triton: list[Any]
+    name: str,
+    reason: str,
+    script: ModuleType,
+    link: FakeDaemonLink,
+    left_to_triton: list[Any],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """They are Triton's, with the reason."""
-    getattr(script, name)[(1,)](torch.ones(8))
-    assert account.left_alone == {f"__main__.{name}": reason}
+    function = getattr(script, name)
+    monkeypatch.setattr(jitted(function), "run", lambda *args, **kwargs: None)
+    function[(1,)](torch.ones(8))
+    assert [*account.left_alone.values()] == [reason]
 
 
 def test_an_edited_script_is_the_one_that_runs(script: ModuleType, tmp_path: Path) -> None:
@@ -91,7 +145,7 @@ def test_an_edited_script_is_the_one_that_runs(script: ModuleType, tmp_path: Pat
     assert module_of(jitted(script.scaled)).count("def ") == 3
     copy.write_text(source.replace("x * 2", "x * 3").replace("math.prod(grid)", "sum(grid)"))
     assert module_of(script.doubled) == before
-    with pytest.raises(LeftAlone, match=r"it reads launch_metadata, a function .* whose source does not stand alone"):
+    with pytest.raises(LeftAlone, match=r"it reads launch_metadata, a function whose source does not stand alone"):
         module_of(jitted(script.scaled))
 
 
@@ -107,8 +161,8 @@ def test_a_script_may_be_run_by_another_program(script: ModuleType, monkeypatch:
         module_of(jitted(script.scaled))
 
 
-def test_a_module_that_no_import_finds_is_left_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tunings: FakeTunings, left_to_triton: list[Any]
+def test_a_module_that_no_import_finds_travels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, link: FakeDaemonLink, spool: Path
 ) -> None:
     """One that a program has loaded from a file, under a name of its own or in the place of another module."""
     for name, is_there in (("loaded_by_path", False), ("tests.plugins.loaded_by_path", False), ("tests.leaks", True)):
@@ -121,8 +175,8 @@ def test_a_module_that_no_import_finds_is_left_alone(
         module = module_from_spec(spec)
         monkeypatch.setitem(sys.modules, name, module)
         spec.loader.exec_module(module)
-        account.left_alone.clear()
+        monkeypatch.setattr(jitted(module.scaled), "run", lambda *args, **kwargs: None)
         module.scaled[(1,)](torch.ones(8), torch.ones(8), 8)
-        assert account.left_alone == {f"{name}.scaled": f"no other process can import {name}"}
-    assert tunings.asked == []
-    account.left_alone.clear()
+    assert account.left_alone == {}
+    assert [list(record.files) for record in records(spool)] == [[f"{record.module}.py"] for record in records(spool)]
+    assert len(records(spool)) == 3

@@ -1,5 +1,7 @@
-"""Calls of the drop-in for ``triton.autotune``: a stand-in for the daemon, and launches that launch nothing."""
+"""Calls of the drop-in for ``triton.autotune``: a stand-in for the daemon, a spool, launches that launch nothing."""
 
+from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,39 +9,74 @@ import torch
 import triton
 from triton.runtime.autotuner import Autotuner
 
+from ktuned.dropin import CallRecord, account, spool_directory
 from ktuned.model.values import canonical
+from ktuned.spool import RECORD_SUFFIX, read_file
 from ktuned_triton import autotune, autotuner
-from ktuned_triton.adoption import Request
-from ktuned_triton.call import evaluate, jitted, key_of
-from tests.fake_tunings import FakeTunings
+from ktuned_triton.call import jitted
+from tests.fake_daemon_link import FakeDaemonLink
 from tests.plugins.triton_app import kernels
 
 SIZE = 1 << 12
 
 
 @pytest.fixture
-def tunings(monkeypatch: pytest.MonkeyPatch) -> FakeTunings:
+def link(monkeypatch: pytest.MonkeyPatch, spool: Path) -> FakeDaemonLink:
     """Return the daemon's stand-in."""
-    fake = FakeTunings()
-    monkeypatch.setattr(autotuner, "shared", lambda pin: fake)
+    fake = FakeDaemonLink()
+    monkeypatch.setattr(autotuner, "daemon_link", lambda pin: fake)
     return fake
 
 
 @pytest.fixture
+def spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the application's spool, in a home of the test's."""
+    monkeypatch.setenv("KTUNED_HOME", str(tmp_path / "home"))
+    return spool_directory(tmp_path / "home")
+
+
+@pytest.fixture
 def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
-    """Return the launches of the functions here, which launch nothing."""
+    """Return the launches of the functions here, which launch nothing and are ready at once."""
     found: list[dict[str, Any]] = []
-    for function in (kernels.scale, kernels.hooked):
-        monkeypatch.setattr(jitted(function), "run", lambda *args, **kwargs: found.append(kwargs))
+
+    def run(*args: Any, **kwargs: Any) -> None:
+        if not kwargs["warmup"]:
+            found.append(kwargs)
+
+    for function in (kernels.scale, kernels.hooked, kernels.gather, kernels.benched, kernels.plain, kernels.zeroed):
+        monkeypatch.setattr(jitted(function), "run", run)
     return found
 
 
 @pytest.fixture
 def left_to_triton(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """Return the calls that Triton's own autotuner got, which does nothing with them."""
+    """Return the configs that Triton's own autotuner measures, each as fast as the others."""
     found: list[Any] = []
-    monkeypatch.setattr(Autotuner, "run", lambda self, *args, **kwargs: found.append(self))
+
+    def bench(self: Any, *args: Any, config: Any, **kwargs: Any) -> list[float]:
+        found.append(config)
+        return [1.0, 1.0, 1.0]
+
+    autotuner.adopt_class(Autotuner)
+    monkeypatch.setattr(Autotuner, "_bench", autotuner._measuring_nothing(bench))
     return found
+
+
+@pytest.fixture(autouse=True)
+def clean_account() -> Iterator[None]:
+    """Begin and end without what other tests have noted."""
+    for part in (account.adopted, account.left_alone, account.keys, account.notes):
+        part.clear()
+    yield
+    for part in (account.adopted, account.left_alone, account.keys, account.notes):
+        part.clear()
+
+
+def records(spool: Path) -> list[CallRecord]:
+    """Return what the application has left, the oldest first."""
+    files = sorted(spool.glob(f"*{RECORD_SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
+    return [CallRecord.from_bytes(read_file(path)) for path in files]
 
 
 def scale(**options: Any) -> Any:
@@ -68,12 +105,3 @@ def text(block: int, warps: int) -> str:
     """Return a config as the daemon names it."""
     config = {"BLOCK": block, "THROUGH": "~None", "num_warps": warps, "num_ctas": 1, "num_stages": 3}
     return canonical(config)
-
-
-def request_of(function: Any, x: torch.Tensor, y: torch.Tensor) -> Request:
-    """Return what the daemon is asked for a call."""
-    args, kwargs = (x, y, SIZE, 2.0), {"grid": grid, "warmup": False}
-    pruned = function._pruned(args, kwargs)
-    evaluated = evaluate(function, pruned, args, kwargs)
-    problem = key_of(function, args, kwargs)
-    return Request(function._adopted(evaluated, tuple(problem)), problem, evaluated)

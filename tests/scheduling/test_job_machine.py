@@ -17,6 +17,7 @@ from ktuned.model.job import Job, JobState, Priority
 from ktuned.model.keys import DeviceModel, KernelName, WinnerKey, key_problem
 from ktuned.model.plan import Plan
 from ktuned.scheduling.job_events import (
+    Advanced,
     Arrived,
     Attended,
     BeginAgainAsked,
@@ -25,6 +26,7 @@ from ktuned.scheduling.job_events import (
     Ended,
     Ending,
     Event,
+    GrantLanes,
     Inspected,
     Instruction,
     Joined,
@@ -41,8 +43,10 @@ from ktuned.scheduling.job_events import (
     StoreMended,
     TakenUp,
 )
-from ktuned.scheduling.job_machine import JobMachine
+from ktuned.scheduling.job_machine import MOST_RUNNING, PATIENCE_S, JobMachine
 from ktuned.scheduling.queue import EVERYTHING
+from ktuned.scheduling.ranks import AGE_S, TURN_S
+from ktuned.tuning import JobStage
 
 NOW = 5000.0
 
@@ -74,7 +78,7 @@ def machine(*events: Event, **options: Any) -> JobMachine:
 def summary(instructions: Sequence[Instruction]) -> list[str]:
     """Return what instructions are about, in brief."""
     return [
-        f"{type(one).__name__} {one.job if isinstance(one, Stop) else one.job.id}"
+        f"{type(one).__name__} {one.job if isinstance(one, Stop | GrantLanes) else one.job.id}"
         + (f" {one.type}" if isinstance(one, Publish) else "")
         for one in instructions
     ]
@@ -88,6 +92,7 @@ def ended(made: JobMachine, ending: Ending, message: str = "", **options: Any) -
 
 ARRIVED = Arrived(job())
 STARTED = (ARRIVED, Reviewed())
+STARTS = ["Start 1", "GrantLanes 1"]
 
 PLACES: dict[str, tuple[Event, ...]] = {
     "unknown": (),
@@ -108,6 +113,7 @@ ASKED: dict[str, Callable[[], Event]] = {
     "cancel": lambda: CancelAsked(1),
     "pause": lambda: PauseAsked(1),
     "resume": lambda: ResumeAsked(1),
+    "advance": lambda: Advanced(1, JobStage.COMPILING),
     "done": lambda: Ended(job(), Ending.DONE),
     "failed": lambda: Ended(job(), Ending.FAILED, "no"),
     "killed": lambda: Ended(job(), Ending.KILLED, "killed"),
@@ -131,6 +137,7 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
         "cancel": ["Close 1"],
         "pause": _PAUSED,
         "resume": [],
+        "advance": [],
     },
     "paused": {
         "join": [],
@@ -139,6 +146,7 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
         "cancel": ["Close 1"],
         "pause": _PAUSED,
         "resume": _REQUEUED,
+        "advance": [],
     },
     "running": {
         "join": [],
@@ -147,6 +155,7 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
         "cancel": ["Stop 1"],
         "pause": ["Stop 1"],
         "resume": [],
+        "advance": [],
         "done": ["Close 1"],
         "failed": ["Close 1"],
         "killed": _REQUEUED,
@@ -161,6 +170,7 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
         "cancel": ["Stop 1"],
         "pause": ["Stop 1"],
         "resume": [],
+        "advance": [],
         "daemon": [],
         **dict.fromkeys(_ENDS, _REQUEUED),
     },
@@ -171,6 +181,7 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
         "cancel": ["Stop 1"],
         "pause": [],
         "resume": [],
+        "advance": [],
         "daemon": [],
         **dict.fromkeys(_ENDS, _PAUSED),
     },
@@ -180,6 +191,7 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
         "again": [],
         "cancel": [],
         "resume": [],
+        "advance": [],
         "daemon": [],
         **dict.fromkeys(_ENDS, _CLOSED),
     },
@@ -190,7 +202,8 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
 def seen(made: JobMachine) -> Any:
     """Return all that can be seen of a machine."""
     lives = {number: (life.place, tuple(life.story)) for number, life in made._lives.items()}
-    return lives, made.running, list(made.queue), made.stalled, dict(made._kills), dict(made._stop_reasons)
+    known = made.running, dict(made._stages), dict(made._holders), dict(made._decides_at), list(made.queue)
+    return lives, known, made.stalled, dict(made._kills), dict(made._stop_reasons)
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -212,25 +225,24 @@ def test_a_job_lives_from_its_arrival_to_its_end() -> None:
     """It is published, started with the time of now, and closed with its figures."""
     made = machine()
     assert made.handle(ARRIVED) == [Publish("job_queued", job())]
-    (start,) = made.handle(Reviewed())
-    assert start == Start(job(state=JobState.RUNNING, started=NOW))
+    assert made.handle(Reviewed()) == [Start(job(state=JobState.RUNNING, started=NOW)), GrantLanes(1)]
     assert made.handle(Reviewed()) == []
     (close,) = made.handle(Ended(replace(made.running[0], best_us=3.0), Ending.DONE))
     assert close == Close(job(state=JobState.DONE, started=NOW, finished=NOW, best_us=3.0))
     assert (made.job(1), made.running, len(made.queue)) == (None, [], 0)
 
 
-def test_one_job_runs_per_device_and_the_best_makes_the_other_yield() -> None:
-    """A higher rank stops what runs; an equal one waits; another device is free."""
+def test_a_higher_rank_makes_a_running_job_yield() -> None:
+    """It stops what runs; an equal one waits; another device is free."""
     made = machine(Arrived(job(1)), Reviewed(), Arrived(job(2)), Arrived(job(3, device="y")))
-    assert summary(made.handle(Reviewed())) == ["Start 3"]
+    assert summary(made.handle(Reviewed())) == ["Start 3", "GrantLanes 3"]
     made.handle(Arrived(job(4, priority=300)))
     assert summary(made.handle(Reviewed())) == ["Stop 1"]
     assert made.handle(Reviewed()) == []
     record, _ = made.handle(Ended(made.running[0], Ending.STOPPED))
     assert isinstance(record, Record)
     assert (record.job.message, record.is_vital) == ("made way for a more important job", False)
-    assert summary(made.handle(Reviewed())) == ["Start 4"]
+    assert summary(made.handle(Reviewed())) == ["Start 4", "GrantLanes 4"]
 
 
 def test_a_running_job_makes_way_for_a_pause_and_a_policy() -> None:
@@ -247,7 +259,7 @@ def test_a_running_job_makes_way_for_a_pause_and_a_policy() -> None:
     made.handle(PausesChanged({EVERYTHING}))
     assert made.handle(Reviewed()) == []
     made.handle(PausesChanged(()))
-    assert summary(made.handle(Reviewed())) == ["Start 1"]
+    assert summary(made.handle(Reviewed())) == STARTS
 
 
 def test_what_is_outdated_begins_again() -> None:
@@ -257,7 +269,7 @@ def test_what_is_outdated_begins_again() -> None:
         made.handle(ended(made, ending))
         (waiting,) = made.queue
         assert (waiting.state, waiting.message) == (JobState.QUEUED, "its files changed")
-        assert summary(made.handle(Reviewed())) == ["Start 1"]
+        assert summary(made.handle(Reviewed())) == STARTS
 
 
 def test_work_is_found_where_it_is_done() -> None:
@@ -294,7 +306,7 @@ def test_a_full_store_stops_every_start() -> None:
     assert [one.message for one in made.queue] == ["the disk is full", ""]
     assert made.handle(Reviewed()) == []
     made.handle(StoreMended())
-    assert summary(made.handle(Reviewed())) == ["Start 1", "Start 2"]
+    assert summary(made.handle(Reviewed())) == [*STARTS, "Start 2", "GrantLanes 2"]
 
 
 @pytest.mark.parametrize("gets_on", [True, False])
@@ -317,9 +329,9 @@ def test_a_changed_source_holds_its_job_until_it_is_inspected(is_inspected: bool
     if is_inspected:
         made.handle(Inspected("p:k"))
     made.handle(ended(made, Ending.SOURCE_CHANGED, "changed"))
-    assert summary(made.handle(Reviewed())) == (["Start 1"] if is_inspected else [])
+    assert summary(made.handle(Reviewed())) == (STARTS if is_inspected else [])
     made.handle(Inspected("p:k"))
-    assert summary(made.handle(Reviewed())) == ([] if is_inspected else ["Start 1"])
+    assert summary(made.handle(Reviewed())) == ([] if is_inspected else STARTS)
 
 
 def test_what_the_last_daemon_left_is_taken_up_once() -> None:
@@ -341,6 +353,171 @@ def test_a_client_that_waits_lifts_its_job() -> None:
     assert summary(made.handle(Reviewed())) == ["Stop 1"]
 
 
+def compiling(*numbers: int) -> list[Event]:
+    """Return the events by which jobs start one after the other, as soon as the ones before leave slots idle."""
+    events: list[Event] = []
+    for number in numbers:
+        events += [Reviewed(), Advanced(number, JobStage.COMPILING)]
+    return events
+
+
+def test_the_next_job_starts_while_one_measures() -> None:
+    """As soon as no config of the running ones waits for a slot; it measures when the one before has ended."""
+    made = machine(Arrived(job(1)), Arrived(job(2)), Arrived(job(3)), Reviewed())
+    assert made.handle(Reviewed()) == []
+    made.handle(Advanced(1, JobStage.COMPILING))
+    assert summary(made.handle(Reviewed())) == ["Start 2"]
+    assert made.handle(Reviewed()) == []
+    made.handle(Advanced(2, JobStage.COMPILING))
+    assert summary(made.handle(Reviewed())) == ["Start 3"]
+    assert made.holder("x") == made.running[0]
+    made.handle(Ended(made.running[0], Ending.DONE))
+    assert summary(made.handle(Reviewed())) == ["GrantLanes 2"]
+
+
+def measured(made: JobMachine, number: int) -> list[str]:
+    """Have a job say that it has measured all; return what is instructed then."""
+    made.handle(Advanced(number, JobStage.MEASURED))
+    return summary(made.handle(Reviewed()))
+
+
+def test_jobs_decide_together_when_none_measures_any_more() -> None:
+    """Those that have measured all let the others measure first; while they decide, nothing starts."""
+    made = machine(*(Arrived(job(number)) for number in (1, 2, 3)), *compiling(1, 2))
+    assert measured(made, 1) == ["Start 3", "GrantLanes 2"]
+    made.handle(Advanced(3, JobStage.COMPILING))
+    assert measured(made, 2) == ["GrantLanes 3"]
+    assert measured(made, 3) == ["GrantLanes 1"]
+    made.handle(Arrived(job(4)))
+    made.handle(Advanced(1, JobStage.DECIDING))
+    for decides in (2, 3):
+        assert made.handle(Reviewed()) == []
+        made.handle(Ended(made.running[0], Ending.DONE))
+        assert summary(made.handle(Reviewed())) == [f"GrantLanes {decides}"]
+        made.handle(Advanced(decides, JobStage.DECIDING))
+    made.handle(Ended(made.running[0], Ending.DONE))
+    assert summary(made.handle(Reviewed())) == ["Start 4", "GrantLanes 4"]
+
+
+def test_a_job_that_measured_all_waits_no_longer_than_a_bound() -> None:
+    """Then it has the lanes although an equal still measures, nothing starts, and the equal goes on afterwards."""
+    now = 0.0
+    made = JobMachine(clock=lambda: now, now=lambda: NOW)
+    for event in (Arrived(job(1)), Arrived(job(2)), *compiling(1, 2)):
+        made.handle(event)
+    assert measured(made, 1) == ["GrantLanes 2"]
+    now = PATIENCE_S - 0.1
+    assert made.handle(Reviewed()) == []
+    now = PATIENCE_S
+    made.handle(Arrived(job(3)))
+    assert summary(made.handle(Reviewed())) == ["GrantLanes 1"]
+    made.handle(Advanced(1, JobStage.DECIDING))
+    made.handle(Ended(made.running[0], Ending.DONE))
+    assert summary(made.handle(Reviewed())) == ["Start 3", "GrantLanes 2"]
+
+
+def test_a_more_important_job_decides_before_others_measure() -> None:
+    """Only equals, and what ranks higher, may keep it from deciding."""
+    made = machine(Arrived(job(1, priority=300)), Arrived(job(2)), *compiling(1, 2))
+    assert measured(made, 1) == ["GrantLanes 1"]
+
+
+def test_only_so_many_jobs_run_at_once() -> None:
+    """The next one waits until one has ended."""
+    numbers = range(1, MOST_RUNNING + 2)
+    made = machine(*(Arrived(job(number)) for number in numbers), *compiling(*numbers[:-1]))
+    assert [one.id for one in made.running_on("x")] == list(numbers[:-1])
+    assert made.handle(Reviewed()) == []
+    made.handle(Ended(made.running[3], Ending.DONE))
+    assert summary(made.handle(Reviewed())) == [f"Start {numbers[-1]}"]
+
+
+def test_jobs_that_do_the_same_work_run_one_after_the_other() -> None:
+    """The second one finds what the first has measured, by another objective too; others pass it meanwhile."""
+    same = {"problem": {"M": 1}}
+    made = machine(
+        Arrived(job(1)),
+        Arrived(job(2, **same, plan=Plan(seed=1))),
+        Arrived(job(3, **same, plan=Plan(objective="energy"))),
+        Arrived(job(4)),
+        *compiling(1),
+    )
+    assert summary(made.handle(Reviewed())) == ["Start 4"]
+    made.handle(Advanced(4, JobStage.COMPILING))
+    made.handle(Attended("me", [2]))
+    assert summary(made.handle(Reviewed())) == ["Stop 1", "Stop 4"]
+    made.handle(Ended(made.running[1], Ending.STOPPED))
+    assert made.handle(Reviewed()) == []
+    made.handle(Ended(made.running[0], Ending.STOPPED))
+    assert summary(made.handle(Reviewed())) == ["Start 2", "GrantLanes 2"]
+
+
+def test_a_higher_rank_stops_all_jobs_that_it_outranks() -> None:
+    """The jobs that rank as high go on, and have the lanes first."""
+    made = machine(Arrived(job(1, priority=300)), Arrived(job(2)), Arrived(job(3)), *compiling(1, 2, 3))
+    made.handle(Arrived(job(4, priority=300)))
+    assert summary(made.handle(Reviewed())) == ["Stop 2", "Stop 3"]
+    assert made.handle(Reviewed()) == []
+    for running in made.running[1:]:
+        made.handle(Ended(running, Ending.STOPPED))
+    assert summary(made.handle(Reviewed())) == ["Start 4"]
+    assert made.holder("x") == made.running[0]
+
+
+def test_the_lanes_go_to_the_highest_rank_but_not_away_from_finalists() -> None:
+    """A client that waits for a job gives it the lanes; an equal does not take them back."""
+    made = machine(Arrived(job(1)), Arrived(job(2)), Arrived(job(3)), *compiling(1, 2, 3), Attended("me", [3]))
+    assert summary(made.handle(Reviewed())) == ["GrantLanes 3"]
+    made.handle(Left("me"))
+    assert made.handle(Reviewed()) == []
+    assert measured(made, 3) == ["GrantLanes 1"]
+    made.handle(Attended("me", [3]))
+    assert summary(made.handle(Reviewed())) == ["GrantLanes 3"]
+    made.handle(Advanced(3, JobStage.DECIDING))
+    made.handle(Left("me"))
+    made.handle(Attended("me", [2]))
+    assert made.handle(Reviewed()) == []
+    made.handle(Ended(made.running[2], Ending.DONE))
+    assert summary(made.handle(Reviewed())) == ["GrantLanes 2"]
+
+
+@pytest.mark.parametrize("stopped", [PauseAsked(1), CancelAsked(1), BeginAgainAsked(1, "changed")])
+def test_a_job_that_stops_leaves_the_lanes_to_the_next(stopped: Event) -> None:
+    """At once: the next one need not wait until its pipeline has ended."""
+    made = machine(Arrived(job(1)), Arrived(job(2)), *compiling(1, 2), stopped)
+    assert summary(made.handle(Reviewed())) == ["GrantLanes 2"]
+
+
+def test_a_job_that_cannot_be_prepared_leaves_the_lanes() -> None:
+    """It has no pipeline, and ends as soon as it has started."""
+    made = machine(Arrived(job(1)), Arrived(job(2)), Reviewed())
+    made.handle(Ended(made.running[0], Ending.FAILED, "no"))
+    assert summary(made.handle(Reviewed())) == ["Start 2", "GrantLanes 2"]
+
+
+def test_slots_go_to_the_job_that_measures_sooner() -> None:
+    """Of equals: the one that has the lanes, then in the order of their starts; of two devices neither is the first."""
+    made = machine(*(Arrived(job(number)) for number in (1, 2, 3)), Arrived(job(4, device="y")), *compiling(1, 2, 3, 4))
+    assert [made.slot_rank(number) for number in (1, 2, 3, 4, 99)] == [200, 199, 198, 200, 0]
+    made.handle(Attended("me", [3]))
+    made.handle(Reviewed())
+    made.handle(Left("me"))
+    assert [made.slot_rank(number) for number in (1, 2, 3)] == [199, 198, 200]
+
+
+def test_a_job_that_runs_without_the_lanes_still_waits() -> None:
+    """Its age goes on, until it has had the lanes for a turn: it loses nothing by an early start."""
+    now = 0.0
+    made = JobMachine(clock=lambda: now, now=lambda: NOW)
+    for event in (Arrived(job(1)), Arrived(job(2)), *compiling(1, 2)):
+        made.handle(event)
+    now = AGE_S
+    assert (made.queue.rank(1), made.queue.rank(2)) == (200, 300)
+    assert summary(made.handle(Reviewed())) == ["GrantLanes 2"]
+    now += TURN_S
+    assert (made.queue.rank(1), made.queue.rank(2)) == (200, 200)
+
+
 DEVICES = st.sampled_from(["x", "y"])
 IDS = st.integers(1, 12)
 
@@ -353,6 +530,7 @@ class RandomEvents(RuleBasedStateMachine):
         self.machine = machine()
         self.count = 0
         self.pipelines: dict[int, bool] = {}
+        self.stages: dict[int, JobStage] = {}
         self.closed: dict[int, Job] = {}
         self.rows: dict[int, JobState] = {}
 
@@ -366,11 +544,18 @@ class RandomEvents(RuleBasedStateMachine):
         for one in instructions:
             if isinstance(one, Start):
                 assert one.job.id not in self.pipelines
+                beside = [other for other in self.machine.running_on(one.job.device) if other.id != one.job.id]
+                between = (JobStage.COMPILING, JobStage.MEASURED)
+                assert all(self.stages[other.id] in between for other in beside)
+                assert all(self.pipelines[other.id] for other in beside)
+                self.stages[one.job.id] = JobStage.EXPLORING
                 self.pipelines[one.job.id] = True
                 self.rows[one.job.id] = one.job.state
             elif isinstance(one, Stop):
                 assert one.job in self.pipelines
                 self.pipelines[one.job] = False
+            elif isinstance(one, GrantLanes):
+                assert self.pipelines[one.job]
             elif isinstance(one, Record):
                 self.rows[one.job.id] = one.job.state
             elif isinstance(one, Close):
@@ -384,7 +569,8 @@ class RandomEvents(RuleBasedStateMachine):
     def arrive(self, device: str, priority: int, is_fixed: bool) -> None:
         self.count += 1
         self.rows[self.count] = JobState.QUEUED
-        self.give(Arrived(job(self.count, device=device, priority=priority), is_fixed))
+        problem = {"M": self.count // 2}
+        self.give(Arrived(job(self.count, device=device, priority=priority, problem=problem), is_fixed))
 
     @rule(number=IDS, priority=st.sampled_from([200, 350]), trials=st.sampled_from([None, 10**6]))
     def join(self, number: int, priority: int, trials: int | None) -> None:
@@ -414,6 +600,14 @@ class RandomEvents(RuleBasedStateMachine):
     def review(self) -> None:
         self.give(Reviewed())
 
+    @precondition(lambda self: self.pipelines)
+    @rule(data=st.data())
+    def advance(self, data: st.DataObject) -> None:
+        number = data.draw(st.sampled_from(sorted(self.pipelines)))
+        self.stages[number] = JobStage(min(self.stages[number] + 1, JobStage.DECIDING))
+        self.give(Advanced(number, self.stages[number]))
+        self.give(Reviewed())
+
     @rule()
     def inspect(self) -> None:
         self.give(Inspected("p:k"))
@@ -438,7 +632,25 @@ class RandomEvents(RuleBasedStateMachine):
     def runs_what_it_started(self) -> None:
         running = self.machine.running
         assert {one.id for one in running} == self.pipelines.keys()
-        assert len({one.device for one in running}) == len(running)
+        assert len({one.key for one in running}) == len(running)
+        for device in ("x", "y"):
+            here = self.machine.running_on(device)
+            assert len(here) <= MOST_RUNNING
+            holder = self.machine.holder(device)
+            assert holder is None or holder in here
+
+    @invariant()
+    def gives_the_lanes_to_the_highest_rank(self) -> None:
+        if self.machine.stalled:
+            return
+        self.give(Reviewed())
+        rank = self.machine.queue.rank
+        for device in ("x", "y"):
+            able = [one for one in self.machine.running_on(device) if self.pipelines[one.id]]
+            holder = self.machine.holder(device)
+            assert bool(able) <= (holder in able)
+            if holder in able and self.stages[holder.id] < JobStage.MEASURED:
+                assert rank(holder.id) == max(rank(one.id) for one in able)
 
     @invariant()
     def has_each_job_once(self) -> None:

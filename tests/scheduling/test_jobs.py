@@ -177,9 +177,11 @@ async def test_what_makes_way_is_joined_and_can_be_cancelled(parts: Parts) -> No
 async def test_cancel(parts: Parts) -> None:
     """A waiting job and a running one end cancelled; one that has ended, or never was, is an error that says so."""
     await parts.inspect(kernel_text(configs=GATED))
-    running, waiting = (await submit(parts)).job, (await submit(parts, OTHER)).job
+    running = (await submit(parts)).job
     async with parts.working():
         await parts.reached("door")
+        waiting = (await submit(parts, OTHER, priority=Priority.BACKGROUND)).job
+        await parts.jobs.pause(waiting.id)
         assert (await parts.jobs.cancel(waiting.id)).state is JobState.CANCELLED
         await parts.jobs.cancel(running.id)
         await parts.told.ended(2)
@@ -230,17 +232,22 @@ async def test_touched_file_makes_its_job_wait_for_the_inspection(parts: Parts) 
     assert (ended["id"], ended["message"]) == (job.id, NOTHING_MEASURED)
 
 
-async def test_unfinished_jobs_are_taken_up_again(parts: Parts) -> None:
-    """What waits or runs when a daemon stops is queued for the next one."""
-    await parts.inspect(kernel_text(configs=GATED))
-    await submit(parts)
-    await submit(parts, OTHER)
-    async with parts.working():
-        await parts.reached("door")
-    assert [state for _, state in states(parts)] == ["running", "queued"]
-    parts.open_gate("door")
-    async with parts.working():
-        assert [job["id"] for job in await parts.told.ended()] == [2]
+async def test_unfinished_jobs_are_taken_up_again(tmp_path: Path) -> None:
+    """What waits or runs when a daemon stops is queued for the next one, however many run."""
+    async with assembled(tmp_path) as parts:
+        await parts.inspect(kernel_text(configs=GATED))
+        for n in (1, 2, 3):
+            await submit(parts, {"n": n})
+        await parts.jobs.pause(3)
+        async with parts.working():
+            await parts.told.until(lambda: len(parts.told.of("job_started")) == 2)
+        assert [state for _, state in states(parts)] == ["running", "running", "paused"]
+    async with assembled(tmp_path) as parts:
+        assert [state for _, state in states(parts)] == ["queued", "queued", "paused"]
+        parts.open_gate("door")
+        await parts.inspect(kernel_text(configs=GATED))
+        async with parts.working():
+            assert [job["id"] for job in await parts.told.ended(2)] == [1, 2]
 
 
 class FullDisk(Store):

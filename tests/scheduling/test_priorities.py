@@ -16,6 +16,7 @@ from ktuned.scheduling.idle_policy import Reading
 from ktuned.scheduling.queue import Arrival
 from ktuned.tuning.progress import time_left_s
 from tests.assembled import Parts, assembled, kernel_text, wanted
+from tests.fleet.playing import until
 
 pytestmark = pytest.mark.anyio
 
@@ -142,6 +143,29 @@ async def test_pauses_outlive_the_daemon(tmp_path: Path) -> None:
             assert ended["id"] != job.id
             (paused,) = parts.jobs.live()
             assert (paused.id, paused.state) == (job.id, JobState.PAUSED)
+
+
+async def test_launches_order_equals_and_outlive_the_daemon(tmp_path: Path) -> None:
+    """The key whose launches take applications the longest goes first, by its winner's latency or its kernel's."""
+    async with assembled(tmp_path) as parts:
+        kernel = await parts.inspect(kernel_text(configs="[dict(us=50.0)]"))
+        await parts.measured(kernel, {50.0: 1000.0}, {"n": 1})
+        for n in (1, 2, 3):
+            await submit(parts, {"n": n})
+        # Launches of 1,000 us and of as much, since no other latency of the kernel is known.
+        await parts.jobs.note_launches({wanted({"n": 2}): 10, wanted({"n": 3}): 20})
+        await parts.jobs.note_launches({wanted({"n": 1}): 0, wanted({"n": 2}): 15})
+        assert [job.problem["n"] for job in parts.jobs.live()] == [2, 3, 1]
+        assert parts.store.launches() == {wanted({"n": 2}): 25, wanted({"n": 3}): 20}
+    async with assembled(tmp_path) as parts:
+        await parts.jobs.pause_devices({"Fake CPU"}, is_paused=True)
+        async with parts.working():
+            await until(lambda: len(parts.jobs.live()) == 4)
+            described = [parts.jobs.describe(job) for job in parts.jobs.live()]
+            assert [(job["problem"]["n"], job["launches"]) for job in described][:3] == [(2, 25), (3, 20), (1, 0)]
+            await parts.jobs.cancel(described[0]["id"])
+        (ended,) = await parts.told.ended()
+        assert ended["launches"] == 25
 
 
 async def test_compile_slots_go_to_the_most_important_job(parts: Parts) -> None:

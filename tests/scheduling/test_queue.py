@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from ktuned.model.job import Job, JobState
 from ktuned.model.keys import DeviceModel, KernelName, key_problem
 from ktuned.model.plan import Plan
-from ktuned.scheduling.queue import EVERYTHING, JobQueue, extended
+from ktuned.scheduling.queue import EVERYTHING, JobQueue, Use, extended
 from ktuned.scheduling.ranks import AGE_S, HALF_LIFE_S, TURN_S
 
 DEVICES = st.sampled_from(["x", "y"])
@@ -37,8 +37,20 @@ def job(number: int, **changes: Any) -> Job:
 def works(queue: JobQueue, one: Job) -> Job:
     """Return a job that was taken out to run."""
     queue.add(one)
-    queue.start(one.id)
+    start(queue, one.id)
     return one
+
+
+def start(queue: JobQueue, number: int) -> None:
+    """Take a job out, and let it measure."""
+    queue.begin_turn(number)
+    queue.remove(number)
+
+
+def preempts(queue: JobQueue, running: Job) -> bool:
+    """Return whether a waiting job outranks one that runs."""
+    first = queue.next_for(running.device)
+    return first is not None and queue.rank(first.id) > queue.rank(running.id)
 
 
 def test_important_first_then_oldest() -> None:
@@ -81,13 +93,13 @@ def test_priority_only_rises(asked: int, expected: tuple[int, str]) -> None:
     assert queue.get(1) == raised
 
 
-@pytest.mark.parametrize(("running", "preempts"), [(100, True), (200, False), (300, False)])
-def test_only_more_important_work_preempts(running: int, preempts: bool) -> None:
+@pytest.mark.parametrize(("running", "expected"), [(100, True), (200, False), (300, False)])
+def test_only_more_important_work_preempts(running: int, expected: bool) -> None:
     """Equals wait their turn; so does another device's job."""
     queue = JobQueue([job(1), job(3, device="y", priority=400)])
-    assert queue.preempts(works(queue, job(2, priority=running))) is preempts
+    assert preempts(queue, works(queue, job(2, priority=running))) is expected
     queue.remove(1)
-    assert not queue.preempts(job(2))
+    assert not preempts(queue, job(2))
 
 
 def test_held_job_waits_until_its_kernel_is_released() -> None:
@@ -98,7 +110,7 @@ def test_held_job_waits_until_its_kernel_is_released() -> None:
     assert queue.find(job(1).key) is not None
     queue.remove(2)
     assert queue.next_for("x") is None
-    assert not queue.preempts(works(queue, job(3, priority=100)))
+    assert not preempts(queue, works(queue, job(3, priority=100)))
     queue.release("p:other")
     assert queue.next_for("x") is None
     queue.release("p:k")
@@ -147,12 +159,12 @@ def test_who_waits_lifts_a_job_until_he_leaves() -> None:
     queue.attend("you", [2])
     assert [one.id for one in queue] == [2, 1, 3]
     assert (queue.level(2), queue.waiters(2)) == (400, 2)
-    queue.start(2)
-    assert not queue.preempts(job(2))
+    start(queue, 2)
+    assert not preempts(queue, job(2))
     queue.leave("me")
-    assert not queue.preempts(job(2))
+    assert not preempts(queue, job(2))
     queue.leave("you")
-    assert queue.preempts(job(2))
+    assert preempts(queue, job(2))
     queue.add(job(2, priority=100))
     assert [one.id for one in queue] == [1, 2, 3]
 
@@ -178,6 +190,28 @@ def test_lookups_order_equals_by_how_many_and_how_recent() -> None:
     queue.ask(job(1).key)
     # Three lookups have become less than one.
     assert [one.id for one in queue] == [3, 1, 2]
+
+
+def test_what_costs_applications_most_goes_first_among_equals() -> None:
+    """By the seconds of a key's launches, whatever it is tuned for; before lookups and age, and after the rank."""
+    by_energy = Plan(objective="energy")
+    queue = JobQueue([job(1), job(2), job(3, plan=by_energy), job(4, priority=300)])
+    queue.ask(job(1).key, 3)
+    queue.note_use(job(2).key, Use(launches=10, cost_s=2.0))
+    queue.note_use(job(3).key, Use(launches=1000, cost_s=3.0))
+    assert [one.id for one in queue] == [4, 3, 2, 1]
+    queue.note_use(job(2).key, Use(launches=20, cost_s=4.0))
+    assert [one.id for one in queue] == [4, 2, 3, 1]
+    assert (queue.use(job(3, plan=by_energy).key).launches, queue.use(job(1).key).launches) == (1000, 0)
+
+
+def test_only_so_many_uses_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The key that was noted longest ago is forgotten."""
+    monkeypatch.setattr("ktuned.scheduling.queue.MAX_USES", 2)
+    queue = JobQueue()
+    for number in (1, 2, 1, 3):
+        queue.note_use(job(number).key, Use(number, 1.0))
+    assert [queue.use(job(number).key).launches for number in (1, 2, 3)] == [1, 0, 3]
 
 
 def test_pauses_keep_from_running_and_make_no_age() -> None:
@@ -218,12 +252,12 @@ def test_a_turn_that_was_waited_for_is_not_taken_away() -> None:
     first = queue.next_for("x")
     assert first is not None
     assert (first.id, queue.rank(1)) == (1, 500)
-    queue.start(1)
-    assert not queue.preempts(first)
+    start(queue, 1)
+    assert not preempts(queue, first)
     clock.now += TURN_S - 1
-    assert not queue.preempts(first)
+    assert not preempts(queue, first)
     clock.now += 1
-    assert queue.preempts(first)
+    assert preempts(queue, first)
     queue.add(first)
     assert queue.next_for("x") == waits
     assert queue.rank(1) == 100
@@ -233,7 +267,7 @@ def test_a_turn_that_was_cut_short_counts_as_waiting() -> None:
     """What makes way before it had its turn has waited on."""
     clock = Clock()
     queue = JobQueue([job(1, priority=100)], clock=clock)
-    queue.start(1)
+    start(queue, 1)
     clock.now += TURN_S - 1
     queue.add(job(1, priority=100))
     clock.now += AGE_S - TURN_S + 1
@@ -254,7 +288,7 @@ def test_nothing_starves(newcomers: int, works_s: float) -> None:
         if len(queue) < 3:
             count += 1
             queue.add(job(count, priority=newcomers))
-        if running is not None and (clock.now >= ends or queue.preempts(running)):
+        if running is not None and (clock.now >= ends or preempts(queue, running)):
             if running.id == 1:
                 turns += clock.now - turn >= TURN_S
                 queue.add(running)
@@ -266,7 +300,7 @@ def test_nothing_starves(newcomers: int, works_s: float) -> None:
         if running is None:
             running = queue.next_for("x")
             assert running is not None
-            queue.start(running.id)
+            start(queue, running.id)
             ends = clock.now + (1e9 if running.id == 1 else works_s)
             if running.id == 1:
                 longest = max(longest, clock.now - waited)

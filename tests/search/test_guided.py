@@ -14,11 +14,11 @@ import numpy as np
 import pytest
 
 from ktuned import space
-from ktuned.model import Outcome, Scalar, canonical
+from ktuned.model import PRESETS, Outcome, Scalar, canonical
 from ktuned.search import Strategy, load
 from ktuned.search.gaussian_process import GaussianProcess
 from ktuned.search.guided import Guided
-from ktuned.tuning.finalists import MOST_TIMES, ROUNDS_TIMES, figures, is_open
+from ktuned.tuning.finalists import MOST_TIMES, figures, is_open
 
 BOWL_KNOBS: Any = {
     "x": list(range(10)),
@@ -69,7 +69,7 @@ def named(name: str, seed: int, trials: int) -> float:
             strategy.tell(config, Outcome.MEASURED, measured[-1][0])
     finalists = [config for _, config in sorted(measured, key=lambda pair: pair[0])[: 5 * MOST_TIMES]]
     rounds: list[Mapping[int | None, float]] = []
-    while len(rounds) < 5 or (len(rounds) < 5 * ROUNDS_TIMES and is_open(rounds, range(len(finalists)))):
+    while len(rounds) < 5 or (len(rounds) < PRESETS["default"].most_rounds and is_open(rounds, range(len(finalists)))):
         rounds.append({rival: bowl(config) * noise.lognormvariate(0, 0.05) for rival, config in enumerate(finalists)})
     decided = figures(rounds, range(len(finalists)))
     return bowl(finalists[min(range(len(finalists)), key=lambda rival: decided[rival].latency_us)]) / BOWL_OPTIMUM

@@ -58,8 +58,8 @@ def tuned(function: Any = scale, **options: Any) -> Any:
     return autotune(**{"configs": CONFIGS, **options})(function)
 
 
-def tuner(factor: float, **choices: Any) -> Any:
-    """Return a tuner of a closure, as TileLang's example makes one."""
+def closure(factor: float) -> Any:
+    """Return a function of a config's knobs, as TileLang's example has one."""
 
     def kernel(block=None):
         @T.prim_func
@@ -70,5 +70,10 @@ def tuner(factor: float, **choices: Any) -> Any:
 
         return main
 
-    made = AutoTuner.from_kernel(kernel=kernel, configs=CONFIGS).set_compile_args(out_idx=[-1], target=TARGET)
-    return made.set_profile_args(**choices)
+    return kernel
+
+
+def tuner(factor: float, **choices: Any) -> Any:
+    """Return a tuner of a closure, as TileLang's example makes one."""
+    made = AutoTuner.from_kernel(kernel=closure(factor), configs=CONFIGS)
+    return made.set_compile_args(out_idx=[-1], target=TARGET).set_profile_args(**choices)

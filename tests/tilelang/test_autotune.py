@@ -1,11 +1,14 @@
 """The drop-ins for TileLang's autotuner: what the daemon is given to tune, and the kernel that a call gets."""
 
 import inspect
+import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from threading import Event
+from time import monotonic
 from typing import Any
 
 import pytest
@@ -13,22 +16,27 @@ import tilelang.autotuner.tuner as theirs
 import torch
 from tilelang.autotuner import set_autotune_inputs
 from tilelang.autotuner.param import AutotuneResult
+from tilelang.jit.kernel import JITKernel
 
-from ktuned.cli.commands.run import HOOK
-from ktuned.dropin import CALL_KEY, Best, Tunings, account
+from ktuned.adoption import AdoptedDirectory
+from ktuned.cli.commands.run import HOOK, hooked
+from ktuned.dropin import CALL_KEY, Account, Answer, CallKey, CallRecord, DaemonLink, account
 from ktuned.spec.loader import load_file
+from ktuned.spool import RECORD_SUFFIX, read_file, spool_directory
 from ktuned_client import Client
-from ktuned_tilelang import AutoTuner, autotune, tuning
+from ktuned_tilelang import AutoTuner, autotune, autotuner, tuning
+from ktuned_tilelang.call import PROGRAMS_KEY
 from ktuned_tilelang.elaboration import elaborate
 from tests.e2e.harness import Daemon
-from tests.fake_tunings import FakeTunings
 from tests.tilelang import app
 
 STAND_IN = Path(__file__).parent / "stand_in"
 TEXT = {block: f'{{"block":{block}}}' for block in (128, 512)}
+OUTDATED = Answer(TEXT[512], latency_us=12.0)
+WINNER = Answer(TEXT[512], is_final=True, latency_us=12.0)
 
 
-class FakeKernel:
+class FakeKernel(JITKernel):  # type: ignore[misc]
     """A compiled kernel, which knows its config."""
 
     def __init__(self, config: Any) -> None:
@@ -36,25 +44,82 @@ class FakeKernel:
         self.prim_func = None
         self.torch_function = lambda *inputs: config
 
-    def update_tuner_result(self, **values: Any) -> None:
-        """Keep the result of its tuning."""
-        vars(self).update(values)
-
-    def get_kernel_source(self) -> str:
+    def get_kernel_source(self, kernel_only: bool = True) -> str:
         """Return a source."""
         return "source"
 
 
+class FakeLink:
+    """A daemon that knows what a test says, and keeps what it is asked."""
+
+    def __init__(self, spool: Path) -> None:
+        self.known: Answer | None = Answer()
+        self.ends_with: Answer | None = WINNER
+        self.waited: list[CallKey] = []
+        self.followed: list[tuple[CallKey, Callable[[Answer], bool]]] = []
+        self._spool = spool
+
+    def ask(self, key: CallKey) -> Answer | None:
+        """Return what the test says."""
+        return self.known
+
+    def wait(self, key: CallKey) -> Answer | None:
+        """End a tuning at once."""
+        self.waited.append(key)
+        return self.ends_with
+
+    def follow(self, key: CallKey, on_answer: Callable[[Answer], bool]) -> None:
+        """Keep who is to be told."""
+        self.followed.append((key, on_answer))
+
+    @property
+    def records(self) -> list[CallRecord]:
+        """What lies in the spool, oldest first."""
+        files = sorted(self._spool.glob(f"*{RECORD_SUFFIX}"), key=lambda path: path.stat().st_mtime_ns)
+        return [CallRecord.from_bytes(read_file(path)) for path in files]
+
+
+@pytest.fixture(autouse=True)
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Give the application a home of its own, and an empty account."""
+    monkeypatch.setenv("KTUNED_HOME", str(tmp_path / "home"))
+    account.left_alone.clear()
+    account.keys.clear()
+    yield tmp_path / "home"
+    account.left_alone.clear()
+    account.keys.clear()
+
+
 @pytest.fixture
-def tunings(monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeTunings]:
+def link(home: Path, monkeypatch: pytest.MonkeyPatch) -> FakeLink:
     """Return the daemon's stand-in; nothing is compiled in this process."""
-    fake = FakeTunings()
-    monkeypatch.setattr(tuning, "shared", lambda pin: fake)
-    compiled = lambda self, config: FakeKernel(dict(config))  # noqa: E731
-    monkeypatch.setattr(AutoTuner, "_compiled", compiled)
-    account.left_alone.clear()
-    yield fake
-    account.left_alone.clear()
+    fake = FakeLink(spool_directory(home))
+    monkeypatch.setattr(tuning, "daemon_link", lambda pin: fake)
+
+    def compile_nothing(self: Any, *args: Any, **kwargs: Any) -> Any:
+        given = dict(kwargs)
+        return FakeKernel({**given.pop("__tune_params", {}), **{k: v for k, v in given.items() if k == "block"}})
+
+    monkeypatch.setattr(type(app.scale), "__call__", compile_nothing)
+    monkeypatch.setattr(theirs.AutoTuner, "_default_compile", compile_nothing)
+    return fake
+
+
+@pytest.fixture
+def tilelang_tunes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """Have TileLang's own tuner find a kernel at once, and return the tuners that were left to it."""
+    left: list[Any] = []
+
+    def run(self: Any, *args: Any, **kwargs: Any) -> Any:
+        left.append(self)
+        return AutotuneResult(kernel="tilelang's", config={})
+
+    # What the drop-in calls is TileLang's method as it was when the class was adopted.
+    decide = theirs.AutoTuner.run
+    run.__signature__ = inspect.signature(decide)  # type: ignore[attr-defined]
+    param = sys.modules["tilelang.autotuner.param"]
+    monkeypatch.setattr(theirs.AutoTuner, "run", autotuner._deciding(run, param))
+    return left
 
 
 def settings(function: Any, *own: str) -> dict[str, inspect.Parameter]:
@@ -71,70 +136,88 @@ class TestSignatures:
         assert own == settings(theirs.autotune, "supply_type")
 
     def test_of_the_tuner(self) -> None:
-        """Its options of pipeline, groups and devices as well."""
-        assert settings(AutoTuner.run) == settings(theirs.AutoTuner.run)
+        """The class is changed in place, and keeps its methods' names and parameters."""
+        assert settings(AutoTuner.run) == settings(inspect.unwrap(theirs.AutoTuner.run))
         assert issubclass(AutoTuner, theirs.AutoTuner)
 
     def test_values_are_checked(self) -> None:
         """A choice is one of those that there are."""
-        with pytest.raises(ValueError, match="mode='later': give one of 'wait', 'background'"):
+        with pytest.raises(ValueError, match="mode='later': give one of 'background', 'wait'"):
             app.tuned(mode="later")
+        with pytest.raises(ValueError, match="without_daemon='last': give one of 'tilelang', 'first'"):
+            app.tuner(3.0).set_tuning_args(without_daemon="last")
 
 
 class TestACall:
     """It gets the winner, or the best that is known."""
 
-    def test_it_waits_for_the_winner(self, tunings: FakeTunings) -> None:
+    def test_it_waits_for_the_winner(self, link: FakeLink) -> None:
         """Once for each key; the kernel has config and latency in milliseconds."""
-        tunings.known = Best(TEXT[512], False, None, 12.0)
         function = app.tuned()
         kernel = function(app.SIZE)
-        assert (kernel.compiled, kernel.latency) == ({"block": 512}, 0.012)
+        assert (kernel.compiled, kernel.latency, kernel.config) == ({"block": 512}, 0.012, {"block": 512})
         assert function(app.SIZE) is kernel
         function(app.SIZE, factor=2.0)
-        first, second = (request.problem for request in tunings.waited)
+        first, second = (key.problem for key in link.waited)
         assert first != second
+        assert [record.problem for record in link.records] == [first, second]
+        assert set(account.keys.values()) == {"tuned"}
 
-    def test_what_is_fresh_is_not_tuned(self, tunings: FakeTunings) -> None:
+    def test_a_final_winner_is_not_recorded(self, link: FakeLink) -> None:
         """As in a second start of the program."""
-        tunings.known = Best(TEXT[128], True, None, 12.0)
+        link.known = Answer(TEXT[128], is_final=True, latency_us=12.0)
         assert app.tuned()(app.SIZE).compiled == {"block": 128}
-        assert tunings.waited == []
+        assert (link.waited, link.records) == ([], [])
 
-    def test_a_kernel_is_exchanged_in_place(self, tunings: FakeTunings) -> None:
+    def test_a_kernel_is_exchanged_in_place(self, link: FakeLink) -> None:
         """In the background: the first config's is launched until the winner is there."""
         kernel = app.tuned(mode="background")(app.SIZE)
         assert kernel.compiled == {"block": 128}
-        ((_, upgrade),) = tunings.asked
-        assert upgrade(TEXT[512], None)
-        assert kernel.config == {"block": 512}
-        assert kernel.torch_function() == {"block": 512}
+        ((_, on_answer),) = link.followed
+        assert not on_answer(WINNER)
+        assert (kernel.config, kernel.latency) == ({"block": 512}, 0.012)
+        assert kernel() == {"block": 512}
+        assert not tuning._followed
         assert app.tuned(mode="background", upgrade="always")(app.SIZE) is not kernel
+        ((_, follows_on),) = link.followed[1:]
+        assert follows_on(WINNER)
+        tuning._followed.clear()
 
-    def test_upgrades_can_be_refused(self, tunings: FakeTunings) -> None:
-        """The daemon tunes for the next start."""
-        app.tuned(mode="background", upgrade="never")(app.SIZE)
-        ((_, upgrade),) = tunings.asked
-        assert upgrade is None
+    def test_what_is_known_of_another_state_is_launched_meanwhile(self, link: FakeLink) -> None:
+        """In the background."""
+        link.known = OUTDATED
+        kernel = app.tuned(mode="background", upgrade="never")(app.SIZE)
+        assert (kernel.compiled, kernel.latency) == ({"block": 512}, 0.012)
+        assert (len(link.records), link.followed) == (1, [])
 
-    def test_a_knob_in_the_call_skips_tuning(self, tunings: FakeTunings) -> None:
-        """By name or by position."""
-        for kernel in (app.tuned()(app.SIZE, block=256), app.tuned()(app.SIZE, 3.0, 256)):
-            assert kernel.compiled == {}
-        assert tunings.waited == []
+    def test_launches_are_counted(self, link: FakeLink) -> None:
+        """Each call of the kernel, and whatever it is exchanged for."""
+        kernel = app.tuned(mode="background")(app.SIZE)
+        kernel()
+        ((_, on_answer),) = link.followed
+        on_answer(WINNER)
+        kernel()
+        assert (kernel.launch_counter.launches, kernel.launch_counter.identity) == (2, link.records[0].identity)
+
+    def test_a_knob_in_the_call_skips_tuning(self, link: FakeLink, tilelang_tunes: list[Any]) -> None:
+        """By name or by position; TileLang compiles it."""
+        app.tuned()(app.SIZE, block=256)
+        app.tuned()(app.SIZE, 3.0, 256)
+        assert (len(tilelang_tunes), link.waited, account.left_alone) == (2, [], {})
 
     @pytest.mark.parametrize(
         "configs", [app.CONFIGS, {"block": [128, 512]}, lambda size: ({"block": block} for block in (128, 512))]
     )
-    def test_configs_are_a_list_axes_or_a_function(self, configs: Any, tunings: FakeTunings) -> None:
-        """All make the same programs."""
-        tunings.known = Best(TEXT[512], False, None)
+    def test_configs_are_a_list_axes_or_a_function(self, configs: Any, link: FakeLink) -> None:
+        """All make the same record."""
         app.tuned(configs=configs)(app.SIZE)
-        (request,) = tunings.waited
-        assert set(request.evaluated.configs) == set(TEXT.values())
+        (record,) = link.records
+        assert list(record.configs) == app.CONFIGS
+        assert list(json.loads(record.call)["programs"]) == list(TEXT.values())
 
-    def test_configs_are_checked(self, tunings: FakeTunings) -> None:
-        """In TileLang's words."""
+    def test_what_is_wrong_tilelang_says(self, link: FakeLink, monkeypatch: pytest.MonkeyPatch) -> None:
+        """In its own words."""
+        monkeypatch.setattr(theirs, "_init_logger_handlers", lambda: None)
         with pytest.raises(ValueError, match=r"Unused keys in config: \{'blocks'\}"):
             app.tuned(configs=[{"blocks": 1}])(app.SIZE)
         with pytest.raises(ValueError, match="No configurations to tune"):
@@ -142,88 +225,222 @@ class TestACall:
         with pytest.raises(ValueError, match=r"early_stop_factor must be >= 1\.0"):
             app.tuned(early_stop=True, early_stop_factor=0.5)(app.SIZE)
 
-    def test_without_a_winner_it_fails_as_tilelang_does(self, tunings: FakeTunings) -> None:
+    def test_without_a_winner_it_fails_as_tilelang_does(self, link: FakeLink) -> None:
         """Nothing that failed is launched."""
-        with pytest.raises(RuntimeError, match="Auto-tuning failed: No configuration successfully compiled"):
+        link.ends_with = Answer(message="all configs failed")
+        failed = "Auto-tuning failed: No configuration successfully compiled .* all configs failed"
+        with pytest.raises(RuntimeError, match=failed):
             app.tuned()(app.SIZE)
 
-    def test_without_a_daemon_it_is_tilelangs(self, tunings: FakeTunings, monkeypatch: pytest.MonkeyPatch) -> None:
-        """Or the first config, by choice."""
-        tunings.runs = False
-        assert app.tuned(without_daemon="first")(app.SIZE).compiled == {"block": 128}
-        left = AutotuneResult(kernel="tilelang's", config={})
-        monkeypatch.setattr(theirs.AutoTuner, "run", lambda self, *options: left)
+    def test_a_call_that_is_not_taken_in_is_tilelangs(self, link: FakeLink, tilelang_tunes: list[Any]) -> None:
+        """A config without a latency is nothing for programs that read it at once."""
+        link.ends_with = Answer()
         assert app.tuned()(app.SIZE) == "tilelang's"
+        assert list(account.left_alone.values()) == [
+            "the daemon has not taken its call in; `ktuned status` may say why"
+        ]
 
-    def test_other_targets_are_left_to_tilelang(self, tunings: FakeTunings, monkeypatch: pytest.MonkeyPatch) -> None:
+    @pytest.mark.parametrize("dies", [False, True])
+    def test_without_a_daemon_it_is_recorded_and_tilelangs(
+        self, dies: bool, link: FakeLink, tilelang_tunes: list[Any]
+    ) -> None:
+        """Or the first config's, by choice; also where the daemon ends while it is waited for."""
+        link.known, link.ends_with = (Answer(), None) if dies else (None, None)
+        assert app.tuned(without_daemon="first")(app.SIZE).compiled == {"block": 128}
+        assert app.tuned()(app.SIZE) == "tilelang's"
+        assert (len(tilelang_tunes), len(link.records)) == (1, 1)
+        assert list(account.left_alone.values()) == ["no daemon runs"]
+
+    def test_other_targets_are_left_to_tilelang(
+        self, link: FakeLink, tilelang_tunes: list[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """With the reason."""
-        left = AutotuneResult(kernel="tilelang's", config={})
-        monkeypatch.setattr(theirs.AutoTuner, "run", lambda self, *options: left)
         monkeypatch.setattr(app.scale, "target", "c")
         assert app.tuned()(app.SIZE) == "tilelang's"
         assert list(account.left_alone.values()) == [
             "its target is c, and ktuned runs TileLang's kernels on NVIDIA GPUs"
         ]
 
+    def test_a_capture_gets_the_first_config_once(self, link: FakeLink, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Nothing is asked or recorded meanwhile; the next call outside decides."""
+        monkeypatch.setattr(tuning, "is_capturing", lambda: True)
+        function = app.tuned()
+        assert function(app.SIZE).compiled == {"block": 128}
+        assert (link.waited, link.records) == ([], [])
+        monkeypatch.setattr(tuning, "is_capturing", lambda: False)
+        kernel = function(app.SIZE)
+        assert kernel.compiled == {"block": 512}
+        assert function(app.SIZE) is kernel
+
+    def test_a_winner_is_refused_that_ref_prog_does_not_confirm(
+        self, link: FakeLink, tilelang_tunes: list[Any], monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """The function is left to TileLang; in the background the first config's kernel stays."""
+        monkeypatch.setattr(tuning, "_is_confirmed", lambda task, found: False)
+        assert app.tuned(ref_prog=torch.clone)(app.SIZE) == "tilelang's"
+        assert "does not compute what ref_prog does" in next(iter(account.left_alone.values()))
+        kernel = app.tuned(ref_prog=torch.clone, mode="background")(app.SIZE)
+        ((_, on_answer),) = link.followed
+        assert not on_answer(WINNER)
+        assert kernel() == {"block": 128}
+
+    def test_a_forked_child_follows_again(self, link: FakeLink) -> None:
+        """Its parent's thread is not there."""
+        app.tuned(mode="background")(app.SIZE)
+        child = os.fork()
+        if child == 0:
+            os._exit(0 if len(link.followed) == 2 else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        tuning._followed.clear()
+
+
+class TestClasses:
+    """What is adopted is a class: instances are seen wherever they were made."""
+
+    @pytest.fixture
+    def in_process(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Adopt all tuners, as ``ktuned run`` does."""
+        monkeypatch.setattr(autotuner, "_process_options", None)
+        autotuner.adopt_process(theirs, "wait")
+
+    def test_others_behave_as_before(self, link: FakeLink, tilelang_tunes: list[Any]) -> None:
+        """Those that neither the drop-in nor ``ktuned run`` has adopted."""
+        function = theirs.autotune(configs=app.CONFIGS)(app.scale)
+        assert function(app.SIZE) == "tilelang's"
+        assert (link.records, account.left_alone) == ([], {})
+
+    def test_a_function_that_was_made_before_is_adopted(self, link: FakeLink, in_process: None) -> None:
+        """And a tuner."""
+        assert theirs.autotune(configs=app.CONFIGS)(app.scale)(app.SIZE).compiled == {"block": 512}
+        made = theirs.AutoTuner(app.closure(3.0), app.CONFIGS).set_compile_args(out_idx=[-1], target=app.TARGET)
+        assert made.run().config == {"block": 512}
+        assert len(link.records) == 2
+
+    def test_a_subclass_does_its_own_first(self, link: FakeLink, in_process: None) -> None:
+        """Its cache, for one; the configs that it leaves are the list."""
+
+        class Cached(theirs.AutoTuner):  # type: ignore[misc]
+            def run(self, *args: Any, **kwargs: Any) -> Any:
+                self.configs: Any = self.configs[1:]
+                return super().run(*args, **kwargs)
+
+        made = Cached(app.closure(3.0), app.CONFIGS).set_compile_args(out_idx=[-1], target=app.TARGET)
+        assert made.run(timeout=3).config == {"block": 512}
+        assert [list(record.configs) for record in link.records] == [[{"block": 512}]]
+        assert autotuner.why_not_adopted(Cached) == ""
+
+    def test_a_subclass_out_of_reach_is_named(self, link: FakeLink, in_process: None) -> None:
+        """With the reason, when it is called, and left as it was."""
+
+        class Own(theirs.AutoTuner):  # type: ignore[misc]
+            def run(self) -> str:
+                return "own"
+
+        class OwnFunction(theirs.AutoTuneImpl):  # type: ignore[misc]
+            def __call__(self, *args: Any, **kwargs: Any) -> str:
+                return "own"
+
+        assert account.left_alone == {}
+        assert (Own(app.closure(3.0), app.CONFIGS).run(), OwnFunction(app.scale)()) == ("own", "own")
+        assert [reason.partition(" has ")[2] for reason in account.left_alone.values()] == [
+            "a run of its own, which never calls TileLang's",
+            "a __call__ of its own, which never calls TileLang's",
+        ]
+
 
 class TestTuner:
     """``AutoTuner`` takes closures, and returns TileLang's result."""
 
-    def test_a_closure_is_its_program(self, tunings: FakeTunings) -> None:
+    def test_a_closure_is_its_program(self, link: FakeLink) -> None:
         """What it has closed over counts, and its name does not."""
-        tunings.known = Best(TEXT[512], False, None, 12.0)
         result = app.tuner(3.0).run(warmup=3, rep=20)
         assert (result.config, result.latency, result.libcode) == ({"block": 512}, 0.012, "source")
         app.tuner(3.0).run()
         app.tuner(4.0).run()
-        first, second, third = (request.problem for request in tunings.waited)
+        first, second, third = (key.problem for key in link.waited)
         assert first == second != third
 
 
 class TestTensors:
     """What is measured on is what the application gives."""
 
-    def test_indices_are_captured_and_symbolic_sizes_known(self, tunings: FakeTunings, tmp_path: Path) -> None:
+    def test_indices_are_captured_and_symbolic_sizes_known(self, link: FakeLink) -> None:
         """Integers may be indices; of numbers the distribution counts."""
-        tunings.known = Best(TEXT[512], False, None)
         at = torch.arange(64, dtype=torch.int32)
         with set_autotune_inputs(torch.ones(app.SIZE), at):
             app.tuned(app.gather)(app.SIZE)
-        (request,) = tunings.waited
-        tensors = request.evaluated.call.tensors
-        assert [tensors[name].fill for name in ("x", "at", "y")] == ["normal", "captured", "empty"]
-        assert (tensors["y"].shape, request.evaluated.captured["at"].tolist()) == ((64,), at.tolist())
+        (record,) = link.records
+        call = json.loads(record.call)
+        assert [call["tensors"][name]["fill"] for name in ("x", "at", "y")] == ["normal", "captured", "empty"]
+        assert {name: text for name, text in record.problem.items() if name != PROGRAMS_KEY} == {
+            "x": "f32[4096]",
+            "at": "i32[64]",
+            "y": "f32[64]",
+        }
+        from safetensors.torch import load
 
-    def test_without_them_a_symbolic_size_is_left_to_tilelang(
-        self, tunings: FakeTunings, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        """With what mends it."""
-        left = AutotuneResult(kernel="tilelang's", config={})
-        monkeypatch.setattr(theirs.AutoTuner, "run", lambda self, *options: left)
+        assert torch.equal(load(record.files[call["content"]])["at"], at)
+
+    def test_large_ones_are_left_to_tilelang(self, link: FakeLink, tilelang_tunes: list[Any]) -> None:
+        """A copy of them would stall the application."""
+        at = torch.zeros((1 << 24) + 1, dtype=torch.int32)
+        with set_autotune_inputs(torch.ones(app.SIZE), at):
+            assert app.tuned(app.gather)(app.SIZE) == "tilelang's"
+        assert next(iter(account.left_alone.values())) == (
+            "its tensors of integers (at) have 64 MiB, more than is captured of a call (64 MiB)"
+        )
+
+    def test_without_them_a_symbolic_size_is_left_to_tilelang(self, link: FakeLink, tilelang_tunes: list[Any]) -> None:
+        """With what helps."""
         app.tuned(app.gather)(app.SIZE)
         assert "give inputs by set_autotune_inputs" in next(iter(account.left_alone.values()))
 
 
 class TestKernelFiles:
-    """What the application writes is a kernel file, which imports nothing of the application's."""
+    """What the daemon writes of a record is a kernel file, which imports nothing of the application's."""
 
-    def test_it_declares_the_call(self, tunings: FakeTunings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_it_declares_the_call(self, link: FakeLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its programs are what the function makes."""
-        monkeypatch.setenv("KTUNED_HOME", str(tmp_path / "home"))
-        tunings.known = Best(TEXT[512], False, None)
+        monkeypatch.setenv("TILELANG_ENABLE_IR_SPAN", "0")
+        monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
         app.tuner(3.0).run(timeout=7)
-        (request,) = tunings.waited
-        file, problem = request.write()
-        assert "tests" not in [
-            line.split()[1].partition(".")[0] for line in file.read_text().splitlines() if "import" in line
-        ]
+        (record,) = link.records
+        assert (record.package, record.function) == ("tests", "tilelang.app.closure.kernel")
+        assert record.variables == {"TILELANG_ENABLE_IR_SPAN": "0"}
+        file, call = AdoptedDirectory(tmp_path).write(record)
+        problem = {**record.problem, CALL_KEY: call}
         (kernel,) = load_file(file, file.parent).kernels
+        assert (kernel.name, kernel.is_data) == (record.function, True)
         assert [dict(config) for config in kernel.bound_space(problem)] == app.CONFIGS
-        assert kernel.bound_space({CALL_KEY: problem[CALL_KEY], "programs": "x"}) is not None
         assert kernel.plan.deadlines == dict.fromkeys(("first_launch", "check", "timing"), 7.0)
         build: Any = kernel.build(problem, {"block": 512})
         program = elaborate(build, file, "sm_90a").prim_func
-        assert program.script() == request.evaluated.prim_funcs[TEXT[512]].script()
+        assert program.script() == app.closure(3.0)(512).script()
+
+    def test_two_processes_leave_the_same_record(self, link: FakeLink, tmp_path: Path) -> None:
+        """Byte for byte, so that it is one file."""
+        code = """if True:
+            import sys
+            from ktuned_tilelang import tuning
+            from ktuned.dropin import Answer
+            from tests.tilelang import app
+            class Link:
+                def ask(self, key): return Answer()
+                def wait(self, key): return Answer()
+            tuning.daemon_link = lambda pin: Link()
+            from ktuned_tilelang import autotuner
+            from tilelang.autotuner import tuner
+            try:
+                app.tuned(mode="wait")(app.SIZE)
+            except Exception:
+                pass  # there is no GPU that TileLang could tune on
+        """
+        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+        for seed in ("1", "2"):
+            environment["PYTHONHASHSEED"] = seed
+            subprocess.run([sys.executable, "-c", code], env=environment, cwd=tmp_path, check=True, timeout=120)
+        (record,) = link.records
+        assert record.function == "tilelang.app.scale"
 
 
 class TestApplication:
@@ -232,17 +449,17 @@ class TestApplication:
     @pytest.fixture
     def daemon(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Daemon]:
         """Run a daemon whose tilelang backend is the stand-in."""
-        monkeypatch.setenv("KTUNED_HOME", str(tmp_path / "application"))
         monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STAND_IN), *filter(None, sys.path)]))
         with Daemon(tmp_path, tensors="torch") as daemon:
             yield daemon
 
     def test_it_gets_the_winners_artifact(self, daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
         """TileLang loads it and compiles nothing; a second start tunes nothing."""
+        monkeypatch.setenv("KTUNED_HOME", str(daemon.home))
+        monkeypatch.setattr(type(app.scale), "__call__", lambda *args, **kwargs: pytest.fail("compiled here"))
         with Client(daemon.client.socket) as client:
-            made = Tunings(client)
-            monkeypatch.setattr(tuning, "shared", lambda pin: made)
-            monkeypatch.setattr(AutoTuner, "_compiled", lambda self, config: pytest.fail("compiled here"))
+            made = DaemonLink(client)
+            monkeypatch.setattr(tuning, "daemon_link", lambda pin: made)
             kernel = app.tuned()(app.SIZE)
             assert kernel.config == {"block": 512}
             assert kernel.execution_backend == "tvm_ffi"
@@ -252,21 +469,62 @@ class TestApplication:
             assert again.config == {"block": 512}
             (job,) = daemon.client.call("jobs")["jobs"]
             assert (job["state"], job["outcomes"]) == ("done", {"measured": 2})
+            assert job["kernel"] == "tests:tilelang.app.scale"
 
 
-def test_ktuned_run_takes_them_over(tmp_path: Path) -> None:
-    """By every name that TileLang has for them, in a program that does not know of it."""
+PROGRAM = """\
+import os
+import tilelang
+from tests.tilelang import app
+
+function = tilelang.autotune(configs=app.CONFIGS)(app.scale)
+try:
+    function(app.SIZE)
+finally:
+    os._exit(7)
+"""
+
+
+def test_a_program_that_ends_at_once_is_tuned_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No daemon runs, the program is unchanged and skips its exit handlers; a daemon that starts later tunes it."""
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(STAND_IN), *filter(None, sys.path)]))
+    (tmp_path / "summary").mkdir()
+    environment = {
+        **os.environ,
+        **hooked("background", str(tmp_path / "summary"), os.environ),
+        "KTUNED_HOME": str(tmp_path / "home"),
+        "KTUNED_SOCKET": str(tmp_path / "none"),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM], env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 7, done.stderr
+    found = Account.read(tmp_path / "summary")
+    assert (found.adopted, list(found.keys.values())) == ({"tests.tilelang.app.scale"}, ["recorded"]), done.stderr
+    assert list(found.left_alone.values()) == ["no daemon runs"]
+    with Daemon(tmp_path, tensors="torch") as daemon:
+        until = monotonic() + 60
+        while monotonic() < until:
+            jobs = daemon.client.call("jobs")["jobs"]
+            if jobs and jobs[0]["state"] == "done":
+                break
+            Event().wait(0.1)
+        assert [(job["kernel"], job["outcomes"]) for job in jobs] == [("tests:tilelang.app.scale", {"measured": 2})]
+        assert not list(spool_directory(daemon.home).iterdir())
+
+
+def test_ktuned_run_adopts_them(tmp_path: Path) -> None:
+    """Also what was imported and made before anything of ktuned's is called; nothing is replaced."""
     code = """if True:
         import tilelang, tilelang.autotuner
         from tilelang.autotuner import AutoTuner, autotune
         assert tilelang.autotune is autotune is tilelang.autotuner.tuner.autotune
-        from tests.tilelang import kernels
-        function = autotune(configs=[{"block": 64}])(kernels.scale)
-        print(type(function).__name__, function.choices.mode, AutoTuner.__module__, AutoTuner.choices.mode)
+        from ktuned_tilelang import autotuner
+        print(AutoTuner.__module__, autotuner._process_options.policy.mode, AutoTuner.run.__wrapped__.__name__)
     """
     paths = os.pathsep.join([str(HOOK), *filter(None, sys.path)])
     environment = {"PYTHONPATH": paths, "KTUNED_RUN_MODE": "background", "KTUNED_RUN_SUMMARY": str(tmp_path)}
     done = subprocess.run(
         [sys.executable, "-c", code], env={**os.environ, **environment}, capture_output=True, text=True, timeout=120
     )
-    assert done.stdout.strip() == "KtunedFunction wait ktuned_tilelang.autotuner wait", done.stderr
+    assert done.stdout.strip() == "tilelang.autotuner.tuner wait run", done.stderr

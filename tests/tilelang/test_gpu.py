@@ -2,14 +2,19 @@
 
 from pathlib import Path
 from shutil import copy
+from time import monotonic
+from typing import Any
 
 import pytest
 import torch
 
 from ktuned.backends import Absent, cuda_devices
+from ktuned.dropin import DaemonLink
 from ktuned.model import Device
-from ktuned_tilelang import TileLang, load
+from ktuned_client import Client
+from ktuned_tilelang import AutoTuner, TileLang, load, tuning
 from tests.e2e.harness import Daemon
+from tests.tilelang import app
 from tests.tilelang.kernels import EXAMPLE, SIZE, build, inputs, verify
 
 pytestmark = pytest.mark.gpu
@@ -109,3 +114,31 @@ def test_each_bad_config_has_its_outcome(tmp_path: Path) -> None:
         "syntax": "compile_error",
     }
     assert found == {(mode, block): outcome for mode, outcome in wanted.items() for block in (256, 512)}, trials
+
+
+def test_an_autotuned_function_gets_its_winner(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At once where it waits, else in the place of the first config's kernel; the numbers are the same throughout."""
+    x = torch.arange(float(app.SIZE), device="cuda:0")
+    with Daemon(tmp_path, spares=True, tensors="torch") as daemon, Client(daemon.client.socket) as client:
+        monkeypatch.setenv("KTUNED_HOME", str(daemon.home))
+        link = DaemonLink(client)
+        monkeypatch.setattr(tuning, "daemon_link", lambda pin: link)
+
+        def tuner(factor: float) -> Any:
+            return AutoTuner.from_kernel(app.closure(factor), app.CONFIGS).set_compile_args(out_idx=[-1])
+
+        found = tuner(3.0).set_profile_args(ref_prog=lambda x: 3.0 * x).run()
+        assert found.config in app.CONFIGS
+        assert 0 < found.latency < 10
+        assert found.ref_latency > 0
+        assert torch.equal(found.kernel(x), 3.0 * x)
+
+        kernel = tuner(4.0).set_tuning_args(mode="background").run().kernel
+        assert kernel.config == app.CONFIGS[0]
+        until = monotonic() + 120
+        while tuning._followed and monotonic() < until:
+            assert torch.equal(kernel(x), 4.0 * x)
+        assert not tuning._followed
+        assert torch.equal(kernel(x), 4.0 * x)
+        jobs = daemon.client.call("jobs")["jobs"]
+        assert [job["outcomes"] for job in jobs] == [{"measured": 2}] * 2, jobs

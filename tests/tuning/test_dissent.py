@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from pathlib import Path
+
 import pytest
 
 from ktuned.model.keys import DeviceModel, KernelName
 from ktuned.model.trial import Trial
 from ktuned.model.values import Outcome
+from ktuned.scheduling import Wish
 from ktuned.tuning.dissent import Dissent
 from tests.assembled import Parts, kernel_text
 from tests.tuning.test_pipeline import tune
@@ -81,11 +85,13 @@ class TestTheRule:
         assert (dissent.acquitted(), dissent.is_default_doubtful) == ([], True)
 
 
-def default_text(does: str) -> str:
+def default_text(does: str, **options: str) -> str:
     """Return a kernel whose configs, a slow default and faster ones, do these things."""
     words = does.split()
     configs = ", ".join(f"dict(us={2000.0 if not n else 50.0 + n}, does={word!r})" for n, word in enumerate(words))
-    return kernel_text(configs=f"[{configs}]", default=f"dict(us=2000.0, does={words[0]!r})", reference="'default'")
+    return kernel_text(
+        configs=f"[{configs}]", default=f"dict(us=2000.0, does={words[0]!r})", reference="'default'", **options
+    )
 
 
 @pytest.mark.anyio
@@ -131,3 +137,40 @@ class TestAJob:
         ended = await tune(parts)
         wanted = {"compile_error": 1, "unsupported": 1, "measured": 2, "mismatch": 1}
         assert (ended["state"], ended["outcomes"]) == ("done", wanted), ended
+
+    async def test_where_none_runs_there_is_one_error(self, parts: Parts) -> None:
+        """It says why the first one does not, and how many were tried."""
+        configs = ", ".join(f"dict(us={50.0 + n}, does={word!r})" for n, word in enumerate(["unsupported"] * 3))
+        await parts.inspect(kernel_text(configs=f"[{configs}]", reference="'default'"))
+        ended = await tune(parts)
+        wanted = "the default config is unsupported: wants more shared memory than there is (and 2 more cannot run)"
+        assert (ended["state"], wanted in str(ended["message"])) == ("failed", True), ended
+
+    async def test_the_default_is_compiled_once_and_not_in_the_lane(self, parts: Parts, tmp_path: Path) -> None:
+        """Also where its compile is under way when the other one is asked for; its trial has the time of it."""
+        log = tmp_path / "compiles"
+        await parts.inspect(default_text("work work work"))
+        parts.root = replace(parts.root, env={"FAKE_LOG": str(log)})
+        parts.catalog.add_root(parts.root)
+        async with parts.working():
+            await parts.requests.tune(parts.catalog.resolve("it"), Wish())
+            (ended,) = await parts.told.ended()
+        assert ended["outcomes"] == {"measured": 3}, ended
+        keys = log.read_text().splitlines()
+        assert len(keys) == len(set(keys)) == 3
+        assert all(one.compile_s for one in parts.store.trials())
+
+    async def test_a_damaged_artifact_of_the_default_is_made_again(self, parts: Parts) -> None:
+        """The job goes on."""
+        await parts.inspect(default_text("work"))
+        await tune(parts)
+        (trial,) = parts.store.trials()
+        place = parts.artifacts.place(trial.artifact or "")
+        file = place / "kernel.json"
+        file.chmod(0o600)
+        file.write_text("{}")
+        await parts.inspect(default_text("work", rtol="0.5"))
+        parts.told.events.clear()
+        ended = await tune(parts)
+        assert (ended["state"], ended["message"]) == ("done", ""), ended
+        assert file.read_text() != "{}"

@@ -8,6 +8,8 @@ from ktuned.model.job import notices
 from ktuned.model.plan import Plan
 from ktuned.model.trial import Context
 from ktuned.serve.explain import Explainer
+from ktuned.tuning import compile_stage
+from ktuned.tuning.trial_detail import TrialDetail
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text, wanted
 from tests.fake_tensors import REFERENCE
 from tests.fleet.playing import until
@@ -19,17 +21,18 @@ WITH_A_WRONG_ONE = "[dict(us=us, does=does) for us, does in ((60.0, 'work'), (20
 FIGURES = {1.0: 10.0, 2.0: 20.0, 3.0: 30.0}
 
 
-async def tune(parts: Parts) -> dict[str, object]:
+async def tune(parts: Parts, preset: str = "fast") -> dict[str, object]:
     """Run one job to its end."""
+    before = len(parts.told.of("job_done"))
     await parts.jobs.submit(
         wanted({"n": 64}),
         {"n": 64},
         priority=100,
         reason="test",
-        plan=Plan(preset="fast", strategy="exhaustive"),
+        plan=Plan(preset=preset, strategy="exhaustive"),
     )
     async with parts.working():
-        (ended,) = await parts.told.ended()
+        *_, ended = await parts.told.ended(before + 1)
     return ended
 
 
@@ -141,3 +144,24 @@ async def test_a_knob_that_the_kernel_forgets_gets_a_notice(parts: Parts) -> Non
     assert notice.startswith("spare has no effect: configs that differ in it alone compile to the same bytes")
     explainer = Explainer(parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.lookups.doubt)
     assert [entry["notices"] for entry in explainer.explain(kernel)] == [[notice]]
+
+
+async def test_with_the_fast_preset_nobody_waits_for_one_long_compile(
+    parts: Parts, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The winner is decided among the others; a job with another preset gives that compile its whole deadline."""
+    monkeypatch.setattr(compile_stage, "STRAGGLER_S", 0.5)
+    configs = "[dict(us=us, does=does) for us, does in ((60.0, 'work'), (80.0, 'work'), (50.0, 'compile_hang'))]"
+    await parts.inspect(kernel_text(configs=configs, deadlines="dict(compile=3600.0)"))
+    ended = await tune(parts)
+    assert (ended["state"], ended["done"], ended["total"]) == ("done", 3, 3)
+    (winner,) = parts.store.winners()
+    assert winner.config["us"] == 60.0
+    (late,) = [trial for trial in parts.store.trials() if trial.config["us"] == 50.0]
+    assert late.outcome == "compile_timeout"
+    assert 0.5 <= (TrialDetail.from_json(late.detail).after_s or 0.0) < 3600.0
+
+    await parts.inspect(kernel_text(configs=configs, deadlines="dict(compile=3.0)"))
+    assert (await tune(parts, "default"))["state"] == "done"
+    (late,) = [trial for trial in parts.store.trials() if trial.config["us"] == 50.0]
+    assert TrialDetail.from_json(late.detail).after_s == 3.0

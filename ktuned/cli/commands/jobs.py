@@ -65,7 +65,7 @@ def cancel(target: str, as_json: bool) -> int:
 def show(found: Iterable[Mapping[str, Any]]) -> None:
     """Print a table of job maps."""
     now = time.time()
-    figures = ["job", "done", "left", "best", "default", "age"]
+    figures = ["job", "done", "left", "best", "default", "launches", "age"]
     columns = [
         "job",
         "kernel",
@@ -77,6 +77,7 @@ def show(found: Iterable[Mapping[str, Any]]) -> None:
         "left",
         "best",
         "default",
+        "launches",
         "age",
         "outcomes",
     ]
@@ -95,6 +96,7 @@ def _row(job: Mapping[str, Any], now: float) -> list[str]:
         done,
         text.duration(job.get("left_s")),
         *_figures(job),
+        f"{job['launches']:,}" if job.get("launches") else text.ABSENT,
         text.duration(max(0.0, now - job["created"])) if job.get("created") else text.ABSENT,
         job.get("waits_for") or text.first_line(job.get("message")) or text.counts(job["outcomes"]),
     ]

@@ -7,14 +7,15 @@ import shutil
 import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from ktuned.cli import output, run_hook, spawn
+from ktuned.cli import output, run_hook, spawn, text
 from ktuned.model import UsageError
+from ktuned_client import Client, DaemonError, DaemonUnavailable
 
 if TYPE_CHECKING:
     from ktuned.dropin import Account
@@ -33,7 +34,7 @@ _FORWARDED = (*_TERMINALS, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal
 def run(waits: bool, command: tuple[str, ...]) -> int:
     """Run a program; the daemon tunes its autotuned kernels.
 
-    Those are its `@triton.autotune` and `@tilelang.autotune` functions.
+    Those are what derives from Triton's and TileLang's autotuners, in whatever library.
 
     COMMAND is run as it is: `python app.py`, `python -m package`, `torchrun …`, a script. The interpreters that it
     starts need ktuned-triton or ktuned-tilelang. Starts a daemon if none runs. Exits with the program's status.
@@ -48,30 +49,72 @@ def run(waits: bool, command: tuple[str, ...]) -> int:
         output.say(f"started a daemon (pid {started}); `ktuned stop` ends it")
     with tempfile.TemporaryDirectory(prefix="ktuned-run-") as summary:
         status = run_program(command, {**os.environ, **hooked("wait" if waits else "background", summary, os.environ)})
-        for line in summarise(Account.read(Path(summary))):
+        for line in summarise(Account.read(Path(summary)), has_device=_has_gpu()):
             output.say(line)
     return status
 
 
-def summarise(account: Account) -> list[str]:
-    """Return the lines of a summary: functions taken over, functions left alone and why, keys tuned and queued."""
-    from ktuned.dropin import QUEUED, TUNED
+def summarise(account: Account, *, has_device: bool = True) -> list[str]:
+    """Return the lines of a summary: what was adopted, tuned before, recorded now and left alone, and what to do next.
 
-    if not account.taken_over and not account.left_alone:
-        return ["no autotuned function was called, or the program's interpreter has no plugin with a drop-in"]
-    lines = [f"taken over: {', '.join(sorted(account.taken_over))}"] if account.taken_over else []
+    Args:
+        account: what the program's processes have noted.
+        has_device: whether the daemon has found a GPU that it can measure on.
+    """
+    from ktuned.dropin import RECORDED, TUNED
+
+    lines = [f"{note}" for note in account.notes]
+    if account.adopted:
+        lines.append(
+            f"adopted {text.number(len(account.adopted), 'function')}: {', '.join(_by_library(account.adopted))}"
+        )
+    states = list(account.keys.values())
+    tuned, recorded = states.count(TUNED), states.count(RECORDED)
+    if states:
+        lines.append(f"{text.number(len(states), 'tuning key')}: {tuned} tuned, {recorded} recorded now")
+    lines += [f"{key}: {state}" for key, state in sorted(account.keys.items()) if state not in (TUNED, RECORDED)]
     lines += [f"left alone: {name}: {reason}" for name, reason in sorted(account.left_alone.items())]
-    if keys := account.keys:
-        states = list(keys.values())
-        tuned, queued = states.count(TUNED), states.count(QUEUED)
-        failed = f", {len(keys) - tuned - queued} are not" if tuned + queued < len(keys) else ""
-        lines.append(f"{tuned} of {len(keys)} tuning keys are tuned, {queued} are queued{failed}")
-        lines += [
-            f"{key}: {state}" if state != QUEUED else f"queued: {key}"
-            for key, state in sorted(keys.items())
-            if state != TUNED
-        ]
+    if not account.adopted and not account.left_alone:
+        return [*lines, "no autotuned function was called, or the program's interpreter has no plugin with a drop-in"]
+    if recorded and not has_device:
+        lines.append("no GPU is found here, so nothing is measured: the recorded calls wait until a daemon finds one")
+    elif recorded:
+        lines.append("next: `ktuned watch` shows the tuning; run the program again when it is over to have the winners")
     return lines
+
+
+MAX_NAMED = 3
+"""Functions of a library that a summary names; `ktuned kernels` lists all."""
+
+
+def _by_library(functions: Iterable[str]) -> Iterator[str]:
+    """Yield the functions of each library, shortly."""
+    libraries: dict[str, list[str]] = {}
+    for name in sorted(functions):
+        library, _, rest = name.partition(".")
+        libraries.setdefault(library, []).append(rest.rpartition(".")[2])
+    for library, names in libraries.items():
+        more = f", … ({len(names)})" if len(names) > MAX_NAMED else ""
+        yield f"{library}: {', '.join(names[:MAX_NAMED])}{more}"
+
+
+def _has_gpu() -> bool:
+    """Return whether the daemon has found a GPU; where that is not known, that it has."""
+    try:
+        with Client() as client:
+            reports = client.call("backends", deadline_s=_LOOK_S)["environments"]
+    except (DaemonError, DaemonUnavailable):
+        return True
+    return any(
+        str(device["name"]).rpartition("/")[2].startswith("cuda")
+        for report in reports
+        for backend in report["backends"].values()
+        for device in backend["devices"]
+    )
+
+
+_LOOK_S = 10.0
+"""Time for the daemon to say which devices it has; the summary does without."""
 
 
 def hooked(mode: str, summary: str, environment: Mapping[str, str]) -> dict[str, str]:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import os
 import shutil
-import subprocess
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -26,7 +24,7 @@ _PART = 200
 _DEADLINE_S = 60.0
 
 
-FORMATS = ("git", "vllm", "c", "triton")
+FORMATS = ("git", "vllm", "c")
 """Forms of exported winners, the default first."""
 
 DEFAULT_SIZE = "M"
@@ -76,8 +74,7 @@ def export(
     Each kernel and device model has one file in DIRECTORY (default: winners).
 
     Equal winners give equal files, sorted, with one winner per line, so that git shows the changes. The formats vllm
-    (JSON by one size), c (a header that finds the nearest problem) and triton (DIRECTORY is Triton's own cache) are for
-    programs without ktuned.
+    (JSON by one size) and c (a header that finds the nearest problem) are for programs without ktuned.
     """
     if artifacts is not None and form != FORMATS[0]:
         raise click.UsageError(f"--with-artifacts does not go with --format {form}", click.get_current_context())
@@ -92,9 +89,6 @@ def export(
         for entry in shared:
             answer = client.call("export", deadline_s=_DEADLINE_S, kernel=entry["kernel"], device=entry["device"])
             document = answer["document"]
-            if form == "triton":
-                written += _into_tritons_cache(client, directory, answer, as_json)
-                continue
             try:
                 if artifacts is not None:
                     _copy(answer["artifacts"], artifacts)
@@ -111,51 +105,9 @@ def export(
     if as_json:
         output.emit_json({"files": written})
     elif not written:
-        of = " of Triton's kernels" if form == "triton" else "" if kernel is None else f" of a kernel {kernel!r}"
+        of = "" if kernel is None else f" of a kernel {kernel!r}"
         output.complain(f"there are no winners{of} to export", "`ktuned tune PATH` finds some")
     return Exit.DONE if written else Exit.NOT_REACHED
-
-
-def _into_tritons_cache(
-    client: Client, directory: Path, answer: Mapping[str, Any], as_json: bool
-) -> list[dict[str, Any]]:
-    """Have the project's interpreter write one kernel's winners into Triton's cache; return the files.
-
-    Raises:
-        CannotShare: that interpreter cannot.
-    """
-    document, places = answer["document"], answer["artifacts"]
-    found = client.call("kernels", kernel=document["kernel"])
-    (kernel,) = found["kernels"]
-    if kernel["backend"] != "triton":
-        return []
-    python = next(root["python"] for root in found["roots"] if root["name"] == kernel["project"])
-    winners = [
-        {
-            **{key: winner[key] for key in ("problem", "config", "latency_us")},
-            "artifact": places.get(winner["artifact"]),
-        }
-        for winner in document["winners"]
-    ]
-    done = subprocess.run(
-        [python, "-m", "ktuned_triton.autotune_cache", str(directory.absolute())],
-        input=json.dumps({"file": kernel["file"], "winners": winners}),
-        capture_output=True,
-        text=True,
-        timeout=_DEADLINE_S,
-        check=False,
-    )
-    if done.returncode != 0:
-        lines = done.stderr.strip().splitlines()
-        raise CannotShare(f"{python} cannot write Triton's cache: {lines[-1] if lines else done.returncode}")
-    made = json.loads(done.stdout)
-    for reason in made["left_out"]:
-        output.say(f"left out: {reason}")
-    for path in made["written"]:
-        if not as_json:
-            output.emit(path)
-    whose = {"kernel": document["kernel"], "device": document["device"]}
-    return [{**whose, "winners": 1, "path": path, "changed": True} for path in made["written"]]
 
 
 def _exported_files(document: Mapping[str, Any], form: str, by: str) -> dict[str, str]:

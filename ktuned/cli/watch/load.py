@@ -74,15 +74,18 @@ class TimeLeft:
 def time_left(jobs: Iterable[JobView], sizes: Mapping[str, int]) -> TimeLeft:
     """Return the time that open jobs take; ``sizes`` are kernels' numbers of configs, where they can be counted.
 
-    Devices work beside each other, and each at one job at a time. A job that waits takes as long for a config as the
-    one that runs on its device, or else as those on the others; paused ones are left out.
+    Devices work beside each other, and each measures one job at a time. A job that waits takes as long for a config as
+    the one that runs on its device, or else as those on the others; paused ones are left out.
     """
     open_jobs = [job for job in jobs if job.state in (JobState.RUNNING, JobState.QUEUED)]
     paces = {job.device: pace for job in open_jobs if (pace := _pace(job)) is not None}
     spent: dict[str, float] = {}
     unknown = 0
     for job in open_jobs:
-        needed = job.left_s if job.state == JobState.RUNNING else _needed(job, sizes, paces)
+        needed = job.left_s if job.state == JobState.RUNNING else None
+        if needed is None:
+            # One that runs without the device yet has no pace of its own.
+            needed = _needed(job, sizes, paces)
         if needed is None:
             unknown += 1
         else:

@@ -185,8 +185,11 @@ function scalar(value) {
   return value === null || value === undefined ? "–" : typeof value === "number" ? figure(value, 7) : String(value);
 }
 
+/** A problem or a config in one line; of an application's call the types stand alone, behind the key's own fields. */
 function flat(values) {
-  return Object.entries(values || {}).map(([key, value]) => `${key}=${scalar(value)}`).join(" ") || "–";
+  const own = Object.entries(values || {}).filter(([key]) => !key.startsWith("@")).map(([key, value]) => `${key}=${scalar(value)}`);
+  const types = (values || {})["@types"];
+  return [...own, ...(types ? [types] : [])].join(" ") || "–";
 }
 
 function figure(value, digits = 4) {

@@ -1,16 +1,37 @@
-"""The drop-ins for TileLang's autotuner: ``autotune`` and ``AutoTuner``, whose configs the daemon tunes."""
+"""The drop-in for TileLang's autotuner: a call gets the best kernel known now, and the daemon finds a better one.
+
+The place to stand is ``AutoTuner.run``, by which both of TileLang's ways to tune go: ``tilelang.autotune`` makes such a
+tuner for each call, and programs make their own. It is changed in the class, once for a process: instances and
+subclasses are seen wherever, and whenever, they were made, and what a subclass does before it calls ``run`` of its base
+is done before. An instance is adopted if :func:`autotune` or :func:`tuner_class` made it, or if the process runs under
+``ktuned run``; all others behave as before.
+"""
 
 from __future__ import annotations
 
 import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
-from typing import Any
+from functools import cache, wraps
+from typing import Any, Final
 
+from ktuned.dropin import account
 from ktuned_tilelang.artifact import check_version
 from ktuned_tilelang.call import PASS_CONFIGS, listed
-from ktuned_tilelang.tuning import Choices, Found, Mode, Task, Upgrade, WithoutDaemon, tune
+from ktuned_tilelang.tuning import KeyedCall, Mode, Options, Task, Upgrade, WithoutDaemon, tune
+
+MODULE: Final = "tilelang.autotuner.tuner"
+"""The module that defines TileLang's tuners; all others import them from there."""
+
+_OPTIONS = "_ktuned_options"
+_FUNCTION = "_ktuned_function"
+"""The autotuned function that has made a tuner for one call."""
+
+_ONCE = "_ktuned_once"
+"""A kernel that an autotuned function must not keep for later calls."""
+
+_process_options: Options | None = None
+"""Options of all tuners of this process that have none of their own: those of ``ktuned run``."""
 
 
 def autotune(
@@ -42,15 +63,21 @@ def autotune(
     The first arguments are TileLang's; ``configs`` may be a dict of axes, too. With ``mode="wait"`` the first call of a
     key waits for its winner, as with TileLang; with ``"background"`` it gets the best kernel known, else the first
     config's, which is exchanged in place for the winner. ``upgrade`` says how often: ``"once"``, ``"never"``,
-    ``"always"``. ``without_daemon`` leaves the function to ``"tilelang"``, or compiles the ``"first"`` config.
-    Processes with the same ``pin`` see the same winners for good.
+    ``"always"``. Where no daemon runs the call is recorded all the same, and ``without_daemon`` leaves it to
+    ``"tilelang"``, or compiles the ``"first"`` config. Processes with the same ``pin`` see the same winners for good.
 
     Raises:
         ValueError: an option has no such value, or the function is given without options.
         ImportError: TileLang is not installed, or is another one than this plugin knows.
+
+    Example:
+        >>> @autotune(configs=[{"block": 128}, {"block": 256}])
+        ... @tilelang.jit(out_idx=[-1])
+        ... def scale(size, block=128): ...
     """
-    choices = Choices(mode, upgrade, without_daemon, pin)
-    tuner: Any = tilelangs_tuner()
+    options = Options.of(mode, upgrade, without_daemon, pin)
+    tuner = tilelangs_tuner()
+    adopt_classes(tuner)
     supplied = {} if supply_type is None else {"supply_type": supply_type}
     decorate = tuner.autotune(
         func,
@@ -72,13 +99,32 @@ def autotune(
         **supplied,
     )
 
-    def take(function: Any) -> Any:
+    def adopt_function(function: Any) -> Any:
         made = decorate(function)
-        made.__class__ = function_class()
-        made.choices = choices
+        made.__dict__[_OPTIONS] = options
         return made
 
-    return take
+    return adopt_function
+
+
+def adopt_process(tuner: Any, mode: Mode) -> None:
+    """Adopt all tuners of this process, given TileLang's module: for ``ktuned run``."""
+    global _process_options
+    check_version(importlib.import_module("tilelang").__version__)
+    _process_options = Options.of(mode, "once", "tilelang", None)
+    adopt_classes(tuner)
+
+
+def why_not_adopted(kind: type[Any]) -> str:
+    """Return why the calls of a subclass of TileLang's tuners do not come by here; empty if they do."""
+    for method in ("run", "__call__", "get_tunner"):
+        for base in kind.__mro__:
+            if base.__module__ == MODULE:
+                break
+            code = getattr(vars(base).get(method), "__code__", None)
+            if code is not None and not {"run", "get_tunner", method} & {*code.co_names}:
+                return f"{base.__module__}.{base.__qualname__} has a {method} of its own, which never calls TileLang's"
+    return ""
 
 
 def tilelangs_tuner() -> Any:
@@ -88,60 +134,20 @@ def tilelangs_tuner() -> Any:
         ImportError: TileLang is not installed, or is another one than this plugin knows.
     """
     check_version(importlib.import_module("tilelang").__version__)
-    return importlib.import_module("tilelang.autotuner.tuner")
-
-
-@cache
-def function_class() -> type[Any]:
-    """Return the class of autotuned functions: a subclass of TileLang's."""
-    tuner: Any = tilelangs_tuner()
-
-    class KtunedFunction(tuner.AutoTuneImpl):  # type: ignore[misc]
-        """An autotuned function whose configs are tuned by ktuned's daemon."""
-
-        choices = Choices()
-
-        def get_tunner(self) -> Any:
-            """Return TileLang's tuner of this function, with ktuned's in its place."""
-            made = super().get_tunner()
-            own = tuner_class().from_kernel(made.fn, made.configs)
-            own.compile_args, own.profile_args = made.compile_args, made.profile_args
-            own.choices, own.jit, own.inputs = self.choices, self.jit_impl, _captured_inputs()
-            run = own.run
-
-            def with_options() -> Any:
-                return run(
-                    self.warmup,
-                    self.rep,
-                    self.timeout,
-                    early_stop=self.early_stop,
-                    early_stop_factor=self.early_stop_factor,
-                )
-
-            own.run = with_options
-            return own
-
-    return KtunedFunction
+    return importlib.import_module(MODULE)
 
 
 @cache
 def tuner_class() -> type[Any]:
-    """Return ``AutoTuner``: a subclass of TileLang's."""
-    tuner: Any = tilelangs_tuner()
-    result: Any = importlib.import_module("tilelang.autotuner.param").AutotuneResult
+    """Return ``AutoTuner``: TileLang's tuner of a function, adopted."""
+    tuner = tilelangs_tuner()
+    adopt_classes(tuner)
+    base: type[Any] = tuner.AutoTuner
 
-    class AutoTuner(tuner.AutoTuner):  # type: ignore[misc]
+    class AutoTuner(base):  # type: ignore[misc]
         """TileLang's tuner of a function, whose configs are tuned by ktuned's daemon."""
 
-        choices = Choices()
-        configs: Any
-        jit: Any = None
-        inputs: Sequence[Any] | None = None
-
-        def set_profile_args(self, *args: Any, **kwargs: Any) -> Any:
-            """Keep TileLang's options of measuring, and the tensors of ``set_autotune_inputs``."""
-            self.inputs = _captured_inputs()
-            return super().set_profile_args(*args, **kwargs)
+        _ktuned_options = Options()
 
         def set_tuning_args(
             self,
@@ -151,126 +157,178 @@ def tuner_class() -> type[Any]:
             pin: str | None = None,
         ) -> Any:
             """Set ktuned's own options: see :func:`autotune`."""
-            self.choices = Choices(mode, upgrade, without_daemon, pin)
+            self._ktuned_options = Options.of(mode, upgrade, without_daemon, pin)
             return self
-
-        def run(
-            self,
-            warmup: int = 25,
-            rep: int = 100,
-            timeout: int = 180,
-            use_pipeline: bool = False,
-            enable_grouped_compile: bool = False,
-            group_compile_size: int = 2,
-            benchmark_devices: list[int] | None = None,
-            benchmark_multi_gpu: bool = False,
-            early_stop: bool = False,
-            early_stop_factor: float = 2.0,
-        ) -> Any:
-            """Have the configs tuned and return TileLang's result.
-
-            The daemon compiles while it measures, and on all devices that it has.
-
-            Raises:
-                ValueError: a config has a key that is no parameter of the function, or there are none.
-                RuntimeError: no config compiles, runs and computes the right result.
-            """
-            if early_stop and early_stop_factor < 1.0:
-                raise ValueError(f"early_stop_factor must be >= 1.0, got {early_stop_factor}")
-            args, kwargs = self._kernel_parameters or ((), ())
-            self.configs = listed(self.configs, args, dict(kwargs))
-            _check_keys(self.fn, self.configs)
-            if self._is_given(args, dict(kwargs)):
-                return _result(result, Found(self._compiled({}), None))
-            compile_function, elaborate = self._ensure_jit_functions()
-            self.jit_compile, self.jit_elaborate = compile_function, elaborate
-            found = tune(
-                Task(
-                    function=getattr(self.fn, "orig_func", self.fn),
-                    configs=self.configs,
-                    elaborate=elaborate,
-                    compile=self._compiled,
-                    compile_args=self.compile_args,
-                    compile_flags=_flags(self.jit),
-                    profile_args=self.profile_args,
-                    inputs=self.inputs if self.inputs is not None else self._supplied(elaborate),
-                    timeout_s=timeout,
-                    early_stop=early_stop_factor if early_stop else 0.0,
-                ),
-                self.choices,
-            )
-            if found is not None:
-                return _result(result, found)
-            return super().run(
-                warmup,
-                rep,
-                timeout,
-                use_pipeline,
-                enable_grouped_compile,
-                group_compile_size,
-                benchmark_devices,
-                benchmark_multi_gpu,
-                early_stop,
-                early_stop_factor,
-            )
-
-        def _compiled(self, config: Mapping[str, Any]) -> Any:
-            named = {name: value for name, value in config.items() if name != PASS_CONFIGS}
-            own = {"__pass_configs__": config[PASS_CONFIGS]} if config.get(PASS_CONFIGS) else {}
-            return self._ensure_jit_functions()[0](**named, **own)
-
-        def _is_given(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-            """Return whether the call itself gives a knob: then nothing is tuned."""
-            if self._kernel_parameters is None:
-                return False
-            names = list(self._function_parameters or ())
-            knobs = [name for name in self.configs[0] if name != PASS_CONFIGS]
-            return any(name in kwargs or names.index(name) < len(args) for name in knobs)
-
-        def _supplied(self, elaborate: Callable[..., Any]) -> Sequence[Any] | None:
-            """Return the tensors of ``supply_prog``, called for the first config's parameters."""
-            supply = self.profile_args.supply_prog
-            if supply is None:
-                return None
-            parameters: Any = importlib.import_module("tilelang.engine.param").KernelParam
-            prim_func = elaborate(**{name: value for name, value in self.configs[0].items() if name != PASS_CONFIGS})
-            buffers = dict(prim_func.buffer_map)
-            outputs = self.compile_args.out_idx
-            indices = [] if outputs is None else [outputs] if isinstance(outputs, int) else outputs
-            count = len(prim_func.params)
-            left_out = {index % count for index in indices}
-            made = [
-                parameters.from_buffer(buffers[value]) if value in buffers else parameters.from_var(value)
-                for index, value in enumerate(prim_func.params)
-                if index not in left_out
-            ]
-            return list(supply(made))
 
     return AutoTuner
 
 
-def _captured_inputs() -> list[Any] | None:
-    """Return the tensors of ``set_autotune_inputs``."""
-    captured = importlib.import_module("tilelang.autotuner.capture").get_autotune_inputs()
-    return None if captured is None else list(captured)
+# The classes
 
 
-def _check_keys(function: Any, configs: Sequence[Mapping[str, Any]]) -> None:
-    names = set(inspect.signature(getattr(function, "orig_func", function)).parameters)
-    for config in configs:
-        if unused := set(config) - names - {PASS_CONFIGS}:
-            raise ValueError(f"Unused keys in config: {unused}")
+@cache
+def adopt_classes(tuner: Any) -> None:
+    """Have TileLang's two classes, and all that derives from them, ask here. Once for a process."""
+    tuner.AutoTuner.run = _deciding(tuner.AutoTuner.run, importlib.import_module("tilelang.autotuner.param"))
+    tuner.AutoTuneImpl.__call__ = _forgetting(tuner.AutoTuneImpl.__call__)
+    for base in (tuner.AutoTuner, tuner.AutoTuneImpl):
+        _adopt_subclasses(base)
+    _adopt_methods(tuner.AutoTuneImpl)
 
 
-def _flags(jit: Any) -> tuple[str, ...]:
-    flags = getattr(jit, "compile_flags", None)
+def _adopt_subclasses(base: type[Any]) -> None:
+    """Adopt the subclasses that there are, and those that will be."""
+    made = base.__dict__.get("__init_subclass__")
+
+    def init_subclass(cls: type[Any], /, **more: Any) -> None:
+        if made is not None:
+            made.__func__(cls, **more)
+        else:
+            super(base, cls).__init_subclass__(**more)
+        _adopt_methods(cls)
+
+    base.__init_subclass__ = classmethod(init_subclass)  # type: ignore[assignment]
+    known = base.__subclasses__()
+    while known:
+        one = known.pop()
+        _adopt_methods(one)
+        known += one.__subclasses__()
+
+
+def _adopt_methods(cls: type[Any]) -> None:
+    """Wrap the methods that a class defines itself: what makes a call's tuner, and what cannot be served."""
+    if "get_tunner" in vars(cls):
+        cls.get_tunner = _marking(vars(cls)["get_tunner"])
+    if reason := why_not_adopted(cls):
+        for name in {"run", "__call__"} & vars(cls).keys():
+            setattr(cls, name, _reporting(vars(cls)[name], f"{cls.__module__}.{cls.__qualname__}", reason))
+
+
+def _deciding(run: Callable[..., Any], param: Any) -> Callable[..., Any]:
+    """Return a ``run`` that gives the kernel which was decided on, and tunes what is left to TileLang."""
+    signature = inspect.signature(run)
+
+    @wraps(run)
+    def decide(self: Any, *args: Any, **kwargs: Any) -> Any:
+        options = getattr(self, _OPTIONS, _process_options)
+        if options is not None:
+            given = signature.bind(self, *args, **kwargs)
+            given.apply_defaults()
+            call = _tuned(self, options, given.arguments)
+            if call is not None:
+                return _result(param.AutotuneResult, call)
+        return run(self, *args, **kwargs)
+
+    return decide
+
+
+def _marking(get_tunner: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``get_tunner`` whose tuner knows the autotuned function that it is for."""
+
+    @wraps(get_tunner)
+    def mark(self: Any) -> Any:
+        made = get_tunner(self)
+        made.__dict__[_FUNCTION] = self
+        if _OPTIONS in self.__dict__:
+            made.__dict__[_OPTIONS] = self.__dict__[_OPTIONS]
+        return made
+
+    return mark
+
+
+def _forgetting(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``__call__`` that keeps no kernel which was for one call alone."""
+
+    @wraps(call)
+    def forget(self: Any, *args: Any, **kwargs: Any) -> Any:
+        try:
+            return call(self, *args, **kwargs)
+        finally:
+            once = self.__dict__.pop(_ONCE, None)
+            for key, (kernel, _) in list(self._tuner_cache.items()) if once is not None else ():
+                if kernel is once:
+                    del self._tuner_cache[key]
+
+    return forget
+
+
+def _reporting(method: Callable[..., Any], name: str, reason: str) -> Callable[..., Any]:
+    """Return a method that notes that it is TileLang's, or its author's own."""
+
+    @wraps(method)
+    def report(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self, _OPTIONS, _process_options) is not None:
+            account.leave_alone(name, reason)
+        return method(self, *args, **kwargs)
+
+    return report
+
+
+# One call
+
+
+def _tuned(tuner: Any, options: Options, arguments: Mapping[str, Any]) -> KeyedCall | None:
+    """Return a call whose kernel was decided on, or ``None`` if TileLang is to go on.
+
+    What is wrong with a call TileLang says itself, as it does without ktuned.
+    """
+    early_stop = arguments["early_stop_factor"] if arguments["early_stop"] else 0.0
+    args, kwargs = tuner._kernel_parameters or ((), ())
+    tuner.configs = configs = listed(tuner.configs, args, dict(kwargs))
+    if not configs or _is_given(tuner, args, dict(kwargs)) or _has_unused_keys(tuner.fn, configs):
+        return None
+    if early_stop and early_stop < 1.0:
+        return None
+    compile_function, elaborate = tuner._ensure_jit_functions()
+
+    def compile_config(config: Mapping[str, Any]) -> Any:
+        named = {name: value for name, value in config.items() if name != PASS_CONFIGS}
+        own = {"__pass_configs__": config[PASS_CONFIGS]} if config.get(PASS_CONFIGS) else {}
+        return compile_function(**named, **own)
+
+    function = tuner.__dict__.get(_FUNCTION)
+    task = Task(
+        function=getattr(tuner.fn, "orig_func", tuner.fn),
+        configs=configs,
+        elaborate=elaborate,
+        compile=compile_config,
+        compile_args=tuner.compile_args,
+        compile_flags=_flags(function),
+        profile_args=tuner.profile_args,
+        timeout_s=arguments["timeout"],
+        early_stop=early_stop,
+    )
+    call = tune(task, options)
+    if call is not None and call.is_once and function is not None and call.found is not None:
+        function.__dict__[_ONCE] = call.found.kernel
+    return call
+
+
+def _is_given(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether the call itself gives a knob: then nothing is tuned."""
+    if tuner._kernel_parameters is None:
+        return False
+    names = list(tuner._function_parameters or ())
+    knobs = [name for name in tuner.configs[0] if name in names]
+    return any(name in kwargs or names.index(name) < len(args) for name in knobs)
+
+
+def _has_unused_keys(function: Any, configs: Sequence[Mapping[str, Any]]) -> bool:
+    names = {*inspect.signature(getattr(function, "orig_func", function)).parameters, PASS_CONFIGS}
+    return any(set(config) - names for config in configs)
+
+
+def _flags(function: Any) -> tuple[str, ...]:
+    flags = getattr(getattr(function, "jit_impl", None), "compile_flags", None)
     return () if not flags else (flags,) if isinstance(flags, str) else tuple(flags)
 
 
-def _result(kind: Any, found: Found) -> Any:
+def _result(kind: Any, call: KeyedCall) -> Any:
+    found = call.found
+    assert found is not None
     return kind(
         latency=found.latency,
-        config=None if found.config is None else dict(found.config),
+        config=dict(found.config),
         ref_latency=found.ref_latency,
         libcode=found.kernel.get_kernel_source(),
         func=found.kernel.prim_func,

@@ -15,7 +15,7 @@ from ktuned.model import BackendError, Device, Outcome, Unsupported
 from ktuned_tilelang.artifact import RECIPE_FILE, SIGNATURE_FILE
 from ktuned_tilelang.build import Build
 from ktuned_tilelang.compiler import Refused, compile_unit, prepare
-from ktuned_tilelang.execution import HOST_SOURCE_FILE, PARAMETERS_FILE, SOURCE_FILE
+from ktuned_tilelang.execution import HOST_SOURCE_FILE, PARAMETERS_FILE, SOURCE_FILE, VARIABLES
 from ktuned_tilelang.kernel import TileLangKernel, load_on
 
 INSTALL_HINT = "pip install 'tilelang>=0.1.15,<0.2'"
@@ -30,7 +30,7 @@ class TileLang(backends.Backend):
     name = "tilelang"
     api_version = 1
     build = Build
-    compiling_variables = (*COMPILING_VARIABLES, "CUTE_DSL_*", "TILELANG_*", "TL_*", "TVM_*")
+    compiling_variables = (*COMPILING_VARIABLES, *VARIABLES)
     required_files = (HOST_SOURCE_FILE, PARAMETERS_FILE, RECIPE_FILE, SIGNATURE_FILE, SOURCE_FILE)
     decisive_files = (RECIPE_FILE, PARAMETERS_FILE, SIGNATURE_FILE)
     default_target = DEFAULT_TARGET

@@ -7,27 +7,30 @@ itself, so that no edit of the source can be missed.
 
 from __future__ import annotations
 
-import hashlib
+import gzip
 import importlib
 import itertools
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, field
-from typing import Any, Self
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Final, Self
 
+from ktuned.dropin import CALLS, digest_of, short_dtype
 from ktuned.model import canonical
 from ktuned_tilelang.build import Build
 
 PASS_CONFIGS = "pass_configs"
 """The key of a config that is not a parameter of the function."""
 
-MAX_CAPTURED_BYTES = 1 << 30
-"""Limit of the tensors whose content is kept for a call: a copy is written to the disk."""
+PROGRAMS_KEY: Final = "@programs"
+"""The problem key that holds the digest of a call's programs, and of all that they are compiled and called with."""
+
+MAX_CAPTURED_BYTES: Final = 64 << 20
+"""Limit of the tensors whose content is kept for a call: they are copied from the device, and written to the disk."""
 
 CAPTURED = "captured"
 """The fill of a tensor whose content is the call's own: it may hold indices."""
 
-_DIGEST_CHARS = 16
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 _DRAWN_BY_AUTO = frozenset({"float32", "float16", "bfloat16"})
 
@@ -83,10 +86,10 @@ class Call:
         names = [self.args[index] for index in self.options.out_idx]
         return tuple(names or self.tensors)
 
-    def build(self, config: str, directory: str) -> Build:
-        """Return the Build of a config, given as text, with its program in a directory beside the kernel file."""
+    def build(self, config: str) -> Build:
+        """Return the Build of a config, given as text, with its program among the files beside the kernel file."""
         return Build(
-            program=f"{directory}/{self.programs[config]}",
+            program=f"{CALLS}/{self.programs[config]}",
             args=self.args,
             out_idx=self.options.out_idx or None,
             target=self.options.target,
@@ -117,18 +120,47 @@ class Call:
 
 @dataclass(frozen=True)
 class EvaluatedCall:
-    """A call with what is not plain data: programs by their files, configs by their text, captured tensors by name."""
+    """A call with what is not plain data.
+
+    Attributes:
+        call: its plain data.
+        programs: the programs, by their files' names.
+        configs: the configs as the application has them, by their knobs' text.
+        captured: the application's own tensors whose content travels.
+        numbers: its parameters that are numbers, by name.
+    """
 
     call: Call
-    programs: Mapping[str, str]
+    programs: Mapping[str, Any]
     configs: Mapping[str, Mapping[str, Any]]
-    prim_funcs: Mapping[str, Any]
     captured: Mapping[str, Any] = field(default_factory=dict)
+    numbers: Mapping[str, bool | int | float] = field(default_factory=dict)
 
     @property
-    def digest(self) -> str:
-        """The digest of all that the result of this call depends on."""
-        return _digest(self.call.to_json())
+    def problem(self) -> dict[str, bool | int | float | str]:
+        """The tuning key: ``{"A": "f16[4096,4096]", …}`` for people, and the digest of all that a result depends on."""
+        shown = {
+            name: f"{short_dtype(tensor.dtype)}[{','.join(map(str, tensor.shape))}]"
+            for name, tensor in self.call.tensors.items()
+        }
+        return {**shown, **self.numbers, PROGRAMS_KEY: digest_of(self.call.to_json())}
+
+    def program(self, config: str) -> Any:
+        """Return a config's program."""
+        return self.programs[self.call.programs[config]]
+
+    def files(self) -> tuple[Call, dict[str, bytes]]:
+        """Return the call as it travels, and the files that it names."""
+        save: Any = importlib.import_module("tilelang").tvm.ir.save_json
+        # Without a time, so that the same program is the same file.
+        found = {name: gzip.compress(save(one).encode(), 1, mtime=0) for name, one in self.programs.items()}
+        if not self.captured:
+            return self.call, found
+        from safetensors.torch import save as save_tensors
+
+        data = save_tensors({name: value.detach().to("cpu", copy=True) for name, value in self.captured.items()})
+        content = f"{digest_of(data)}.safetensors"
+        return replace(self.call, content=content), {**found, content: data}
 
 
 def listed(configs: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -158,21 +190,20 @@ def evaluate(
     elaborate: Callable[..., Any],
     options: Options,
     base: Mapping[str, Any],
-    inputs: Sequence[Any] | None,
+    supplied: Callable[[Any], Sequence[Any] | None],
     supply: str,
 ) -> EvaluatedCall:
     """Return a call of an autotuned function with the programs of its configs; those that make none are left out.
 
-    ``base`` are the pass configs of all of them. ``inputs`` are the tensors that the application gives, if it does, and
-    ``supply`` is the name of TileLang's way to make them otherwise.
+    ``base`` are the pass configs of all of them. ``supplied`` returns the tensors that the application gives for the
+    first program, if it does, and ``supply`` is the name of TileLang's way to make them otherwise.
 
     Raises:
         LeftAlone: its tensors cannot be made in another process.
         Exception: what ``elaborate`` raised, if no config makes a program.
     """
-    save: Any = importlib.import_module("tilelang").tvm.ir.save_json
     names = list(dict.fromkeys(name for config in configs for name in config))
-    programs, texts, prim_funcs, chosen = {}, {}, {}, {}
+    files, programs, chosen = {}, {}, {}
     pass_configs: dict[str, Mapping[str, Any]] = {}
     fault: Exception | None = None
     for config in configs:
@@ -183,21 +214,21 @@ def evaluate(
             continue
         text = canonical(knobs(config, names))
         # Without the places in the source that the JSON has: a comment above the function changes nothing.
-        name = f"{_digest(prim_func.script(show_meta=True))}.program.json"
-        programs[text], texts[name], prim_funcs[text], chosen[text] = name, save(prim_func), prim_func, config
+        file = f"{digest_of(prim_func.script(show_meta=True))}.program.json.gz"
+        files[text], programs[file], chosen[text] = file, prim_func, config
         if own := {**base, **(config.get(PASS_CONFIGS) or {})}:
             pass_configs[text] = {str(getattr(key, "value", key)): value for key, value in own.items()}
-    if not programs:
+    if not files:
         raise fault or ValueError("No configurations to tune")
-    first = next(iter(prim_funcs.values()))
-    tensors, args, captured = _parameters(first, _indices(first, options.out_idx), inputs, supply)
-    wanted = Options(_indices(first, options.out_idx), options.target, options.execution_backend, options.compile_flags)
-    call = Call(tensors, args, programs, pass_configs, wanted)
+    first = programs[next(iter(files.values()))]
+    outputs = _indices(first, options.out_idx)
+    tensors, args, captured, numbers = _parameters(first, outputs, supplied(first), supply)
+    call = Call(tensors, args, files, pass_configs, replace(options, out_idx=outputs))
     try:
         call.to_json()
     except TypeError as error:
         raise LeftAlone(f"its pass configs are no plain values: {error}") from error
-    return EvaluatedCall(call, texts, chosen, prim_funcs, captured)
+    return EvaluatedCall(call, programs, chosen, captured, numbers)
 
 
 def _indices(prim_func: Any, out_idx: Sequence[int]) -> tuple[int, ...]:
@@ -208,14 +239,15 @@ def _indices(prim_func: Any, out_idx: Sequence[int]) -> tuple[int, ...]:
 
 def _parameters(
     prim_func: Any, outputs: Sequence[int], inputs: Sequence[Any] | None, supply: str
-) -> tuple[dict[str, Tensor], tuple[Any, ...], dict[str, Any]]:
-    """Return the tensors, the arguments, and the tensors whose content is the call's own."""
+) -> tuple[dict[str, Tensor], tuple[Any, ...], dict[str, Any], dict[str, Any]]:
+    """Return the tensors, the arguments, the tensors whose content is the call's own, and the numbers by name."""
     buffers = dict(prim_func.buffer_map)
     given = _given(len(prim_func.params), outputs, inputs)
     sizes = _sizes(prim_func, given)
     tensors: dict[str, Tensor] = {}
     args: list[Any] = []
     captured: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     for index, parameter in enumerate(prim_func.params):
         buffer = buffers.get(parameter)
         value = given.get(index)
@@ -223,6 +255,7 @@ def _parameters(
             if type(value) not in (bool, int, float):
                 raise LeftAlone(f"its parameter {parameter.name} is a number, and the call gives none")
             args.append(value)
+            numbers[str(parameter.name)] = value
             continue
         name = str(buffer.name)
         shape = tuple(_size(extent, sizes, name) for extent in buffer.shape)
@@ -230,16 +263,20 @@ def _parameters(
         if value is not None and not value.is_contiguous():
             raise LeftAlone(f"its tensor {name} is not contiguous")
         if value is not None and index not in outputs and dtype not in _FLOATS:
-            captured[name] = value.detach().cpu()
+            captured[name] = value
             tensors[name] = Tensor(dtype, shape, CAPTURED)
         elif index in outputs:
             tensors[name] = Tensor(dtype, shape, "empty")
         else:
             tensors[name] = _drawn(dtype, shape, "Randn" if value is not None else supply)
         args.append(name)
-    if sum(tensor.numel() * tensor.element_size() for tensor in captured.values()) > MAX_CAPTURED_BYTES:
-        raise LeftAlone("its tensors of integers are larger than 1 GiB")
-    return tensors, tuple(args), captured
+    size = sum(tensor.numel() * tensor.element_size() for tensor in captured.values())
+    if size > MAX_CAPTURED_BYTES:
+        raise LeftAlone(
+            f"its tensors of integers ({', '.join(captured)}) have {size >> 20} MiB, more than is captured of a call "
+            f"({MAX_CAPTURED_BYTES >> 20} MiB)"
+        )
+    return tensors, tuple(args), captured, numbers
 
 
 def _given(count: int, outputs: Sequence[int], inputs: Sequence[Any] | None) -> dict[int, Any]:
@@ -309,7 +346,3 @@ def _scalar(value: Any) -> bool | int | float | str:
     if type(value) in (bool, int, float) or (type(value) is str and not value.startswith("~")):
         return value  # type: ignore[no-any-return]
     return f"~{value!r}"
-
-
-def _digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:_DIGEST_CHARS]

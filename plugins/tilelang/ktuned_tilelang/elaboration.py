@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import importlib
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -142,7 +143,8 @@ def _prim_func(function: Any, arguments: Mapping[str, Any], build: Build, target
 def _read(file: Path) -> Any:
     tvm: Any = importlib.import_module("tilelang").tvm
     try:
-        return tvm.ir.load_json(file.read_text())
+        text = gzip.decompress(file.read_bytes()).decode() if file.suffix == ".gz" else file.read_text()
+        return tvm.ir.load_json(text)
     except OSError as error:
         raise Misfit(f"the program {file.name} cannot be read: {error}") from error
 

@@ -9,6 +9,9 @@ from typing import Final
 AUTO: Final = "auto"
 """TileLang chooses: ``tvm_ffi`` for CUDA."""
 
+VARIABLES: Final = ("CUTE_DSL_*", "TILELANG_*", "TL_*", "TVM_*")
+"""Patterns of the environment variables that TileLang reads."""
+
 SOURCE_FILE: Final = "device_kernel.cu"
 HOST_SOURCE_FILE: Final = "host_kernel.cu"
 PARAMETERS_FILE: Final = "params.json"

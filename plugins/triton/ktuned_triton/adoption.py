@@ -1,213 +1,85 @@
-"""Kernels of applications, as kernel files: written by the application, read by ktuned's workers."""
+"""Kernels of applications in ktuned's workers, declared from what an application left; nothing of its own is imported.
+
+A call is data. Only the front end imports the library, because Triton translates Python; lanes and compile workers have
+its result. The exception is a function with hooks that are more than data: its kernel file imports the library, and the
+workers that open it are its own.
+"""
 
 from __future__ import annotations
 
 import importlib
 import json
 import sys
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
-from ktuned import dropin
-from ktuned.dropin import (
-    CALL_KEY,
-    RECORDS,
-    AdoptedRequest,
-    Calls,
-    tensors_file,
-    write_once,
-    write_record,
-    write_tensors,
-)
+from ktuned.dropin import CALLS, Calls, called_file, declaration_of
 from ktuned.model import canonical
 from ktuned_triton.build import Build
-from ktuned_triton.call import CAPTURED, HOOKS_NAME, Call, LeftAlone, autotuner_in, hook_names, jitted, knobs
-from ktuned_triton.evaluation import constants_read
-
-FUNCTION_NAME = "function"
-"""The name of the application's function in its kernel file."""
+from ktuned_triton.call import CAPTURED, Call, autotuner_in, hook_names, knobs
+from ktuned_triton.library import Library
 
 RTOL, ATOL = 1e-2, 1e-2
 """Two configs' sums of half-precision products differ in their order, and so in the last digits."""
 
 MAX_MISMATCHED_RATIO = 1e-3
 
-_LATER_FIELDS = ("evaluation", "constants", "variables", "script")
+_HOOKS = "adopted"
+"""The name in a kernel file of what :func:`adopt` returns, where Builds find their hooks."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Adopted(dropin.Adopted):
-    """An application's function: all that its kernel file says.
+def adopt(file: str, name: str, identity: str) -> Any:
+    """Declare the kernel of an application's function; for the kernel files that the daemon writes.
 
-    Attributes:
-        cache_key: Triton's digest of its source, and of all that it calls.
-        specialize: the problem keys that are its tuning key.
-        tensors: the parameters that are tensors. Each run finds them as they were, and all are compared, because it
-            is not known which of them the kernel writes.
-        paths: the application's ``sys.path``.
-        hooks: the names of its hooks, as :func:`~ktuned_triton.call.hook_names` gives them.
-        evaluation: the digest of what the application alone runs: pruning and heuristics.
-        constants: the values of globals that it is compiled with, of which ``cache_key`` says nothing.
-        variables: the application's variables that change what Triton makes.
-        script: the name of a module that is written beside the kernel file, for a function of the application's script.
-        source: the text of that module, which the kernel file does not repeat.
-    """
-
-    tool: ClassVar[str] = "triton"
-
-    cache_key: str
-    specialize: tuple[str, ...]
-    tensors: tuple[str, ...]
-    paths: tuple[str, ...]
-    hooks: tuple[str, ...] = ()
-    evaluation: str = ""
-    constants: tuple[str, ...] = ()
-    variables: tuple[tuple[str, str], ...] = ()
-    script: str = ""
-    source: str = ""
-
-    def fields(self) -> dict[str, Any]:
-        """Return all that the kernel file says; no empty fields of later versions: older kernels keep their names."""
-        found = {name: value for name, value in super().fields().items() if name != "source"}
-        return {name: value for name, value in found.items() if value or name not in _LATER_FIELDS}
-
-    def environment(self) -> list[Any]:
-        """Return the interpreter, the path, and variables where there are any."""
-        return [sys.executable, self.paths, *filter(None, [self.variables])]
-
-    def text(self) -> str:
-        """Return the text of the kernel file."""
-        hooks = f"{HOOKS_NAME} = hooks_of(__file__)\n" if self.hooks else ""
-        return (
-            f'"""{self.function} as an application calls it; written by ktuned-triton."""\n\n'
-            f"from ktuned_triton.adoption import Adopted, adopt, hooks_of\n\n"
-            f"{FUNCTION_NAME} = adopt(__file__, Adopted(\n    {self.arguments()},\n))\n{hooks}"
-        )
-
-    def file_name(self) -> str:
-        """Return the name of the kernel file, by which an export knows the function."""
-        return f"tune_{self.qualname.replace('.', '_')}_{self.digest[:8]}.py"
-
-    def write(self, directory: Path) -> Path:
-        """Write a Triton function's kernel file, unless it is there, after its variables and script's module."""
-        if self.variables:
-            # JSON's strings are TOML's.
-            env = "\n".join(f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in self.variables)
-            write_once(directory / self.project / "ktuned.toml", f"[env]\n{env}\n")
-        if self.source:
-            write_once(directory / self.project / RECORDS / f"{self.script}.py", self.source)
-        return super().write(directory)
-
-
-@dataclass(frozen=True, slots=True)
-class Request(AdoptedRequest):
-    """A tuning key of an adopted function, with one call that has it.
-
-    ``content`` are copies on the CPU of those of its tensors whose content is the call's own, ``device`` is the model
-    of the GPU that they are on.
-    """
-
-    adopted: Adopted
-    problem: Mapping[str, Any]
-    call: Call
-    content: Mapping[str, Any] = field(default_factory=dict)
-    device: str | None = None
-
-    def write_call(self, kernel_file: Path) -> str:
-        """Write the call and its tensors beside the kernel file, and return its name."""
-        call = self.call
-        if self.content:
-            call = replace(call, content=write_tensors(kernel_file, self.content))
-        return write_record(kernel_file, call.to_json())
-
-    def without_content(self) -> Request:
-        """Return this without the copies of tensors."""
-        return replace(self, content={})
-
-
-def adopt(file: str, adopted: Adopted) -> Any:
-    """Declare the kernel of an application's function and return the ``@triton.jit`` function; for kernel files.
+    Returns:
+        what a Build's hooks are found in.
 
     Raises:
-        RuntimeError: the function, or its autotuner's hooks, are others here than in the application.
+        RuntimeError: its hooks are user code, and are others here than in the application.
     """
     from ktuned.spec import kernel, space
 
-    # At the end: the worker's own modules come first, as they have been imported.
-    paths = [*adopted.paths, str(Path(file).parent / RECORDS)] if adopted.script else adopted.paths
-    sys.path += [path for path in paths if path not in sys.path]
-    module = importlib.import_module(adopted.script or adopted.module)
-    try:
-        found = attrgetter(adopted.qualname)(module)
-        function = jitted(found)
-    except (AttributeError, LeftAlone):
-        found = function = None
-    if (
-        function is None
-        or function.cache_key != adopted.cache_key
-        or (adopted.constants and constants_read(function) != adopted.constants)
-    ):
-        name, no = f"{adopted.module}.{adopted.qualname}", "no longer" if function is None else "not"
-        raise RuntimeError(
-            f"{name} is {no} the function that the application has: it changed since the application started, or the "
-            "application runs in another environment"
-        )
-    worker = _workers[file] = _Worker(Path(file), adopted, found)
+    declared = declaration_of(Path(file), identity)
+    adopted = _AdoptedKernel(Path(file), declared)
     kernel(
         backend="triton",
-        name=adopted.name,
-        space=space([dict(config) for config in adopted.configs], where=worker.admits),
-        specialize=adopted.specialize,
-        inputs=worker.inputs,
+        name=name,
+        space=space(adopted.configs),
+        specialize=tuple(declared["specialize"]),
+        inputs=adopted.inputs,
         reference="default",
         rtol=RTOL,
         atol=ATOL,
         max_mismatched_ratio=MAX_MISMATCHED_RATIO,
-        setup=adopted.tensors,
-        timing=adopted.timing,
+        setup=tuple(declared["tensors"]),
+        timing="graph" if declared["is_timed_by_graph"] else "events",
         strategy="exhaustive",
         preset="fast",
-    )(worker.build)
-    return function
+        is_data=not declared["hooks"],
+    )(adopted.build)
+    return adopted.hooks() if declared["hooks"] else SimpleNamespace()
 
 
-def hooks_of(file: str) -> SimpleNamespace:
-    """Return the hooks of a kernel file's function by the names that Builds have for them; for kernel files."""
-    return _workers[file].hooks()
-
-
-class _Worker:
-    """A kernel file's functions: they read the record that a problem names.
+class _AdoptedKernel:
+    """A kernel file's functions: they read the call that a problem names.
 
     Hooks get the tensors of the call whose inputs were declared last: a worker measures one problem at a time.
     """
 
-    def __init__(self, file: Path, adopted: Adopted, found: Any) -> None:
+    def __init__(self, file: Path, declared: Mapping[str, Any]) -> None:
         self._file = file
-        self._adopted = adopted
+        self._declared = declared
         self._calls = Calls(file, Call.from_json)
         self._current: Call | None = None
-        if not adopted.hooks:
-            return
-        self._tuner = autotuner_in(found)
-        if (
-            self._tuner is None
-            or hook_names(self._tuner) != adopted.hooks
-            or [canonical(knobs(config)) for config in self._tuner.configs] != [*map(canonical, adopted.configs)]
-        ):
-            raise RuntimeError(
-                f"{adopted.module}.{adopted.qualname} has other hooks or configs than in the application, so its hooks "
-                "cannot be found"
-            )
 
-    def admits(self, p: Any, c: Any) -> bool:
-        """Return whether the application's pruning left a config; without a call that is not known, and not asked."""
-        return CALL_KEY not in p or canonical(dict(c)) in self._calls.of(p).recipes
+    def configs(self, p: Any) -> Iterator[dict[str, Any]]:
+        """Yield the configs that the application's pruning left, in its order."""
+        yield from (json.loads(text) for text in self._calls.of(p).recipes)
 
     def inputs(self, p: Any) -> Mapping[str, Any]:
         """Declare the tensors of a call, each as a row of all its storage's elements."""
@@ -218,22 +90,57 @@ class _Worker:
         for name, entry in call.tensors.items():
             is_captured = entry.fill == CAPTURED
             spec = tensor(entry.elements, entry.dtype, "zeros" if is_captured else entry.fill, output=True)
-            found[name] = replace(spec, file=str(tensors_file(self._file, call.content))) if is_captured else spec
+            found[name] = replace(spec, file=str(called_file(self._file, call.content))) if is_captured else spec
         return found
 
     def build(self, p: Any, c: Any) -> Build:
         """Return a config's Build."""
-        return self._calls.of(p).build(canonical(dict(c)), FUNCTION_NAME)
+        call, text, origin = self._calls.of(p), canonical(dict(c)), self._declared["origin"]
+        position = call.recipes[text].position
+        hooks = (
+            {}
+            if position is None
+            else {
+                "pre_hook": f"{_HOOKS}.pre_hook_{position}",
+                "post_hook": f"{_HOOKS}.post_hook_{position}",
+            }
+        )
+        library = Library(
+            "" if origin["source"] else origin["module"].partition(".")[0], tuple(self._declared["paths"])
+        )
+        return call.build(
+            text,
+            f":{origin['qualname']}" if origin["source"] else f"{origin['module']}:{origin['qualname']}",
+            library=library.to_plain(),
+            source=f"{CALLS}/{origin['module']}.py" if origin["source"] else "",
+            cache_key=self._declared["cache_key"],
+            globals_read=tuple(self._declared["constants"]),
+            **hooks,
+        )
 
     def hooks(self) -> SimpleNamespace:
-        """Return what is called before and after a launch of each config."""
-        own = self._tuner
+        """Return what is called before and after a launch of each config, from the library's own autotuner.
+
+        Raises:
+            RuntimeError: it has others than the application's.
+        """
+        origin = self._declared["origin"]
+        # At the end: the worker's own modules come first, as they have been imported.
+        sys.path += [path for path in self._declared["paths"] if path not in sys.path]
+        tuner = autotuner_in(attrgetter(origin["qualname"])(importlib.import_module(origin["module"])))
+        known = [] if tuner is None else [canonical(knobs(config)) for config in tuner.configs]
+        declared = self._declared["configs"][: len(known)]
+        if tuner is None or list(hook_names(tuner)) != list(self._declared["hooks"]) or known != list(declared):
+            raise RuntimeError(
+                f"{origin['module']}.{origin['qualname']} has other hooks or configs than in the application, so its "
+                "hooks cannot be found"
+            )
         found: dict[str, Any] = {}
-        for position, config in enumerate(own.configs):
+        for position, config in enumerate(tuner.configs):
             before = [config.pre_hook] if config.pre_hook else []
-            before += [own.pre_hook] if own.user_defined_pre_hook else []
+            before += [tuner.pre_hook] if tuner.user_defined_pre_hook else []
             found[f"pre_hook_{position}"] = partial(self._call_hooks, before)
-            after = [own.post_hook] if own.user_defined_post_hook else []
+            after = [tuner.post_hook] if tuner.user_defined_post_hook else []
             found[f"post_hook_{position}"] = partial(self._call_hooks, after)
         return SimpleNamespace(**found)
 
@@ -246,7 +153,3 @@ class _Worker:
         }
         for hook in hooks:
             hook(given, **more)
-
-
-_workers: dict[str, _Worker] = {}
-"""The functions of each kernel file, as it was imported last."""

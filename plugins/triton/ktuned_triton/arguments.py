@@ -8,10 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ktuned.backends import unknown_tensor
-from ktuned_triton.launch_plan import LaunchPlan, Parameter, Value
+from ktuned_triton.descriptors import encode
+from ktuned_triton.launch_plan import LaunchPlan, Parameter
 from ktuned_triton.signature import ALIGNMENT_BYTES
 
-_POINTER_BYTES = 8
+ALIGNMENT_OF_VALUES_BYTES = 64
+"""Alignment of a tensor map, which is the largest of all."""
 
 _FORMATS = {
     "i1": "<b",
@@ -39,8 +41,8 @@ def require_tensors(plan: LaunchPlan, tensors: Mapping[str, Any]) -> None:
         KeyError: one is not; the message names it.
     """
     for parameter in plan.parameters:
-        if isinstance(parameter.value, str) and parameter.value not in tensors:
-            raise KeyError(unknown_tensor(parameter.value, tensors))
+        if parameter.tensor is not None and parameter.tensor not in tensors:
+            raise KeyError(unknown_tensor(parameter.tensor, tensors))
 
 
 class Arguments:
@@ -58,12 +60,15 @@ class Arguments:
         packed = [_packed(parameter, tensors) for parameter in plan.parameters]
         packed += [struct.pack("<Q", address) for address in scratch]
         values = _fitted(plan.symbol, packed, len(scratch), sizes)
-        self._values = [ctypes.create_string_buffer(value, max(len(value), _POINTER_BYTES)) for value in values]
-        self._pointers = (ctypes.c_void_p * max(len(values), 1))(*map(ctypes.addressof, self._values))
+        self._values = [ctypes.create_string_buffer(len(value) + ALIGNMENT_OF_VALUES_BYTES) for value in values]
+        places = [-ctypes.addressof(one) % ALIGNMENT_OF_VALUES_BYTES + ctypes.addressof(one) for one in self._values]
+        for place, value in zip(places, values, strict=True):
+            ctypes.memmove(place, value, len(value))
+        self._pointers = (ctypes.c_void_p * max(len(values), 1))(*places)
         self.address = ctypes.addressof(self._pointers)
 
 
-def pack(kind: str, value: Value) -> bytes:
+def pack(kind: str, value: Any) -> bytes:
     """Return a number as a parameter of one of Triton's types holds it.
 
     Raises:
@@ -81,14 +86,16 @@ def pack(kind: str, value: Value) -> bytes:
 
 
 def _packed(parameter: Parameter, tensors: Mapping[str, Any]) -> bytes:
-    if not isinstance(parameter.value, str):
+    if parameter.tensor is None:
         return pack(parameter.type, parameter.value)
-    address: int = tensors[parameter.value].data_ptr()
+    address: int = tensors[parameter.tensor].data_ptr()
     if address % ALIGNMENT_BYTES:
         raise ValueError(
-            f"the tensor {parameter.value!r} lies at {address:#x}, and the kernel is compiled for addresses that are "
+            f"the tensor {parameter.tensor!r} lies at {address:#x}, and the kernel is compiled for addresses that are "
             f"multiples of {ALIGNMENT_BYTES}"
         )
+    if isinstance(parameter.value, Mapping):
+        return encode(parameter.value, address)
     return struct.pack("<Q", address)
 
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import version
 from pathlib import Path
+from typing import Any, cast
 
 from ktuned import backends
 from ktuned.backends import DEFAULT_TARGET, Absent, Compiled, Kernel, Unit, torch_cuda_devices
@@ -16,6 +17,7 @@ from ktuned_triton.build import Build
 from ktuned_triton.compiler import Refused, compile_unit, lower_unit, prepare
 from ktuned_triton.environment import ASSEMBLERS, possibly_deciding
 from ktuned_triton.hooks import hooked
+from ktuned_triton.library import Library
 
 REINSTALL_HINT = "pip install triton"
 
@@ -67,6 +69,14 @@ class Triton(backends.Backend):
             prepare()
         except ImportError as error:
             raise BackendError(f"Triton cannot be imported: {error}", hint=REINSTALL_HINT) from error
+
+    def open_library(self, library: Mapping[str, Any], build: backends.Build | None = None) -> None:
+        """Import an application's library, and the module of the function that a Build names.
+
+        Raises:
+            BackendError: it cannot be imported.
+        """
+        Library.from_plain(library).open(cast(Build | None, build))
 
     def lower(self, unit: Unit) -> bytes | Compiled:
         """Call Triton's front end, in a process that has imported the function's module.

@@ -18,8 +18,16 @@ MEMBER = "member"
 
 HOOKS = ("pre_hook", "post_hook")
 
-Argument = bool | int | float | str | None | tuple["Argument", ...]
-"""An argument of a kernel: a tensor of ``inputs`` by its name, a number, ``None``, or a tuple of these."""
+_OF_LIBRARIES = ("library", "source", "cache_key", "globals_read")
+
+Descriptor = Mapping[str, Any]
+"""A host-side tensor descriptor: ``descriptor`` names its tensor; ``shape``, ``strides``, ``block_shape`` are lists of
+ints, ``padding`` is ``zero`` or ``nan``."""
+
+DESCRIPTOR_FIELDS = frozenset({"descriptor", "shape", "strides", "block_shape", "padding"})
+
+Argument = bool | int | float | str | None | tuple["Argument", ...] | Descriptor
+"""An argument of a kernel: a tensor of ``inputs`` by its name, a number, ``None``, a tuple, or a tensor descriptor."""
 
 _WRAPPERS = {"Autotuner": "triton.autotune", "Heuristics": "triton.heuristics"}
 
@@ -45,6 +53,12 @@ class Build(backends.Build):
             ``function`` is; its time counts.
         post_hook: likewise after each launch, with ``exception=None`` besides.
         dtypes: the dtypes of the tensors that ``args`` names; ktuned fills this in.
+        library: what the functions are imported from in place of the kernel file, as
+            :meth:`ktuned_triton.library.Library.to_plain` returns it; for drop-ins.
+        source: with a ``library`` a Python file, relative to the kernel file, that names without a module are found in.
+        cache_key: with a ``library`` Triton's digest of the function that the application has.
+        globals_read: with a ``cache_key`` the globals that Triton compiles in, and leaves out of that digest, as
+            :func:`ktuned_triton.evaluation.constants_read` returns them.
 
     Raises:
         ValueError: no name leads to a function, or a size is not a positive int.
@@ -65,6 +79,10 @@ class Build(backends.Build):
     pre_hook: Callable[..., Any] | str | None = None
     post_hook: Callable[..., Any] | str | None = None
     dtypes: Mapping[str, str] = field(default_factory=dict)
+    library: Mapping[str, Any] | None = None
+    source: str = ""
+    cache_key: str = ""
+    globals_read: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "function", _name_of(self.function))
@@ -89,9 +107,9 @@ class Build(backends.Build):
         return replace(self, dtypes={name: known[name][0] for name in tensor_names(self.args) if name in known})
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the fields as plain data, without hooks that there are not: artifacts are known by it."""
+        """Return the fields as plain data, by which artifacts are known: without hooks and libraries that are none."""
         plain = super().to_plain()
-        return {name: value for name, value in plain.items() if value is not None or name not in HOOKS}
+        return {name: value for name, value in plain.items() if value or name not in (*HOOKS, *_OF_LIBRARIES)}
 
     @property
     def tensors(self) -> tuple[str, ...]:
@@ -112,6 +130,8 @@ def tensor_names(args: tuple[Argument, ...]) -> Iterator[str]:
             yield from tensor_names(arg)
         elif isinstance(arg, str):
             yield arg
+        elif isinstance(arg, Mapping):
+            yield arg["descriptor"]
 
 
 def _name_of(function: Callable[..., Any] | str) -> str:
@@ -131,6 +151,8 @@ def _argument(value: Any) -> Argument:
         return tuple(_argument(item) for item in value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, Mapping) and set(value) == DESCRIPTOR_FIELDS:
+        return dict(value)
     raise TypeError(
         f"args holds a {type(value).__name__}; it takes tensors by their names in inputs, numbers, None and tuples"
     )

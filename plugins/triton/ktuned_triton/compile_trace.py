@@ -38,17 +38,27 @@ class Traced:
         return self._shown[context]
 
 
+_ask: Callable[[], Any] | None = None
+"""Torch's own question, once it is known: each launch asks it."""
+
+
 def tracing_context() -> Any:
     """Return torch's context of the trace that goes on in this thread, also while its graph is compiled.
 
     A torch that does not say so is taken for one that never traces: Inductor tunes all configs itself then.
     """
+    global _ask
+    if _ask is not None:
+        return _ask()
     guards: Any = sys.modules.get("torch._guards")
-    context = getattr(guards, "TracingContext", None)
-    if guards is not None and not hasattr(context, "try_get"):
+    if guards is None:
+        return None
+    context: Any = getattr(guards, "TracingContext", None)
+    if not hasattr(context, "try_get"):
         _say_once(f"torch {sys.modules['torch'].__version__}: traces of torch.compile are not seen, which tunes itself")
         return None
-    return None if context is None else context.try_get()
+    _ask = context.try_get
+    return _ask()
 
 
 @cache

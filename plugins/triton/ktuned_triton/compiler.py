@@ -10,7 +10,7 @@ import json
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from importlib.metadata import version
@@ -19,10 +19,12 @@ from typing import Any, cast
 
 from ktuned.backends import Unit, compute_target, occupancy_fact, ptxas
 from ktuned.model import BackendError, KernelFileError, Unsupported
-from ktuned.spec import causes, functions, place
+from ktuned.spec import causes, place
 from ktuned_triton.artifact import CUBIN_FILE, LAUNCH_FILE, METADATA_FILE, PTX_FILE
 from ktuned_triton.build import Build
+from ktuned_triton.descriptors import expand, is_descriptor_type
 from ktuned_triton.launch_plan import LaunchPlan, Parameter
+from ktuned_triton.library import difference, find_function
 from ktuned_triton.limits import why_not
 from ktuned_triton.lowering import Lowered, Unreadable, compiled, front, is_known
 from ktuned_triton.signature import Misfit, call_arguments, launch_parameters
@@ -116,11 +118,14 @@ def lower_unit(unit: Unit) -> bytes:
 def _function(unit: Unit) -> Any:
     if unit.sources:
         raise Refused("a triton kernel has no sources: what the kernel file imports is followed without them")
-    name = cast(Build, unit.build).function
+    build = cast(Build, unit.build)
+    name = build.function
     try:
-        function: Any = functions.find(str(name), unit.kernel_file)
+        function: Any = find_function(str(name), build, unit.kernel_file)
     except (KernelFileError, LookupError) as error:
         raise Refused(str(error)) from error
+    if why := difference(function, build):
+        raise Refused(why)
     if not hasattr(function, "warmup") or not hasattr(function, "params"):
         raise Refused(f"{name} is not decorated with @triton.jit")
     return function
@@ -277,6 +282,7 @@ def _aimed_at(capability: int, scratch: Path) -> Iterator[int]:
 
 def _plan(kernel: Any, parameters: tuple[Parameter, ...], build: Build, target: str) -> LaunchPlan:
     metadata = kernel.metadata
+    parameters = tuple(_without_descriptors(parameters, getattr(metadata, "tensordesc_meta", None) or ()))
     x, y, z = (*build.grid, 1, 1)[:3]
     return LaunchPlan(
         function=kernel.src.name,
@@ -292,6 +298,18 @@ def _plan(kernel: Any, parameters: tuple[Parameter, ...], build: Build, target: 
         is_cooperative=bool(metadata.launch_cooperative_grid),
         is_dependent=bool(metadata.launch_pdl),
     )
+
+
+def _without_descriptors(parameters: Iterable[Parameter], chosen: Sequence[Any]) -> Iterator[Parameter]:
+    """Yield the parameters of the machine code: each tensor descriptor as what the compiler has ``chosen`` for it."""
+    major, minor = (int(part) for part in version("triton").split(".")[:2])
+    layouts = iter(chosen)
+    for parameter in parameters:
+        if is_descriptor_type(parameter.type) and isinstance(parameter.value, Mapping):
+            expanded = expand(parameter.type, parameter.value, next(layouts, None), (major, minor))
+            yield from (Parameter(kind, value) for kind, value in expanded)
+        else:
+            yield parameter
 
 
 def _metadata(kernel: Any) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
 
-from ktuned.dropin import digest
+from ktuned.dropin import digest_of
 
 MAX_FUNCTIONS = 200
 """Functions that are followed from one; a package calls itself in circles."""
@@ -34,7 +34,7 @@ def evaluation_digest(tuner: Any) -> str:
         found += [item for name, heuristic in getattr(inner, "values", {}).items() for item in (name, heuristic)]
         inner = inner.fn
     texts = [_code_text(item) for item in found if item is not None]
-    return digest(repr(texts)) if texts else ""
+    return digest_of(repr(texts)) if texts else ""
 
 
 def constants_read(function: Any) -> tuple[str, ...]:

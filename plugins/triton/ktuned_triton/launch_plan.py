@@ -9,8 +9,8 @@ from typing import Any, Self
 
 WARP_THREADS = 32
 
-Value = bool | int | float | str
-"""A parameter's value: a tensor of ``inputs`` by its name, or a number."""
+Value = bool | int | float | str | Mapping[str, Any]
+"""A parameter's value: a tensor of ``inputs`` by its name, a number, or a tensor map with its tensor's name."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,6 +19,13 @@ class Parameter:
 
     type: str
     value: Value
+
+    @property
+    def tensor(self) -> str | None:
+        """The tensor whose address the parameter has; ``None`` for a number."""
+        if isinstance(self.value, Mapping):
+            return str(self.value["tensor"])
+        return self.value if isinstance(self.value, str) else None
 
 
 @dataclass(frozen=True, slots=True)

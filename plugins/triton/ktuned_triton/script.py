@@ -1,8 +1,8 @@
-"""Functions of a script as a module that other processes can import.
+"""Functions that no import finds, as a module that other processes can import: those of scripts, and closures.
 
-A script cannot be imported: it would run. Its ``@triton.jit`` functions need no more than their own source and the
-globals that they read, by value. The module holds the source at the script's line numbers, which are a part of Triton's
-digest, and everything else before it in one line.
+A script cannot be imported: it would run. A closure exists while its maker does. But a ``@triton.jit`` function needs
+no more than its own source and what it reads by value: globals, and variables that it has captured. The module holds
+the source at its file's line numbers, which are a part of Triton's digest, and everything else before it in one line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import inspect
 import math
 import os
 import sys
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Mapping
 from operator import attrgetter
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -57,23 +58,24 @@ def is_importable(name: str) -> bool:
 
 
 def module_of(function: Any) -> str:
-    """Return the text of a module with a ``@triton.jit`` function of the script that this process runs.
+    """Return the text of a module with a ``@triton.jit`` function that no import finds.
 
     Raises:
-        LeftAlone: the function needs what only the script's own process has; says what.
+        LeftAlone: the function needs what only its own process has; says what.
     """
     return _Module(function.fn.__globals__).text(function)
 
 
 class _Module:
-    """The source of functions by their first lines, and the statements that bind the globals that they read."""
+    """The source of functions by their first lines, and the statements that bind what they read."""
 
-    def __init__(self, script: dict[str, Any]) -> None:
+    def __init__(self, home: dict[str, Any]) -> None:
         # A debugger or a notebook that runs a script is itself the module of this name.
-        self._script = script
-        annotations = self._script.get("__annotations__", {})
+        self._home = home
+        annotations = home.get("__annotations__", {})
         self._constants = {name for name, one in annotations.items() if "constexpr" in str(one)}
         self._bound: dict[str, str] = {}
+        self._values: dict[str, Any] = {}
         self._sources: dict[int, list[str]] = {}
         self._has_lazy_annotations = False
 
@@ -84,15 +86,17 @@ class _Module:
         for first, source in sorted(self._sources.items()):
             lines += [""] * (first - 1 - len(lines))
             if len(lines) != first - 1:
-                raise LeftAlone("its script has functions that share lines")
+                raise LeftAlone("it reads functions that share lines")
             lines += source
         return "\n".join(lines) + "\n"
 
     def _add(self, name: str, value: Any) -> None:
-        """Bind a global of the script's, unless it is bound."""
+        """Bind a name that is read, unless it is bound."""
         if name in self._bound:
+            if self._values[name] is not value:
+                raise LeftAlone(f"two of the functions that it reads know different things as {name}")
             return
-        self._bound[name] = ""
+        self._bound[name], self._values[name] = "", value
         inner = _unwrapped(value)
         if isinstance(value, ModuleType):
             self._bound[name] = f"{name} = {_imported(value.__name__)}"
@@ -100,22 +104,33 @@ class _Module:
             # Triton reads annotated globals as constants.
             annotation = f": {_CONSTEXPR}" if name in self._constants else ""
             self._bound[name] = f"{name}{annotation} = {_literal(name, value)}"
-        elif is_script(inner):
+        elif self._is_here(inner):
             self._add_source(name, inner)
         else:
             self._bound[name] = f"{name} = {_found(name, value, inner)}"
 
+    def _is_here(self, inner: Any) -> bool:
+        """Return whether a function is to travel as its source: no import finds it."""
+        if is_script(inner) or "<locals>" in inner.__qualname__:
+            return True
+        return getattr(getattr(inner, "fn", inner), "__globals__", None) is self._home and not is_importable(
+            inner.__module__
+        )
+
     def _add_source(self, name: str, value: Any) -> None:
         function = getattr(value, "fn", value)
-        is_named = isinstance(function, FunctionType) and function.__qualname__ == name
-        if not is_named or function.__globals__ is not self._script:
-            raise LeftAlone(f"it reads {name}, a {type(value).__name__} of the script's that no other process can make")
-        lines, first, tree = _source(name, value, function)
+        is_named = isinstance(function, FunctionType) and function.__name__ == name
+        if not is_named or function.__globals__ is not self._home:
+            raise LeftAlone(f"it reads {name}, a {type(value).__name__} that no other process can make")
+        captured = inspect.getclosurevars(function).nonlocals
+        lines, first, tree = _source(name, value, function, captured)
         self._sources[first] = _with_last_decorator(lines, tree)
         self._has_lazy_annotations |= bool(function.__code__.co_flags & _LAZY)
-        for wanted in sorted({*globals_read(function.__code__), *_names(tree)}):
-            if wanted in self._script:
-                self._add(wanted, self._script[wanted])
+        for wanted in sorted({*globals_read(function.__code__), *captured, *_names(tree)}):
+            if wanted in captured:
+                self._add(wanted, captured[wanted])
+            elif wanted in self._home:
+                self._add(wanted, self._home[wanted])
 
 
 def _unwrapped(value: Any) -> Any:
@@ -125,20 +140,26 @@ def _unwrapped(value: Any) -> Any:
     return value
 
 
-def _source(name: str, value: Any, function: FunctionType) -> tuple[list[str], int, ast.FunctionDef]:
+def _source(
+    name: str, value: Any, function: FunctionType, captured: Mapping[str, Any]
+) -> tuple[list[str], int, ast.FunctionDef]:
     """Return a function's lines, the number of the first, and its definition: as it was when it was defined."""
     is_jitted = value is not function
     try:
         # Triton has kept what it has read: the file may have been edited since.
         known = (value.raw_src, value.starting_line_number) if is_jitted else inspect.getsourcelines(function)
-        lines, first = known
+        lines, first = textwrap.dedent("".join(known[0])).splitlines(keepends=True), known[1]
         (tree,) = ast.parse("".join(lines)).body
     except (OSError, SyntaxError, ValueError, AttributeError):
         tree = ast.Pass()
     # What a decorator has made of a function that is not Triton's is not in its source.
-    if isinstance(tree, ast.FunctionDef) and first > 1 and (is_jitted or _is_code_of(tree, function)):
+    if (
+        isinstance(tree, ast.FunctionDef)
+        and first > 1
+        and (is_jitted or (not captured and _is_code_of(tree, function)))
+    ):
         return lines, first, tree
-    raise LeftAlone(f"it reads {name}, a function of the script's whose source does not stand alone")
+    raise LeftAlone(f"it reads {name}, a function whose source does not stand alone")
 
 
 def _is_code_of(tree: ast.FunctionDef, function: FunctionType) -> bool:
@@ -202,4 +223,4 @@ def _literal(name: str, value: Any) -> str:
         return f"float({str(value)!r})"
     if type(value) is tuple:
         return f"({''.join(_literal(name, item) + ', ' for item in value)})"
-    raise LeftAlone(f"it reads {name}, a {type(value).__name__} of the script's")
+    raise LeftAlone(f"it reads {name}, a {type(value).__name__} of its own module")

@@ -5,14 +5,16 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
 from ktuned.backends import unknown_tensor
-from ktuned.spec import functions
 from ktuned_triton.build import DTYPE, FUNCTION, MEMBER, Argument, Build
+from ktuned_triton.descriptors import fake_descriptor, is_descriptor_type, plain_descriptor
 from ktuned_triton.launch_plan import Parameter
+from ktuned_triton.library import find_function
 
 ALIGNMENT_BYTES = 16
 """Alignment of every tensor, which Triton compiles for; torch's own allocations have it."""
@@ -50,7 +52,8 @@ def call_arguments(function: Any, build: Build, kernel_file: Path) -> dict[str, 
             raise Misfit(f"{_name(function)} has no parameter {name!r}; it has {_listed(parameters)}")
         if not parameters[name].is_constexpr:
             raise Misfit(f"{name} of {_name(function)} is a constant, but not annotated tl.constexpr: give it in args")
-    constants = {name: _constant(name, value, kernel_file) for name, value in build.constants.items()}
+    find = partial(find_function, build=build, kernel_file=kernel_file)
+    constants = {name: _constant(name, value, find) for name, value in build.constants.items()}
     return dict(_arguments(function, constants, build))
 
 
@@ -66,8 +69,9 @@ def _flattened(name: str, kind: Any, value: Any) -> Iterator[Parameter]:
     if isinstance(kind, tuple | list):
         for inner, item in zip(kind, value, strict=True):
             yield from _flattened(name, inner, item)
-    elif kind.startswith("tensordesc") or kind == "nvTmaDesc":
-        raise Misfit(f"the parameter {name} is a tensor descriptor: make it in the kernel (tl.make_tensor_descriptor)")
+    elif is_descriptor_type(kind):
+        # What stands in its place is known when it is compiled.
+        yield Parameter(kind, plain_descriptor(value))
     elif kind != "constexpr":
         yield Parameter(kind, value.name if isinstance(value, FakeTensor) else value)
 
@@ -99,6 +103,8 @@ def _arguments(function: Any, constants: Mapping[str, Any], build: Build) -> Ite
 def _argument(value: Argument, dtypes: Mapping[str, str]) -> Any:
     if isinstance(value, tuple):
         return tuple(_argument(item, dtypes) for item in value)
+    if isinstance(value, Mapping):
+        return fake_descriptor(value, _argument(value["descriptor"], dtypes))
     if not isinstance(value, str):
         return value
     if value not in dtypes:
@@ -108,10 +114,10 @@ def _argument(value: Argument, dtypes: Mapping[str, str]) -> Any:
     return FakeTensor(value, dtypes[value])
 
 
-def _constant(name: str, value: Any, kernel_file: Path) -> Any:
+def _constant(name: str, value: Any, find: Callable[[str], Any]) -> Any:
     """Return a constant that has travelled as what the function wants."""
     if isinstance(value, tuple):
-        return tuple(_constant(name, item, kernel_file) for item in value)
+        return tuple(_constant(name, item, find) for item in value)
     if not isinstance(value, Mapping):
         return value
     if DTYPE in value:
@@ -121,7 +127,7 @@ def _constant(name: str, value: Any, kernel_file: Path) -> Any:
     if MEMBER in value:
         return _member(name, value[MEMBER])
     try:
-        return functions.find(value[FUNCTION], kernel_file)
+        return find(value[FUNCTION])
     except LookupError as error:
         raise Misfit(f"the constant {name}: {error}") from error
 

@@ -48,7 +48,12 @@ def reads_a_file(x, BLOCK: tl.constexpr):
     tl.store(x, OPEN)
 
 
-@autotune(configs=[triton.Config({"BLOCK": 64}, pre_hook=print), *CONFIGS], key=[])
+def fill(named: dict[str, Any]) -> None:
+    """Begin with ones."""
+    named["x"].fill_(1)
+
+
+@autotune(configs=[triton.Config({"BLOCK": 64}, pre_hook=fill), *CONFIGS], key=[])
 @triton.jit
 def hooked(x, BLOCK: tl.constexpr):
     """Have a hook."""

@@ -92,3 +92,22 @@ def plain(x, size, BLOCK: tl.constexpr):
     """Be tuned by anyone who decorates it."""
     offsets = tl.arange(0, BLOCK)
     tl.store(x + offsets, 0.0, mask=offsets < size)
+
+
+def zero_y(named: dict[str, Any]) -> None:
+    """Clear what the kernel adds to."""
+    named["y"].zero_()
+
+
+@autotune([triton.Config({"BLOCK": 64}, pre_hook=zero_y), triton.Config({"BLOCK": 128}, pre_hook=zero_y)], key=["size"])
+@triton.jit
+def zeroed(x, y, size, BLOCK: tl.constexpr):
+    """Add x to y, which a hook of each config has cleared."""
+    offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.atomic_add(y + offsets, tl.load(x + offsets, mask=offsets < size), mask=offsets < size)
+
+
+@triton.jit
+def odd_names(x, call, dtypes, BLOCK: tl.constexpr):
+    """Have arguments whose names ktuned uses, too."""
+    tl.store(x + tl.arange(0, BLOCK), call + dtypes)

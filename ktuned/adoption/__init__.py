@@ -1,0 +1,6 @@
+"""Applications' functions in the daemon: taken in from the spool, and answered for."""
+
+from ktuned.adoption.adopted_files import AdoptedDirectory
+from ktuned.adoption.adoptions import Adoptions, KeyAnswer
+
+__all__ = ["AdoptedDirectory", "Adoptions", "KeyAnswer"]

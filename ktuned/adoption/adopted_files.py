@@ -1,0 +1,128 @@
+"""Kernel files of applications' functions, written from the spool's records.
+
+```
+adopted/triton/3f2a…/            one interpreter and its variables: one set of workers
+    fla/0.6.0/                   a library, which is a project
+        ktuned.toml
+        tune_ops.gla.chunk.chunk_gla_fwd_kernel_o_3022c98000f1a2b3.py
+        calls/3022c98000f1a2b3.declaration.json, 91ab….call.json, 77c0….safetensors
+```
+
+A kernel file is two lines, which name the kernel and its identity. Everything in ``calls/`` is named by its content, so
+that a record that is taken in twice, because a daemon was killed between, writes the same once more.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Final
+
+from ktuned.spool import CallRecord, digest_of
+
+CALLS: Final = "calls"
+
+CALL_KEY: Final = "@call"
+"""The problem key that names a call, as :mod:`ktuned.dropin.adopted_files` has it."""
+
+MAX_VARIANTS: Final = 8
+"""Kernels that are kept of one function of one version of a library: an author edits it, and each edit is another. The
+one that was recorded longest ago goes first; what was measured of it stays in the store."""
+
+_ENVIRONMENT_DIGITS = 8
+_IDENTITY_DIGITS = 16
+_PRIVATE = 0o700
+
+
+class AdoptedDirectory:
+    """The directory of all adopted functions, below the daemon's state."""
+
+    def __init__(self, home: Path) -> None:
+        self.path = home / "adopted"
+
+    def workers_directory(self, tool: str, python: str, variables: Mapping[str, str]) -> Path:
+        """Return the directory whose workers serve all libraries of an interpreter with such variables."""
+        environment = digest_of(json.dumps([python, sorted(variables.items())]))
+        return self.path / tool / environment[:_ENVIRONMENT_DIGITS]
+
+    def project_of(self, record: CallRecord) -> Path:
+        """Return the directory of a record's library."""
+        place = self.workers_directory(record.tool, record.python, record.variables)
+        # By its last part a project is told apart from others of its name.
+        return place / record.package / (record.release or place.name)
+
+    def write(self, record: CallRecord) -> tuple[Path, str]:
+        """Write what a record holds, unless it is there; return the kernel file, and the name of the call.
+
+        Raises:
+            OSError: it cannot be written.
+        """
+        project = self.project_of(record)
+        call = digest_of(record.call)
+        declaration = json.dumps(record.declaration, sort_keys=True)
+        for name, content in record.files.items():
+            _write_once(project / CALLS / name, content)
+        _write_once(project / CALLS / f"{record.identity}.declaration.json", declaration.encode())
+        _write_once(project / CALLS / f"{call}.call.json", record.call.encode())
+        _write_once(project / "ktuned.toml", _project_text(record).encode())
+        file = project / f"tune_{record.function}_{record.identity}.py"
+        others = [one for one in _variants(project, record.function) if one != file]
+        if not file.is_file():
+            name = record.function if not others else f"{record.function}-{record.identity[:4]}"
+            _write_once(file, _kernel_text(record, name).encode())
+            for old in sorted(others, key=lambda one: one.stat().st_mtime)[: -(MAX_VARIANTS - 1)]:
+                old.unlink()
+        else:
+            # The variants that are recorded again are those that are kept.
+            os.utime(file)
+        return file, call
+
+
+def identity_of(kernel_file: str) -> str:
+    """Return the identity of the function that an adopted kernel file is of."""
+    return Path(kernel_file).stem[-_IDENTITY_DIGITS:]
+
+
+def _variants(project: Path, function: str) -> Iterator[Path]:
+    beginning = f"tune_{function}_"
+    for path in project.glob("tune_*.py"):
+        if path.stem[:-_IDENTITY_DIGITS] == beginning:
+            yield path
+
+
+def _kernel_text(record: CallRecord, name: str) -> str:
+    # The daemon's workers import the backend while they wait for this to be imported.
+    return (
+        f'# backend="{record.tool}"\n'
+        f'"""{record.package}.{record.function}, as an application calls it."""\n\n'
+        f"from ktuned_{record.tool}.adoption import adopt\n\n"
+        f"adopted = adopt(__file__, {name!r}, {record.identity!r})\n"
+    )
+
+
+def _project_text(record: CallRecord) -> str:
+    # JSON's strings are TOML's.
+    lines = [f"name = {json.dumps(record.package)}", 'workers = "../.."']
+    if record.variables:
+        lines += ["", "[env]"]
+        lines += [f"{name} = {json.dumps(value, ensure_ascii=False)}" for name, value in record.variables.items()]
+    return "\n".join(lines) + "\n"
+
+
+def _write_once(path: Path, content: bytes) -> None:
+    if path.is_file():
+        return
+    path.parent.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
+    descriptor, staged = tempfile.mkstemp(dir=path.parent, prefix=".")
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(staged, path)
+    except BaseException:
+        os.unlink(staged)
+        raise

@@ -1,0 +1,420 @@
+"""What becomes of the spool's records, and what applications are told of their keys.
+
+A record's way: read with suspicion, its files written, its job committed, and only then removed. Whoever is killed
+between two of these steps, the next daemon begins the record again and finds done what was done. Records of one
+interpreter are taken in one after the other, in the order in which they were left; those of another do not wait for an
+interpreter that hangs. A record that cannot be read, or whose kernel cannot be declared, is one notice, and gone.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Hashable, Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from time import time
+from typing import Any, Final
+
+import anyio
+import anyio.to_thread
+import msgspec
+import structlog
+
+from ktuned.adoption.adopted_files import CALL_KEY, AdoptedDirectory, identity_of
+from ktuned.catalog import Catalog, Project, environment_of, make_root
+from ktuned.devices import Environments
+from ktuned.fleet import FrontEnds
+from ktuned.lookup import Answer, Lookups
+from ktuned.model import (
+    DeviceModel,
+    Job,
+    KernelFileError,
+    KernelInfo,
+    KtunedError,
+    Problem,
+    Status,
+    StoreError,
+    WinnerKey,
+    canonical,
+)
+from ktuned.scheduling import Intake, JobRequests, Jobs, Wish
+from ktuned.spool import (
+    COUNTS_SUFFIX,
+    MAX_RECORDS,
+    RECORD_SUFFIX,
+    STAGED_PREFIX,
+    CallRecord,
+    InvalidRecord,
+    LaunchCounts,
+    RefusedFile,
+    read_file,
+    spool_directory,
+)
+from ktuned.watch import DirectoryGone, Notifications, WatchError
+
+_log = structlog.get_logger()
+
+MAX_AGE_S: Final = 30 * 86400.0
+"""A record that has waited for so long is of a program that nobody runs any more."""
+
+SURVEY_S: Final = 30.0
+"""The spool is looked through at this interval, too: notifications may be lost, or not be had at all."""
+
+STAGED_S: Final = 3600.0
+"""A file that was being written for so long was left by a process that was killed."""
+
+RETRY_S: Final = 2.0
+"""Pause before a record is taken in again that the store could not keep."""
+
+MAX_NOTICES: Final = 20
+"""Refused records that a status lists; the log has all of them."""
+
+MAX_COUNTED: Final = 10_000
+"""Keys of functions that are not known yet whose launches are kept."""
+
+MAX_AT_ONCE: Final = 4
+"""Interpreters whose records are taken in at once."""
+
+_STEP_MS: Final = 100
+
+
+class KeyAnswer(msgspec.Struct, frozen=True):
+    """What the daemon knows of one key of an application's function.
+
+    ``status`` is a lookup's. ``is_open`` says that a tuning waits or runs, ``message`` why there is no winner.
+    """
+
+    status: str
+    config: Mapping[str, Any] | None = None
+    is_open: bool = False
+    artifact: str | None = None
+    latency_us: float | None = None
+    message: str = ""
+
+
+class Adoptions:
+    """Takes records in as they come, and answers for the functions that they are of."""
+
+    def __init__(
+        self,
+        home: Path,
+        *,
+        catalog: Catalog,
+        intake: Intake,
+        requests: JobRequests,
+        lookups: Lookups,
+        jobs: Jobs,
+        front_ends: FrontEnds,
+        environments: Environments,
+        deadlines: Mapping[str, float],
+    ) -> None:
+        self._spool = spool_directory(home)
+        self._directory = AdoptedDirectory(home)
+        self._catalog = catalog
+        self._intake = intake
+        self._requests = requests
+        self._lookups = lookups
+        self._jobs = jobs
+        self._front_ends = front_ends
+        self._environments = environments
+        self._deadlines = deadlines
+        self._kernels: dict[str, str] = {}
+        self._job_of: dict[str, int] = {}
+        self._launches: dict[str, tuple[str, Problem, str, int]] = {}
+        self._refused: list[str] = []
+        self._news = anyio.Event()
+        self._under_way: set[str] = set()
+        self._stuck: set[str] = set()
+        self._limiter = anyio.CapacityLimiter(MAX_AT_ONCE)
+
+    @property
+    def notices(self) -> list[str]:
+        """Records that were refused since the start, one line each."""
+        return list(self._refused)
+
+    @property
+    def waiting(self) -> int:
+        """The number of records that are being taken in."""
+        return len(self._under_way)
+
+    async def run(self) -> None:
+        """Take records in until cancelled."""
+        await anyio.to_thread.run_sync(self._make_spool)
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._watch)
+            while True:
+                self._news = anyio.Event()
+                groups, counts = await anyio.to_thread.run_sync(self._read_spool)
+                await self._add_launches(counts)
+                for records in groups:
+                    self._under_way |= {name for name, _ in records}
+                    tasks.start_soon(self._take_in_all, records)
+                with anyio.move_on_after(SURVEY_S):
+                    await self._news.wait()
+
+    def prepare_library(self, tool: str, python: str, variables: Mapping[str, str], library: Mapping[str, Any]) -> None:
+        """Have a front end import a library, and workers start, before there is a record: an application is
+        importing it.
+        """
+        workers = self._directory.workers_directory(tool, python, variables)
+        workers.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # As the root of its records will be.
+        root = make_root(str(workers / "library"), python=python, project=Project(env=variables, workers=".."))
+        environment = environment_of(root)
+        self._environments.expect_measuring(environment, tool)
+        self._front_ends.prepare(environment, tool, library, self._deadlines)
+
+    def look(self) -> None:
+        """Look through the spool now."""
+        self._news.set()
+
+    async def answer(
+        self,
+        identity: str,
+        problem: Problem,
+        device: str | None,
+        *,
+        waiter: Hashable | None = None,
+        pin: str | None = None,
+    ) -> KeyAnswer:
+        """Return what is known of a key, under a pin what the pin holds; a ``waiter`` has its tuning go first."""
+        kernel = self._kernel_of(identity)
+        if kernel is None:
+            self.look()
+            return KeyAnswer(Status.UNKNOWN)
+        if pin is None:
+            found = self._lookups.lookup(kernel.name, problem, device, tune=False, admits=_admits_any)
+        else:
+            held = self._lookups.lookup_pinned(pin, kernel.name, problem, device, tune=False, admits=_admits_any)
+            found = held if isinstance(held, Answer) else await held()
+        job = self._job(kernel, problem, found.device)
+        if job is not None and waiter is not None:
+            self._jobs.attend(waiter, [job.id])
+        message = found.message if found.status is not Status.FRESH else ""
+        return KeyAnswer(
+            found.status,
+            found.config,
+            is_open=job is not None,
+            artifact=found.artifact,
+            latency_us=found.latency_us,
+            message=message or (self._ending(kernel, problem) if job is None else ""),
+        )
+
+    def _job(self, kernel: KernelInfo, problem: Problem, device: str | None) -> Job | None:
+        """Return the live job of a key."""
+        wanted = canonical(kernel.specialized(problem))
+        for job in self._jobs.live():
+            if job.kernel != kernel.name or device not in (None, job.device):
+                continue
+            if canonical(kernel.specialized(job.problem)) == wanted:
+                return job
+        return None
+
+    def _ending(self, kernel: KernelInfo, problem: Problem) -> str:
+        """Return how the last tuning of a key ended; empty if there was none since the start."""
+        number = self._job_of.get(_place(kernel.name, kernel.specialized(problem)))
+        job = None if number is None else self._jobs.job(number)
+        return "" if job is None else job.message or f"its tuning is {job.state}"
+
+    def _kernel_of(self, identity: str) -> KernelInfo | None:
+        name = self._kernels.get(identity)
+        if name is None:
+            below = f"{self._directory.path}{os.sep}"
+            self._kernels = {
+                identity_of(kernel.file): kernel.name
+                for kernel in self._catalog.kernels
+                if kernel.file.startswith(below)
+            }
+            name = self._kernels.get(identity)
+        if name is None:
+            return None
+        try:
+            return self._catalog.resolve(name)
+        except KtunedError:
+            del self._kernels[identity]
+            return None
+
+    # From the spool to jobs
+
+    def _make_spool(self) -> None:
+        self._spool.mkdir(parents=True, exist_ok=True, mode=0o700)
+
+    def _read_spool(self) -> tuple[list[list[tuple[str, CallRecord]]], list[LaunchCounts]]:
+        """Return the records that are not under way yet, those of one interpreter together, and counts of launches;
+        refuse what is neither.
+        """
+        by_environment: dict[Path, list[tuple[str, CallRecord]]] = {}
+        counts: list[LaunchCounts] = []
+        for path in _oldest_first(self._spool):
+            if path.name in self._under_way or path.name in self._stuck:
+                continue
+            if path.suffix == COUNTS_SUFFIX:
+                counts += self._take_counts(path)
+            elif path.suffix == RECORD_SUFFIX:
+                record = self._read(path)
+                if record is not None:
+                    place = self._directory.workers_directory(record.tool, record.python, record.variables)
+                    by_environment.setdefault(place, []).append((path.name, record))
+            elif not path.name.startswith(STAGED_PREFIX):
+                self._refuse(path, "it is no record")
+            elif _age_s(path) > STAGED_S:
+                self._remove(path)
+        return list(by_environment.values()), counts
+
+    def _read(self, path: Path) -> CallRecord | None:
+        try:
+            age = _age_s(path)
+            record = CallRecord.from_bytes(read_file(path))
+        except FileNotFoundError:
+            return None
+        except (RefusedFile, InvalidRecord) as error:
+            self._refuse(path, str(error))
+            return None
+        if age > MAX_AGE_S:
+            self._refuse(path, f"it has waited for {age / 86400:.0f} days")
+            return None
+        return record
+
+    def _refuse(self, path: Path, why: str) -> None:
+        line = f"a call that an application left in {path} is not tuned: {why}"
+        _log.warning("record_refused", path=str(path), reason=why)
+        self._refused = [*self._refused, line][-MAX_NOTICES:]
+        self._remove(path)
+
+    def _remove(self, path: Path) -> None:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            # A directory, for one: it is passed over from now on, with this one notice.
+            self._stuck.add(path.name)
+            _log.warning("record_not_removed", path=str(path), reason=error.strerror)
+
+    def _take_counts(self, path: Path) -> list[LaunchCounts]:
+        try:
+            counts = LaunchCounts.from_bytes(read_file(path))
+        except FileNotFoundError:
+            return []
+        except (RefusedFile, InvalidRecord) as error:
+            self._refuse(path, str(error))
+            return []
+        self._remove(path)
+        return [] if path.name in self._stuck else [counts]
+
+    async def _add_launches(self, counts: Iterable[LaunchCounts]) -> None:
+        """Add launches up, and tell the jobs of keys that are known by now."""
+        for identity, problem, device, number in (row for one in counts for row in one.launches):
+            place = f"{identity} {device} {canonical(problem)}"
+            before = self._launches.get(place)
+            self._launches[place] = identity, problem, device, number + (before[3] if before else 0)
+        known: dict[WinnerKey, int] = {}
+        for place, (identity, problem, device, number) in list(self._launches.items()):
+            kernel = self._kernel_of(identity)
+            if kernel is None:
+                continue
+            del self._launches[place]
+            found = self._lookups.lookup(kernel.name, problem, device or None, tune=False, admits=_admits_any)
+            if found.device is not None:
+                known[kernel.winner_key(problem, DeviceModel(found.device), kernel.objective(None))] = number
+        for place in list(self._launches)[:-MAX_COUNTED]:
+            del self._launches[place]
+        if known:
+            with suppress(StoreError):
+                await self._jobs.note_launches(known)
+
+    async def _take_in_all(self, records: Iterable[tuple[str, CallRecord]]) -> None:
+        async with self._limiter:
+            for name, record in records:
+                try:
+                    await self._take_in(record)
+                except StoreError as error:
+                    # It stays where it is, and is taken in when the store can be written again.
+                    _log.warning("record_not_kept", record=name, reason=error.message)
+                    await anyio.sleep(RETRY_S)
+                    self._under_way.discard(name)
+                    self.look()
+                    continue
+                except (KtunedError, OSError) as error:
+                    self._refuse(self._spool / name, str(error).partition("\n")[0])
+                else:
+                    await anyio.to_thread.run_sync(self._remove, self._spool / name)
+                self._under_way.discard(name)
+            await self._add_launches(())
+
+    async def _take_in(self, record: CallRecord) -> None:
+        """Have a record's key tuned, unless the winner that it has holds and is one of its configs.
+
+        Raises:
+            KtunedError: its kernel cannot be declared, or its job cannot be kept.
+            OSError: its files cannot be written.
+        """
+        file, call = await anyio.to_thread.run_sync(self._directory.write, record)
+        wish = Wish(
+            problem={**record.problem, CALL_KEY: call},
+            device=record.device or None,
+            any_plan=True,
+            reason="called by an application",
+        )
+        kernel = self._kernel_of(record.identity)
+        if kernel is None or kernel.file != str(file):
+            added = await self._intake.add_path(str(file), record.python, measures=True)
+            if added.errors:
+                wrong = added.errors[0]
+                raise KernelFileError(wrong.message, path=wrong.path, line=wrong.line, hint=wrong.hint)
+            (kernel,) = added.kernels
+        if self._is_served(kernel, record):
+            return
+        for job in await self._requests.tune(kernel, wish):
+            self._job_of[_place(kernel.name, kernel.specialized(record.problem))] = job.id
+
+    def _is_served(self, kernel: KernelInfo, record: CallRecord) -> bool:
+        found = self._lookups.lookup(
+            kernel.name, dict(record.problem), record.device or None, tune=False, admits=_admits_any
+        )
+        configs = {canonical(config) for config in record.configs}
+        return found.status is Status.FRESH and found.config is not None and canonical(found.config) in configs
+
+    # Notifications
+
+    async def _watch(self) -> None:
+        """Look through the spool when something happens there."""
+        stop = threading.Event()
+        try:
+            while True:
+                await anyio.to_thread.run_sync(self._await_change, stop, abandon_on_cancel=True)
+                self.look()
+        finally:
+            stop.set()
+
+    def _await_change(self, stop: threading.Event) -> None:
+        try:
+            with Notifications([str(self._spool)], [], stop) as notifications:
+                notifications.wait(SURVEY_S, _STEP_MS)
+        except (DirectoryGone, WatchError):
+            # The survey finds what comes meanwhile.
+            stop.wait(SURVEY_S)
+
+
+def _oldest_first(directory: Path) -> list[Path]:
+    try:
+        with os.scandir(directory) as entries:
+            found = [(entry.stat(follow_symlinks=False).st_mtime_ns, entry.name) for entry in entries]
+    except OSError:
+        return []
+    return [directory / name for _, name in sorted(found)[: 2 * MAX_RECORDS]]
+
+
+def _age_s(path: Path) -> float:
+    try:
+        return time() - path.lstat().st_mtime
+    except FileNotFoundError:
+        return 0.0
+
+
+def _place(kernel: str, problem: Problem) -> str:
+    return f"{kernel} {canonical(problem)}"
+
+
+def _admits_any(config: Mapping[str, Any]) -> bool:
+    """Admit a config: the application itself leaves out those that its pruning has taken away."""
+    return True

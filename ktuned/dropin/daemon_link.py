@@ -1,0 +1,197 @@
+"""The application's side of the daemon: what it knows of a key, and winners as they come.
+
+Requests are no part of this: a call that is to be tuned lies in the spool, which needs no daemon. What comes back does
+need one. Later answers come in a thread that exists as long as a key is followed; one message asks for all of them.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any, Final
+
+from ktuned.dropin.launch_counts import leave_launch_counts
+from ktuned.dropin.launch_machine import Answer
+from ktuned.model import canonical
+from ktuned_client import Client, DaemonError, DaemonUnavailable
+
+FIRST_LOOK_DEADLINE_S: Final = 0.1
+"""Limit of the question in a key's first call, which compiles a config anyway."""
+
+LOOK_DEADLINE_S: Final = 10.0
+"""Limit of a question that holds nothing up: a program in a tight loop lets other threads run only now and then."""
+
+POLL_S: Final = 0.1
+SLOW_POLL_S: Final = 1.0
+"""Intervals at which followed keys are asked for: in the first minute, and later."""
+
+SLOW_AFTER_S: Final = 60.0
+
+WAIT_POLL_S: Final = 0.02
+"""The same while a call waits for the end of its key's tuning; the daemon answers from memory."""
+
+TAKEN_IN_S: Final = 30.0
+"""Time for the daemon to take in a record that a call waits for: it may have to find the interpreter's devices."""
+
+MAX_FOLLOWED: Final = 1000
+"""Keys whose winners are waited for; those that come later keep the config that they have."""
+
+_log = logging.getLogger("ktuned.dropin")
+
+
+@dataclass(frozen=True)
+class CallKey:
+    """What a process asks the daemon about: a function by its identity, a tuning key, and a GPU's model."""
+
+    identity: str
+    problem: Mapping[str, Any]
+    device: str = ""
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the protocol's map."""
+        return {"identity": self.identity, "problem": dict(self.problem), "device": self.device or None}
+
+
+OnAnswer = Callable[[Answer], bool]
+"""Takes a later answer; returns whether more are wanted."""
+
+
+class DaemonLink:
+    """A process's connection to the daemon, under one pin or none."""
+
+    def __init__(self, client: Client, pin: str | None = None) -> None:
+        self._client = client
+        self._pin = pin
+        self.begin_again()
+
+    def begin_again(self) -> None:
+        """Follow no key: in a forked child, which has no thread that reports, and whose lock another may have held."""
+        self._lock = threading.Lock()
+        self._followed: dict[str, tuple[CallKey, OnAnswer]] = {}
+        self._thread: threading.Thread | None = None
+
+    def ask(self, key: CallKey, deadline_s: float = FIRST_LOOK_DEADLINE_S) -> Answer | None:
+        """Return what the daemon knows of a key; ``None`` if none runs."""
+        answers = self._ask([key], deadline_s)
+        return None if answers is None else answers[0]
+
+    def wait(self, key: CallKey) -> Answer | None:
+        """Return what the daemon knows when a key's tuning has ended; ``None`` if there is no daemon any more.
+
+        The key's call must lie in the spool. The wait ends with the tuning, whose phases have deadlines of their own.
+        """
+        until = monotonic() + TAKEN_IN_S
+        pause = threading.Event()
+        while True:
+            answers = self._ask([key], LOOK_DEADLINE_S, waits=True)
+            if answers is None:
+                return None
+            (answer,) = answers
+            if not answer.is_open and (answer.is_final or answer.message or monotonic() > until):
+                return answer
+            pause.wait(WAIT_POLL_S)
+
+    def follow(self, key: CallKey, on_answer: OnAnswer) -> None:
+        """Call ``on_answer`` with later answers to a key, in a thread, until it wants no more."""
+        with self._lock:
+            if len(self._followed) >= MAX_FOLLOWED:
+                return
+            self._followed[_text(key)] = key, on_answer
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._report, name="ktuned-dropin", daemon=True)
+                self._thread.start()
+
+    def prepare_library(self, tool: str, library: Mapping[str, Any], variables: Mapping[str, str]) -> None:
+        """Tell the daemon which library is coming, so that it is imported there while it is imported here."""
+        try:
+            self._client.call(
+                "prepare_library",
+                deadline_s=FIRST_LOOK_DEADLINE_S,
+                tool=tool,
+                python=sys.executable,
+                library=dict(library),
+                variables=dict(variables),
+            )
+        except (DaemonUnavailable, DaemonError):
+            return
+
+    def _ask(self, keys: Iterable[CallKey], deadline_s: float, *, waits: bool = False) -> list[Answer] | None:
+        try:
+            found = self._client.call(
+                "calls",
+                deadline_s=deadline_s,
+                keys=[key.to_wire() for key in keys],
+                waits=waits,
+                beside=os.getpid(),
+                pin=self._pin,
+            )
+        except (DaemonUnavailable, DaemonError):
+            return None
+        return [_answer(entry) for entry in found["answers"]]
+
+    def _report(self) -> None:
+        began, pause = monotonic(), threading.Event()
+        while True:
+            pause.wait(POLL_S if monotonic() - began < SLOW_AFTER_S else SLOW_POLL_S)
+            leave_launch_counts(at_most_every_s=10.0)
+            with self._lock:
+                followed = dict(self._followed)
+                if not followed:
+                    self._thread = None
+                    return
+            answers = self._ask([key for key, _ in followed.values()], LOOK_DEADLINE_S)
+            for (text, (key, on_answer)), answer in zip(followed.items(), answers or (), strict=False):
+                if answer.is_open or not self._is_news(key, on_answer, answer):
+                    continue
+                with self._lock:
+                    self._followed.pop(text, None)
+
+    def _is_news(self, key: CallKey, on_answer: OnAnswer, answer: Answer) -> bool:
+        """Hand an answer over; return whether no more are wanted."""
+        if not answer.is_final and not answer.message:
+            # The record is not taken in yet.
+            return False
+        try:
+            return not on_answer(answer)
+        except Exception as error:
+            _log.warning("the winner of %s cannot be loaded: %s", key.identity, error)
+            return True
+
+
+def _answer(entry: Mapping[str, Any]) -> Answer:
+    config = entry["config"]
+    return Answer(
+        None if config is None else canonical(config),
+        entry["status"] == "fresh",
+        entry["is_open"],
+        entry.get("artifact"),
+        entry.get("latency_us"),
+        entry.get("message", ""),
+    )
+
+
+def _text(key: CallKey) -> str:
+    return f"{key.identity} {key.device} {canonical(dict(key.problem))}"
+
+
+_links: dict[str | None, DaemonLink] = {}
+
+
+def _forked() -> None:
+    for link in _links.values():
+        link.begin_again()
+
+
+os.register_at_fork(after_in_child=_forked)
+
+
+def daemon_link(pin: str | None = None) -> DaemonLink:
+    """Return this process's connection to the daemon, one for each pin."""
+    if pin not in _links:
+        _links[pin] = DaemonLink(Client(), pin)
+    return _links[pin]

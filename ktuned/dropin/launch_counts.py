@@ -1,0 +1,84 @@
+"""How often a process launches each key: a plain integer, left in the spool at times and at the process's end.
+
+The daemon tunes first what costs most, which is launches times the latency known so far.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import os
+import threading
+from collections.abc import Mapping
+from time import monotonic
+from typing import Any, Final
+
+from ktuned.spool import LaunchCounts, home_directory, leave_counts, spool_directory
+
+MAX_COUNTED: Final = 1000
+"""Keys of a process that are counted."""
+
+_ROWS_OF_A_FILE: Final = 200
+
+
+class LaunchCounter:
+    """The launches of one key; ``launches`` is raised by one for each."""
+
+    __slots__ = ("_left", "device", "identity", "launches", "problem")
+
+    def __init__(self, identity: str, problem: Mapping[str, Any], device: str = "") -> None:
+        self.identity = identity
+        self.problem = problem
+        self.device = device
+        self.launches = 0
+        self._left = 0
+
+    def take_new(self) -> int:
+        """Return the launches since the last call of this."""
+        now = self.launches
+        fresh, self._left = now - self._left, now
+        return fresh
+
+
+_counters: list[LaunchCounter] = []
+_lock = threading.Lock()
+_last = monotonic()
+
+
+def count_launches(identity: str, problem: Mapping[str, Any], device: str = "") -> LaunchCounter:
+    """Return a key's counter, which is left in the spool from now on."""
+    counter = LaunchCounter(identity, problem, device)
+    with _lock:
+        if len(_counters) < MAX_COUNTED:
+            _counters.append(counter)
+    return counter
+
+
+def leave_launch_counts(at_most_every_s: float = 0.0) -> None:
+    """Leave what was launched since the last time in the spool; what cannot be written is lost."""
+    global _last
+    with _lock:
+        if monotonic() - _last < at_most_every_s:
+            return
+        _last = monotonic()
+        rows = [
+            (counter.identity, counter.problem, counter.device, number)
+            for counter in _counters
+            if (number := counter.take_new())
+        ]
+    directory = spool_directory(home_directory())
+    with contextlib.suppress(OSError):
+        for first in range(0, len(rows), _ROWS_OF_A_FILE):
+            leave_counts(directory, LaunchCounts(tuple(rows[first : first + _ROWS_OF_A_FILE])))
+
+
+def _forked() -> None:
+    """Forget, in a child, what its parent has launched: the parent leaves it."""
+    global _lock
+    _lock = threading.Lock()
+    for counter in _counters:
+        counter.take_new()
+
+
+atexit.register(leave_launch_counts)
+os.register_at_fork(after_in_child=_forked)

@@ -1,0 +1,389 @@
+"""What the calls of one tuning key launch now. Events in, instructions out; no IO, no framework.
+
+A key's story, as an application's calls see it:
+
+```
+                          capture: the first config, this once
+                           ┌──┐
+                           ▼  │
+              call      ┌───────┐  a final winner
+          ────────────▶ │  NEW  │ ─────────────────────────────────────▶ WINNER
+                        └───┬───┘                                          ▲  ▲
+             another answer │ the call is recorded                         │  │ its tuning has ended,
+          ┌─────────────────┼──────────────────────┐                       │  │ the winner is loaded
+          ▼                 ▼                      ▼                       │  │
+      FRAMEWORK           FIRST ◀── unfit ────── KNOWN ────────────────────┘  │
+   (its own tuning)         └──────────────────────────────────────────────────┘
+```
+
+- **NEW**: no call has been answered yet. The machine asks what the daemon knows.
+- **FIRST**: nothing usable is known, so the first config that the pruning left, and that the device can launch.
+- **KNOWN**: a config that the daemon knows, which may be of an older state, of a near problem, or of a tuning that goes
+  on.
+- **WINNER**: the winner of a tuning that has ended. The key changes no more, unless its upgrades go on for ever.
+- **FRAMEWORK**: the framework's own tuner decides, as if ktuned were not there.
+
+Three rules hold in every state. A call never waits, except in the mode that says so, and then once. A config that is
+not among those that the pruning left is never launched, whatever a daemon says. While a graph is captured nothing is
+asked, recorded, loaded or decided: the next call outside begins anew.
+
+Why instructions and not calls: the two frameworks load, launch and replace a kernel in different ways, and in one of
+them the decision is taken in the middle of the framework's own method. :func:`carry_out` runs the instructions against
+a :class:`Host`; a test runs every sequence of events without one.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from typing import Final, Protocol
+
+MODES: Final = ("background", "wait")
+UPGRADES: Final = ("once", "never", "always")
+
+
+@dataclass(frozen=True, slots=True)
+class Policy:
+    """Choices of a function's author.
+
+    Attributes:
+        mode: ``background``, or ``wait``: the first call of a key waits for its tuning.
+        upgrade: how often a key's config may change in a process: ``once``, ``never`` after its first call, ``always``.
+        takes_over: whether the first config is launched where no daemon runs; else the framework tunes then.
+    """
+
+    mode: str = "background"
+    upgrade: str = "once"
+    takes_over: bool = False
+
+    def __post_init__(self) -> None:
+        for name, known in (("mode", MODES), ("upgrade", UPGRADES)):
+            if getattr(self, name) not in known:
+                raise ValueError(f"{name}={getattr(self, name)!r}: give one of {', '.join(map(repr, known))}")
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """What the daemon knows of a key.
+
+    Attributes:
+        config: the best config's text; ``None`` if none is known.
+        is_final: whether it is the winner of a tuning that has ended, in the state that everything is in now.
+        is_open: whether a tuning of the key waits or runs.
+        artifact: directory of the config's machine code.
+        latency_us: its latency, where it was measured for this very problem.
+        message: why there is no winner, where a tuning has ended without one.
+    """
+
+    config: str | None = None
+    is_final: bool = False
+    is_open: bool = False
+    artifact: str | None = None
+    latency_us: float | None = None
+    message: str = ""
+
+
+class Standing(Enum):
+    """Where a key stands; see the module's page."""
+
+    NEW = auto()
+    FIRST = auto()
+    KNOWN = auto()
+    WINNER = auto()
+    FRAMEWORK = auto()
+
+
+# Events
+
+
+@dataclass(frozen=True, slots=True)
+class Called:
+    """A call found no decision; ``is_capturing`` while a graph is captured."""
+
+    is_capturing: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Answered:
+    """The daemon's answer to :class:`Ask` or :class:`Wait`; ``None`` if none runs."""
+
+    answer: Answer | None
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """The call lies in the spool, or, with a ``fault``, cannot be tuned by another process."""
+
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Followed:
+    """A later answer to a key that is followed."""
+
+    answer: Answer
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A config was loaded, and can be launched."""
+
+    config: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unfit:
+    """A config cannot be compiled, loaded or launched on this device."""
+
+    config: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forked:
+    """The process is a forked child: the thread that follows keys is the parent's alone."""
+
+
+Event = Called | Answered | Recorded | Followed | Loaded | Unfit | Forked
+
+
+# Instructions
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """Ask the daemon what it knows; answer with :class:`Answered`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """Write the call into the spool; answer with :class:`Recorded`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Wait:
+    """Wait until the key's tuning has ended; answer with :class:`Answered`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Follow:
+    """Report later answers as :class:`Followed`, until one is final or the tuning has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """Load a config, from its artifact if there is one; answer with :class:`Loaded` or :class:`Unfit`."""
+
+    config: str
+    artifact: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Launch:
+    """Launch a config from now on; with ``once`` in this call alone, which the next one must not see."""
+
+    config: str
+    once: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LetFrameworkTune:
+    """Leave the key to the framework's own tuner."""
+
+    reason: str = ""
+
+
+Instruction = Ask | Record | Wait | Follow | Load | Launch | LetFrameworkTune
+
+
+@dataclass
+class LaunchMachine:
+    """One key's decisions.
+
+    Attributes:
+        policy: the author's choices.
+        configs: texts of the configs that the pruning left, in their order.
+        standing: where the key stands.
+        config: the config that calls launch now; empty before the first decision.
+        is_followed: whether later answers are wanted.
+    """
+
+    policy: Policy
+    configs: tuple[str, ...]
+    standing: Standing = Standing.NEW
+    config: str = ""
+    is_followed: bool = False
+    _candidates: deque[str] = field(default_factory=deque)
+    _artifacts: dict[str, str] = field(default_factory=dict)
+    _target: Standing = Standing.FIRST
+    _has_waited: bool = False
+    _is_recorded: bool = False
+    _first_answer: Answer | None = None
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Take an event in, and return what is to be done, in order."""
+        match event:
+            case Called():
+                return self._call(event)
+            case Answered():
+                return self._answer(event.answer)
+            case Recorded():
+                return self._note_record(event.fault)
+            case Followed():
+                return self._follow(event.answer)
+            case Loaded():
+                return self._note_loaded(event.config)
+            case Unfit():
+                return self._note_unfit(event.config)
+            case Forked():
+                return [Follow()] if self.is_followed else []
+
+    @property
+    def is_settled(self) -> bool:
+        """True if calls will launch what they launch now for as long as the process lives."""
+        return self.standing is Standing.FRAMEWORK or (self.standing is not Standing.NEW and not self.is_followed)
+
+    def _call(self, call: Called) -> list[Instruction]:
+        if self.standing is not Standing.NEW:
+            return []
+        return [Launch(self.configs[0], once=True)] if call.is_capturing else [Ask()]
+
+    def _answer(self, answer: Answer | None) -> list[Instruction]:
+        if self.standing is not Standing.NEW:
+            return []
+        is_known = answer is not None and answer.config in self.configs
+        if answer is not None and is_known and answer.is_final and not answer.is_open:
+            self.is_followed = self.policy.upgrade == "always"
+            return [*self._try_configs(answer, Standing.WINNER), *([Follow()] if self.is_followed else [])]
+        if self._has_waited:
+            # It was all that could be waited for: no winner came of it, or the daemon has gone meanwhile.
+            return self._go_without_daemon() if answer is None else self._try_configs(answer, Standing.KNOWN)
+        if not self._is_recorded:
+            self._first_answer = answer
+            return [Record()]
+        return self._try_configs(answer, Standing.KNOWN)
+
+    def _note_record(self, fault: str) -> list[Instruction]:
+        if self.standing is not Standing.NEW or self._is_recorded:
+            return []
+        self._is_recorded = True
+        answer = self._first_answer
+        if fault:
+            return self._leave(fault)
+        if answer is None:
+            return self._go_without_daemon()
+        if self.policy.mode == "wait":
+            self._has_waited = True
+            return [Wait()]
+        self.is_followed = self.policy.upgrade != "never"
+        return [*self._try_configs(answer, Standing.KNOWN), *([Follow()] if self.is_followed else [])]
+
+    def _go_without_daemon(self) -> list[Instruction]:
+        # The record waits for a daemon that starts later; this process has none to follow.
+        return self._try_configs(None, Standing.FIRST) if self.policy.takes_over else self._leave("no daemon runs")
+
+    def _try_configs(self, answer: Answer | None, target: Standing) -> list[Instruction]:
+        """Load the answer's config, and where that is unfit the others in their order."""
+        known = answer.config if answer is not None and answer.config in self.configs else None
+        self._target = target if known is not None else Standing.FIRST
+        self._candidates = deque(dict.fromkeys(([] if known is None else [known]) + list(self.configs)))
+        if known is not None and answer is not None and answer.artifact is not None:
+            self._artifacts[known] = answer.artifact
+        return self._try_next()
+
+    def _try_next(self) -> list[Instruction]:
+        if not self._candidates:
+            # The framework raises what is wrong with them, in its own words.
+            return self._leave("no config can be launched here")
+        config = self._candidates[0]
+        return [Load(config, self._artifacts.get(config))]
+
+    def _note_loaded(self, config: str) -> list[Instruction]:
+        if self.standing is Standing.FRAMEWORK:
+            return []
+        if self.standing is Standing.NEW:
+            if not self._candidates or self._candidates[0] != config:
+                return []
+            self.standing, self.config = self._target, config
+            return [Launch(config)]
+        if self.is_followed and config in self.configs:
+            # A winner that came while the application went on.
+            self.standing, self.config = Standing.WINNER, config
+            self.is_followed = self.policy.upgrade == "always"
+            return [Launch(config)]
+        return []
+
+    def _note_unfit(self, config: str) -> list[Instruction]:
+        if self.standing is Standing.NEW and self._candidates and self._candidates[0] == config:
+            self._candidates.popleft()
+            self._target = Standing.FIRST
+            return self._try_next()
+        if self.is_followed and self.standing in (Standing.FIRST, Standing.KNOWN):
+            # The winner cannot be loaded here: what runs goes on running.
+            self.is_followed = self.policy.upgrade == "always"
+        return []
+
+    def _follow(self, answer: Answer) -> list[Instruction]:
+        if not self.is_followed or self.standing in (Standing.NEW, Standing.FRAMEWORK) or answer.is_open:
+            return []
+        if not answer.is_final or answer.config not in self.configs:
+            # Its tuning ended without a winner that may be launched.
+            self.is_followed = self.policy.upgrade == "always"
+            return []
+        if answer.config == self.config:
+            self.standing = Standing.WINNER
+            self.is_followed = self.policy.upgrade == "always"
+            return []
+        return [Load(answer.config, answer.artifact)]
+
+    def _leave(self, reason: str) -> list[Instruction]:
+        self.standing, self.is_followed = Standing.FRAMEWORK, False
+        return [LetFrameworkTune(reason)]
+
+
+class Host(Protocol):
+    """A framework's side of one key: carries instructions out."""
+
+    def ask(self) -> Answer | None:
+        """Return what the daemon knows; ``None`` if none runs."""
+
+    def record(self) -> str:
+        """Leave the call in the spool; return why another process cannot tune it, or nothing."""
+
+    def wait(self) -> Answer | None:
+        """Return what the daemon knows when the key's tuning has ended."""
+
+    def follow(self) -> None:
+        """Have later answers reported."""
+
+    def load(self, config: str, artifact: str | None) -> bool:
+        """Load a config; return whether it can be launched on this device."""
+
+    def launch(self, config: str, *, once: bool) -> None:
+        """Have calls launch a config."""
+
+    def let_framework_tune(self, reason: str) -> None:
+        """Have the framework's own tuner decide."""
+
+
+def carry_out(machine: LaunchMachine, event: Event, host: Host) -> None:
+    """Give a machine an event, and have a host do what follows from it, until nothing more is to be done."""
+    events: deque[Event] = deque([event])
+    while events:
+        for instruction in machine.handle(events.popleft()):
+            match instruction:
+                case Ask():
+                    events.append(Answered(host.ask()))
+                case Record():
+                    events.append(Recorded(host.record()))
+                case Wait():
+                    events.append(Answered(host.wait()))
+                case Follow():
+                    host.follow()
+                case Load():
+                    is_fit = host.load(instruction.config, instruction.artifact)
+                    events.append(Loaded(instruction.config) if is_fit else Unfit(instruction.config))
+                case Launch():
+                    host.launch(instruction.config, once=instruction.once)
+                case LetFrameworkTune():
+                    host.let_framework_tune(instruction.reason)

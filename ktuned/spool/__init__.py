@@ -1,0 +1,32 @@
+"""The spool: a directory in which applications leave the calls that are to be tuned, and how often they launch them."""
+
+from ktuned.spool.directory import (
+    COUNTS_SUFFIX,
+    MAX_RECORDS,
+    RECORD_SUFFIX,
+    STAGED_PREFIX,
+    RefusedFile,
+    home_directory,
+    leave_counts,
+    leave_record,
+    read_file,
+    spool_directory,
+)
+from ktuned.spool.records import CallRecord, InvalidRecord, LaunchCounts, digest_of
+
+__all__ = [
+    "COUNTS_SUFFIX",
+    "MAX_RECORDS",
+    "RECORD_SUFFIX",
+    "STAGED_PREFIX",
+    "CallRecord",
+    "InvalidRecord",
+    "LaunchCounts",
+    "RefusedFile",
+    "digest_of",
+    "home_directory",
+    "leave_counts",
+    "leave_record",
+    "read_file",
+    "spool_directory",
+]

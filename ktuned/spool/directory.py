@@ -1,0 +1,134 @@
+"""The spool's files: written whole or not at all by applications, and read by the daemon with suspicion.
+
+A record's name is the digest of its content, so that two hundred processes that make the same call leave one file. It
+is written under another name and renamed: whoever is killed meanwhile, a file with the right suffix is whole. The
+daemon reads only what is a plain file of its own user with no second name, and not too large.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tempfile
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+from ktuned.spool.records import CallRecord, LaunchCounts, digest_of
+
+RECORD_SUFFIX: Final = ".call"
+COUNTS_SUFFIX: Final = ".launches"
+
+STAGED_PREFIX: Final = "."
+"""Beginning of the name of a file that is being written, or whose writer was killed."""
+
+MAX_RECORD_BYTES: Final = 80 << 20
+"""A call's tensors of integers, of which an application copies 64 MiB at most, and its configs."""
+
+MAX_RECORDS: Final = 10_000
+"""Records that wait for a daemon: a month of a machine on which none was started. An application leaves no more."""
+
+_PRIVATE = 0o700
+
+
+class RefusedFile(Exception):
+    """A file of the spool that is not read; the message says why."""
+
+
+def home_directory(environment: Mapping[str, str] | None = None) -> Path:
+    """Return the directory of the daemon's state, as the daemon finds it by the same variables."""
+    env = os.environ if environment is None else environment
+    if chosen := env.get("KTUNED_HOME"):
+        return Path(os.path.expanduser(chosen)).absolute()
+    base = env.get("XDG_STATE_HOME", "").strip() or os.path.expanduser("~/.local/state")
+    return Path(base).absolute() / "ktuned"
+
+
+def spool_directory(home: Path) -> Path:
+    """Return the spool of a state directory."""
+    return home / "spool"
+
+
+def leave_record(directory: Path, record: CallRecord) -> str:
+    """Write a call into the spool, unless it is there, and return its file's name.
+
+    Raises:
+        OSError: it cannot be written, is larger than what is read (``EFBIG``), or too many wait already (``EDQUOT``).
+    """
+    content = record.to_bytes()
+    if len(content) > MAX_RECORD_BYTES:
+        raise OSError(errno.EFBIG, f"the call has {len(content)} bytes, and {MAX_RECORD_BYTES} are read")
+    name = f"{digest_of(content)}{RECORD_SUFFIX}"
+    if not (directory / name).exists():
+        _require_room(directory)
+        _write(directory, name, content)
+    return name
+
+
+def leave_counts(directory: Path, counts: LaunchCounts) -> None:
+    """Write counts of launches into the spool.
+
+    Raises:
+        OSError: they cannot be written, or too many files wait already (``EDQUOT``).
+    """
+    _require_room(directory)
+    # Another file each time: the daemon adds up what it takes out.
+    name = f"{os.getpid()}-{threading.get_native_id()}-{os.urandom(6).hex()}{COUNTS_SUFFIX}"
+    _write(directory, name, counts.to_bytes())
+
+
+def read_file(path: Path) -> bytes:
+    """Return the content of a file of the spool.
+
+    Raises:
+        RefusedFile: it is a link, another user's, not a plain file, or too large.
+        FileNotFoundError: another has taken it.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        why = "it is a link" if error.errno == errno.ELOOP else f"it cannot be read: {error.strerror}"
+        raise RefusedFile(why) from None
+    try:
+        _require_plain(os.fstat(descriptor))
+        with open(descriptor, "rb", closefd=False) as file:
+            return file.read(MAX_RECORD_BYTES)
+    except OSError as error:
+        raise RefusedFile(f"it cannot be read: {error.strerror}") from None
+    finally:
+        os.close(descriptor)
+
+
+def _require_plain(known: os.stat_result) -> None:
+    if not stat.S_ISREG(known.st_mode):
+        raise RefusedFile("it is not a plain file")
+    if known.st_uid != os.geteuid():
+        raise RefusedFile(f"it belongs to the user {known.st_uid}")
+    if known.st_nlink != 1:
+        raise RefusedFile("it has a second name")
+    if known.st_size > MAX_RECORD_BYTES:
+        raise RefusedFile(f"it has {known.st_size} bytes, and {MAX_RECORD_BYTES} are read")
+
+
+def _require_room(directory: Path) -> None:
+    if directory.is_dir():
+        with os.scandir(directory) as entries:
+            if sum(not entry.name.startswith(STAGED_PREFIX) for entry in entries) < MAX_RECORDS:
+                return
+        raise OSError(errno.EDQUOT, f"{MAX_RECORDS} calls wait in {directory}; start a daemon: `ktuned start`")
+
+
+def _write(directory: Path, name: str, content: bytes) -> None:
+    directory.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
+    descriptor, staged = tempfile.mkstemp(dir=directory, prefix=STAGED_PREFIX)
+    try:
+        with open(descriptor, "wb") as file:
+            file.write(content)
+        os.replace(staged, directory / name)
+    except BaseException:
+        os.unlink(staged)
+        raise

@@ -1,0 +1,103 @@
+"""The config whose outputs are expected, where a kernel file says ``reference="default"``: brought to its artifact.
+
+It is compiled like every other config, before a lane opens the problem, and the lane loads what was compiled. Where no
+default is declared, the first config of the space that compiles, and that the device can load, is the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import anyio
+import structlog
+
+from ktuned.fleet import CannotOpen, ReferenceUnusable
+from ktuned.ipc import replies, requests
+from ktuned.model import Outcome
+from ktuned.store import Artifacts
+from ktuned.tuning.attempt import Attempt, Ended
+from ktuned.tuning.compile_stage import CompileStage
+from ktuned.tuning.work import Work
+
+_log = structlog.get_logger()
+
+_MOST_DAMAGED = 3
+"""Times that one job compiles an artifact again which a lane has found damaged."""
+
+
+class Reference:
+    """One job's reference; :meth:`propose` gives it the configs, :meth:`prepare` makes one of them ready."""
+
+    def __init__(self, work: Work, compiling: CompileStage, artifacts: Artifacts) -> None:
+        self._work = work
+        self._compiling = compiling
+        self._artifacts = artifacts
+        self._candidates: list[replies.Proposal] = []
+        self._are_proposed = anyio.Event()
+        self._turn = anyio.Lock()
+        self._reasons: list[str] = []
+        self._damaged = 0
+        self._wanted = ""
+        self.unit: requests.UnitRef | None = None
+        """The reference that lanes open the problem with; it stays until another one is prepared."""
+
+    def propose(self, candidates: Sequence[replies.Proposal]) -> None:
+        """Take the configs that may be the reference, the first one first; they are tried one after the other."""
+        self._candidates = list(candidates)
+        self._are_proposed.set()
+
+    async def prepare(self) -> None:
+        """Have the artifact there that opening the problem needs; there is nothing to do where none is needed.
+
+        Callers hold no lane: compiling waits for other jobs, which may wait for that.
+
+        Raises:
+            CannotOpen: none of the configs can be compiled, or run on the device.
+            WorkerError, StoreError: as a compile.
+        """
+        if not self._work.kernel.expects_default_outputs:
+            return
+        await self._are_proposed.wait()
+        async with self._turn:
+            while self._candidates:
+                proposal = self._candidates[0]
+                reason = await self._compile(proposal)
+                if not reason:
+                    return
+                self._give_up(reason)
+        more = f" (and {len(self._reasons) - 1} more cannot run)" if len(self._reasons) > 1 else ""
+        kernel = self._work.kernel
+        raise CannotOpen(
+            f"{kernel.file}:{kernel.line}: {kernel.kernel}: reference='default', but the default config is "
+            f"{self._reasons[0]}{more}",
+            hint="give another default, or a reference",
+        )
+
+    async def _compile(self, proposal: replies.Proposal) -> str:
+        """Have a config's artifact there, and :attr:`unit` name it; return the outcome that it has instead."""
+        if proposal.build is None:
+            return f"{proposal.outcome}: {proposal.message}"
+        attempt = Attempt(0, proposal.config, self._work.unit(proposal.build))
+        (done,) = await self._compiling.compile([attempt], is_reference=True)
+        if isinstance(done, Ended):
+            return f"{done.result.outcome}: {done.result.message}"
+        self.unit = attempt.unit
+        self._wanted = attempt.unit.key
+        return ""
+
+    def replace(self, unusable: ReferenceUnusable) -> None:
+        """Take note that a lane cannot open the problem with an artifact: it is made again, or the next one is."""
+        if unusable.key != self._wanted:
+            # Another lane has found that, too.
+            return
+        _log.info("reference_unusable", artifact=unusable.key, reason=unusable.message, damaged=unusable.is_damaged)
+        if unusable.is_damaged:
+            self._damaged += 1
+            self._artifacts.discard(unusable.key)
+        if not unusable.is_damaged or self._damaged > _MOST_DAMAGED:
+            self._give_up(f"{Outcome.UNSUPPORTED}: {unusable.message}")
+        self._wanted = ""
+
+    def _give_up(self, reason: str) -> None:
+        self._reasons.append(reason)
+        del self._candidates[0]

@@ -1,0 +1,79 @@
+"""Stages of a running job, and its access to the lanes of its device model. No decisions.
+
+Jobs overlap so that slots and lanes always have work: while one job measures, the next ones explore and compile. The
+job machine decides which one has the lanes; a pipeline says how far it is, and waits for its access before each batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from enum import IntEnum
+from time import monotonic
+
+import anyio
+
+
+class JobStage(IntEnum):
+    """The stages of a running job, in their order; a job never goes back."""
+
+    EXPLORING = 0
+    """Its strategy proposes configs, or some of them wait for a compile slot."""
+
+    COMPILING = 1
+    """Each of its configs is compiled, or being compiled: the next job may use what its compiles leave idle."""
+
+    MEASURED = 2
+    """All is measured, and its finalists wait: each time that some compete, compiles have to end first."""
+
+    DECIDING = 3
+    """Its finalists compete, and keep the lanes to themselves."""
+
+
+class StageReport:
+    """Calls ``on_stage`` once for each stage that a job reaches."""
+
+    def __init__(self, on_stage: Callable[[JobStage], None]) -> None:
+        self._on_stage = on_stage
+        self._reached = JobStage.EXPLORING
+
+    def reach(self, stage: JobStage) -> None:
+        """Note that the job is so far."""
+        if stage > self._reached:
+            self._reached = stage
+            self._on_stage(stage)
+
+
+class LaneAccess:
+    """One job's access to lanes that other running jobs use, too; it comes and goes."""
+
+    def __init__(self) -> None:
+        self._granted = anyio.Event()
+        self._since: float | None = None
+        self._earlier_s = 0.0
+
+    @property
+    def held_s(self) -> float:
+        """The seconds for which the job has had access: its time limit counts these, and not its wait for others."""
+        return self._earlier_s + (0.0 if self._since is None else monotonic() - self._since)
+
+    @property
+    def is_granted(self) -> bool:
+        """True while the job may measure."""
+        return self._since is not None
+
+    def grant(self) -> None:
+        """Let the job measure."""
+        if not self.is_granted:
+            self._since = monotonic()
+            self._granted.set()
+
+    def withdraw(self) -> None:
+        """Let the job begin no further batch."""
+        if self._since is not None:
+            self._earlier_s, self._since = self.held_s, None
+            self._granted = anyio.Event()
+
+    async def wait(self) -> None:
+        """Wait until the job may measure."""
+        while not self.is_granted:
+            await self._granted.wait()

@@ -1,0 +1,41 @@
+"""Environment variables of an application that change what TileLang compiles: they travel with its calls."""
+
+from __future__ import annotations
+
+import importlib
+import os
+from typing import Final
+
+from ktuned_tilelang.execution import VARIABLES
+
+_NOT_DECIDING: Final = (
+    "TILELANG_AUTO_TUNING_",
+    "TILELANG_CACHE_DIR",
+    "TILELANG_CLEANUP_TEMP_FILES",
+    "TILELANG_DEFAULT_TARGET",
+    "TILELANG_DISABLE_CACHE",
+    "TILELANG_EXECUTION_BACKEND",
+    "TILELANG_JIT_DIAGNOSTICS",
+    "TILELANG_KERNEL_CACHE_USE_LIB_STAMP",
+    "TILELANG_PASS_",
+    "TILELANG_PRINT_ON_COMPILATION",
+    "TILELANG_TMP_DIR",
+    "TILELANG_VERBOSE",
+)
+"""Beginnings of those that say where files go or what is printed, and of those that the call itself has by then: the
+target and the execution backend."""
+
+_COMPILERS: Final = ("CUDA_HOME", "CUDA_PATH")
+
+
+def deciding_variables() -> dict[str, str]:
+    """Return the variables of this process that its kernels are compiled with."""
+    prefixes = tuple(pattern.removesuffix("*") for pattern in VARIABLES)
+    # TileLang's import sets some, to places of its own, as it does in a worker.
+    own = os.path.dirname(importlib.import_module("tilelang").__file__ or "")
+    return {
+        name: value
+        for name, value in sorted(os.environ.items())
+        if name in _COMPILERS
+        or (name.startswith(prefixes) and not name.startswith(_NOT_DECIDING) and not value.startswith(own))
+    }

@@ -1,0 +1,126 @@
+"""Tensor descriptors as arguments, from the application's object to the driver's: made on the host, read by TMA.
+
+Triton gives a kernel three things for a descriptor: the tensor map (128 bytes, which the driver encodes from an
+address, a shape and the layout that the compiler has chosen), the shape, and the strides. What the compiler has chosen
+stands in the kernel's metadata; where it chose no tensor map, it wants the address and shape and strides twice.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+TENSOR_MAP = "nvTmaDesc"
+"""Triton's name of the type of a tensor map."""
+
+TENSOR_MAP_BYTES = 128
+
+_TYPE = re.compile(r"tensordesc<([^\[>]*)\[")
+
+_HOST_TYPES = {8: 10, 9: 8, 10: 9}
+"""Numbers of element types that differ between the device's and the driver's enumeration."""
+
+
+def is_descriptor_type(kind: Any) -> bool:
+    """Return whether a parameter's type is a tensor descriptor."""
+    return isinstance(kind, str) and kind.startswith("tensordesc")
+
+
+def fake_descriptor(argument: Mapping[str, Any], base: Any) -> Any:
+    """Return a descriptor as Triton specialises a kernel for it; ``base`` stands for its tensor."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    # Its own checks ask for a tensor.
+    made = object.__new__(TensorDescriptor)
+    made.base = base
+    made.shape, made.strides = list(argument["shape"]), list(argument["strides"])
+    made.block_shape, made.padding = list(argument["block_shape"]), argument["padding"]
+    return made
+
+
+def plain_descriptor(descriptor: Any) -> dict[str, Any]:
+    """Return a fake descriptor as plain data again, with its tensor's name."""
+    return {
+        "descriptor": descriptor.base.name,
+        "shape": list(descriptor.shape),
+        "strides": list(descriptor.strides),
+        "block_shape": list(descriptor.block_shape),
+        "padding": descriptor.padding,
+    }
+
+
+def expand(
+    kind: str, argument: Mapping[str, Any], metadata: Mapping[str, Any] | None, version: tuple[int, int]
+) -> Iterator[tuple[str, Any]]:
+    """Yield the types and values of the parameters that stand for a descriptor in the machine code.
+
+    Args:
+        kind: Triton's type: ``tensordesc<bf16[64,64]>``.
+        argument: the descriptor as plain data.
+        metadata: what the compiler has chosen for it, if it reads it by a tensor map.
+        version: Triton's, which since 3.7 has one flag more where there is no tensor map.
+    """
+    shape, strides = argument["shape"], argument["strides"]
+    is_nan = argument["padding"] == "nan"
+    if metadata is None:
+        match = _TYPE.match(kind)
+        yield f"*{'' if match is None else match[1]}", argument["descriptor"]
+        yield from (("i64", value) for value in (*shape, *strides))
+        yield "i1", is_nan
+        if version >= (3, 7):
+            yield "i1", False
+    else:
+        yield (
+            TENSOR_MAP,
+            {
+                "tensor": argument["descriptor"],
+                "shape": [*shape[:-1], shape[-1] * (2 if metadata.get("fp4_padded") else 1)],
+                "strides": list(strides),
+                "block": list(metadata["block_size"]),
+                "swizzle": metadata["swizzle"],
+                "element_bytes": metadata["elem_size"],
+                "element_type": _HOST_TYPES.get(metadata["elem_type"], metadata["elem_type"]),
+                "is_nan": is_nan,
+            },
+        )
+    yield from (("i32", value) for value in shape)
+    yield from (("i64", value) for value in strides)
+
+
+def encode(value: Mapping[str, Any], address: int) -> bytes:
+    """Return the bytes of a tensor map for a tensor at an address.
+
+    Raises:
+        ValueError: the driver refuses it; the message has its words.
+    """
+    from cuda.bindings import driver
+
+    sizes = [int(size) for size in reversed(value["shape"])]
+    # In bytes, and without the innermost, which is one element.
+    steps = [int(step) * value["element_bytes"] for step in reversed(value["strides"][:-1])]
+    block = [int(size) for size in reversed(value["block"])]
+    fills = driver.CUtensorMapFloatOOBfill
+    error, made = driver.cuTensorMapEncodeTiled(
+        driver.CUtensorMapDataType(value["element_type"]),
+        len(sizes),
+        address,
+        _numbers(driver.cuuint64_t, sizes),
+        _numbers(driver.cuuint64_t, steps),
+        _numbers(driver.cuuint32_t, block),
+        _numbers(driver.cuuint32_t, [1] * len(sizes)),
+        driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
+        driver.CUtensorMapSwizzle(value["swizzle"]),
+        driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
+        fills.CU_TENSOR_MAP_FLOAT_OOB_FILL_NAN_REQUEST_ZERO_FMA
+        if value["is_nan"]
+        else fills.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
+    )
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise ValueError(f"the driver makes no tensor map of {dict(value)}: {error.name}")
+    return ctypes.string_at(made.getPtr(), TENSOR_MAP_BYTES)
+
+
+def _numbers(kind: Any, values: Sequence[int]) -> list[Any]:
+    return [kind(value) for value in values]

@@ -1,0 +1,88 @@
+"""Applications and the daemon are killed at random moments: each record that was complete is tuned once."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from ktuned.spool import RECORD_SUFFIX, CallRecord, spool_directory
+from ktuned_client.answers import ENDED_STATES
+from tests.chaos.conftest import Row, Scale
+from tests.e2e.harness import Daemon
+
+PLUGINS = Path(__file__).parent.parent / "plugins"
+KEYS_A_ROUND = 5
+
+WRITER = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from ktuned.spool import CallRecord, leave_record
+record, spool, first, count = Path(sys.argv[1]), Path(sys.argv[2]), int(sys.argv[3]), int(sys.argv[4])
+made = CallRecord.from_bytes(record.read_bytes())
+for size in range(first, first + count):
+    leave_record(spool, replace(made, problem={**made.problem, "size": size}))
+    print(size, flush=True)
+"""
+"""An application that leaves calls and says which ones it has left."""
+
+
+@pytest.fixture
+def daemon(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Daemon:
+    """Return a daemon, not started, whose triton backend has the CPU for a GPU."""
+    stand_in = str(PLUGINS / "triton_stand_in")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([stand_in, *filter(None, sys.path)]))
+    return Daemon(tmp_path, tensors="torch")
+
+
+def a_record(daemon: Daemon, place: Path) -> Path:
+    """Have an application leave a call, and return a copy of its record."""
+    program = PLUGINS / "triton_app" / "application.py"
+    subprocess.run([sys.executable, str(program), "4096"], env=daemon.env, check=True, capture_output=True, timeout=120)
+    (left,) = spool_directory(daemon.home).glob(f"*{RECORD_SUFFIX}")
+    CallRecord.from_bytes(left.read_bytes())
+    left.rename(place)
+    return place
+
+
+def test_records_outlive_both(daemon: Daemon, tmp_path: Path, scale: Scale, row: Row) -> None:
+    """Kills of the writer while it writes, and of the daemon while it takes records in and tunes."""
+    dice, pause = random.Random(scale.seed), Event()
+    record, spool = a_record(daemon, tmp_path / "one.record"), spool_directory(daemon.home)
+    complete: set[int] = set()
+    kills = 0
+    daemon.start()
+    for number in range(scale.of(200)):
+        first = 10_000 + number * KEYS_A_ROUND
+        words = [sys.executable, "-c", WRITER, str(record), str(spool), str(first), str(KEYS_A_ROUND)]
+        with subprocess.Popen(words, env=daemon.env, stdout=subprocess.PIPE, text=True) as writer:
+            assert writer.stdout is not None
+            complete.add(int(writer.stdout.readline()))
+            pause.wait(dice.random() * 0.002)
+            writer.kill()
+            complete.update(int(line) for line in writer.stdout.read().splitlines())
+        if dice.random() < 0.5:
+            pause.wait(dice.random() * 0.5)
+            daemon.kill()
+            kills += 1
+            daemon.start()
+    daemon.until(lambda: not list(spool.glob(f"*{RECORD_SUFFIX}")), "the records to be taken in")
+
+    def are_over() -> bool:
+        return all(job["state"] in ENDED_STATES for job in daemon.client.call("jobs", limit=2000)["jobs"])
+
+    daemon.until(are_over, "the jobs to end")
+    jobs = daemon.client.call("jobs", limit=2000)["jobs"]
+    tuned = Counter(job["problem"]["size"] for job in jobs)
+    row.update(rounds=scale.of(200), daemons_killed=kills, complete=len(complete), jobs=len(jobs))
+    assert {job["state"] for job in jobs} == {"done"}, [job for job in jobs if job["state"] != "done"][:3]
+    assert complete <= set(tuned)
+    assert max(tuned.values()) == 1
+    daemon.__exit__(None, None, None)

@@ -1,0 +1,342 @@
+"""The machine of one key: every sequence of events, for every policy, and whole calls against a host at random.
+
+What the machine says is checked against the rules on the module's page after each event.
+"""
+
+from collections.abc import Sequence
+from copy import copy
+from itertools import product
+from typing import TypeVar
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ktuned.dropin.launch_machine import (
+    MODES,
+    UPGRADES,
+    Answer,
+    Answered,
+    Ask,
+    Called,
+    Event,
+    Follow,
+    Followed,
+    Forked,
+    Instruction,
+    Launch,
+    LaunchMachine,
+    LetFrameworkTune,
+    Load,
+    Loaded,
+    Policy,
+    Recorded,
+    Standing,
+    Unfit,
+    Wait,
+    carry_out,
+)
+
+T = TypeVar("T")
+
+CONFIGS = ("first", "second")
+STRANGER = "a config that the pruning has taken away"
+
+POLICIES = [Policy(*choices) for choices in product(MODES, UPGRADES, (False, True))]
+
+ANSWERS = (
+    None,
+    Answer(),
+    Answer(is_open=True),
+    Answer(message="all configs failed"),
+    Answer("second"),
+    Answer("second", is_open=True),
+    Answer("second", is_final=True, artifact="/artifact"),
+    Answer("first", is_final=True),
+    Answer("second", is_final=True, is_open=True),
+    Answer(STRANGER, is_final=True),
+)
+
+LATER = tuple(answer for answer in ANSWERS if answer is not None)
+
+CALL, CAPTURE = Called(), Called(is_capturing=True)
+
+EVENTS: tuple[Event, ...] = (
+    CALL,
+    CAPTURE,
+    *(Answered(answer) for answer in ANSWERS),
+    Recorded(),
+    Recorded("its argument is a table of pointers"),
+    *(Followed(answer) for answer in LATER),
+    *(Loaded(config) for config in (*CONFIGS, STRANGER)),
+    *(Unfit(config) for config in CONFIGS),
+    Forked(),
+)
+"""All that can happen, sensible or not: a host may be late, or answer twice."""
+
+
+class Observed:
+    """A machine, and the rules that must hold of all that it says."""
+
+    def __init__(self, policy: Policy) -> None:
+        self.machine = LaunchMachine(policy, CONFIGS)
+        self.policy = policy
+        self.waits = 0
+        self.changes = 0
+        self.was_left = False
+        self.has_winner = False
+
+    @property
+    def state(self) -> str:
+        """All that what comes next depends on."""
+        return f"{vars(self.machine)} {[value for name, value in vars(self).items() if name != 'machine']}"
+
+    def copy(self) -> "Observed":
+        """Return another one in the same state."""
+        made = copy(self)
+        made.machine = copy(self.machine)
+        made.machine._candidates = self.machine._candidates.copy()
+        made.machine._artifacts = self.machine._artifacts.copy()
+        return made
+
+    def handle(self, event: Event) -> list[Instruction]:
+        """Give it an event, and check what it says."""
+        before = self.machine.standing, self.machine.config
+        said = self.machine.handle(event)
+        self._check(event, before, said)
+        return said
+
+    def _check(self, event: Event, before: tuple[Standing, str], said: Sequence[Instruction]) -> None:
+        standing, config = before
+        if isinstance(event, Answered) and (answer := event.answer) is not None:
+            self.has_winner |= answer.is_final and not answer.is_open and answer.config in CONFIGS
+        for instruction in said:
+            match instruction:
+                case Launch() | Load():
+                    assert instruction.config in CONFIGS, "a config outside of the list"
+                case Wait():
+                    self.waits += 1
+        assert self.waits <= (1 if self.policy.mode == "wait" else 0)
+        if event == CAPTURE:
+            assert all(isinstance(one, Launch) and one.once for one in said)
+            assert (self.machine.standing, self.machine.config) == before, "decided while a graph is captured"
+        else:
+            assert not any(isinstance(one, Launch) and one.once for one in said)
+        if standing is not Standing.NEW and any(isinstance(one, Load) for one in said):
+            assert self.machine.is_followed, "a later winner is loaded that nobody wants"
+        if standing is Standing.NEW and self.machine.standing in (Standing.FIRST, Standing.KNOWN):
+            # A winner that is unfit here is the winner all the same: it is not tuned again.
+            assert self.machine._is_recorded or self.has_winner, "nobody is asked to tune it"
+        self._check_change(standing, config, said)
+        if self.was_left:
+            assert not said
+            assert self.machine.standing is Standing.FRAMEWORK
+        self.was_left = self.machine.standing is Standing.FRAMEWORK
+        assert any(isinstance(one, LetFrameworkTune) for one in said) == (
+            self.was_left and standing is not Standing.FRAMEWORK
+        )
+        is_decided = self.machine.standing in (Standing.FIRST, Standing.KNOWN, Standing.WINNER)
+        assert is_decided == (self.machine.config in CONFIGS and not self.was_left)
+        if self.machine.is_settled:
+            assert not self.machine.is_followed
+        if self.policy.upgrade == "never":
+            assert not self.machine.is_followed
+            assert not any(isinstance(one, Follow) for one in said)
+
+    def _check_change(self, standing: Standing, config: str, said: Sequence[Instruction]) -> None:
+        """Check how often what calls launch was exchanged, and that every exchange is told."""
+        told = [one.config for one in said if isinstance(one, Launch) and not one.once]
+        assert len(told) <= 1
+        assert not told or told == [self.machine.config]
+        if standing is not Standing.NEW and self.machine.config != config:
+            assert told, "changed without a launch"
+            # More than two are as two.
+            self.changes = min(self.changes + 1, 2)
+        allowed = {"never": 0, "once": 1}.get(self.policy.upgrade)
+        assert allowed is None or self.changes <= allowed
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: f"{policy.mode}-{policy.upgrade}-{policy.takes_over}")
+def test_rules_hold_in_every_sequence(policy: Policy) -> None:
+    """Of any length: each state that can be reached is left by each event, until no state is new."""
+    begin = Observed(policy)
+    known, new = {begin.state}, [begin]
+    while new:
+        from_here = new.pop()
+        for event in EVENTS:
+            observed = from_here.copy()
+            observed.handle(event)
+            if observed.state not in known:
+                known.add(observed.state)
+                new.append(observed)
+    assert all(any(str(standing) in text for text in known) for standing in Standing)
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.sampled_from(POLICIES), st.lists(st.sampled_from(EVENTS), max_size=60))
+def test_rules_hold_in_long_sequences(policy: Policy, events: list[Event]) -> None:
+    """At random."""
+    observed = Observed(policy)
+    for event in events:
+        observed.handle(event)
+
+
+class World:
+    """A host whose answers a test draws, and that checks when it is asked for what."""
+
+    def __init__(self, policy: Policy, answers: Sequence[Answer | None], fits: Sequence[bool], fault: str) -> None:
+        self.machine = LaunchMachine(policy, CONFIGS)
+        self.is_capturing = False
+        self.said: list[str] = []
+        self.launched: list[str] = []
+        self.is_left = False
+        self._answers = iter(answers)
+        self._fits = iter(fits)
+        self._fault = fault
+
+    def call(self, *, is_capturing: bool = False) -> str | None:
+        """Make a call; return the config that it launches, or ``None`` for the framework's."""
+        self.is_capturing = is_capturing
+        once = len(self.launched)
+        if self.machine.standing is Standing.NEW:
+            carry_out(self.machine, Called(is_capturing), self)
+        if self.is_left:
+            return None
+        if is_capturing and len(self.launched) > once:
+            return self.launched.pop()
+        return self.launched[-1]
+
+    def hear(self, answer: Answer) -> None:
+        """Report a later answer, as long as one is wanted."""
+        if self.machine.is_followed:
+            carry_out(self.machine, Followed(answer), self)
+
+    def ask(self) -> Answer | None:
+        """Return the next answer."""
+        return self._note("ask", next(self._answers, None))
+
+    def record(self) -> str:
+        """Record, or say why not."""
+        return self._note("record", self._fault)
+
+    def wait(self) -> Answer | None:
+        """Return the next answer, with no tuning open."""
+        return self._note("wait", next(self._answers, None))
+
+    def follow(self) -> None:
+        """Follow."""
+        self._note("follow", None)
+
+    def load(self, config: str, artifact: str | None) -> bool:
+        """Load a config, or not."""
+        return self._note("load", next(self._fits, True))
+
+    def launch(self, config: str, *, once: bool) -> None:
+        """Note what is launched from now on."""
+        assert once == self.is_capturing
+        self.launched.append(config)
+
+    def let_framework_tune(self, reason: str) -> None:
+        """Note that the key is the framework's."""
+        assert reason
+        self.is_left = True
+
+    def _note(self, what: str, result: T) -> T:
+        assert not self.is_capturing, f"{what} while a graph is captured"
+        self.said.append(what)
+        return result
+
+
+@settings(max_examples=500, deadline=None)
+@given(
+    st.sampled_from(POLICIES),
+    st.lists(st.sampled_from(ANSWERS), min_size=2, max_size=2),
+    st.lists(st.booleans(), max_size=6),
+    st.sampled_from(["", "it has hooks"]),
+    st.lists(st.sampled_from([*LATER, "call", "capture", "fork"]), max_size=12),
+)
+def test_a_call_always_has_something_to_launch(
+    policy: Policy, answers: list[Answer | None], fits: list[bool], fault: str, later: list[Answer | str]
+) -> None:
+    """A config of the list, or the framework's own tuning; it is asked, recorded and waited for once at most."""
+    world = World(policy, answers, fits, fault)
+    for happening in ["capture", "call", *later]:
+        if isinstance(happening, Answer):
+            world.is_capturing = False
+            world.hear(happening)
+        elif happening == "fork":
+            world.is_capturing = False
+            carry_out(world.machine, Forked(), world)
+        else:
+            launched = world.call(is_capturing=happening == "capture")
+            assert (launched is None) == world.is_left
+            assert launched in (None, *CONFIGS)
+    for what in ("ask", "record", "wait"):
+        assert world.said.count(what) <= 1
+
+
+@pytest.mark.parametrize("upgrade", ["once", "always"])
+def test_a_forked_child_follows_again(upgrade: str) -> None:
+    """As long as its parent did."""
+    world = World(Policy(upgrade=upgrade), [Answer()], [], "")
+    world.call()
+    carry_out(world.machine, Forked(), world)
+    assert world.said.count("follow") == 2
+    world.hear(Answer("second", is_final=True))
+    carry_out(world.machine, Forked(), world)
+    assert world.said.count("follow") == (2 if upgrade == "once" else 3)
+
+
+@pytest.mark.parametrize(
+    ("policy", "answers", "fits", "launched"),
+    [
+        (Policy(), [Answer("second", is_final=True)], [], "second"),
+        (Policy(), [Answer()], [], "first"),
+        (Policy(), [Answer("second")], [], "second"),
+        (Policy(), [Answer("second")], [False], "first"),
+        (Policy(), [Answer(STRANGER, is_final=True)], [], "first"),
+        (Policy(), [Answer()], [False, True], "second"),
+        (Policy(), [Answer()], [False, False], None),
+        (Policy(), [None], [], None),
+        (Policy(takes_over=True), [None], [], "first"),
+        (Policy("wait"), [Answer(), Answer("second", is_final=True)], [], "second"),
+        (Policy("wait"), [Answer("second", is_final=True, is_open=True), Answer("first", is_final=True)], [], "first"),
+        (Policy("wait"), [Answer(), Answer(message="failed")], [], "first"),
+        (Policy("wait"), [Answer(), None], [], None),
+        (Policy("wait", takes_over=True), [Answer(), None], [], "first"),
+    ],
+)
+def test_what_the_first_call_launches(
+    policy: Policy, answers: list[Answer | None], fits: list[bool], launched: str | None
+) -> None:
+    """The best that is known and can be launched here; ``None`` is the framework's own tuning."""
+    assert World(policy, answers, fits, "").call() == launched
+
+
+def test_a_winner_that_cannot_be_loaded_changes_nothing() -> None:
+    """What runs goes on running."""
+    world = World(Policy(), [Answer()], [True, False], "")
+    assert world.call() == "first"
+    world.hear(Answer("second", is_final=True))
+    assert (world.call(), world.machine.is_settled) == ("first", True)
+
+
+def test_an_artifact_is_handed_over() -> None:
+    """With the config that it is of, and with no other."""
+    machine = LaunchMachine(Policy(), CONFIGS)
+    machine.handle(CALL)
+    assert machine.handle(Answered(Answer("second", True, artifact="/a"))) == [Load("second", "/a")]
+    assert machine.handle(Unfit("second")) == [Load("first")]
+
+
+def test_choices_are_checked() -> None:
+    """With what there is to choose."""
+    with pytest.raises(ValueError, match="mode='now': give one of 'background', 'wait'"):
+        Policy("now")
+    with pytest.raises(ValueError, match="upgrade='twice': give one of 'once', 'never', 'always'"):
+        Policy(upgrade="twice")
+
+
+def test_a_new_key_is_asked_for() -> None:
+    """And nothing else."""
+    assert LaunchMachine(Policy(), CONFIGS).handle(CALL) == [Ask()]

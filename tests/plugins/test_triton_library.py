@@ -1,0 +1,137 @@
+"""Functions of an application's library: found by their names, checked by their digests, without a kernel file."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ktuned.backends import Compiled, Unit
+from ktuned.model import BackendError
+from ktuned.model.values import Outcome
+from ktuned_triton import Build, Triton
+from ktuned_triton.evaluation import constants_read
+from ktuned_triton.library import Library
+
+SOURCE = """\
+import triton
+import triton.language as tl
+
+TIMES = tl.constexpr(2)
+
+
+@triton.jit
+def doubled(x):
+    return x * TIMES
+
+
+@triton.autotune(configs=[triton.Config({"BLOCK": 64})], key=["n"])
+@triton.heuristics({"EVEN": lambda args: True})
+@triton.jit
+def scale(x, y, n, BLOCK: tl.constexpr, EVEN: tl.constexpr, FUNCTION: tl.constexpr):
+    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    tl.store(y + at, FUNCTION(tl.load(x + at, mask=at < n)), mask=at < n)
+"""
+
+
+@pytest.fixture
+def library(tmp_path: Path) -> Iterator[Library]:
+    """Return a library that no process has imported yet."""
+    site = tmp_path / "site"
+    (site / "some_library").mkdir(parents=True)
+    (site / "some_library" / "__init__.py").touch()
+    (site / "some_library" / "ops.py").write_text(SOURCE)
+    before = list(sys.path)
+    yield Library("some_library", (str(site),))
+    sys.path[:] = before
+    for name in [name for name in sys.modules if name.partition(".")[0] == "some_library"]:
+        del sys.modules[name]
+
+
+def build(library: Library, **changes: Any) -> Build:
+    """Return a config of the library's function."""
+    constants = {"BLOCK": 64, "EVEN": True, "FUNCTION": {"function": "some_library.ops:doubled"}}
+    wanted = Build(
+        "some_library.ops:scale",
+        ("x", "y", 1000),
+        constants,
+        (16,),
+        dtypes={"x": "float32", "y": "float32"},
+        library=library.to_plain(),
+    )
+    return replace(wanted, **changes)
+
+
+def lowered(wanted: Build, kernel_file: Path = Path("/absent/tune_it.py")) -> bytes | Compiled:
+    """Translate a Build that has travelled, as a front end does."""
+    travelled = Build.from_plain(wanted.to_plain())
+    assert wanted.library is not None
+    Triton().open_library(wanted.library, travelled)
+    return Triton().lower(Unit("it", travelled, (), kernel_file, "it", "sm_90a"))
+
+
+def function(name: str = "some_library.ops") -> Any:
+    """Return the ``@triton.jit`` function as an application has it."""
+    return importlib.import_module(name).scale.fn.fn
+
+
+def test_it_is_found_below_autotuners_and_compiles(library: Library, tmp_path: Path) -> None:
+    """A function among its constants is, too; no kernel file is there."""
+    made = lowered(build(library))
+    assert isinstance(made, bytes)
+    (tmp_path / "it").mkdir()
+    unit = Unit("it", build(library), (), tmp_path / "absent.py", "it", "sm_90a", made)
+    (result,) = Triton().compile([unit], tmp_path)
+    assert result.outcome is None, result.message
+
+
+def test_the_digest_of_the_application_admits_the_same_function_alone(library: Library) -> None:
+    """Another one is refused in one line that names it."""
+    library.open()
+    same = build(library, cache_key=function().cache_key, globals_read=constants_read(function()))
+    assert isinstance(lowered(same), bytes)
+    for other in (replace(same, cache_key="0" * 64), replace(same, globals_read=("TIMES=3",))):
+        refused = lowered(other)
+        assert isinstance(refused, Compiled)
+        assert refused.outcome is Outcome.COMPILE_ERROR
+        assert refused.message.startswith("some_library.ops:scale ")
+        assert "application" in refused.message
+        assert "\n" not in refused.message
+
+
+def test_a_source_beside_the_kernel_file_takes_the_place_of_a_module(library: Library, tmp_path: Path) -> None:
+    """As for a script's function, or a closure's."""
+    (tmp_path / "calls").mkdir()
+    (tmp_path / "calls" / "script_12.py").write_text(SOURCE)
+    constants = {"BLOCK": 64, "EVEN": True, "FUNCTION": {"function": "doubled"}}
+    wanted = build(library, function="scale", constants=constants, source="calls/script_12.py")
+    wanted = replace(wanted, library=Library("", library.paths).to_plain())
+    assert isinstance(lowered(wanted, tmp_path / "tune_it.py"), bytes)
+
+
+def test_a_function_that_is_gone_is_the_configs_error(library: Library) -> None:
+    """The library has been upgraded."""
+    refused = lowered(build(library, function="some_library.ops:gone"))
+    assert isinstance(refused, Compiled)
+    assert (refused.outcome, refused.message.partition(" any more")[0]) == (
+        Outcome.COMPILE_ERROR,
+        "there is no function 'some_library.ops:gone'",
+    )
+
+
+@pytest.mark.parametrize("text", ["raise RuntimeError('no GPU here')", "import not_installed_at_all"])
+def test_one_that_cannot_be_imported_says_so(library: Library, text: str) -> None:
+    """The error names the module."""
+    (Path(library.paths[0]) / "some_library" / "ops.py").write_text(text)
+    with pytest.raises(BackendError, match=r"some_library\.ops cannot be imported: "):
+        lowered(build(library))
+
+
+def test_other_builds_travel_as_they_did() -> None:
+    """Artifacts are known by it."""
+    assert not {"library", "source", "cache_key", "globals_read"} & Build("f").to_plain().keys()

@@ -1,0 +1,53 @@
+"""A program that calls autotuned functions and ends in a hurry; the CPU stands in for a GPU, and launches nothing.
+
+``application.py SIZES [exit|end|loop]`` calls the function once for each size.
+"""
+
+import os
+import sys
+import threading
+from typing import Any
+
+import torch
+import triton
+from triton.runtime.jit import JITFunction
+
+from ktuned.dropin import Policy
+from ktuned_triton.autotuner import Options
+from tests.plugins.triton_app import kernels
+
+launched: list[int] = []
+
+
+def run(self: Any, *args: Any, **kwargs: Any) -> None:
+    """Launch nothing."""
+    if not kwargs["warmup"]:
+        launched.append(kwargs["BLOCK"])
+
+
+def main() -> None:
+    """Call the function with each size, and end as it is said."""
+    JITFunction.run = run
+    # Nothing can be measured here.
+    kernels.scale.__dict__["_ktuned_options"] = Options(
+        Policy(os.environ.get("KTUNED_RUN_MODE", "background"), takes_over=True)
+    )
+    sizes = [int(size) for size in sys.argv[1].split(",")]
+    for size in sizes:
+        x = torch.ones(size)
+        kernels.scale[lambda meta, size=size: (triton.cdiv(size, meta["BLOCK"]),)](x, torch.empty_like(x), size, 2.0)
+    how = sys.argv[2] if len(sys.argv) > 2 else "end"
+    print("called", *launched, flush=True)
+    if how == "exit":
+        os._exit(0)
+    pause = threading.Event()
+    while how == "loop":
+        pause.wait(0.01)
+        x = torch.ones(sizes[0])
+        kernels.scale[(1,)](x, torch.empty_like(x), sizes[0], 2.0)
+        if launched[-1] == 256:
+            print("winner", flush=True)
+            return
+
+
+main()

@@ -1,0 +1,310 @@
+"""The spool's directory: a file is whole or is not there, and is read only if it is its user's own plain file."""
+
+import errno
+import os
+import resource
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from ktuned.daemon.config import load_settings
+from ktuned.spool import (
+    COUNTS_SUFFIX,
+    MAX_RECORDS,
+    RECORD_SUFFIX,
+    STAGED_PREFIX,
+    CallRecord,
+    LaunchCounts,
+    RefusedFile,
+    directory,
+    home_directory,
+    leave_counts,
+    leave_record,
+    read_file,
+    spool_directory,
+)
+from tests.spool.test_records import RECORD
+
+PROCESSES = 200
+
+
+@pytest.fixture
+def spool(tmp_path: Path) -> Path:
+    """Return a spool that is not there yet."""
+    return tmp_path / "home" / "spool"
+
+
+def in_child(work: Callable[[], None]) -> int:
+    """Start a child that does something and ends at once, without its exit handlers; return its pid."""
+    child = os.fork()
+    if child == 0:
+        try:
+            work()
+        except OSError as error:
+            os._exit(error.errno or 1)
+        except BaseException:
+            os._exit(255)
+        os._exit(0)
+    return child
+
+
+def status_of(child: int) -> int:
+    """Wait for a child."""
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+
+class TestRecords:
+    """They are written once, whole."""
+
+    def test_one_is_read_as_it_was_left(self, spool: Path) -> None:
+        """The directory is made, and is nobody else's."""
+        name = leave_record(spool, RECORD)
+        assert name.endswith(RECORD_SUFFIX)
+        assert CallRecord.from_bytes(read_file(spool / name)) == RECORD
+        assert [path.stat().st_mode & 0o777 for path in (spool, spool / name)] == [0o700, 0o600]
+
+    def test_the_same_is_left_once(self, spool: Path) -> None:
+        """And another beside it."""
+        before = spool / leave_record(spool, RECORD)
+        known = before.stat()
+        assert spool / leave_record(spool, RECORD) == before
+        assert before.stat() == known
+        leave_record(spool, replace(RECORD, device=""))
+        assert len(list(spool.iterdir())) == 2
+
+    def test_many_processes_leave_one_file(self, spool: Path) -> None:
+        """At the same time; nothing else stays there."""
+        gate_read, gate_write = os.pipe()
+
+        def work() -> None:
+            os.close(gate_write)
+            os.read(gate_read, 1)
+            leave_record(spool, RECORD)
+
+        children = [in_child(work) for _ in range(PROCESSES)]
+        os.close(gate_read)
+        os.close(gate_write)
+        assert [status_of(child) for child in children] == [0] * PROCESSES
+        (path,) = spool.iterdir()
+        assert CallRecord.from_bytes(read_file(path)) == RECORD
+
+    def test_one_that_is_killed_leaves_no_half(self, spool: Path) -> None:
+        """At whatever moment: a file with the suffix is whole."""
+        records = [replace(RECORD, files={"tensors": bytes(1 << 20)}, call=str(number)) for number in range(200)]
+
+        def work() -> None:
+            for record in records:
+                leave_record(spool, record)
+
+        for milliseconds in range(1, 20, 2):
+            child = in_child(work)
+            signal.sigtimedwait([], milliseconds / 1000)
+            os.kill(child, signal.SIGKILL)
+            status_of(child)
+            for path in spool.glob(f"*{RECORD_SUFFIX}"):
+                CallRecord.from_bytes(read_file(path))
+
+    def test_a_full_spool_takes_no_more(self, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """But what lies there already lies there."""
+        assert MAX_RECORDS >= 1000
+        monkeypatch.setattr(directory, "MAX_RECORDS", 3)
+        records = [replace(RECORD, device=str(number)) for number in range(4)]
+        for record in records[:3]:
+            leave_record(spool, record)
+        with pytest.raises(OSError, match=r"3 calls wait in .*; start a daemon") as raised:
+            leave_record(spool, records[3])
+        assert raised.value.errno == errno.EDQUOT
+        leave_record(spool, records[0])
+        assert len(list(spool.iterdir())) == 3
+
+    def test_what_killed_processes_left_takes_no_room(self, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Halves of records, which a daemon removes."""
+        monkeypatch.setattr(directory, "MAX_RECORDS", 3)
+        spool.mkdir(parents=True)
+        for number in range(5):
+            (spool / f"{STAGED_PREFIX}{number}").touch()
+        assert (spool / leave_record(spool, RECORD)).is_file()
+
+    def test_one_that_no_daemon_would_read_is_not_left(self, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """The application says why its call is not tuned, instead of a daemon later."""
+        monkeypatch.setattr(directory, "MAX_RECORD_BYTES", 1000)
+        with pytest.raises(OSError, match=r"the call has [0-9]+ bytes, and 1000 are read") as raised:
+            leave_record(spool, replace(RECORD, call="x" * 1000))
+        assert raised.value.errno == errno.EFBIG
+        assert not spool.exists() or not list(spool.iterdir())
+
+    def test_no_room_on_the_disk_leaves_nothing(self, spool: Path) -> None:
+        """The one that was being written is lost, and no other."""
+        first = spool / leave_record(spool, RECORD)
+
+        def work() -> None:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+            leave_record(spool, replace(RECORD, files={"tensors": bytes(100_000)}))
+
+        assert status_of(in_child(work)) == errno.EFBIG
+        assert list(spool.iterdir()) == [first]
+        assert CallRecord.from_bytes(read_file(first)) == RECORD
+
+    def test_a_full_disk_leaves_nothing(self, tmp_path: Path) -> None:
+        """A file system of 64 KiB in a name space of its own."""
+        code = f"""if True:
+            import sys
+            from pathlib import Path
+            from dataclasses import replace
+            from ktuned.spool import CallRecord, leave_record, read_file
+            from tests.spool.test_records import RECORD
+            spool = Path({str(tmp_path)!r}) / "disk" / "spool"
+            first = leave_record(spool, RECORD)
+            try:
+                leave_record(spool, replace(RECORD, files={{"tensors": bytes(100_000)}}))
+            except OSError as error:
+                print(error.errno, [path.name for path in spool.iterdir()] == [first])
+            print(CallRecord.from_bytes(read_file(spool / first)) == RECORD)
+        """
+        disk = tmp_path / "disk"
+        disk.mkdir()
+        mounted = f'mount -t tmpfs -o size=64k tmpfs {disk} && exec "$0" "$@"'
+        paths = os.pathsep.join(filter(None, sys.path))
+        done = subprocess.run(
+            ["unshare", "--map-root-user", "--mount", "sh", "-c", mounted, sys.executable, "-c", code],
+            env={**os.environ, "PYTHONPATH": paths, "PYTHONDONTWRITEBYTECODE": "1"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+        if "unshare:" in done.stderr or "mount:" in done.stderr:
+            pytest.skip(f"no name space of its own here: {done.stderr.strip()}")
+        assert done.stdout.splitlines() == [f"{errno.ENOSPC} True", "True"], done.stderr
+
+    def test_a_directory_that_cannot_be_written_is_the_systems_error(self, tmp_path: Path) -> None:
+        """A file is where the spool should be."""
+        (tmp_path / "home").write_text("")
+        with pytest.raises(OSError, match=r"Not a directory|File exists"):
+            leave_record(spool_directory(tmp_path / "home"), RECORD)
+
+
+class TestCounts:
+    """Each is a file of its own, because a daemon adds them up."""
+
+    def test_the_same_are_left_twice(self, spool: Path) -> None:
+        """Two files."""
+        counts = LaunchCounts((("0123456789abcdef", {"size": 1}, "", 3),))
+        for _ in range(2):
+            leave_counts(spool, counts)
+        found = list(spool.glob(f"*{COUNTS_SUFFIX}"))
+        assert [LaunchCounts.from_bytes(read_file(path)) for path in found] == [counts, counts]
+
+    def test_a_full_spool_takes_no_more(self, spool: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """A machine on which no daemon is started does not fill its disk with them."""
+        monkeypatch.setattr(directory, "MAX_RECORDS", 2)
+        for _ in range(2):
+            leave_counts(spool, LaunchCounts(()))
+        with pytest.raises(OSError, match="2 calls wait"):
+            leave_counts(spool, LaunchCounts(()))
+
+
+class TestRefusedFiles:
+    """Read with suspicion: each is refused with what it is, and nothing waits for it."""
+
+    @pytest.fixture
+    def path(self, spool: Path) -> Path:
+        """Return a place in the spool."""
+        spool.mkdir(parents=True)
+        return spool / f"0123456789abcdef{RECORD_SUFFIX}"
+
+    def test_a_link(self, path: Path, tmp_path: Path) -> None:
+        """To a record, to nothing, or to itself."""
+        target = tmp_path / "target"
+        target.write_bytes(RECORD.to_bytes())
+        for linked in (target, tmp_path / "missing", path):
+            path.symlink_to(linked)
+            with pytest.raises(RefusedFile, match="it is a link"):
+                read_file(path)
+            path.unlink()
+
+    def test_a_second_name(self, path: Path, tmp_path: Path) -> None:
+        """Whoever has the other one could change what is being read."""
+        path.write_bytes(RECORD.to_bytes())
+        (tmp_path / "other").hardlink_to(path)
+        with pytest.raises(RefusedFile, match="it has a second name"):
+            read_file(path)
+
+    def test_a_fifo(self, path: Path) -> None:
+        """Nobody writes into it, and nobody waits."""
+        os.mkfifo(path)
+        with pytest.raises(RefusedFile, match="it is not a plain file"):
+            read_file(path)
+
+    def test_a_directory(self, path: Path) -> None:
+        """Not a file."""
+        path.mkdir()
+        with pytest.raises(RefusedFile, match="it is not a plain file"):
+            read_file(path)
+
+    def test_a_socket(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        """It cannot be opened."""
+        monkeypatch.chdir(path.parent)
+        with socket.socket(socket.AF_UNIX) as bound:
+            bound.bind(path.name)
+            with pytest.raises(RefusedFile, match="it cannot be read: No such device or address"):
+                read_file(path)
+
+    def test_a_device(self, path: Path) -> None:
+        """Without an end."""
+        if os.geteuid() != 0:
+            pytest.skip("only root makes devices")
+        try:
+            os.mknod(path, 0o600 | 0o020000, os.makedev(1, 5))
+        except PermissionError:
+            pytest.skip("this container makes no devices")
+        with pytest.raises(RefusedFile, match=r"it is not a plain file|it cannot be read"):
+            read_file(path)
+
+    def test_another_users(self, path: Path) -> None:
+        """Whose code would run as this user."""
+        if os.geteuid() != 0:
+            pytest.skip("only root gives files away")
+        path.write_bytes(RECORD.to_bytes())
+        os.chown(path, 12345, -1)
+        with pytest.raises(RefusedFile, match="it belongs to the user 12345"):
+            read_file(path)
+
+    def test_a_large_one(self, path: Path) -> None:
+        """It is not read at all."""
+        with path.open("wb") as file:
+            file.truncate((80 << 20) + 1)
+        with pytest.raises(RefusedFile, match="it has 83886081 bytes, and 83886080 are read"):
+            read_file(path)
+
+    def test_one_that_is_gone(self, path: Path) -> None:
+        """Another daemon has taken it."""
+        with pytest.raises(FileNotFoundError):
+            read_file(path)
+
+
+@pytest.mark.parametrize(
+    ("environment", "home"),
+    [
+        ({"KTUNED_HOME": "/chosen"}, "/chosen"),
+        ({"KTUNED_HOME": "", "XDG_STATE_HOME": "/state"}, "/state/ktuned"),
+        ({"XDG_STATE_HOME": " "}, "~/.local/state/ktuned"),
+        ({}, "~/.local/state/ktuned"),
+    ],
+    ids=["chosen", "state", "blank", "none"],
+)
+def test_the_home_is_the_daemons(environment: dict[str, str], home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the same variables."""
+    found = home_directory(environment)
+    assert found == Path(os.path.expanduser(home))
+    for name in ("KTUNED_HOME", "XDG_STATE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in environment.items():
+        monkeypatch.setenv(name, value)
+    assert home_directory() == load_settings().state == found

@@ -1,0 +1,237 @@
+"""Records of the spool: the same again after their way, and refused with a reason where anything else is in them."""
+
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import asdict, replace
+from typing import Any
+
+import msgpack
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from ktuned.spool import CallRecord, InvalidRecord, LaunchCounts, digest_of
+
+RECORD = CallRecord(
+    tool="triton",
+    package="fla",
+    release="0.6.0",
+    function="ops.gla.chunk.chunk_gla_fwd_kernel_o",
+    identity="0123456789abcdef",
+    declaration={"configs": ["{}"], "paths": ["/somewhere"], "hooks": []},
+    problem={"size": 4096, "scale": 0.5, "is_causal": True, "@types": "f16,f16"},
+    call='{"tensors": {}}',
+    python="/usr/bin/python3",
+    configs=({"BLOCK": 64}, {"BLOCK": 128}),
+    files={"77c0.safetensors": b"\0\1", "source_1.py": b"x = 1\n"},
+    variables={"TRITON_PTXAS_PATH": "/opt/ptxas"},
+    device="NVIDIA H100 80GB HBM3",
+    module="fla.ops.gla.chunk",
+)
+
+scalars = st.one_of(st.booleans(), st.integers(-(2**63), 2**63), st.floats(allow_nan=False), st.text())
+plain = st.recursive(
+    st.one_of(st.none(), scalars),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(), inner, max_size=3)),
+    max_leaves=8,
+)
+anything = st.recursive(
+    st.one_of(st.none(), scalars, st.binary()),
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(), inner, max_size=3)),
+    max_leaves=8,
+)
+
+
+def changed(**fields: Any) -> bytes:
+    """Return the bytes of a record with other fields."""
+    return bytes(msgpack.packb({"version": 1, **asdict(RECORD), **fields}))
+
+
+def test_it_is_the_same_again() -> None:
+    """And the same bytes."""
+    read = CallRecord.from_bytes(RECORD.to_bytes())
+    assert read == RECORD
+    assert read.to_bytes() == RECORD.to_bytes()
+
+
+@given(
+    st.dictionaries(st.text(), scalars),
+    st.text(),
+    st.lists(st.dictionaries(st.text(), scalars, max_size=3), min_size=1, max_size=3),
+    st.dictionaries(st.text(), plain, max_size=3),
+)
+def test_every_record_is_the_same_again(
+    problem: dict[str, Any], call: str, configs: list[dict[str, Any]], declaration: dict[str, Any]
+) -> None:
+    """Whatever texts and numbers are in it."""
+    record = replace(RECORD, problem=problem, call=call, configs=tuple(configs), declaration=declaration)
+    assert CallRecord.from_bytes(record.to_bytes()) == record
+
+
+def test_one_that_is_cut_off_is_refused() -> None:
+    """At every byte."""
+    content = RECORD.to_bytes()
+    for length in range(len(content)):
+        with pytest.raises(InvalidRecord, match=r"it is damaged|it holds no map"):
+            CallRecord.from_bytes(content[:length])
+    with pytest.raises(InvalidRecord, match="it is damaged"):
+        CallRecord.from_bytes(content + b"\0")
+
+
+@settings(max_examples=300)
+@given(st.data())
+def test_a_damaged_one_is_refused_or_is_a_record(data: st.DataObject) -> None:
+    """One byte is another: nothing else is raised than what says so."""
+    content = bytearray(RECORD.to_bytes())
+    content[data.draw(st.integers(0, len(content) - 1))] = data.draw(st.integers(0, 255))
+    for kind in (CallRecord, LaunchCounts):
+        with suppress(InvalidRecord):
+            kind.from_bytes(bytes(content))
+
+
+@settings(max_examples=300)
+@given(st.one_of(st.binary(max_size=60), anything.map(msgpack.packb)))
+def test_whatever_lies_there_is_refused(content: bytes) -> None:
+    """With a reason."""
+    for kind in (CallRecord, LaunchCounts):
+        with pytest.raises(InvalidRecord, match=r"."):
+            kind.from_bytes(content)
+
+
+@pytest.mark.parametrize("name", sorted(asdict(RECORD)))
+def test_each_field_is_needed(name: str) -> None:
+    """A version of this has all of them."""
+    fields = {"version": 1, **asdict(RECORD)}
+    del fields[name]
+    with pytest.raises(InvalidRecord, match=f"it lacks {name}"):
+        CallRecord.from_bytes(msgpack.packb(fields))
+
+
+@settings(max_examples=200)
+@given(st.sampled_from(sorted(asdict(RECORD))), anything)
+def test_each_field_is_checked(name: str, value: Any) -> None:
+    """What is read can be written, and names no other directory."""
+    try:
+        record = CallRecord.from_bytes(changed(**{name: value}))
+    except InvalidRecord:
+        return
+    assert CallRecord.from_bytes(record.to_bytes()) == record
+    for part in (record.tool, record.package, record.release, record.function, *record.files):
+        assert "/" not in part
+        assert part not in (".", "..")
+        assert "\0" not in part
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("tool", "os; import"),
+        ("tool", ""),
+        ("package", "../fla"),
+        ("package", ".."),
+        ("package", ""),
+        ("package", "x" * 101),
+        ("release", "1/2"),
+        ("release", ".."),
+        ("release", "."),
+        ("function", "a/b"),
+        ("function", ".."),
+        ("function", "f\n"),
+        ("function", ""),
+        ("identity", "0123456789ABCDEF"),
+        ("identity", "../456789abcdef"),
+        ("identity", "0123456789abcdef\n"),
+        ("declaration", []),
+        ("declaration", {"content": b"bytes"}),
+        ("declaration", {"at": [{"inner": msgpack.Timestamp(1)}]}),
+        ("problem", {"size": [1]}),
+        ("problem", {"size": None}),
+        ("problem", []),
+        ("call", b"{}"),
+        ("python", "python3"),
+        ("python", "/usr/bin/python3\0"),
+        ("configs", []),
+        ("configs", [{"BLOCK": {}}]),
+        ("configs", ["BLOCK"]),
+        ("files", {"../authorized_keys": b""}),
+        ("files", {"a/b": b""}),
+        ("files", {".hidden": b""}),
+        ("files", {"a": "text"}),
+        ("files", {"": b""}),
+        ("variables", {"LD_PRELOAD=/x": ""}),
+        ("variables", {"A": "\0"}),
+        ("variables", {"A": 1}),
+        ("device", None),
+        ("module", "a b"),
+        ("module", None),
+    ],
+)
+def test_values_that_would_lead_elsewhere_are_refused(name: str, value: Any) -> None:
+    """The field is named, with its value."""
+    with pytest.raises(InvalidRecord, match=f"its {name} is "):
+        CallRecord.from_bytes(changed(**{name: value}))
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (lambda: msgpack.packb({**asdict(RECORD), "version": 2}), "it is of version 2, and this daemon reads 1"),
+        (lambda: msgpack.packb(asdict(RECORD)), "it is of version None"),
+        (lambda: msgpack.packb([1, 2]), "it holds no map"),
+        (lambda: b"\x91" * 100_000 + b"\x01", "it is damaged"),
+        (lambda: changed(declaration=_nested(1000)), "its declaration is "),
+        (lambda: msgpack.packb({1: 2}), "it is damaged"),
+        (lambda: b"\xdf\xff\xff\xff\xff", "it is damaged"),
+        (lambda: b"", "it is damaged"),
+    ],
+    ids=["later", "unversioned", "no-map", "deep-list", "deep-map", "number-as-key", "endless-map", "empty"],
+)
+def test_what_no_application_wrote_is_refused(content: Callable[[], bytes], why: str) -> None:
+    """Also what is nested so deeply that reading it would end the interpreter."""
+    with pytest.raises(InvalidRecord, match=why):
+        CallRecord.from_bytes(content())
+
+
+def test_unknown_fields_are_passed_over() -> None:
+    """A later application of the same version may say more."""
+    assert CallRecord.from_bytes(changed(later=1)) == RECORD
+
+
+def test_counts_are_the_same_again() -> None:
+    """Rows of identity, key, device and number."""
+    counts = LaunchCounts((("0123456789abcdef", {"size": 1, "@types": "f16"}, "", 3),))
+    assert LaunchCounts.from_bytes(counts.to_bytes()) == counts
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        [],
+        ["0123456789abcdef", {}, ""],
+        ["0123456789abcdef", {}, "", -1],
+        ["0123456789abcdef", {}, "", 1 << 62],
+        ["0123456789abcdef", {}, "", True],
+        ["0123456789abcdef", {}, "", 1.0],
+        ["0123456789abcdef", {"size": []}, "", 1],
+        ["0123456789abcdef", {}, None, 1],
+        ["short", {}, "", 1],
+        "0123456789abcdef",
+    ],
+)
+def test_counts_are_checked(row: Any) -> None:
+    """A number that is none is refused with the file."""
+    with pytest.raises(InvalidRecord, match="its launches are no list of counts"):
+        LaunchCounts.from_bytes(msgpack.packb({"version": 1, "launches": [row]}))
+
+
+def test_a_digest_is_of_the_content() -> None:
+    """Text or bytes."""
+    assert digest_of("a") == digest_of(b"a") != digest_of("b")
+    assert len(digest_of("a")) == 16
+
+
+def _nested(depth: int) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    for _ in range(depth):
+        found = {"inner": found}
+    return found

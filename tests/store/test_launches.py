@@ -1,0 +1,30 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ktuned.model.keys import WinnerKey
+from ktuned.store.database import Store
+from tests.assembled import wanted
+
+pytestmark = pytest.mark.anyio
+
+
+def key(number: int) -> WinnerKey:
+    """Return one of several keys."""
+    return wanted({"n": number})
+
+
+async def test_launches_add_up_and_the_oldest_keys_are_forgotten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A key that is launched again is not old; counts are kept for the next daemon."""
+    monkeypatch.setattr("ktuned.store.launches.MAX_KEYS", 2)
+    async with Store.open(tmp_path / "k.sqlite") as store:
+        await store.add_launches({key(1): 5, key(2): 7}, now=1.0)
+        await store.add_launches({key(1): 3}, now=2.0)
+        assert store.launches() == {key(1): 8, key(2): 7}
+        await store.add_launches({key(3): 1}, now=3.0)
+    async with Store.open(tmp_path / "k.sqlite") as store:
+        assert list(store.launches().items()) == [(key(1), 8), (key(3), 1)]

@@ -1,0 +1,97 @@
+"""A job that compiles while another measures: what it takes from that one, and what is done once for both."""
+
+from __future__ import annotations
+
+import pytest
+
+from ktuned.model.plan import Plan
+from ktuned.model.values import Problem
+from tests.assembled import Parts, kernel_text, wanted
+from tests.fleet.playing import until
+
+pytestmark = pytest.mark.anyio
+
+FIRST, SECOND = {"n": 64}, {"n": 65}
+SLOW, FAST = {"us": 2000.0}, {"us": 60.0}
+CONFIGS = f"[dict(us={SLOW['us']}), dict(us={FAST['us']})]"
+
+
+async def submit(parts: Parts, problem: Problem, strategy: str = "exhaustive", seconds: float | None = None) -> int:
+    """Ask for a job; return its id."""
+    plan = Plan(preset="fast", strategy=strategy, early_stop=100.0, seconds=seconds)
+    arrival = await parts.jobs.submit(wanted(problem), problem, priority=100, reason="test", plan=plan)
+    return arrival.job.id
+
+
+async def inspect(parts: Parts, configs: str = CONFIGS, does: str = "work") -> None:
+    """Have a kernel whose first problem stands at a gate when it is launched, or compiled."""
+    text = kernel_text(configs=configs, default=f"dict(us={SLOW['us']})")
+    gated = f"Build(us=c.us, tag='' if p.n else '', does='{does}', gate='launch' if p.n == 64 else '')"
+    await parts.inspect(text.replace("Build(**c)", gated))
+
+
+def in_channel(parts: Parts, name: str) -> int:
+    """Return how many configs are in a job's channel."""
+    return parts.jobs.channels().get(name, {"used": 0})["used"]
+
+
+async def test_the_second_job_begins_with_what_the_first_has_found(parts: Parts) -> None:
+    """Its problem is answered with the first one's winner meanwhile, so that no slower config becomes its winner."""
+    await inspect(parts)
+    first, second = await submit(parts, FIRST), await submit(parts, SECOND)
+    async with parts.working():
+        await parts.reached("launch")
+        await until(lambda: in_channel(parts, f"bench (job {second})") == 1)
+        parts.open_gate("launch")
+        ended = await parts.told.ended(2)
+    assert [(job["id"], job["state"]) for job in ended] == [(first, "done"), (second, "done")]
+    winners = [event["config"]["us"] for event in parts.told.of("winner") if event["job"] == second]
+    assert winners
+    assert set(winners) == {FAST["us"]}
+
+
+async def test_a_search_that_learns_waits_for_the_results_of_its_kernel(parts: Parts) -> None:
+    """It proposes nothing while another job of the same kernel has the lanes."""
+    await inspect(parts, configs="us=[60.0 + n for n in range(40)] + [2000.0]")
+    first = await submit(parts, FIRST)
+    second = await submit(parts, SECOND, strategy="guided")
+    async with parts.working():
+        await parts.reached("launch")
+        await parts.told.until(lambda: len(parts.told.of("job_started")) == 2)
+        await until(lambda: any(worker["role"] == "explore" for worker in parts.fleet.describe()))
+        assert not [trial for trial in parts.store.trials() if trial.job == second]
+        parts.open_gate("launch")
+        ended = await parts.told.ended(2)
+    assert {job["id"]: job["state"] for job in ended} == {first: "done", second: "done"}
+
+
+async def test_a_time_limit_counts_only_while_a_job_may_measure(parts: Parts) -> None:
+    """A job that waits for the lanes longer than its limit tries all that it would have tried."""
+    await inspect(parts)
+    await submit(parts, FIRST)
+    second = await submit(parts, SECOND, seconds=30.0)
+    async with parts.working():
+        await parts.reached("launch")
+        await until(lambda: in_channel(parts, f"bench (job {second})") == 1)
+        task = parts.daemon.jobs._dispatcher.pipelines[second]
+        assert task.pipeline._access.held_s == 0.0  # type: ignore[union-attr]
+        parts.open_gate("launch")
+        *_, ended = await parts.told.ended(2)
+    assert ended["done"] == 2
+
+
+async def test_an_artifact_of_two_jobs_is_compiled_once(parts: Parts) -> None:
+    """The second job waits for the first one's compiler, and takes what it made."""
+    text = kernel_text(configs="[dict(us=60.0, does='gate_compile', gate='door')]")
+    await parts.inspect(text)
+    await submit(parts, FIRST)
+    await submit(parts, SECOND)
+    async with parts.working():
+        await parts.reached("door")
+        await parts.told.until(lambda: len(parts.told.of("job_started")) == 2)
+        await until(lambda: len(parts.store.trials()) == 2)
+        parts.open_gate("door")
+        ended = await parts.told.ended(2)
+    assert [job["outcomes"] for job in ended] == [{"measured": 1}] * 2
+    compiled = [trial.compile_s > 0 for trial in parts.store.trials()]
+    assert sorted(compiled) == [False, True]
