@@ -160,6 +160,10 @@ def decode_result(data: bytes, request_id: int) -> Response | None:
         return None
 
 
+class NumberTooLarge(ValueError):
+    """A message holds an integer that does not fit 64 bits."""
+
+
 def _pack(message: Any) -> bytes:
     # Making a packer costs more than using it; threads must not share one.
     try:
@@ -169,7 +173,7 @@ def _pack(message: Any) -> bytes:
     try:
         packed: bytes = packer.pack(message)
     except OverflowError as error:
-        raise ValueError(f"a number beyond 64 bits: {error}") from error
+        raise NumberTooLarge("a number is beyond 64 bits, which the protocol cannot carry") from error
     if len(packed) <= _PIECE_BYTES:  # a packer keeps the memory of its largest message
         _idle_packers.append(packer)
     return packed

@@ -19,6 +19,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar, Self
 
+from ktuned.backends.build_fields import check_fields
 from ktuned.backends.variables import COMPILING_VARIABLES, MEASURING_VARIABLES
 from ktuned.model import Device, Outcome, Record, listed, record
 
@@ -50,6 +51,18 @@ class Build:
     """
 
     backend: ClassVar[str]
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        own_post_init: Callable[[Any], None] | None = cls.__dict__.get("__post_init__")
+
+        def check_and_finish(self: Build) -> None:
+            # Before the plugin's own code: `tuple("xy")` would make two arguments of a forgotten comma.
+            check_fields(self)
+            if own_post_init is not None:
+                own_post_init(self)
+
+        cls.__post_init__ = check_and_finish  # type: ignore[attr-defined]
 
     def to_plain(self) -> dict[str, Any]:
         """Return the fields as plain data."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import replace
 
@@ -26,6 +27,10 @@ MANY_FILES = 50
 """Files that are worth a second worker: their inspection takes as long as its start."""
 
 
+MOST_AT_ONCE = 8
+"""Roots that are inspected at the same time: each has a worker, which holds 30 MiB and more of what files import."""
+
+
 class Inspected(msgspec.Struct, frozen=True):
     """The files that were inspected, and what differs in the catalog since."""
 
@@ -34,7 +39,9 @@ class Inspected(msgspec.Struct, frozen=True):
 
 
 class FileInspector:
-    """Inspects kernel files, one root at a time; those that ``trust`` refuses are errors.
+    """Inspects kernel files, those of a root one after the other; those that ``trust`` refuses are errors.
+
+    A root whose import takes long, or hangs, holds up no other one.
 
     A root whose project file changed is followed: ``probe`` looks at its environment first, and ``renamed`` is called
     once what the store holds has another name.
@@ -58,7 +65,8 @@ class FileInspector:
         self._fleet = fleet
         self._store = store
         self._deadlines = deadlines
-        self._lock = anyio.Lock()
+        self._locks: defaultdict[str, anyio.Lock] = defaultdict(anyio.Lock)
+        self._turns = anyio.Semaphore(MOST_AT_ONCE)
 
     async def inspect_root(self, root: Root) -> Inspected:
         """Inspect every kernel file of a root, those that were named by their paths included."""
@@ -78,7 +86,7 @@ class FileInspector:
         if project in wanted or project in removed:
             rest = [file for file in wanted if file != project], [file for file in removed if file != project]
             return await self._follow(root, *rest)
-        async with self._lock:
+        async with self._locks[root.path], self._turns:
             # In a thread: a thousand files take as long to look at as a thousand lookups.
             refused = await anyio.to_thread.run_sync(self._refusals, wanted)
             trusted = [file for file in wanted if file not in refused]

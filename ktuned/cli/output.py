@@ -15,6 +15,7 @@ import click
 
 from ktuned.cli import text
 from ktuned.cli.tables import table_lines
+from ktuned.model import show_controls, show_controls_in_json
 
 COMPLAINT: Final = "ktuned: "
 """The beginning of each error's line."""
@@ -27,14 +28,15 @@ class ReaderGone(Exception):
     """The reader closed stdout; not an ``OSError``, because click would handle that itself."""
 
 
-def emit(line: str = "") -> None:
-    """Print one line on stdout and flush it, so that a pipe's reader sees it at once.
+def emit(line: str = "", *, is_heading: bool = False) -> None:
+    """Print one line on stdout and flush it, so that a pipe's reader sees it at once. Controls in it are escapes.
 
     Raises:
         ReaderGone: the reader closed stdout.
     """
+    shown = show_controls(line)
     try:
-        sys.stdout.write(line + "\n")
+        sys.stdout.write((click.style(shown, bold=True) if is_heading else shown) + "\n")
         sys.stdout.flush()
     except BrokenPipeError:
         raise ReaderGone from None
@@ -42,12 +44,12 @@ def emit(line: str = "") -> None:
 
 def emit_json(value: Any) -> None:
     """Print one JSON value as one line on stdout and flush it."""
-    emit(json.dumps(value, ensure_ascii=False))
+    emit(show_controls_in_json(json.dumps(value, ensure_ascii=False)))
 
 
 def say(line: str) -> None:
-    """Print a message as one line on stderr."""
-    sys.stderr.write(line + "\n")
+    """Print a message as one line on stderr, with controls in it as escapes."""
+    sys.stderr.write(show_controls(line) + "\n")
     sys.stderr.flush()
 
 
@@ -84,7 +86,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Itera
     """
     is_terminal = sys.stdout.isatty()
     figures = [column in set(right) for column in columns]
-    cells = [tuple(columns), *(tuple(row) for row in rows)]
+    cells = [tuple(columns), *(tuple(map(show_controls, row)) for row in rows)]
     width = shutil.get_terminal_size().columns if is_terminal else None
     for number, line in enumerate(table_lines(cells, figures, width)):
-        emit(click.style(line, bold=True) if number == 0 and is_terminal else line)
+        emit(line, is_heading=number == 0 and is_terminal)

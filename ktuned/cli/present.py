@@ -14,7 +14,7 @@ from ktuned.cli import lines, output, text
 from ktuned.cli.job_view import JobView, View
 from ktuned.cli.news import JobBegan, NewBest, News, WorkerChanged
 from ktuned.cli.progress import Event
-from ktuned.model import JobState
+from ktuned.model import JobState, show_controls
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -146,7 +146,7 @@ class LivePresenter:
         for piece in news:
             if not isinstance(piece, WorkerChanged | NewBest | JobBegan):
                 for line in lines.lines_of(piece):
-                    self._console.print(line)
+                    self._console.print(show_controls(line))
 
     def _render(self) -> RenderableType:
         return board(self._view)
@@ -165,13 +165,13 @@ def board(view: View) -> Table:
         bar = ProgressBar(total=job.total, completed=job.done, width=BAR_COLUMNS, pulse=job.total is None)
         head = Table.grid(padding=(0, 2))
         head.add_row(bar, Text(lines.progress(job)), Text(_stage(job)))
-        grid.add_row(Text(lines.title(job), style="bold", no_wrap=True, overflow="ellipsis"))
+        grid.add_row(Text(show_controls(lines.title(job)), style="bold", no_wrap=True, overflow="ellipsis"))
         grid.add_row(head)
-        grid.add_row(Text(f"  {_standing(job)}", no_wrap=True, overflow="ellipsis"))
+        grid.add_row(Text(f"  {show_controls(_standing(job))}", no_wrap=True, overflow="ellipsis"))
     if len(running) > MAX_BARS:
         grid.add_row(Text(f"and {len(running) - MAX_BARS} more run", style="dim"))
     for job in waiting[:MAX_WAITING]:
-        grid.add_row(Text(f"waits: {lines.title(job)}", style="dim", no_wrap=True, overflow="ellipsis"))
+        grid.add_row(Text(f"waits: {show_controls(lines.title(job))}", style="dim", no_wrap=True, overflow="ellipsis"))
     if len(waiting) > MAX_WAITING:
         grid.add_row(Text(f"and {len(waiting) - MAX_WAITING} more wait", style="dim"))
     return grid

@@ -120,6 +120,7 @@ def _carry_out(arguments: Sequence[str] | None) -> int:
     from ktuned.cli.spawn import DaemonNotStarted
     from ktuned_client import DaemonError, DaemonUnavailable
     from ktuned_client.answers import DaemonSilent
+    from ktuned_client.wire import NumberTooLarge
 
     for word in sys.argv[1:] if arguments is None else arguments:
         if not word.isascii() and word != word.encode(errors="replace").decode():
@@ -140,6 +141,9 @@ def _carry_out(arguments: Sequence[str] | None) -> int:
     except UnicodeEncodeError as error:
         # A path that a relative one stands for: the protocol has UTF-8 alone.
         return _not_utf8(error.object)
+    except NumberTooLarge as error:
+        output.complain(str(error), "give a smaller one")
+        return Exit.USAGE
     except DaemonSilent as error:
         output.complain(error.message, f"{error.hint}; {_how_to_end_it()}")
         return Exit.NO_DAEMON

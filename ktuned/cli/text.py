@@ -7,12 +7,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ktuned.model import ENERGY, LATENCY, Objective, unit_of
+from ktuned.model import ENERGY, LATENCY, Objective, show_controls, unit_of
 
 ABSENT = "–"
 """Text of an empty cell."""
 
-_ESCAPE_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|.)?")
+_COLOURS_AND_LINKS = re.compile(r"\x1b\[[0-9;:]*m|\x1b\[K|\x1b\]8;[^\x07\x1b]*(?:\x07|\x1b\\)")
 _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 
@@ -129,9 +129,11 @@ def flat(values: Mapping[str, Any] | None) -> str:
 
 
 def clean(message: str) -> str:
-    """Return another program's message without terminal sequences; line ends stay."""
-    without_escapes = _ESCAPE_SEQUENCE.sub("", message).replace("\t", "    ")
-    return "".join(letter for letter in without_escapes if letter == "\n" or letter.isprintable())
+    """Return another program's message without the colours and links of compilers, and with all else that steers a
+    terminal as escapes; line ends stay.
+    """
+    plain = _COLOURS_AND_LINKS.sub("", message).replace("\r\n", "\n").replace("\t", "    ")
+    return "".join(" " if letter != "\n" and letter.isspace() else letter for letter in show_controls(plain))
 
 
 def first_line(message: str | None, limit: int = 200) -> str:

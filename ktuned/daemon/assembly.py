@@ -30,6 +30,7 @@ from ktuned.catalog import (
 from ktuned.daemon.artifact_cleanup import ArtifactCleanup
 from ktuned.daemon.config import Settings
 from ktuned.daemon.event_router import EventRouter, routes
+from ktuned.daemon.last_end import END_NAME
 from ktuned.daemon.lifetime import Lifetime
 from ktuned.daemon.notices import Notices
 from ktuned.daemon.reload import CurrentSettings, Reload, watched_roots
@@ -171,12 +172,14 @@ def assemble(
     *,
     watchdog_s: float = 0.0,
     idle_exit_s: float = 0.0,
+    last_end: str = "",
     replacements: Replacements | None = None,
 ) -> Parts:
     """Build a daemon's parts over a store; nothing runs yet.
 
     ``watchdog_s`` is how often the service manager expects a sign of life (0 for never), ``idle_exit_s`` after how much
-    inactivity the daemon ends where the settings leave that open.
+    inactivity the daemon ends where the settings leave that open; ``last_end`` is how the one before ended, if not in
+    order.
     """
     replaced = replacements or Replacements()
     current = CurrentSettings(settings, idle_exit_s)
@@ -199,6 +202,7 @@ def assemble(
         adopts=replaced.adopts,
         trust=trust,
         kept=kept,
+        last_end=settings.state / END_NAME,
         start_process=replaced.start_process,
     )
     bridge = Bridge(
@@ -419,6 +423,7 @@ def assemble(
         stop=stopping.set,
     )
     notices = Notices(
+        last_end=last_end,
         adoptions=adoptions,
         bridge=bridge,
         cluster=cluster,

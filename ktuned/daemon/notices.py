@@ -24,6 +24,7 @@ class Notices:
         cluster: Cluster,
         current: CurrentSettings,
         fleet: Fleet,
+        last_end: str,
         jobs: Jobs,
         machine: Machine,
         renewal: Renewal,
@@ -38,6 +39,7 @@ class Notices:
         self._cluster = cluster
         self._current = current
         self._fleet = fleet
+        self._last_end = last_end
         self._jobs = jobs
         self._machine = machine
         self._renewal = renewal
@@ -53,6 +55,7 @@ class Notices:
 
     def _lines(self) -> Iterator[str]:
         store = self._store
+        yield self._last_end
         yield from (store.notice, store.lost, store.damaged)
         yield self._watcher.notice
         yield self._renewal.notice

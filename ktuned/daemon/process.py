@@ -19,6 +19,7 @@ import structlog
 from ktuned.daemon import state_directory
 from ktuned.daemon.assembly import Parts, Replacements, assemble
 from ktuned.daemon.config import Settings
+from ktuned.daemon.last_end import recorded_end
 from ktuned.daemon.lifetime import AUTO_IDLE_EXIT_S
 from ktuned.daemon.reload import watched_roots
 from ktuned.daemon.systemd import Handover, Notifier
@@ -71,6 +72,7 @@ async def serve(
     with (
         Notifier(handover.notify_path) as notifier,
         state_directory.held(settings.state, settings.cache),
+        recorded_end(settings.state) as last_end,
         socket_of as listening,
     ):
         settings = msgspec.structs.replace(settings, socket=listening.getsockname())
@@ -83,6 +85,7 @@ async def serve(
                 notifier,
                 watchdog_s=handover.watchdog_s,
                 idle_exit_s=idle_exit_s,
+                last_end=last_end,
                 replacements=replacements,
             )
             # A full collection would scan all modules and the store's indexes for 20 to 60 ms, and every lookup waits.

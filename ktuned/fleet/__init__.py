@@ -30,6 +30,7 @@ from ktuned.fleet.quiet import ALL_CORES, COURTESY_S, QuietGate
 from ktuned.fleet.remote_executor import RemoteExecutor
 from ktuned.fleet.spares import BENCH_MODULES
 from ktuned.fleet.usage import CpuUse, Usage
+from ktuned.fleet.warden import RUNS
 
 __all__ = [
     "ALL_CORES",
@@ -39,6 +40,7 @@ __all__ = [
     "KILLS_EXCUSED",
     "LIBRARY",
     "NO_JOB",
+    "RUNS",
     "Applications",
     "Bench",
     "Bridge",

@@ -62,6 +62,13 @@ class FleetLimits(msgspec.Struct, frozen=True):
     max_idle: int = 8
     """Idle workers of one role, environment and device; a job's compile workers come back all at once."""
 
+    max_idle_together: int = 32
+    """Idle workers of all projects together, besides those that the compile slots need: each project has an environment
+    of its own, and a person may have a hundred of them."""
+
+    idle_share: float = 0.125
+    """Share of the machine's memory that idle workers may hold together."""
+
     max_requests: int = 500
     """Requests after which a worker is replaced."""
 
@@ -113,6 +120,8 @@ class Fleet:
         self._memory_limits: dict[Role, int] = {}
         self._limit_memory(*(memory_limits or memory.default_limits(compilers_for(compile_slots))))
         self._renewed: dict[Environment, float] = {}
+        # No less than what they hold: it is counted again where it seems to be too much.
+        self._idle_bytes = 0
         self._busy = anyio.Event()
         self._tasks: anyio.abc.TaskGroup
         self._closing = False
@@ -254,7 +263,13 @@ class Fleet:
         if not worker.is_alive or self._closing or is_one_too_many or self.is_worn(worker):
             worker.kill()
             return
+        self._idle_bytes += worker.memory_bytes
         self._idle.put(worker)
+        most = self._limits.max_idle_together + self.compile_slots.most_inside + 1
+        most_bytes = int(self._limits.idle_share * memory.total_bytes())
+        if len(self._idle) > most or self._idle_bytes > most_bytes:
+            self._end(self._idle.take_excess(most, most_bytes))
+            self._idle_bytes = sum(one.memory_bytes for one in self._idle if not one.environment.node)
         if worker.code is not None:
             self._end(self._idle.take_surplus(worker.device, KEPT_LOADED))
 

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Final
 
@@ -23,11 +24,15 @@ _REAP_S: Final = 5.0
 
 
 class Guard:
-    """The warden: kills whatever bears ``mark`` (``NAME=value``) and removes ``scratch`` when this process is gone."""
+    """The warden: kills whatever bears ``mark`` (``NAME=value``) and removes ``scratch`` when this process is gone.
 
-    def __init__(self, mark: str, scratch: Path) -> None:
+    If that was not in order, a line about how it ended goes into the file ``last_end``.
+    """
+
+    def __init__(self, mark: str, scratch: Path, last_end: Path | None = None) -> None:
         self._mark = mark
         self._scratch = scratch
+        self._last_end = last_end
         self._process: subprocess.Popen[bytes]
 
     @property
@@ -64,12 +69,17 @@ class Guard:
 
     def _start(self) -> subprocess.Popen[bytes]:
         try:
-            return subprocess.Popen(
-                [sys.executable, "-I", "-S", warden.__file__, self._mark, str(self._scratch)],
-                stdin=subprocess.PIPE,
-                stdout=subprocess.DEVNULL,
-                stderr=subprocess.DEVNULL,
-            )
+            with ExitStack() as ours:
+                # Opened here: the daemon may be gone when the warden begins.
+                descriptors = [] if self._last_end is None else _open_own_status(ours)
+                account = [] if self._last_end is None else [*map(str, (*descriptors, os.getpid(), self._last_end))]
+                return subprocess.Popen(
+                    [sys.executable, "-I", "-S", warden.__file__, self._mark, str(self._scratch), *account],
+                    pass_fds=descriptors,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.DEVNULL,
+                    stderr=subprocess.DEVNULL,
+                )
         except OSError as error:
             raise WorkerError(
                 f"cannot start any process: {error.strerror}", hint="raise its limits of open files and processes"
@@ -77,4 +87,15 @@ class Guard:
 
     def _let_go(self) -> None:
         assert self._process.stdin is not None
-        self._process.stdin.close()
+        with suppress(OSError):
+            self._process.stdin.write(warden.ORDERLY)
+        with suppress(OSError):
+            self._process.stdin.close()
+
+
+def _open_own_status(ours: ExitStack) -> list[int]:
+    """Return descriptors by which another process learns how this one ends; they are closed here with ``ours``."""
+    opened = os.pidfd_open(os.getpid()), os.open("/proc/self/stat", os.O_RDONLY | os.O_CLOEXEC)
+    for descriptor in opened:
+        ours.callback(os.close, descriptor)
+    return list(opened)

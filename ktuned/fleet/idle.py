@@ -32,6 +32,10 @@ class IdleWorkers:
 
     def __init__(self) -> None:
         self._waiting: defaultdict[_Kind, dict[_State, list[tuple[float, Worker]]]] = defaultdict(dict)
+        self._count = 0
+
+    def __len__(self) -> int:
+        return self._count
 
     def __iter__(self) -> Iterator[Worker]:
         return (worker for states in self._waiting.values() for waiting in states.values() for _, worker in waiting)
@@ -40,6 +44,7 @@ class IdleWorkers:
         """Keep a worker from now on."""
         states = self._waiting[worker.role, worker.environment]
         states.setdefault((worker.device, worker.code), []).append((monotonic(), worker))
+        self._count += 1
 
     def take(
         self, role: Role, environment: Environment, device: str = "", code: KernelCode | None = None
@@ -50,6 +55,7 @@ class IdleWorkers:
             waiting = states.get(wanted, [])
             while waiting:
                 _, worker = waiting.pop()
+                self._count -= 1
                 if not waiting:
                     # Each edit of a kernel file makes a state: none is left behind.
                     del states[wanted]
@@ -86,6 +92,24 @@ class IdleWorkers:
         surplus = loaded[: max(0, len(loaded) - kept)]
         return self._take_out(lambda _, worker: worker in surplus)
 
+    def take_excess(self, most: int, most_bytes: int) -> list[Worker]:
+        """Take out the longest idle, of whatever role and environment, until no more than so many are left, and those
+        of this machine hold no more than so much memory together; the newest one stays.
+        """
+        entries = sorted(
+            (entry for states in self._waiting.values() for waiting in states.values() for entry in waiting),
+            key=lambda entry: entry[0],
+        )
+        left, held = len(entries), sum(worker.memory_bytes for _, worker in entries if not worker.environment.node)
+        excess: set[int] = set()
+        for _, worker in entries[:-1]:
+            if left <= most and held <= most_bytes:
+                break
+            excess.add(id(worker))
+            left -= 1
+            held -= 0 if worker.environment.node else worker.memory_bytes
+        return self._take_out(lambda _, worker: id(worker) in excess)
+
     def take_expired(self, limit_s: Callable[[Role], float]) -> list[Worker]:
         """Take out those that have idled for longer than their role's limit."""
         now = monotonic()
@@ -113,10 +137,12 @@ class IdleWorkers:
         return sum(worker.is_alive for _, worker in self._waiting[role, environment].get((device, None), ()))
 
     def _take_out(self, is_taken: Callable[[float, Worker], bool]) -> list[Worker]:
-        taken = []
+        taken: list[Worker] = []
         for states in self._waiting.values():
             for state, waiting in list(states.items()):
+                before = len(taken)
                 taken += [worker for since, worker in waiting if is_taken(since, worker)]
+                self._count -= len(taken) - before
                 waiting[:] = [(since, worker) for since, worker in waiting if not is_taken(since, worker)]
                 if not waiting:
                     del states[state]

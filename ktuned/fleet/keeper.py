@@ -253,6 +253,7 @@ def _went_through(request: requests.Request[Any, Any], items: int, reply: Any) -
     if not isinstance(request, requests.Trial) or not isinstance(reply, replies.Measurement):
         return False
     is_well = reply.outcome not in (None, Outcome.LAUNCH_ERROR) and not reply.is_guilty and not reply.is_unsound
+    is_well = is_well and not reply.leftover
     return is_well and items == len(request.units) - 1
 
 

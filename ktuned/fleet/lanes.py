@@ -20,7 +20,7 @@ from ktuned.fleet.health import Health
 from ktuned.fleet.pace import Pace
 from ktuned.fleet.priority_semaphore import Turns
 from ktuned.fleet.quiet import COURTESY_S, QuietGate
-from ktuned.ipc import requests
+from ktuned.ipc import replies, requests
 from ktuned.model import Device, Observation, Role, WorkerError
 
 _log = structlog.get_logger()
@@ -37,6 +37,9 @@ each holds memory."""
 
 CROWDED = "device_crowded"
 """Code of a worker's error: an application's memory leaves too little for a problem."""
+
+OUTDATED = "outdated_worker"
+"""Code of a worker's error: a file that it has mapped has changed on the disk."""
 
 _NO_MEMORY = "out of memory"
 """Words of CUDA's and torch's errors."""
@@ -124,6 +127,8 @@ class Lane:
         self._is_suspect = False
         self.is_doubtful = False
         self._is_used = False
+        self._is_spent = False
+        self._deadlines: Mapping[str, float] = {}
 
     @property
     def state(self) -> str:
@@ -207,14 +212,15 @@ class Lane:
         """
         if self._worker is not None and self._worker.is_alive and self._bench is not None:
             if self._bench.environment == bench.environment and self._bench.identity == bench.identity:
-                if not self._fleet.is_worn(self._worker):
+                if not (self._is_spent or self._fleet.is_worn(self._worker)):
                     return
                 self._let_go()
             elif self._bench.environment != bench.environment or self._bench.code != bench.code:
                 self.rest()
-            elif self.is_doubtful or self._fleet.is_worn(self._worker):
+            elif self.is_doubtful or self._is_spent or self._fleet.is_worn(self._worker):
                 # Another problem's reference must not run where the last config of one may have done damage.
                 self._let_go()
+        self._deadlines = deadlines
         try:
             try:
                 await self._open_in_worker(bench, deadlines)
@@ -377,13 +383,29 @@ class Lane:
     ) -> tuple[R, Output]:
         """Have the opened worker measure something; the caller holds the lane.
 
+        A worker that has mapped a file which has changed since is replaced first. One in which the last config has left
+        something is replaced at the next :meth:`open`.
+
         Raises:
             WorkerDied, DeadlineExpired: the worker is gone; the next :meth:`open` takes the spare.
         """
         assert self._worker is not None
         began = monotonic()
         try:
-            return await self._worker.exchange(request, deadlines, on_item=on_item)
+            try:
+                reply, output = await self._worker.exchange(request, deadlines, on_item=on_item)
+            except RequestFailed as error:
+                if error.code != OUTDATED or self._bench is None:
+                    raise
+                _log.info("lane_worker_outdated", device=self.device.name, reason=error.message)
+                bench = self._bench
+                self._let_go()
+                await self.open_now(bench, self._deadlines)
+                reply, output = await self._worker.exchange(request, deadlines, on_item=on_item)
+            if isinstance(reply, replies.Measurement) and reply.leftover:
+                _log.debug("lane_worker_spent", device=self.device.name, reason=reply.leftover)
+                self._is_spent = True
+            return reply, output
         except BaseException:
             self.drop()
             raise
@@ -412,11 +434,11 @@ class Lane:
             self._worker.kill()
         self._worker = None
         self._bench = None
-        self.is_doubtful = False
+        self.is_doubtful = self._is_spent = False
 
     def rest(self) -> None:
         """Give the worker back when there is nothing to measure, so that it can be let go."""
-        if self.is_doubtful:
+        if self.is_doubtful or self._is_spent:
             self._let_go()
         if self._worker is not None and self._bench is not None:
             self._fleet.release(self._worker)

@@ -64,6 +64,7 @@ class LocalExecutor(Executor):
         trust: Trust | None = None,
         kept: Collection[int] = (),
         private: Path | None = None,
+        last_end: Path | None = None,
         warden_s: float = WARDEN_S,
         start_process: StartProcess = subprocess.Popen,
     ) -> None:
@@ -80,7 +81,7 @@ class LocalExecutor(Executor):
         self._kept = kept
         self.mark = f"{DAEMON_MARK}={self._id}"
         """The mark in the environment of each process that must not outlive this one."""
-        self._guard = Guard(self.mark, private or self.scratch)
+        self._guard = Guard(self.mark, private or self.scratch, last_end)
         self._workers: dict[int, WorkerProcess] = {}
         self._ending = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup

@@ -7,8 +7,12 @@ loads an artifact without a daemon.
 from __future__ import annotations
 
 import dataclasses
+import errno
 import hashlib
+import io
 import json
+import os
+import stat
 from collections.abc import Iterable, Mapping
 from dataclasses import field
 from pathlib import Path
@@ -65,13 +69,25 @@ _READ_BYTES = 1 << 18
 
 
 def file_digest(path: Path) -> str:
-    """Return the SHA-256 of a file's bytes, in hex."""
+    """Return the SHA-256 of a file's bytes, in hex.
+
+    Raises:
+        OSError: it cannot be read, or is a pipe or a device, which would be waited at.
+    """
     digest = hashlib.sha256()
     # Without a buffer, and the large one of hashlib.file_digest: most files are small, and a lane waits for them.
-    with path.open("rb", buffering=0) as stream:
+    with _open_regular(path) as stream:
         while some := stream.read(_READ_BYTES):
             digest.update(some)
     return digest.hexdigest()
+
+
+def _open_regular(path: Path) -> io.FileIO:
+    stream = io.FileIO(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC))
+    if not stat.S_ISREG(os.fstat(stream.fileno()).st_mode):
+        stream.close()
+        raise OSError(errno.EINVAL, "it is no regular file")
+    return stream
 
 
 def write(
@@ -106,7 +122,8 @@ def read(directory: Path) -> Manifest:
         DamagedArtifact: there is none, or it cannot be understood.
     """
     try:
-        data = json.loads((directory / MANIFEST_NAME).read_text())
+        with _open_regular(directory / MANIFEST_NAME) as stream:
+            data = json.loads(stream.read())
         if data["version"] != MANIFEST_VERSION:
             raise DamagedArtifact(f"{directory.name}: manifest version {data['version']} is not {MANIFEST_VERSION}")
         decisive = tuple(name for name in data.get("decisive", ()) if name in data["files"])

@@ -250,7 +250,9 @@ class Measurement(Record):
     phase. One that differs
     from the default's outputs, and has no other fault, is timed, too: it would have the outcome ``undisputed`` if the
     default were not to be trusted. A config that wrote outside its tensors ``is_guilty``; the worker ``is_unsound`` if
-    more than its guards may have been hit.
+    more than its guards may have been hit. ``leftover`` says what of the config stays in the worker, or which of its
+    files has changed on the disk: the next one needs a fresh worker. ``compared`` counts the launches, of those that
+    were timed or made like them, whose outputs were compared.
     """
 
     outcome: Outcome | None
@@ -281,6 +283,8 @@ class Measurement(Record):
     cores: int | None = None
     seconds: float | None = None
     phase_s: Mapping[str, float] | None = None
+    leftover: str = ""
+    compared: int | None = None
 
 
 @record

@@ -85,6 +85,7 @@ from ktuned.model.values import (
     is_among,
     median,
 )
+from ktuned.model.visible_text import show_controls, show_controls_in_json, show_controls_in_place
 
 __all__ = [
     "BANDWIDTH_METRIC",
@@ -189,6 +190,9 @@ __all__ = [
     "rule_fault",
     "sentence",
     "shares",
+    "show_controls",
+    "show_controls_in_json",
+    "show_controls_in_place",
     "since",
     "stand_ins",
     "suggested",

@@ -12,7 +12,7 @@ from ktuned.model.objective import LATENCY, Objective, figure_of
 from ktuned.model.record import Record, record
 from ktuned.model.values import Config, Outcome, Problem
 
-MEASURING_VERSION = 2
+MEASURING_VERSION = 3
 """Raised whenever the way of measuring changes, so that latencies of two ways are never compared."""
 
 

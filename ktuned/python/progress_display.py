@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from ktuned.cli import Event, News, Presenter, View, choose_presenter, standing
+from ktuned.model import show_controls
 from ktuned.python.origin import notebook_shell
 
 REDRAW_S = 0.25
@@ -50,7 +51,9 @@ class NotebookDisplay(Silent):
         if self._handle is not None and monotonic() - self._drawn_at < self._redraw_s:
             return
         self._drawn_at = monotonic()
-        drawn = _Standing(tuple((job.done, job.total) for job in view.active), tuple(standing(view)))
+        drawn = _Standing(
+            tuple((job.done, job.total) for job in view.active), tuple(map(show_controls, standing(view)))
+        )
         if self._handle is None:
             from IPython.display import display
 

@@ -13,9 +13,11 @@ import zlib
 from functools import cache
 from importlib.resources import files
 from string import Template
+from typing import Any
 
 import msgspec
 
+from ktuned.model import show_controls
 from ktuned.report.document import Document
 
 LIBRARY = "echarts.min.js"
@@ -58,8 +60,21 @@ def fragment(document: Document, height: int = FRAME_HEIGHT) -> str:
 
 
 def as_json(document: Document) -> str:
-    """Return a document as JSON that can stand within a script element: it holds no ``<``."""
-    return msgspec.json.encode(document).decode().replace("<", "\\u003c")
+    """Return a document as JSON that can stand within a script element: it holds no ``<``. Its strings show controls
+    and marks of direction as escapes, since a page would obey the latter.
+    """
+    shown = _show_controls_within(msgspec.to_builtins(document))
+    return msgspec.json.encode(shown).decode().replace("<", "\\u003c")
+
+
+def _show_controls_within(value: Any) -> Any:
+    if isinstance(value, str):
+        return show_controls(value)
+    if isinstance(value, dict):
+        return {_show_controls_within(key): _show_controls_within(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_show_controls_within(item) for item in value]
+    return value
 
 
 @cache

@@ -89,6 +89,8 @@ class Intake:
         """
         found = await self.add_path(path, python, measures=not wish.compile_only)
         kernels = [kernel for kernel in found.kernels if name in (None, kernel.kernel, kernel.name)]
+        # What a file no longer declares because of its error cannot be tuned before that is mended.
+        kernels = [kernel for kernel in kernels if not self._catalog.fault(kernel)]
         if not kernels and not found.errors:
             raise NotFound(
                 f"{path} declares no kernel {name!r} when it is imported",
@@ -180,7 +182,9 @@ class Intake:
         kernel = self._catalog.resolve(name, directory)
         changes = await self._inspect_if_changed(kernel)
         try:
-            jobs = await self._requests.tune(self._catalog.resolve(kernel.name), wish)
+            kernel = self._catalog.resolve(kernel.name)
+            # What the file no longer declares because of its error cannot be tuned before that is mended.
+            jobs = [] if self._catalog.fault(kernel) else await self._requests.tune(kernel, wish)
         finally:
             # After the wish, as with a path.
             await self._renewal.renew(changes, saved=True)
@@ -189,7 +193,9 @@ class Intake:
     async def _inspect_if_changed(self, kernel: KernelInfo) -> Changes:
         """Inspect a kernel's file if a file that it depends on no longer holds what was inspected."""
         root = self._catalog.root_of(kernel.file)
-        if root is None or not await anyio.to_thread.run_sync(_differs, kernel.stamps):
+        # With an error in its file a kernel is as it was before: a mended file holds what its stamps say.
+        is_known = not self._catalog.fault(kernel)
+        if root is None or (is_known and not await anyio.to_thread.run_sync(_differs, kernel.stamps)):
             return Changes()
         is_there = os.path.isfile(kernel.file)
         present, gone = ([kernel.file], []) if is_there else ([], [kernel.file])

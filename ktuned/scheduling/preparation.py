@@ -13,7 +13,7 @@ from ktuned.catalog import Admission, Catalog, Traces, check_problem, environmen
 from ktuned.devices import Machine
 from ktuned.fleet import Environment, Fleet
 from ktuned.ipc import Trust
-from ktuned.model import PRESETS, Job, KernelInfo, NotFound, Problem, Unsupported, Winner, unmeasurable
+from ktuned.model import PRESETS, Job, KernelFileError, KernelInfo, NotFound, Problem, Unsupported, Winner, unmeasurable
 from ktuned.tuning import Compiler, Team, Work, merged
 
 
@@ -70,6 +70,8 @@ class Preparation:
             KtunedError: it cannot be worked on: its kernel is gone, is another one now, or may not be run.
         """
         kernel = self._catalog.resolve(job.kernel)
+        if fault := self._catalog.fault(kernel):
+            raise KernelFileError(fault)
         check_problem(kernel, job.problem)
         self._trust.check_file(kernel.file)
         root = self._catalog.root_of(kernel.file)

@@ -128,6 +128,10 @@ class Renewal:
             environment = self._catalog.environment(self._catalog.resolve(name))
             await self._jobs.restart(name, ELSEWHERE, partial(_is_elsewhere, environment))
             self._jobs.inspected(name)
+        for kernel in self._catalog.kernels if changes.errors else ():
+            if self._catalog.fault(kernel):
+                # A job that waits for the file to be inspected ends with the error, when its turn comes.
+                self._jobs.inspected(kernel.name)
         if not changes:
             return
         self._publish(

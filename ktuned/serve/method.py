@@ -12,6 +12,9 @@ from ktuned.serve.connection import Connection
 
 P = TypeVar("P")
 
+_LEAST, _MOST = -(2**63), 2**63 - 1
+"""Ends of the integers that the store holds."""
+
 
 class Method(msgspec.Struct, Generic[P], frozen=True):
     """One method: the type of its params, and what is called with them and the connection that they came by.
@@ -26,8 +29,13 @@ class Method(msgspec.Struct, Generic[P], frozen=True):
         """Return the params that a request holds; fields that the method does not have are passed over.
 
         Raises:
-            UsageError: a field is missing or of a wrong type.
+            UsageError: a field is missing or of a wrong type, or holds what no file or row can be named by.
         """
+        for name, value in params.items():
+            if isinstance(value, int) and not _LEAST <= value <= _MOST:
+                raise UsageError(f"{name} is {value}, which does not fit 64 bits")
+            if isinstance(value, str) and "\0" in value:
+                raise UsageError(f"{name} holds a NUL: {value!r}", hint="no file and no kernel has such a name")
         try:
             return msgspec.convert(params, self.params)
         except msgspec.ValidationError as error:

@@ -13,7 +13,16 @@ from ktuned.spec.include_trace import IncludeSearch
 from ktuned.spec.loader import forget_modules, kernel_module, load_file, load_unless_held
 from ktuned.spec.observer import OBSERVER, FreshProcessNeeded
 from ktuned.spec.origin import installed_in, is_ours
-from ktuned.spec.poisons import as_bits, is_distinct, is_same, poison, poison_bits, unwritten
+from ktuned.spec.poisons import (
+    as_bits,
+    is_distinct,
+    is_same,
+    other_poison_bits,
+    poison,
+    poison_bits,
+    signed_poisons,
+    unwritten,
+)
 from ktuned.spec.python_syntax import Syntax, free_names
 from ktuned.spec.raised import causes, place
 from ktuned.spec.spaces import space
@@ -58,10 +67,12 @@ __all__ = [
     "materialise",
     "materialise_numpy",
     "opacity",
+    "other_poison_bits",
     "owners",
     "place",
     "poison",
     "poison_bits",
+    "signed_poisons",
     "space",
     "tensor",
     "unwritten",

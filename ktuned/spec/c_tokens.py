@@ -194,6 +194,9 @@ def follow(sources: Iterable[Path], include_dirs: Sequence[Path] = ()) -> Follow
                 if candidate in contents or routes[real] >= MAX_ROUTES:
                     break
                 try:
+                    if candidate.exists() and not candidate.is_file():
+                        # A pipe would be waited at.
+                        raise OSError(f"{candidate} is no regular file")
                     contents[candidate] = candidate.read_bytes()
                 except OSError:
                     absent.add(candidate)

@@ -88,8 +88,8 @@ def kernel(
     problems: Problem | Sequence[Problem | Weighted] | Callable[[], Iterable[Problem | Weighted]] = (),
     reference: Callable[..., Mapping[str, Any]] | Literal["default"] | None = None,
     check: Callable[[Any, Any], object] | None = UNSET,
-    rtol: float = DEFAULT_RTOL,
-    atol: float = DEFAULT_ATOL,
+    rtol: float = UNSET,
+    atol: float = UNSET,
     max_mismatched_ratio: float = 0.0,
     default: Config | None = None,
     specialize: str | Sequence[str] | None = None,
@@ -126,6 +126,8 @@ def kernel(
     ``seconds``; ``deadlines`` are seconds by phase (:data:`~ktuned.spec.declaration_faults.DEADLINES`).
     ``depends`` names files by patterns relative to the kernel file, for what cannot be observed: data that native code
     or a child process reads.
+    ``rtol`` and ``atol`` are the tolerances of outputs, 1e-4 by default; outputs of integers and bools are exact unless
+    the file gives one of them.
     ``timing`` is how a GPU kernel is timed: ``events`` with cold caches, or ``graph`` replay for kernels of a few µs.
     ``cores``, a number or ``(p, c) -> number``, is how many cores a CPU config uses, where its first launch does not
     show it.
@@ -171,8 +173,9 @@ def kernel(
             problems=problems if callable(problems) else _as_tuple(problems),
             reference=reference,
             check=None if check is UNSET else check,
-            rtol=rtol,
-            atol=atol,
+            rtol=DEFAULT_RTOL if rtol is UNSET else rtol,
+            atol=DEFAULT_ATOL if atol is UNSET else atol,
+            has_exact_integers=rtol is UNSET and atol is UNSET,
             max_mismatched_ratio=max_mismatched_ratio,
             default=default,
             specialize=None if specialize is None else _as_tuple(specialize),

@@ -60,7 +60,8 @@ class Kernel:
     checked. ``setup`` names the tensors to restore before each run, or is called with the inputs. ``cores`` is how
     many a config uses on a CPU. ``metrics`` are further figures by their names, ``flops`` and ``bytes`` the work of a
     launch. ``given`` names the budgets that the file sets itself. ``depends`` are patterns of files that are read
-    where it cannot be observed. A kernel that ``is_data`` comes of a file that runs nothing of the user's.
+    where it cannot be observed. ``has_exact_integers`` is false if the file gives a tolerance, which is theirs then. A
+    kernel that ``is_data`` comes of a file that runs nothing of the user's.
     """
 
     name: str
@@ -91,6 +92,7 @@ class Kernel:
     depends: tuple[str, ...] = ()
     bucket: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None
     best_for: str = "each"
+    has_exact_integers: bool = True
     is_data: bool = False
 
     def __call__(self, p: Any, c: Any) -> Build:

@@ -111,6 +111,8 @@ def _reach(kernel: Kernel, function: Reach, measured: Reach, plan: Reach) -> Non
         measured.add(name, getattr(kernel, name))
     if kernel.expects_default_outputs:
         measured.add("default outputs", kernel.space if kernel.default is None else kernel.default)
+    if not kernel.has_exact_integers:
+        measured.add("tolerates integers", True)
     if kernel.cores is not None:
         # Not where it is left out: digests of the many kernels without it are as they were before there was one.
         measured.add("cores", kernel.cores)

@@ -2,7 +2,8 @@
 
 Floating and complex outputs hold a NaN with a payload that no arithmetic makes, integers an odd number near the end of
 their range. Types too narrow for either hold a value that a kernel may well write; of those only an output that holds
-nothing else counts as unwritten.
+nothing else counts as unwritten, and their timed launches begin with two patterns in turn: what is not written differs
+from one launch to the next.
 """
 
 from __future__ import annotations
@@ -38,6 +39,9 @@ _ORDINARY: dict[str, int] = {
 }
 """The only NaN, the largest value, ``True``."""
 
+_OTHER: dict[str, int] = {"float8_e4m3fnuz": 0x7F, "float8_e5m2fnuz": 0x7F, "int8": 0x80, "uint8": 0x00, "bool": 0x00}
+"""The largest value, the smallest, ``False``."""
+
 _PARTS = {"complex128": "float64", "complex64": "float32"}
 
 
@@ -45,6 +49,12 @@ def poison_bits(dtype: str) -> tuple[int, int]:
     """Return the width of a real dtype in bits, and its poison as an unsigned number."""
     digits = re.search(r"\d+", dtype)
     return int(digits[0]) if digits else 8, _DISTINCT.get(dtype, _ORDINARY.get(dtype, 0))
+
+
+def other_poison_bits(dtype: str) -> int:
+    """Return what every other launch begins with: of a type without a distinct poison another value than that."""
+    pattern = poison_bits(_PARTS.get(dtype, dtype))[1]
+    return _OTHER.get(dtype, pattern)
 
 
 def is_distinct(dtype: str) -> bool:
@@ -88,9 +98,18 @@ def as_bits(tensor: torch.Tensor) -> torch.Tensor:
     return plain.view(signed)
 
 
+def signed_poisons(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return a tensor's poison and that of every other launch, as numbers of the type of :func:`as_bits`."""
+    name = str(tensor.dtype).removeprefix("torch.")
+    width, pattern = poison_bits(_PARTS.get(name, name))
+    return _signed(pattern, width), _signed(other_poison_bits(name), width)
+
+
+def _signed(pattern: int, width: int) -> int:
+    return pattern - (1 << width if pattern >> (width - 1) else 0)
+
+
 def _bits(tensor: Any) -> tuple[torch.Tensor, int, bool]:
     name = str(tensor.dtype).removeprefix("torch.")
     width, pattern = poison_bits(_PARTS.get(name, name))
-    # As a number of the signed type that the bits are viewed as.
-    signed = pattern - (1 << width if pattern >> (width - 1) else 0)
-    return as_bits(tensor), signed, is_distinct(_PARTS.get(name, name))
+    return as_bits(tensor), _signed(pattern, width), is_distinct(_PARTS.get(name, name))

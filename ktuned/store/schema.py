@@ -162,6 +162,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         ) WITHOUT ROWID""",
     ),
     ("ALTER TABLE admissions ADD COLUMN read TEXT NOT NULL DEFAULT '{}'",),
+    # A note that was written without the figure that it compares with may be stale, and cannot be written again.
+    ("ALTER TABLE winners ADD COLUMN before REAL", "UPDATE winners SET note = ''"),
     (
         """CREATE TABLE launches (
             kernel TEXT NOT NULL, problem TEXT NOT NULL, device TEXT NOT NULL,

@@ -205,7 +205,7 @@ def _record(connection: sqlite3.Connection, trial_id: int, result: TrialResult, 
         UsageError: it is ``measured`` without a latency.
     """
     is_measured = result.outcome is Outcome.MEASURED
-    if is_measured and (result.latency_us is None or not math.isfinite(result.latency_us)):
+    if is_measured and (result.latency_us is None or not 0 < result.latency_us < math.inf):
         raise UsageError(f"trial {trial_id} cannot be measured with a latency of {result.latency_us}")
     if result.outcome in RETRIED_BY_NEXT_JOB:
         row = connection.execute("SELECT outcome FROM trials WHERE id = ?", (trial_id,)).fetchone()
@@ -287,26 +287,33 @@ def _elect(
     return _make_winner(connection, row[0], objective, now, note=note) if row else None
 
 
-def _note(connection: sqlite3.Connection, trial_id: int, objective: Objective) -> str:
-    """Return why a new winner is worse than the one that it replaces, if it is: something else has changed."""
+def _note(connection: sqlite3.Connection, trial_id: int, objective: Objective) -> tuple[str, float | None]:
+    """Return why a new winner is worse than that of the context before, if it is, and what that one cost.
+
+    The sentence is made again for each winner of a context: it never speaks of the one before it. What says that
+    another config failed stays only as long as the same trial wins.
+    """
     row = connection.execute(
-        f"""SELECT trials.context_id, {rows.cost(objective)}, before.context_id, {rows.cost(objective, "before")},
-            winners.note
+        f"""SELECT trials.context_id, {rows.cost(objective)}, incumbent.context_id, {rows.cost(objective, "incumbent")},
+            winners.note, winners.before, winners.trial_id
         FROM trials JOIN contexts ON contexts.id = trials.context_id
         JOIN winners ON (winners.kernel, winners.problem, winners.device, winners.objective)
             = (contexts.kernel, contexts.problem, contexts.device, ?)
-        JOIN trials AS before ON before.id = winners.trial_id WHERE trials.id = ?""",
+        JOIN trials AS incumbent ON incumbent.id = winners.trial_id WHERE trials.id = ?""",
         (objective, trial_id),
     ).fetchone()
     if row is None:
-        return ""
-    context, cost, context_before, before, note = row
-    if context == context_before:
-        return str(note)
+        return "", None
+    context, cost, incumbent_context, incumbent_cost, note, before, incumbent_trial = row
+    if context != incumbent_context:
+        before = incumbent_cost
+    elif before is None:
+        return (str(note) if incumbent_trial == trial_id else ""), None
     if before is None or cost is None or cost <= before + (NOISE - 1) * abs(before):
-        return ""
+        return "", before
     unit = " µs" if objective == LATENCY else ""
-    return f"{abs(cost):.4g}{unit}, after {abs(before):.4g}{unit} before its sources, toolchain or device changed"
+    sentence = f"{abs(cost):.4g}{unit}, after {abs(before):.4g}{unit} before its sources, toolchain or device changed"
+    return sentence, before
 
 
 def _make_winner(
@@ -318,13 +325,15 @@ def _make_winner(
     is_final: bool = False,
     note: str = "",
 ) -> Winner:
+    derived, before = _note(connection, trial_id, objective)
     connection.execute(
-        """INSERT INTO winners (kernel, problem, device, objective, trial_id, decided, final, note)
-        SELECT kernel, problem, device, ?, trials.id, ?, ?, ?
+        """INSERT INTO winners (kernel, problem, device, objective, trial_id, decided, final, note, before)
+        SELECT kernel, problem, device, ?, trials.id, ?, ?, ?, ?
         FROM trials JOIN contexts ON contexts.id = trials.context_id WHERE trials.id = ?
         ON CONFLICT (kernel, problem, device, objective) DO UPDATE SET
-            trial_id = excluded.trial_id, decided = excluded.decided, final = excluded.final, note = excluded.note""",
-        (objective, now, is_final, note or _note(connection, trial_id, objective), trial_id),
+            trial_id = excluded.trial_id, decided = excluded.decided, final = excluded.final, note = excluded.note,
+            before = excluded.before""",
+        (objective, now, is_final, note or derived, None if note else before, trial_id),
     )
     select = f"{rows.SELECT_WINNERS} WHERE trials.id = ? AND winners.objective = ?"
     return rows.winner(connection.execute(select, (trial_id, objective)).fetchone())

@@ -49,6 +49,7 @@ class _Finalist(msgspec.Struct):
     spreads: list[float] = msgspec.field(default_factory=list)
     latencies: list[float] = msgspec.field(default_factory=list)
     metrics: list[tuple[float, Mapping[str, float]]] = msgspec.field(default_factory=list)
+    compared: int = 0
     failed: TrialResult | None = None
 
     @classmethod
@@ -62,6 +63,7 @@ class _Finalist(msgspec.Struct):
 
     def take(self, measured: replies.Measurement, cost: float) -> None:
         """Take what one round found."""
+        self.compared += measured.compared or 0
         if measured.latency_us is not None and measured.spread_us is not None:
             self.latencies.append(measured.latency_us)
             self.spreads.append(measured.spread_us)
@@ -80,7 +82,7 @@ class _Finalist(msgspec.Struct):
         """Return the result of rounds that were not decided by the latency: of energies, that is as it was."""
         trial = self.trial
         costs = tuple(one[trial.id] for one in contest if trial.id in one)
-        decided = replace(self.detail, round_costs=costs)
+        decided = replace(self.detail, round_costs=costs, compared=self._all_compared)
         if work.needs_energy:
             decided = replace(decided, energy_rounds=len(contest))
         else:
@@ -108,7 +110,11 @@ class _Finalist(msgspec.Struct):
         trial, figure, reference = self.trial, found.get(self.trial.id), found.get(None)
         medians = [one[trial.id] for one in contest if trial.id in one]
         decided = replace(
-            self.detail, rounds=len(contest), round_medians_us=tuple(medians), first_latency_us=trial.latency_us
+            self.detail,
+            rounds=len(contest),
+            round_medians_us=tuple(medians),
+            first_latency_us=trial.latency_us,
+            compared=self._all_compared,
         )
         if figure is not None:
             medians.append(figure.latency_us)
@@ -128,6 +134,11 @@ class _Finalist(msgspec.Struct):
             # Fields that a newer version has stored stay.
             detail={**trial.detail, **decided.to_json()},
         )
+
+    @property
+    def _all_compared(self) -> int | None:
+        """The launches that were compared, those of the trial included."""
+        return (self.detail.compared or 0) + self.compared or None
 
     def _message(self, figure: Figure | None) -> str:
         """Return the trial's message; that of a race which the figure of this round has corrects is true no longer."""

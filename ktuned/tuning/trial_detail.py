@@ -20,10 +20,11 @@ class TrialDetail(Record):
     From its end: the ``phase`` that it failed in, ``signal``, ``after_s`` (the deadline that passed), ``story`` (its
     events) and the output of its code. From measuring: some of the ``samples`` (µs) and their ``count``, ``low_us`` and
     ``high_us`` (the median's 95 % interval), ``beaten`` (sampling ended early: it could not win), the check's errors,
-    the lane's seconds by phase (``phase_s``), the inputs that the kernel has ``overwritten`` undeclared, the ``cores``
-    that it used, the kernel file's own ``metrics`` (with its ``energy`` where that was measured, and ``energy_low`` and
-    ``energy_high``, the ends of its 95 % interval, in J; ``metrics_fault`` says why the file's failed), why contention
-    could not be judged, and the outcome that a config which differs from the default's outputs would have
+    how many launches were ``compared`` (a finalist's in all rounds), the lane's seconds by phase (``phase_s``), the
+    inputs that the kernel has ``overwritten`` undeclared, the ``cores`` that it used, the kernel file's own
+    ``metrics`` (with its ``energy`` where that was measured, and ``energy_low`` and ``energy_high``, the ends of its
+    95 % interval, in J; ``metrics_fault`` says why the file's failed), why contention could not be judged, and the
+    outcome that a config which differs from the default's outputs would have
     ``undisputed``. From compiling: the Build, the backend's ``facts``, ``content`` (a digest that equal measurements
     share). ``spans`` are its times: ``compile`` or ``lane``, the name of the slot or the device, and when it began
     there last (Unix s). ``carried_from`` is the trial that measured equal content; ``rounds`` and the figures after it
@@ -66,6 +67,7 @@ class TrialDetail(Record):
     first_latency_us: float | None = None
     reference_us: float | None = None
     reference_spread_us: float | None = None
+    compared: int | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the map that the store keeps."""
@@ -100,6 +102,7 @@ class TrialDetail(Record):
             undisputed=measured.undisputed,
             energy_low=measured.energy_low,
             energy_high=measured.energy_high,
+            compared=measured.compared,
         )
 
 

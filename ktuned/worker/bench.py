@@ -19,6 +19,7 @@ from ktuned.model import (
     LATENCY,
     Device,
     KernelFileError,
+    KtunedError,
     Objective,
     Outcome,
     Phase,
@@ -31,11 +32,12 @@ from ktuned.model import (
     figure_of,
     record,
 )
+from ktuned.spec import FreshProcessNeeded
 from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.compile import unit_of
 from ktuned.worker.contention import CpuWatch, GpuWatch
 from ktuned.worker.core_count import CountedLaunch
-from ktuned.worker.cuda_timer import EVENTS, GRAPH, CudaTimer
+from ktuned.worker.cuda_timer import EVENTS, GRAPH, GRAPH_BYTES, CudaTimer
 from ktuned.worker.default_run import DefaultRun
 from ktuned.worker.energy import EnergyMeter
 from ktuned.worker.energy_trace import CounterStopped, Energy
@@ -45,10 +47,12 @@ from ktuned.worker.inspect import load_kernel
 from ktuned.worker.measurement import contended, disputed, ends_batch, from_timing, guilty, judged, raised
 from ktuned.worker.noise import Noise
 from ktuned.worker.problem import CAPTURE_AGAIN, ProblemData
+from ktuned.worker.process_state import ProcessState
 from ktuned.worker.race import Ending
 from ktuned.worker.reply import Phases, Reply, TimedPhases
 from ktuned.worker.room import require_room, require_room_for_spare
-from ktuned.worker.timing import HostTimer
+from ktuned.worker.timed_launches import FINALIST_COMPARED, SURE_COMPARED, TimedLaunches, WrongLaunch
+from ktuned.worker.timing import RING_BYTES, HostTimer
 
 if TYPE_CHECKING:
     from ktuned.spec import Kernel as DeclaredKernel
@@ -90,6 +94,12 @@ class _Opened(Record):
         return self.meter is None
 
 
+class OutdatedWorker(KtunedError):
+    """This process has mapped a file that has another content by now: another process is to do the request."""
+
+    code = "outdated_worker"
+
+
 class Bench:
     """Opens one problem after another, and measures configs of the one that is open."""
 
@@ -97,12 +107,17 @@ class Bench:
         self._registry = registry
         self._places = places
         self._open: _Opened | None = None
-        self._bound: tuple[str, Launch] | None = None
+        self._bound: tuple[str, Launch, Kernel] | None = None
         self._trace: CodeTrace | None = None
-        self._ahead: tuple[str, Launch] | None = None
+        self._ahead: tuple[str, Launch, Kernel] | None = None
+        self._compared: dict[str, int] = {}
+        self._state = ProcessState()
 
     def open(self, request: requests.Open, reply: Reply) -> replies.Opened:
         """Make the inputs and the expected outputs of a problem on a device, unless its reference is unusable."""
+        self._state.restore()
+        if self._state.leftover or self._state.find_outdated_file():
+            raise FreshProcessNeeded
         kernel = load_kernel(request.kernel, self._places)
         reply.phase(Phase.LOAD)
         backend = self._registry.load(request.kernel.backend)
@@ -113,13 +128,6 @@ class Bench:
         captured = self._captured(request.captured) if request.captured else None
         expected = self._places.reference(request.expected)
         default = self._default_run(kernel, backend, request)
-        if default is not None and not expected.is_file():
-            try:
-                default.load()
-            except (Unsupported, DamagedArtifact) as error:
-                return replies.Opened(unusable=str(error), is_damaged=isinstance(error, DamagedArtifact))
-            except Exception as error:
-                raise kernel.site.failure("reference='default': the default config", error) from error
         timer: HostTimer | CudaTimer = HostTimer()
         if request.device.kind == "cuda" and not backend.times_on_host:
             timer = CudaTimer(request.device.name, kernel.timing)
@@ -134,6 +142,16 @@ class Bench:
             guards=Guards(is_active=request.guarded),
             run_default=default,
         )
+        # After the kernel file's own Python, which all configs have in common, and before its references.
+        self._compared.clear()
+        self._state.take_baseline((self._places.artifacts, self._places.expected))
+        if default is not None and not expected.is_file():
+            try:
+                default.load()
+            except (Unsupported, DamagedArtifact) as error:
+                return replies.Opened(unusable=str(error), is_damaged=isinstance(error, DamagedArtifact))
+            except Exception as error:
+                raise kernel.site.failure("reference='default': the default config", error) from error
         data.expect(expected)
         if isinstance(timer, CudaTimer):
             from concurrent.futures import ThreadPoolExecutor
@@ -157,6 +175,7 @@ class Bench:
             self._meter(backend, request, timer) if request.needs_energy else None,
         )
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
+        self._state.complete_baseline()
         return replies.Opened(self._trace.fresh(is_data=True))
 
     def _default_run(self, kernel: DeclaredKernel, backend: Backend, request: requests.Open) -> DefaultRun | None:
@@ -245,6 +264,7 @@ class Bench:
         """
         if not request.units:
             raise UsageError("a trial needs at least one unit")
+        self._require_current_files()
         *others, (last, last_us) = zip_longest(request.units, request.known_us[: len(request.units)])
         following = [*request.units[1:]]
         for (unit, known_us), after in zip(others, following, strict=True):
@@ -270,10 +290,25 @@ class Bench:
         """Measure one config; add its time, and what the kernel file's code has reached meanwhile: its check, say."""
         began = monotonic()
         phases = TimedPhases(reply, request.first_phase)
-        measured = self._convicted(self._measure(unit, known_us, request, phases, following), phases)
+        with self._state.around(unit.key):
+            measured = self._convicted(self._measure(unit, known_us, request, phases, following), phases)
+        leftover = self._state.leftover or self._describe_outdated_file()
         observed = () if self._trace is None else self._trace.fresh(is_data=True)
         seconds = round(monotonic() - began, 6)
-        return replace(measured, observed=observed, seconds=seconds, phase_s=phases.seconds())
+        return replace(measured, observed=observed, seconds=seconds, phase_s=phases.seconds(), leftover=leftover)
+
+    def _require_current_files(self) -> None:
+        """Refuse to launch anything in a process that has mapped a file which is another one by now.
+
+        Raises:
+            OutdatedWorker: it has.
+        """
+        if outdated := self._describe_outdated_file():
+            raise OutdatedWorker(outdated)
+
+    def _describe_outdated_file(self) -> str:
+        name = self._state.find_outdated_file()
+        return f"{name} has changed since it was loaded" if name else ""
 
     def _measure(
         self,
@@ -302,9 +337,10 @@ class Bench:
         cores = None if counted is None else counted.cores
         if cores is not None and request.cores is not None and cores > request.cores:
             return replies.Measurement(None, phase=Phase.TIMING, cores=cores)
+        launches = self._timed_launches(opened, unit.key, launch, first)
         timed, ends_checked = self._time(
             opened,
-            launch,
+            launches,
             request.preset,
             request.judge_contention,
             reply,
@@ -319,8 +355,7 @@ class Bench:
             return disputed(timed, first)
         last = first
         if timed.outcome is Outcome.MEASURED and opened.data.is_judged:
-            # What the first of those that were timed wrote may have been left as it was: the last one, or one more,
-            # has to write it again.
+            # The inputs and the guards are looked at after the last launch.
             relaunched = None if ends_checked else self._launch_once(opened, launch, reply, Phase.CHECK)
             last = relaunched if isinstance(relaunched, replies.Measurement) else self._judge(opened, reply)
             if last.outcome is not Outcome.MEASURED:
@@ -377,8 +412,11 @@ class Bench:
 
         The inputs are looked at after the last launch that is judged, and after one that was wrong.
         """
-        data = opened.data
         reply.phase(Phase.CHECK)
+        with self._state.known_arithmetic():
+            return self._judge_outputs(opened.data, is_last=is_last)
+
+    def _judge_outputs(self, data: ProblemData, *, is_last: bool) -> replies.Measurement:
         try:
             if data.is_surely_right(is_last=is_last):
                 return replies.Measurement(Outcome.MEASURED, max_error=0.0, mismatched_ratio=0.0)
@@ -396,6 +434,12 @@ class Bench:
 
     def check(self, request: requests.Check, reply: Reply) -> replies.Measurement:
         """Launch a config once, as before its timing, and judge its outputs."""
+        self._require_current_files()
+        with self._state.around(request.unit.key):
+            measured = self._check(request, reply)
+        return replace(measured, leftover=self._state.leftover)
+
+    def _check(self, request: requests.Check, reply: Reply) -> replies.Measurement:
         opened = self._opened()
         launch = self._loaded_launch(opened, request.unit)
         if isinstance(launch, replies.Measurement):
@@ -407,15 +451,58 @@ class Bench:
 
     def time(self, request: requests.Time, reply: Reply) -> replies.Measurement:
         """Time a finalist again; it was checked when it was tried."""
+        self._require_current_files()
+        with self._state.around(request.unit.key):
+            measured = self._time_again(request, reply)
+        return replace(measured, leftover=self._state.leftover)
+
+    def _time_again(self, request: requests.Time, reply: Reply) -> replies.Measurement:
         opened = self._opened()
         launch = self._loaded_launch(opened, request.unit)
         if isinstance(launch, replies.Measurement):
             return launch
         opened.data.begin_trial()
+        launched = self._launch_once(opened, launch, reply, Phase.FIRST_LAUNCH)
+        first = launched if isinstance(launched, replies.Measurement) else self._judge(opened, reply)
+        if first.outcome is not Outcome.MEASURED and first.undisputed is None:
+            return self._convicted(first, reply)
+        launches = self._timed_launches(opened, request.unit.key, launch, first)
         timed, _ = self._time(
-            opened, launch, request.preset, request.judge_contention, reply, known_us=request.known_us
+            opened,
+            launches,
+            request.preset,
+            request.judge_contention,
+            reply,
+            known_us=request.known_us,
+            wanted_compared=FINALIST_COMPARED,
         )
         return self._convicted(timed, reply)
+
+    def _timed_launches(self, opened: _Opened, key: str, launch: Launch, first: replies.Measurement) -> TimedLaunches:
+        """Return a config's launches as they are timed, after the first of them was judged."""
+        data = opened.data
+        is_graph = isinstance(opened.timer, CudaTimer)
+        judged = data.judged_outputs(
+            is_judged=data.is_judged and first.undisputed is None,
+            arithmetic=self._state.known_arithmetic,
+        )
+        launches = TimedLaunches(
+            launch,
+            restore=data.restore if data.restores else None,
+            judged=judged,
+            bind=partial(self._bind_copy, opened),
+            most_copies=data.most_copies(GRAPH_BYTES if is_graph else RING_BYTES),
+            key=key,
+        )
+        launches.compared = self._compared.get(key, 0)
+        return launches
+
+    def _bind_copy(self, opened: _Opened, number: int) -> Launch:
+        """Return the bound config's launch on a copy of the outputs."""
+        assert self._bound is not None
+        launch = self._bound[2].bind(opened.data.copy_of_outputs(number))
+        self._watch_faults(opened)
+        return launch
 
     def canary(self, request: requests.Canary, reply: Reply) -> replies.Empty:
         """Run something tiny on a device, to see that it still works after a worker on it was killed.
@@ -446,6 +533,7 @@ class Bench:
         """
         opened = self._opened()
         reply.phase(Phase.REFERENCE)
+        self._state.restore()
         reference = opened.data.reference_launch()
         if reference is None:
             return replies.Measurement(None)
@@ -477,31 +565,37 @@ class Bench:
                 self._bound, self._ahead = ready, None
                 return ready[1]
         self._bound = self._ahead = None
-        self._bound = (unit.key, self._load(opened, unit))
+        with self._state.loading(unit.key):
+            self._bound = (unit.key, *self._load(opened, unit))
         return self._bound[1]
 
     def _prepare(self, opened: _Opened, unit: requests.UnitRef, reply: Phases) -> None:
         """Load the config that follows; one that fails is loaded again in its turn, where it has its own outcome."""
         reply.phase(Phase.LOAD_NEXT)
         try:
-            self._ahead = (unit.key, self._load(opened, unit))
+            with self._state.loading_ahead(unit.key):
+                self._ahead = (unit.key, *self._load(opened, unit))
         except Exception:
             # This one's memory may have been what it lacked.
             self._ahead = None
         reply.phase(Phase.TIMING)
 
-    def _load(self, opened: _Opened, unit: requests.UnitRef) -> Launch:
+    def _load(self, opened: _Opened, unit: requests.UnitRef) -> tuple[Launch, Kernel]:
         loaded = self._load_artifact(opened.backend, opened.kernel, opened.target, unit, opened.device)
         launch = loaded.bind(opened.data.tensors)
+        self._watch_faults(opened)
+        return launch, loaded
+
+    def _watch_faults(self, opened: _Opened) -> None:
+        """Have faults of memory reported; what was loaded may have handlers of its own."""
         crash_at_once()
         opened.faults.know(opened.data.regions())
         opened.faults.arm()
-        return launch
 
     def _time(
         self,
         opened: _Opened,
-        launch: Launch,
+        launches: TimedLaunches,
         preset: Preset,
         judge_contention: bool,
         reply: Phases,
@@ -512,11 +606,53 @@ class Bench:
         tolerated: Collection[int] = (),
         known_us: float | None = None,
         first_us: float | None = None,
+        wanted_compared: int = SURE_COMPARED,
     ) -> tuple[replies.Measurement, bool]:
-        """Time a launch, unless its latency is known, and measure its energy where that is wanted.
+        """Time launches, unless their latency is known, and measure their energy where that is wanted.
 
-        Return also whether the last launch that was timed began with poisoned outputs.
+        Of a config that may win so many launches as are ``wanted`` are compared. Return also whether the outputs of
+        the last launch can be judged once more.
         """
+        before = launches.compared
+        try:
+            measured, ends_checked = self._time_launches(
+                opened,
+                launches,
+                preset,
+                judge_contention,
+                reply,
+                stop_above_us=stop_above_us,
+                incumbent=incumbent,
+                following=following,
+                tolerated=tolerated,
+                known_us=known_us,
+                first_us=first_us,
+                wanted_compared=wanted_compared,
+            )
+        except WrongLaunch as wrong:
+            # Where it was the first that differs from the default, that is no more than a difference.
+            message = f"the first launch was right, a later one was not: {wrong.verdict.message}"
+            measured, ends_checked = replies.Measurement(Outcome.MISMATCH, message, Phase.CHECK), False
+            measured = judged(measured, wrong.verdict)
+        self._compared[launches.key] = launches.compared
+        return replace(measured, compared=launches.compared - before or None), ends_checked
+
+    def _time_launches(
+        self,
+        opened: _Opened,
+        launches: TimedLaunches,
+        preset: Preset,
+        judge_contention: bool,
+        reply: Phases,
+        *,
+        stop_above_us: float | None,
+        incumbent: requests.Incumbent | None,
+        following: requests.UnitRef | None,
+        tolerated: Collection[int],
+        known_us: float | None,
+        first_us: float | None,
+        wanted_compared: int,
+    ) -> tuple[replies.Measurement, bool]:
         reply.phase(Phase.TIMING)
         if isinstance(opened.timer, CudaTimer):
             opened.timer.meanwhile = None if following is None else partial(self._prepare, opened, following, reply)
@@ -527,27 +663,27 @@ class Bench:
             is_contended = ends_checked = False
             if known_us is None:
                 timing = opened.timer.time(
-                    launch,
+                    launches,
                     preset,
-                    restore=restore,
                     stop_above_us=stop_above_us,
                     incumbent=incumbent if opened.races_by_latency else None,
                     cost=None if opened.objective == LATENCY else opened.cost,
                     first_us=first_us,
                     noise=opened.noise,
-                    begin_checked=opened.data.begin_checked_launch,
                 )
                 ends_checked = timing.ends_checked
                 measured = from_timing(timing)
                 is_contended = watch is not None and not timing.stopped_early and watch.is_contended(timing.samples)
                 if timing.is_full and not is_contended:
                     opened.noise.learn(timing.samples, first_us)
+                if measured.outcome is Outcome.MEASURED and _may_win(measured, incumbent):
+                    launches.top_up(wanted_compared, preset.timing_s, opened.timer.synchronize)
             energy: Energy | None = None
             if opened.meter is not None and not is_contended and measured.latency_us is not None:
                 latency_us = measured.latency_us
                 reply.phase(Phase.TIMING)
                 energy, trace = opened.meter.measure(
-                    launch,
+                    launches.ring[0],
                     preset,
                     latency_us,
                     restore=restore,
@@ -558,6 +694,8 @@ class Bench:
                 if trace.ending is Ending.BEATEN:
                     message = f"cannot win: {energy.low:.4g} to {energy.high:.4g} J"
                     measured = replace(measured, message=message, beaten=True)
+        except WrongLaunch:
+            raise
         except CounterStopped as error:
             # It says nothing of the config, which is tried again.
             message = f"the energy counter of {opened.device.name}: {error}"
@@ -569,6 +707,13 @@ class Bench:
         absence = watch.absence if isinstance(watch, GpuWatch) else ""
         measured = replace(measured, contention=f"not judged: {absence}" if absence else None)
         return _with_metrics(measured, opened, energy), ends_checked
+
+
+def _may_win(measured: replies.Measurement, incumbent: requests.Incumbent | None) -> bool:
+    """Return whether a config is not known to be slower than the fastest so far."""
+    if measured.beaten:
+        return False
+    return incumbent is None or measured.low_us is None or measured.low_us <= incumbent.high
 
 
 def _with_metrics(measured: replies.Measurement, opened: _Opened, energy: Energy | None) -> replies.Measurement:

@@ -38,16 +38,23 @@ def compare(
     atol: float,
     max_mismatched_ratio: float,
     poisoned: Collection[str] = (),
+    has_exact_integers: bool = True,
 ) -> Verdict:
     """Compare tensors by name: an element mismatches when |out - ref| > atol + rtol · |ref| (as ``torch.isclose``).
 
-    NaN equals NaN. The verdict is of the worst tensor. Elements that mismatch because they still hold the poison, in
-    the outputs that were ``poisoned``, were never written.
+    NaN equals NaN, unless it is the poison: an element of a ``poisoned`` output whose bits still are those was never
+    written, whatever the reference has there. Outputs of integers and bools have no tolerance if
+    ``has_exact_integers``. The verdict is of the worst tensor.
     """
     worst = Verdict(ok=True)
     for name, reference in expected.items():
         verdict = _compare_one(
-            name, outputs[name], reference, rtol, atol, max_mismatched_ratio, is_poisoned=name in poisoned
+            name,
+            outputs[name],
+            reference,
+            *((0.0, 0.0) if has_exact_integers and _holds_integers(outputs[name]) else (rtol, atol)),
+            max_mismatched_ratio,
+            is_poisoned=name in poisoned,
         )
         if (not verdict.ok, verdict.mismatched_ratio) > (not worst.ok, worst.mismatched_ratio):
             worst = verdict
@@ -76,6 +83,10 @@ def _compare_one(
         else:
             error = tensors.cast(abs(left - right), "float64")
             close = library.isclose(left, right, rtol=rtol, atol=atol, equal_nan=True)
+    unwritten = tensors.unwritten(out) if is_poisoned else False
+    if is_poisoned and tensors.kind(out) != "int":
+        # The poison is a NaN, which equals the reference's by value; integers may hold the poison's number rightly.
+        close &= ~unwritten
     wrong = int((~close).sum())
     ratio = wrong / count
     error[close] = 0.0
@@ -83,7 +94,7 @@ def _compare_one(
     if ratio <= allowed:
         return Verdict(True, "", largest, ratio)
     wrong_at = ~close
-    never = wrong_at & (tensors.unwritten(out) if is_poisoned else False)
+    never = wrong_at & unwritten
     missing = int(never.sum())
     if missing == count:
         return Verdict(False, f"{name} was never written", largest, ratio)
@@ -99,6 +110,10 @@ def _compare_one(
             + f", the first at {first}: {_shown(out[place])} where the reference has {_shown(reference[place])}"
         )
     return Verdict(False, message, largest, ratio)
+
+
+def _holds_integers(tensor: Any) -> bool:
+    return library_of(tensor).kind(tensor) == "int"
 
 
 SURE = 1 - 1e-5

@@ -25,6 +25,7 @@ from ktuned.model import Preset
 from ktuned.worker.noise import Noise
 from ktuned.worker.race import Cost, Race
 from ktuned.worker.samples import Samples
+from ktuned.worker.timed_launches import TimedLaunches
 from ktuned.worker.timing import Timing
 
 EVENTS, GRAPH = "events", "graph"
@@ -33,6 +34,9 @@ KNOWN_TO_US = 0.5
 """The resolution of CUDA events (cudaEventElapsedTime): a median needs not be known better."""
 
 GRAPH_LAUNCHES = 20
+GRAPH_BYTES = 1 << 26
+"""Outputs of a graph's launches: each has its own, and where these are larger the graph has fewer launches."""
+
 WARM_CLOCKS_S = 0.2
 """An idle GPU lowers its clock to a sixth; a fifth of a second of work raises it."""
 
@@ -90,6 +94,7 @@ class CudaTimer:
         self._flush = torch.empty(2 * int(properties.L2_cache_size), dtype=torch.int8, device=self._device)
         self._warming = torch.ones(_WARMING_SIZE, _WARMING_SIZE, dtype=torch.float16, device=self._device)
         self.method = method
+        self._limit_s = 0.0
         self._meanwhile: Callable[[], None] | None = None
         self.meanwhile: Callable[[], None] | None = None
         self._last_work = 0.0
@@ -129,7 +134,7 @@ class CudaTimer:
 
     def time(
         self,
-        launch: Launch,
+        launch: Launch | TimedLaunches,
         preset: Preset,
         *,
         restore: Callable[[], None] | None = None,
@@ -138,18 +143,20 @@ class CudaTimer:
         cost: Cost | None = None,
         first_us: float | None = None,
         noise: Noise | None = None,
-        begin_checked: Callable[[], None] | None = None,
     ) -> Timing:
         """Time a launch on the GPU, by samples for as long as the :class:`~ktuned.worker.race.Race` wants some.
 
-        ``begin_checked`` prepares, in place of ``restore``, the last launch of each batch of events, so that what that
-        leaves can be judged: launching once more costs as much as a sample.
+        Before each launch its outputs are poisoned, and ``restore`` runs, ahead of the flush: neither is in the figure.
+        Some launches are compared on the device (:mod:`~ktuned.worker.timed_launches`). All figures that are compared
+        are timed alike: a launch by events, with a cold cache, says nothing about one in a graph.
 
-        All figures that are compared are timed alike: a launch by events, with a cold cache, says nothing about one in
-        a graph.
+        Raises:
+            WrongLaunch: one of the launches that were compared is wrong.
         """
         self._warm_clocks()
-        in_graph = self.method == GRAPH and restore is None
+        launches = TimedLaunches.of(launch, restore)
+        in_graph = self.method == GRAPH and not launches.restores
+        self._limit_s = preset.timing_s
         race = Race(
             preset,
             stop_above_us=stop_above_us,
@@ -162,10 +169,9 @@ class CudaTimer:
         )
         began = perf_counter()
         while race.wants_warm_up(perf_counter() - began):
-            self._by_events(launch, restore, 1, race.warm)
+            self._by_events(launches, 1, race.warm)
         if not race.gives_up(perf_counter() - began):
-            by_events = partial(self._by_events, launch, restore, begin_checked=begin_checked)
-            sample = self._by_graph(launch) if in_graph else by_events
+            sample = self._by_graph(launches) if in_graph else partial(self._by_events, launches)
             self._meanwhile, self.meanwhile = self.meanwhile, None
             each_us = race.warm.sorted_us[0] if len(race.warm) else first_us or 0.0
             pace_s = each_us / 1e6 * (GRAPH_LAUNCHES if in_graph else 1)
@@ -175,8 +181,7 @@ class CudaTimer:
                 fits = int((preset.timing_s - (perf_counter() - began)) / max(pace_s, 1e-6))
                 sample(max(1, min(batch, fits)), race.samples)
         self._last_work = perf_counter()
-        ends_checked = begin_checked is not None and not in_graph and len(race.samples) > 0
-        return Timing.of(race, ends_checked=ends_checked and race.samples is not race.warm)
+        return Timing.of(race, ends_checked=not in_graph and len(race.samples) > 0)
 
     def _wait(self) -> None:
         meanwhile, self._meanwhile = self._meanwhile, None
@@ -184,34 +189,32 @@ class CudaTimer:
             meanwhile()
         self.synchronize()
 
-    def _by_events(
-        self,
-        launch: Launch,
-        restore: Callable[[], None] | None,
-        count: int,
-        samples: Samples,
-        *,
-        begin_checked: Callable[[], None] | None = None,
-    ) -> None:
+    def _by_events(self, launches: TimedLaunches, count: int, samples: Samples) -> None:
         event = self._torch.cuda.Event
         pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(count)]  # type: ignore[no-untyped-call]
+        compared = launches.draw_for_batch(count)
+        flags = []
+        launch = launches.ring[0]
         self._lead_in()
-        for number, (start, end) in enumerate(pairs, 1):
-            prepare = begin_checked if begin_checked is not None and number == count else restore
-            if prepare is not None:
-                prepare()
+        for number, (start, end) in enumerate(pairs):
+            launches.prepare()
             self._flush.zero_()
             start.record()
             launch()
             end.record()
+            if number in compared:
+                flags.append(launches.flag(0))
         self._wait()
         for start, end in pairs:
             samples.add(start.elapsed_time(end) * 1000)
+        launches.inspect_flags([flag for flag in flags if flag is not None], self._limit_s, self.synchronize)
 
-    def _by_graph(self, launch: Launch) -> Callable[[int, Samples], None]:
+    def _by_graph(self, launches: TimedLaunches) -> Callable[[int, Samples], None]:
+        launches.widen(GRAPH_LAUNCHES)
+        launches.prepare()
         graph = self._torch.cuda.CUDAGraph()
         with self._torch.cuda.graph(graph):
-            for _ in range(GRAPH_LAUNCHES):
+            for launch in launches.ring:
                 launch()
         graph.replay()
         self.synchronize()
@@ -219,15 +222,21 @@ class CudaTimer:
         def time_replays(count: int, samples: Samples) -> None:
             event = self._torch.cuda.Event
             pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(count)]
+            compared = launches.draw_for_batch(count)
+            flags = []
             self._lead_in()
-            for start, end in pairs:
+            for number, (start, end) in enumerate(pairs):
+                launches.prepare()
                 self._flush.zero_()
                 start.record()
                 graph.replay()
                 end.record()
+                if number in compared:
+                    flags.append(launches.flag(launches.draw_place()))
             self._wait()
             for start, end in pairs:
-                samples.add(start.elapsed_time(end) * 1000 / GRAPH_LAUNCHES)
+                samples.add(start.elapsed_time(end) * 1000 / len(launches.ring))
+            launches.inspect_flags([flag for flag in flags if flag is not None], self._limit_s, self.synchronize)
 
         return time_replays
 

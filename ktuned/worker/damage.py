@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any, Protocol
 
 from ktuned.ipc import Region
 from ktuned.model import Record, record
+from ktuned.worker.placement import Span
 
 PATTERN = 0xA5
 """The byte that fills what lies around a tensor: no small number and no usual float in any dtype."""
@@ -31,8 +32,8 @@ class Damage(Record):
 class Memory(Protocol):
     """Memory of one kind of device: tensors with guards around them, and ktuned's own copies of some."""
 
-    def place(self, name: str, value: Any) -> Any:
-        """Return a copy of a tensor for launches to work on, in place of an earlier one of this name."""
+    def place(self, span: Span, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return copies of a span's tensors for launches to work on, in place of earlier ones of these names."""
 
     def keep(self, name: str, value: Any) -> Any:
         """Return a copy of a tensor that no launch may change."""

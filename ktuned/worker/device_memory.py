@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import ctypes
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ktuned.ipc import Region
 from ktuned.worker.damage import PATTERN, Damage
+from ktuned.worker.placement import Span, span_of
 
 if TYPE_CHECKING:
     import torch
@@ -33,17 +34,17 @@ class DeviceMemory:
         self._kept: dict[str, _Banded] = {}
         self._sums: torch.Tensor | None = None
 
-    def place(self, name: str, value: Any) -> Any:
-        """Return a copy of a tensor between bands of its own."""
-        self._placed[name] = banded = _Banded(name, value)
+    def place(self, span: Span, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return copies of the tensors of a span, between the bands that they share."""
+        self._placed[span.name] = banded = _Banded(span, values)
         self._sums = None
-        return banded.tensor
+        return banded.tensors
 
     def keep(self, name: str, value: Any) -> Any:
         """Return a copy whose bytes are watched once it is sealed."""
-        self._kept[name] = banded = _Banded(name, value)
+        self._kept[name] = banded = _Banded(span_of(name, value), {name: value})
         self._sums = None
-        return banded.tensor
+        return banded.tensors[name]
 
     def seal(self) -> None:
         """Remember the sums of all bands and of the copies that are kept."""
@@ -105,18 +106,22 @@ class DeviceMemory:
 
 
 class _Banded:
-    """One tensor in an allocation of its own, between two bands.
+    """One span in an allocation of its own, between two bands.
 
-    ``last`` is the word in which the tensor ends, ``beyond`` has the bits of it that are not the tensor's.
+    ``last`` is the word in which it ends, ``beyond`` has the bits of it that are not the span's.
     """
 
-    def __init__(self, name: str, value: Any) -> None:
+    def __init__(self, span: Span, values: Mapping[str, Any]) -> None:
         import torch
 
-        self.name = name
-        self._size = value.numel() * value.element_size()
+        from ktuned.worker.torch_tensors import copy_elements, count_bytes
+
+        self.name = span.name
+        # The bytes that keep the span from a boundary are counted to it.
+        self._size = span.remainder + span.size
+        device = values[next(iter(span.offsets))].device
         total = -(-(self._size + 2 * BAND_BYTES) // _WORD) * _WORD
-        self._bytes = torch.full((total,), PATTERN, dtype=torch.uint8, device=value.device)
+        self._bytes = torch.full((total,), PATTERN, dtype=torch.uint8, device=device)
         self.words = self._bytes.view(torch.int64)
         band, end = BAND_BYTES // _WORD, -(-(BAND_BYTES + self._size) // _WORD)
         self.bands = self.words[:band], self.words[end : end + band]
@@ -124,10 +129,14 @@ class _Banded:
         rest = 8 * (self._size % _WORD)
         little = sys.byteorder == "little"
         self.beyond = 0 if not rest else -1 << rest if little else (1 << (8 * _WORD - rest)) - 1
-        storage = _part_of(self._bytes, BAND_BYTES, self._size).untyped_storage()
-        strides = torch.empty_like(value, device="meta").stride()
-        empty = torch.empty(0, dtype=value.dtype, device=value.device)
-        self.tensor = empty.set_(storage, 0, value.shape, strides).copy_(value)
+        self.tensors: dict[str, torch.Tensor] = {}
+        for name, offset in span.offsets.items():
+            value = values[name]
+            part = _part_of(self._bytes, BAND_BYTES + span.remainder + offset, count_bytes(value))
+            placed = torch.empty(0, dtype=value.dtype, device=device)
+            placed.set_(part.untyped_storage(), 0, value.shape, value.stride())
+            copy_elements(value, placed)
+            self.tensors[name] = placed
 
     def mend(self) -> Damage | None:
         """Fill both bands again; return the damage nearest to the tensor."""

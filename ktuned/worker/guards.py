@@ -10,6 +10,7 @@ from ktuned.ipc import Region
 from ktuned.worker.damage import Damage, Memory
 from ktuned.worker.device_memory import DeviceMemory
 from ktuned.worker.host_memory import HostMemory
+from ktuned.worker.placement import Span, find_spans, place_plainly
 from ktuned.worker.tensor_library import library_of
 
 
@@ -22,10 +23,28 @@ class Guards:
     def __init__(self, *, is_active: bool = True) -> None:
         self._memories: Mapping[str, Memory] = {"cpu": HostMemory(), "cuda": DeviceMemory()} if is_active else {}
 
-    def place(self, name: str, value: Any) -> Any:
-        """Return a copy of a tensor for launches to work on, in place of an earlier one of this name."""
-        memory = self._memory_for(value)
-        return library_of(value).clone(value) if memory is None else memory.place(name, value)
+    def find_spans(self, values: Mapping[str, Any]) -> list[Span]:
+        """Return how tensors lie to each other; what is more than numbers in memory, or less, is in no span."""
+        kinds = {name: library_of(value).guarded_on(value) for name, value in values.items()}
+        alike = [
+            [name for name in values if kinds[name] == kind] for kind in dict.fromkeys(filter(None, kinds.values()))
+        ]
+        return [span for names in alike for span in find_spans({name: values[name] for name in names})]
+
+    def place(self, values: Mapping[str, Any], spans: Iterable[Span]) -> dict[str, Any]:
+        """Return copies of tensors for launches to work on, in place of earlier ones of these names.
+
+        Those of a span lie in it as they do in what :meth:`find_spans` has seen.
+        """
+        placed: dict[str, Any] = {}
+        for span in spans:
+            first = values[next(iter(span.offsets))]
+            memory = self._memory_for(first)
+            if memory is not None:
+                placed |= memory.place(span, values)
+            elif not span.is_plain(values) and library_of(first).guarded_on(first) == "cpu":
+                placed |= place_plainly(span, values)
+        return {name: placed[name] if name in placed else library_of(one).clone(one) for name, one in values.items()}
 
     def keep(self, name: str, value: Any) -> Any:
         """Return a tensor, or a copy of it, that no launch may change; it is called ``name`` if one does."""

@@ -10,18 +10,17 @@ from __future__ import annotations
 import ctypes
 import mmap
 import weakref
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from ktuned.ipc import Region, describe_place
 from ktuned.worker.damage import PATTERN, Damage
+from ktuned.worker.numpy_tensors import ALIGNMENT
+from ktuned.worker.placement import Span, span_of
 from ktuned.worker.tensor_library import library_of
 
 GUARD_BYTES = 16 << 20
 """Width of the guards on both sides: a row or a tile too many is stopped. It takes addresses, and no memory."""
-
-ALIGNMENT = 64
-"""Alignment of a tensor's start in bytes: a cache line, and the alignment of torch's own allocations."""
 
 _NO_ACCESS = 0
 _READ, _WRITE = mmap.PROT_READ, mmap.PROT_WRITE
@@ -43,16 +42,19 @@ class HostMemory:
         self._kept: dict[str, _Pages] = {}
         self._is_sealed = False
 
-    def place(self, name: str, value: Any) -> Any:
-        """Return a copy of a tensor between guards of its own."""
-        self._placed[name] = pages = _Pages(name, library_of(value).size(value))
-        return library_of(value).in_memory(pages.memory, value)
+    def place(self, span: Span, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return copies of the tensors of a span, between the guards that they share."""
+        self._placed[span.name] = pages = _Pages(span)
+        return {
+            name: library_of(values[name]).in_memory(pages.memory, offset, values[name])
+            for name, offset in span.offsets.items()
+        }
 
     def keep(self, name: str, value: Any) -> Any:
         """Return a copy that is read-only once it is sealed."""
-        self._kept[name] = pages = _Pages(name, library_of(value).size(value))
+        self._kept[name] = pages = _Pages(span_of(name, value))
         self._is_sealed = False
-        return library_of(value).in_memory(pages.memory, value)
+        return library_of(value).in_memory(pages.memory, 0, value)
 
     def seal(self) -> None:
         """Make the copies that are kept read-only."""
@@ -87,10 +89,11 @@ class HostMemory:
 
 
 class _Pages:
-    """One tensor's pages, which live as long as a tensor refers to them."""
+    """One span's pages, which live as long as a tensor refers to them."""
 
-    def __init__(self, name: str, size: int) -> None:
-        body = _up(size, ALIGNMENT)
+    def __init__(self, span: Span) -> None:
+        name, size = span.name, span.size
+        body = _up(span.remainder + size, ALIGNMENT)
         self._inner_size = _up(body, mmap.PAGESIZE)
         total = self._inner_size + 2 * GUARD_BYTES
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
@@ -98,13 +101,13 @@ class _Pages:
         if first == _FAILED:
             raise RuntimeError(f"cannot allocate {total} bytes for {name}")
         self._inner = first + GUARD_BYTES
-        start = self._inner + self._inner_size - body
+        start = self._inner + self._inner_size - body + span.remainder
         self.memory = (ctypes.c_ubyte * size).from_address(start)
         # A tensor keeps the array alive as long as it is used. At exit tensors may still be in use.
         weakref.finalize(self.memory, _libc.munmap, first, total).atexit = False
         self.region = Region(name, start, size, first, first + total)
         self.protect(_READ | _WRITE)
-        self._slacks = ((self._inner, start - self._inner), (start + size, body - size))
+        self._slacks = ((self._inner, start - self._inner), (start + size, body - span.remainder - size))
         self.mend()
 
     def protect(self, access: int) -> None:

@@ -38,7 +38,8 @@ def from_timing(timing: Timing) -> replies.Measurement:
 def ends_batch(measured: replies.Measurement, request: requests.Trial) -> bool:
     """Return whether the next config must not follow in this request: it would meet what this one has left behind."""
     lacks_cores = request.cores is not None and measured.cores is not None and measured.cores > request.cores
-    return measured.outcome is Outcome.LAUNCH_ERROR or measured.is_guilty or measured.is_unsound or lacks_cores
+    is_harmful = measured.is_guilty or measured.is_unsound or bool(measured.leftover)
+    return measured.outcome is Outcome.LAUNCH_ERROR or is_harmful or lacks_cores
 
 
 def judged(measured: replies.Measurement, verdict: Verdict) -> replies.Measurement:

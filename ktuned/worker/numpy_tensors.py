@@ -12,6 +12,9 @@ from ktuned.model import UsageError
 if TYPE_CHECKING:
     from ktuned.spec import TensorSpec
 
+ALIGNMENT = 64
+"""Bytes of a cache line, and the alignment of torch's own allocations."""
+
 _NEEDS_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
 """The remedy for dtypes that NumPy lacks: torch for the CPU is enough."""
 
@@ -43,7 +46,7 @@ class NumPyTensors:
         except MemoryError as error:
             raise RuntimeError(str(error)) from error
 
-    def own(self, value: Any, device: str) -> Any:
+    def own(self, value: Any, device: str, moved: dict[int, Any] | None = None) -> Any:
         """Return arrays as they are, and NumPy's scalars as arrays."""
         return self.arithmetic.asarray(value) if type(value).__module__ == "numpy" else None
 
@@ -68,11 +71,18 @@ class NumPyTensors:
         """Count the elements, not what they are a view of."""
         return int(tensor.nbytes)
 
-    def in_memory(self, memory: Any, tensor: Any) -> Any:
+    def extent(self, tensor: Any) -> tuple[int, int]:
+        """Ask NumPy, which counts negative strides, too."""
+        return find_extent(tensor)
+
+    def allocation(self, tensor: Any) -> tuple[int, int]:
+        """Follow the views to the array that owns the memory; what is not NumPy's is not known."""
+        return find_allocation(tensor)
+
+    def in_memory(self, memory: Any, offset: int, tensor: Any) -> Any:
         """Copy into the buffer, which the array keeps alive."""
-        numpy = self.arithmetic
-        strides = numpy.empty_like(tensor).strides
-        copy = numpy.ndarray(tensor.shape, tensor.dtype, buffer=memory, strides=strides)
+        first = offset + tensor.ctypes.data - find_extent(tensor)[0]
+        copy = self.arithmetic.ndarray(tensor.shape, tensor.dtype, memory, first, tensor.strides)
         copy[...] = tensor
         return copy
 
@@ -81,8 +91,12 @@ class NumPyTensors:
         return tensor.shape, tensor.dtype, tensor.strides, tensor.ctypes.data
 
     def clone(self, tensor: Any) -> Any:
-        """Copy, and keep the order of the elements."""
-        return self.arithmetic.array(tensor, copy=True)
+        """Copy into memory of its own, if it leaves bytes out or has some twice."""
+        numpy = self.arithmetic
+        size = find_extent(tensor)[1]
+        if size == tensor.nbytes and tensor.flags.forc:
+            return numpy.array(tensor, copy=True)
+        return self.in_memory(numpy.zeros(size, "uint8"), 0, tensor)
 
     def copy(self, source: Any, target: Any) -> None:
         """Copy the elements."""
@@ -100,6 +114,18 @@ class NumPyTensors:
         """Fill the real and the imaginary parts."""
         for bits, pattern, _ in self._bits(tensor):
             bits[...] = pattern
+
+    def bits(self, tensor: Any) -> list[tuple[Any, tuple[int, int]]]:
+        """View the real and the imaginary parts as unsigned integers."""
+        from ktuned.spec import other_poison_bits
+
+        parts = self._bits(tensor)
+        dtypes = [str(part.dtype) for part in ([tensor.real] if len(parts) > 1 else [tensor])]
+        return [(bits, (pattern, other_poison_bits(dtypes[0]))) for bits, pattern, _ in parts]
+
+    def are_equal_bits(self, one: Any, other: Any) -> bool:
+        """Compare the elements."""
+        return bool((one == other).all())
 
     def unwritten(self, tensor: Any) -> Any:
         """Return where all parts are poison; of narrow dtypes only arrays that hold nothing else count."""
@@ -144,3 +170,21 @@ class NumPyTensors:
             width, pattern = poison_bits(name)
             found.append((part.view(f"u{width // 8}"), pattern, is_distinct(name)))
         return found
+
+
+def find_extent(array: Any) -> tuple[int, int]:
+    """Return the address of an array's lowest byte, and how many bytes lie up to its highest."""
+    from numpy.lib.array_utils import byte_bounds
+
+    if not array.size:
+        return array.ctypes.data, 0
+    low, high = byte_bounds(array)
+    return int(low), int(high - low)
+
+
+def find_allocation(array: Any) -> tuple[int, int]:
+    """Return where the array lies that owns the memory of a view."""
+    owner = array
+    while type(owner.base).__module__ == "numpy":
+        owner = owner.base
+    return find_extent(owner)

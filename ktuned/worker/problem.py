@@ -6,7 +6,7 @@ import inspect
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -65,6 +65,7 @@ class ProblemData:
             tensors.seed(random.getrandbits(63))
         declared = kernel.input_specs(problem)
         self._pristine: dict[str, Any] = {}
+        moved: dict[int, Any] = {}
         self._outputs: list[str] = []
         for name, entry in declared.items():
             if isinstance(entry, TensorSpec):
@@ -77,7 +78,10 @@ class ProblemData:
                 if entry.output:
                     self._outputs.append(name)
             else:
-                own = tensors.own(entry, device.name)
+                try:
+                    own = tensors.own(entry, device.name, moved)
+                except UsageError as error:
+                    raise kernel.site.error(f"inputs(p): {name}: {error.message}", hint=error.hint) from error
                 self._pristine[name] = entry if own is None else own
         if captured:
             self._take(captured, device)
@@ -96,6 +100,9 @@ class ProblemData:
         self._quick_look: QuickLook | None = None
         self._is_intact = False
         self._is_well = False
+        self.was_surely_right = False
+        # Before ktuned's own copies are made, which share nothing.
+        self._spans = self._guards.find_spans(self._pristine)
         try:
             for name, value in self._pristine.items():
                 # A launch that is judged begins with the poison in these.
@@ -106,7 +113,8 @@ class ProblemData:
             raise kernel.site.failure("inputs(p)", error) from error
 
     def _make(self) -> None:
-        self.tensors = {name: self._guards.place(name, value) for name, value in self._pristine.items()}
+        self.tensors = self._guards.place(self._pristine, self._spans)
+        self._copies: list[Mapping[str, Any]] = []
         self._layouts = {name: self._library.layout(tensor) for name, tensor in self.tensors.items()}
 
     def renew(self) -> bool:
@@ -183,9 +191,35 @@ class ProblemData:
                 self._library.copy(value, self.tensors[name])
             # The sums are those of what is kept by now.
             if not self.is_surely_right(is_last=True):
-                self._compared()
+                self._compared(self.tensors)
                 self.overwritten()
             self.damage()
+
+    def copy_of_outputs(self, number: int) -> Mapping[str, Any]:
+        """Return the tensors with other memory for the outputs that are poisoned; the copy of a number stays."""
+        while len(self._copies) < number:
+            # What was written outside so far is found before the guards are sealed again.
+            self._seen = self._seen or self._guards.damage()
+            tag = f" (copy {len(self._copies) + 1})"
+            values = {name + tag: self._pristine[name] for name in self._poisoned}
+            placed = self._guards.place(values, self._guards.find_spans(values))
+            self._copies.append({name: placed[name + tag] for name in self._poisoned})
+            self._guards.seal()
+        return {**self.tensors, **self._copies[number - 1]}
+
+    def most_copies(self, limit_bytes: int) -> int:
+        """Return how many of the outputs that are poisoned, the first included, take no more than so many bytes."""
+        size = sum(self._library.size(self.tensors[name]) for name in self._poisoned)
+        return max(1, limit_bytes // max(1, size))
+
+    def judged_outputs(
+        self, *, is_judged: bool, arithmetic: Callable[[], AbstractContextManager[object]]
+    ) -> JudgedOutputs:
+        """Return the outputs that the last launch left, to compare those of others with if they were judged right.
+
+        ``arithmetic`` is what comparisons are made in.
+        """
+        return JudgedOutputs(self, is_judged=is_judged, arithmetic=arithmetic)
 
     def begin_checked_launch(self) -> None:
         """Poison the outputs that are only written, and restore what ``setup`` asks for, as before each launch.
@@ -318,42 +352,47 @@ class ProblemData:
         The look after the ``last`` launch is at the inputs and at all guards, too: then :meth:`damage` need not wait.
         """
         look = self._quick_look
+        self.was_surely_right = False
         if look is None or any(self._library.layout(one) != self._layouts[name] for name, one in self.tensors.items()):
             return False
         if not is_last:
-            return look.finds_right(self.tensors)
+            self.was_surely_right = look.finds_right(self.tensors)
+            return self.was_surely_right
         inputs = [(self.tensors[name], self._pristine[name]) for name in self._read_only]
         self._is_intact = self._is_well = look.finds_right(self.tensors, inputs, self._guards.intact())
+        self.was_surely_right = self._is_well
         return self._is_well
 
-    def check(self) -> Verdict:
-        """Judge what the last launch left in the tensors."""
+    def check(self, tensors: Mapping[str, Any] | None = None) -> Verdict:
+        """Judge what the last launch left in the tensors, or in some that have other outputs."""
         kernel = self._kernel
-        verdict = self._compared()
+        tensors = self.tensors if tensors is None else tensors
+        verdict = self._compared(tensors)
         if not verdict.ok:
             return replace(verdict, is_dissent=self._run_default is not None)
         if kernel.check is not None:
-            outputs = {name: self.tensors[name] for name in self._outputs}
+            outputs = {name: tensors[name] for name in self._outputs}
             # What user code is given to change is looked at before.
             self._seen = self._seen or self._guards.damage()
             with self._guards.unsealed():
                 own = run_check(kernel.check, self._pristine, outputs)
             if own.ok:
                 return verdict
-            never = [name for name in self._poisoned if never_written(self.tensors[name])]
+            never = [name for name in self._poisoned if never_written(tensors[name])]
             return replace(own, message=f"{never[0]} was never written; {own.message}") if never else own
         return verdict
 
-    def _compared(self) -> Verdict:
+    def _compared(self, tensors: Mapping[str, Any]) -> Verdict:
         """Compare the outputs with the expected ones, if there are any."""
         kernel = self._kernel
         return compare(
-            self.tensors,
+            tensors,
             self._expected,
             rtol=kernel.rtol,
             atol=kernel.atol,
             max_mismatched_ratio=kernel.max_mismatched_ratio,
             poisoned=self._poisoned,
+            has_exact_integers=kernel.has_exact_integers,
         )
 
     def overwritten(self) -> tuple[str, ...]:
@@ -366,3 +405,105 @@ class ProblemData:
             if self._library.layout(self.tensors[name]) == self._layouts[name]
             and not self._library.is_same(self.tensors[name], self._pristine[name])
         )
+
+
+class JudgedOutputs:
+    """Outputs of a launch that was judged right, and the poison that each timed launch begins with instead.
+
+    ``is_comparable`` is false where nothing decides what is right.
+    """
+
+    def __init__(
+        self,
+        data: ProblemData,
+        *,
+        is_judged: bool,
+        arithmetic: Callable[[], AbstractContextManager[object]],
+    ) -> None:
+        self.is_comparable = is_judged
+        self._data = data
+        self._library = data._library
+        self._arithmetic = arithmetic
+        self._launches = 0
+        self._fills: list[list[tuple[Callable[[int], object], tuple[int, int]]]] = []
+        self._right = [
+            self._library.clone(view)
+            for name in (data._outputs if is_judged else ())
+            for view, _ in self._library.bits(data.tensors[name])
+        ]
+        self._has_one_answer = True
+        # Where one look was not enough for the first launch, it says nothing of others.
+        self._look = data._quick_look if data.was_surely_right else None
+
+    @property
+    def poisons(self) -> bool:
+        """True if there are outputs to poison."""
+        return bool(self._data._poisoned)
+
+    @property
+    def copies(self) -> int:
+        """Number of sets of outputs, the problem's own included."""
+        return 1 + len(self._data._copies)
+
+    @property
+    def is_flag_certain(self) -> bool:
+        """True if a flag that is not set says that the outputs are wrong."""
+        return self._look is not None
+
+    def poison(self, count: int) -> None:
+        """Poison the outputs of the first ``count`` sets."""
+        self._launches += 1
+        turn = self._launches % 2
+        while len(self._fills) < min(count, self.copies):
+            tensors = self._tensors(len(self._fills))
+            views = [one for name in self._data._poisoned for one in self._library.bits(tensors[name])]
+            self._fills.append([(getattr(view, "fill_", None) or view.fill, poisons) for view, poisons in views])
+        for fills in self._fills[:count]:
+            for fill, poisons in fills:
+                fill(poisons[turn])
+
+    def compare(self, place: int) -> Verdict:
+        """Judge what a launch left in the outputs of a set."""
+        tensors = self._tensors(place)
+        if self._has_one_answer and self._is_same(tensors):
+            return Verdict(ok=True)
+        if self._look is not None and self._look.finds_right(tensors):
+            return Verdict(ok=True)
+        with self._arithmetic():
+            return self._data.check(tensors)
+
+    def flag(self, place: int) -> Any:
+        """Return a flag on the device that the outputs of a set are right; ``None`` where only judging them says so."""
+        tensors = self._tensors(place)
+        if self._look is not None:
+            return self._look.flag(tensors)
+        if not self._has_one_answer or not self._right:
+            return None
+        import torch
+
+        return torch.stack([(view == right).all() for view, right in self._views(tensors)]).all()
+
+    def read_flags(self, flags: Iterable[Any]) -> list[bool]:
+        """Read flags from the device, all at once."""
+        import torch
+
+        found: list[bool] = torch.stack(list(flags)).tolist()
+        return found
+
+    def expect_other_bits(self) -> None:
+        """Judge by the whole check from now on: right outputs of this config differ from launch to launch."""
+        self._has_one_answer = False
+
+    def _tensors(self, place: int) -> Mapping[str, Any]:
+        return self._data.copy_of_outputs(place) if place else self._data.tensors
+
+    def _views(self, tensors: Mapping[str, Any]) -> Iterable[tuple[Any, Any]]:
+        views = [view for name in self._data._outputs for view, _ in self._library.bits(tensors[name])]
+        return zip(views, self._right, strict=True)
+
+    def _is_same(self, tensors: Mapping[str, Any]) -> bool:
+        try:
+            return all(self._library.are_equal_bits(view, right) for view, right in self._views(tensors))
+        except (RuntimeError, ValueError):
+            # The launch has resized an output.
+            return False

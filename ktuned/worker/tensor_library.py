@@ -35,8 +35,14 @@ class TensorLibrary(Protocol):
             UsageError: the library lacks its dtype.
         """
 
-    def own(self, value: Any, device: str) -> Any:
-        """Return a tensor that user code has made as one of this library; ``None`` for anything else."""
+    def own(self, value: Any, device: str, moved: dict[int, Any] | None = None) -> Any:
+        """Return a tensor that user code has made as one of this library; ``None`` for anything else.
+
+        ``moved`` are the allocations that have been copied to a device already: what shares one still does there.
+
+        Raises:
+            UsageError: the library cannot hold it as it is.
+        """
 
     def load(self, file: Path, device: str) -> dict[str, Any]:
         """Return the tensors of a safetensors file."""
@@ -50,14 +56,20 @@ class TensorLibrary(Protocol):
     def size(self, tensor: Any) -> int:
         """Return the bytes of a tensor's elements."""
 
-    def in_memory(self, memory: Any, tensor: Any) -> Any:
-        """Return a copy of a tensor in a buffer of the host, with the strides that ``clone`` would give it."""
+    def extent(self, tensor: Any) -> tuple[int, int]:
+        """Return the address of the first byte of a tensor's elements, and how many bytes lie up to its last one."""
+
+    def allocation(self, tensor: Any) -> tuple[int, int]:
+        """Return the address and the size of the allocation that a tensor lies in, as far as it is known."""
+
+    def in_memory(self, memory: Any, offset: int, tensor: Any) -> Any:
+        """Return a copy of a tensor in a buffer of the host, from a byte of it on, with the tensor's own strides."""
 
     def layout(self, tensor: Any) -> tuple[object, ...]:
         """Return where a tensor's elements are and how they are read: all that in-place writing leaves as it is."""
 
     def clone(self, tensor: Any) -> Any:
-        """Return a copy."""
+        """Return a copy with the same strides."""
 
     def copy(self, source: Any, target: Any) -> None:
         """Copy a tensor's elements into another of its shape and dtype."""
@@ -70,6 +82,12 @@ class TensorLibrary(Protocol):
 
     def poison(self, tensor: Any) -> None:
         """Fill a tensor with its dtype's poison (see :mod:`ktuned.spec.poisons`)."""
+
+    def bits(self, tensor: Any) -> list[tuple[Any, tuple[int, int]]]:
+        """Return views of a tensor's memory as integers, each with its poison of even and of odd launches."""
+
+    def are_equal_bits(self, one: Any, other: Any) -> bool:
+        """Return whether two views of bits hold the same."""
 
     def unwritten(self, tensor: Any) -> Any:
         """Return where a tensor that was poisoned still is, as bools of its shape."""

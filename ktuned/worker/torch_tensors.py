@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import ctypes
+import warnings
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from ktuned.model import UsageError
 
 if TYPE_CHECKING:
     from ktuned.spec import TensorSpec
@@ -35,13 +39,27 @@ class TorchTensors:
 
         return materialise(spec, name, seed_text, device)
 
-    def own(self, value: Any, device: str) -> Any:
-        """Return tensors as they are, and NumPy's arrays as tensors of the device."""
+    def own(self, value: Any, device: str, moved: dict[int, Any] | None = None) -> Any:
+        """Return tensors as they are, and NumPy's arrays as tensors of the device, with the same strides."""
         import torch
 
         if isinstance(value, torch.Tensor):
+            if value.layout is not torch.strided or value.is_nested:
+                kind = "nested" if value.is_nested else str(value.layout).removeprefix("torch.")
+                raise UsageError(
+                    f"it is a {kind} tensor, which no kernel is launched with",
+                    hint="give its parts, such as values and indices, as tensors of their own",
+                )
             return value.detach()
-        return torch.as_tensor(value, device=device) if type(value).__module__ == "numpy" else None
+        if type(value).__module__ != "numpy":
+            return None
+        if any(stride < 0 for stride in value.strides):
+            raise UsageError("it has a negative stride, which torch cannot hold", hint="return a copy of it")
+        with warnings.catch_warnings():
+            # Of an array that may not be written, as one that was broadcast: launches work on a copy.
+            warnings.simplefilter("ignore", UserWarning)
+            host = torch.as_tensor(value)
+        return host if device == "cpu" else _move(host, value, device, {} if moved is None else moved)
 
     def load(self, file: Path, device: str) -> dict[str, Any]:
         """Load a file straight to the device."""
@@ -71,13 +89,24 @@ class TorchTensors:
         """Count the elements, not the storage."""
         return int(tensor.numel() * tensor.element_size())
 
-    def in_memory(self, memory: Any, tensor: Any) -> Any:
-        """Copy into a storage of the buffer, which torch keeps alive as long as any tensor uses it."""
+    def extent(self, tensor: Any) -> tuple[int, int]:
+        """Count from the first element to the last."""
+        return int(tensor.data_ptr()), count_bytes(tensor)
+
+    def allocation(self, tensor: Any) -> tuple[int, int]:
+        """Ask the storage."""
+        storage = tensor.untyped_storage()
+        return int(storage.data_ptr()), int(storage.nbytes())
+
+    def in_memory(self, memory: Any, offset: int, tensor: Any) -> Any:
+        """Copy into a storage of the tensor's part of the buffer, which torch keeps alive as long as any uses it."""
         import torch
 
-        storage = torch.frombuffer(memory, dtype=torch.uint8).untyped_storage()
-        strides = torch.empty_like(tensor, device="meta").stride()
-        return torch.empty(0, dtype=tensor.dtype).set_(storage, 0, tensor.shape, strides).copy_(tensor)
+        size = count_bytes(tensor)
+        storage = torch.frombuffer(memory, dtype=torch.uint8, offset=offset, count=size).untyped_storage()
+        placed = torch.empty(0, dtype=tensor.dtype).set_(storage, 0, tensor.shape, tensor.stride())
+        copy_elements(tensor, placed)
+        return placed
 
     def layout(self, tensor: Any) -> tuple[object, ...]:
         """Return shape, dtype and device, and where the elements are."""
@@ -87,12 +116,20 @@ class TorchTensors:
         return tensor.shape, tensor.dtype, tensor.device, *place
 
     def clone(self, tensor: Any) -> Any:
-        """Clone."""
-        return tensor.clone()
+        """Clone; with memory of its own if it leaves bytes out or has some twice."""
+        import torch
+
+        if not self.guarded_on(tensor) or count_bytes(tensor) == self.size(tensor):
+            return tensor.clone()
+        storage = torch.zeros(count_bytes(tensor), dtype=torch.uint8, device=tensor.device).untyped_storage()
+        copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
+        copy.set_(storage, 0, tensor.shape, tensor.stride())
+        copy_elements(tensor, copy)
+        return copy
 
     def copy(self, source: Any, target: Any) -> None:
         """Copy, also between devices."""
-        target.copy_(source)
+        copy_elements(source, target)
 
     def like(self, tensor: Any, other: Any) -> Any:
         """Convert the dtype, then the shape."""
@@ -107,6 +144,16 @@ class TorchTensors:
         from ktuned.spec import poison
 
         poison(tensor)
+
+    def bits(self, tensor: Any) -> list[tuple[Any, tuple[int, int]]]:
+        """View the memory as signed integers."""
+        from ktuned.spec import as_bits, signed_poisons
+
+        return [(as_bits(tensor), signed_poisons(tensor))]
+
+    def are_equal_bits(self, one: Any, other: Any) -> bool:
+        """Compare on the tensors' device."""
+        return bool(self.arithmetic.equal(one, other))
 
     def unwritten(self, tensor: Any) -> Any:
         """Compare on the tensor's device."""
@@ -135,3 +182,40 @@ class TorchTensors:
     def quiet(self) -> AbstractContextManager[object]:
         """Return no more than a context: torch does not warn."""
         return nullcontext()
+
+
+def count_bytes(tensor: Any) -> int:
+    """Return how many bytes lie from a strided tensor's first element to its last."""
+    if not tensor.numel():
+        return 0
+    steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return int((steps + 1) * tensor.element_size())
+
+
+def copy_elements(source: Any, target: Any) -> None:
+    """Copy a tensor into another; what ``expand`` shows many times is written once, as torch demands."""
+    for axis, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
+        if stride == 0 and size > 1:
+            source, target = source.narrow(axis, 0, 1), target.narrow(axis, 0, 1)
+    target.copy_(source)
+
+
+def _move(host: Any, array: Any, device: str, moved: dict[int, Any]) -> Any:
+    """Copy an array's allocation to a device, unless it is there already, and return the array's place in it."""
+    import torch
+
+    from ktuned.worker.numpy_tensors import ALIGNMENT, find_allocation
+
+    start, size = find_allocation(array)
+    is_whole = (start, size) == (array.ctypes.data, array.nbytes)
+    first = start % ALIGNMENT if not is_whole else 0
+    is_alone = is_whole and host.is_contiguous() and start not in moved
+    if is_alone or (array.ctypes.data - start + first) % array.itemsize:
+        return host.to(device)
+    if start not in moved:
+        moved[start] = torch.zeros(first + size, dtype=torch.uint8, device=device)
+        raw = (ctypes.c_ubyte * size).from_address(start)
+        moved[start][first:] = torch.frombuffer(raw, dtype=torch.uint8).to(device)
+    offset = (first + array.ctypes.data - start) // array.itemsize
+    empty = torch.empty(0, dtype=host.dtype, device=device)
+    return empty.set_(moved[start].untyped_storage(), offset, host.shape, host.stride())

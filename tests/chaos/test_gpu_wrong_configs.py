@@ -141,7 +141,7 @@ def _guards_s() -> float:
     for name, tensor in tensors.items():
         if name != "y":
             guards.keep(name, tensor)
-        guards.place(name, tensor)
+    guards.place(tensors, guards.find_spans(tensors))
     guards.keep("expected", tensors["y"])
     guards.seal()
     times = []

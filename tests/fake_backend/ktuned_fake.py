@@ -18,6 +18,7 @@ import importlib
 import itertools
 import json
 import os
+import random
 import resource
 import signal
 import subprocess
@@ -29,6 +30,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pollution
 import without_torch  # noqa: F401 - its import is its effect
 
 from ktuned.backends.contract import Absence, Absent, Backend, Compiled, EnergyCounter, Kernel, Launch, Unit
@@ -51,8 +53,10 @@ class Build(AnyBuild):
 
     Without tensors it only takes its time; one that ``rests`` needs no core meanwhile, as a GPU's kernel.
 
-    ``reads`` is a file beside the kernel file that the compiler reads; its text is a part of the artifact. ``library``
-    has the ``module`` that its function is below, and the ``path`` where that is found; ``submodule`` is its own one.
+    ``every`` is how many launches there are of which one is wrong, where it is ``seldom_wrong`` or ``regularly_wrong``,
+    or from which on they are. ``reads`` is a file beside the kernel file that the compiler reads; its text is a part of
+    the artifact. ``library`` has the ``module`` that its function is below, and the ``path`` where that is found;
+    ``submodule`` is its own one.
     """
 
     backend: ClassVar[str] = "fake"
@@ -63,6 +67,7 @@ class Build(AnyBuild):
     reads: str = ""
     joules: float = 0.001
     rests: bool = False
+    every: int = 20
     library: Mapping[str, Any] | None = None
     submodule: str = ""
 
@@ -155,6 +160,10 @@ class FakeKernel(Kernel):
         y: Any = tensors.get("y")
         chatter = itertools.chain([10_000_000], itertools.repeat(10_000))
         launches = itertools.count()
+        numbers = random.Random(build.tag)
+        # By its first launch, of which others follow in the same process.
+        finds_leftovers = build.does == "counts" and pollution.count_in_library(1) > 0
+        finds_leftovers |= build.does == "pollutes" and not pollution.is_clean(but=build.tag)
         is_first = build.does != "first_seed" or is_known(x)
 
         def launch() -> None:
@@ -183,6 +192,8 @@ class FakeKernel(Kernel):
                     os.write(1, b"x" * next(chatter))
                 case "nothing":
                     return
+                case "skips" if bool((y == x * 2.0).all()):
+                    return
                 case "tires":
                     if next(launches) >= 2:
                         return
@@ -210,10 +221,16 @@ class FakeKernel(Kernel):
             is_wrong = (
                 build.does == "wrong"
                 or (build.does == "dirty" and next(launches))
+                or (build.does == "seldom_wrong" and numbers.random() < 1 / build.every)
+                or (build.does == "regularly_wrong" and next(launches) % build.every == build.every - 1)
+                or (build.does == "wrong_at_last" and next(launches) >= build.every)
+                or finds_leftovers
                 or (build.does == "first_seed" and not is_first)
                 or (build.does == "changes" and (Path(os.environ["FAKE_GATE"]) / build.gate).exists())
             )
             y[...] = x * (3.0 if is_wrong else 2.0)
+            if build.does == "pollutes":
+                pollution.KINDS[build.tag].pollute()
 
         return launch
 

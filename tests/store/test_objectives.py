@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from ktuned.model.errors import UsageError
 from ktuned.model.objective import EDP, ENERGY, LATENCY, Objective
 from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome
@@ -84,6 +85,32 @@ async def test_the_note_is_of_the_objectives_figure(tmp_path: Path) -> None:
         winner = await store.finish_trial(number, result(1.0, energy=2.0), objective=ENERGY)
         assert winner is not None
         assert winner.note == "2, after 1 before its sources, toolchain or device changed"
+
+
+async def test_a_note_never_speaks_of_a_slower_winner_than_it_stands_beside(tmp_path: Path) -> None:
+    """Each winner of a new context is compared itself: one that is as fast as before has no note."""
+    async with Store.open(tmp_path / "k.db") as store:
+        await finish(store, LATENCY, result(100.0))
+        job = await new_job(store)
+        configs = [{"BM": size} for size in (1, 2, 4)]
+        slow, slower, fast = await store.begin_trials(NEW_GROUND, PROBLEM, job.id, configs)
+        notes = []
+        for number, latency_us in ((slow, 200.0), (slower, 300.0), (fast, 100.0)):
+            await store.finish_trial(number, result(latency_us), objective=LATENCY)
+            (winner,) = store.winners()
+            notes.append((winner.latency_us, winner.note.partition(",")[0]))
+        assert notes == [(200.0, "200 µs"), (200.0, "200 µs"), (100.0, "")]
+        await store.decide_winner(slow)
+        (winner,) = store.winners()
+        assert winner.note.startswith("200 µs, after 100 µs")
+
+
+@pytest.mark.parametrize("latency_us", [0.0, -5.0, float("nan"), float("inf")])
+async def test_what_is_no_time_is_not_measured(tmp_path: Path, latency_us: float) -> None:
+    """The store refuses it."""
+    async with Store.open(tmp_path / "k.db") as store:
+        with pytest.raises(UsageError, match="cannot be measured with a latency"):
+            await finish(store, LATENCY, result(latency_us))
 
 
 async def test_a_job_keeps_its_objective_and_its_figures(tmp_path: Path) -> None:

@@ -44,6 +44,7 @@ FULL = TrialDetail(
     first_latency_us=3.0,
     reference_us=4.0,
     reference_spread_us=0.5,
+    compared=90,
 )
 
 

@@ -17,7 +17,15 @@ from ktuned.worker.check import Verdict, compare, run_check
 def judge(out: Any, reference: Any, *, rtol: float = 0.0, atol: float = 0.0, ratio: float = 0.0) -> Verdict:
     """Compare one tensor ``y``, given as tensors or as lists."""
     tensors = [value if isinstance(value, torch.Tensor) else torch.tensor(value) for value in (out, reference)]
-    return compare({"y": tensors[0]}, {"y": tensors[1]}, rtol=rtol, atol=atol, max_mismatched_ratio=ratio)
+    is_given = rtol > 0 or atol > 0
+    return compare(
+        {"y": tensors[0]},
+        {"y": tensors[1]},
+        rtol=rtol,
+        atol=atol,
+        max_mismatched_ratio=ratio,
+        has_exact_integers=not is_given,
+    )
 
 
 DTYPES = [torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.float8_e5m2, torch.complex64]

@@ -18,16 +18,30 @@ from ktuned.worker.device_memory import BAND_BYTES, DeviceMemory
 from ktuned.worker.fault_reporter import FaultReporter
 from ktuned.worker.guards import Guards
 from ktuned.worker.host_memory import GUARD_BYTES, HostMemory
+from ktuned.worker.placement import span_of
+from ktuned.worker.torch_tensors import count_bytes
 
 MEMORIES = (HostMemory, DeviceMemory)
 """The guards of a GPU are made of torch's operations, which a CPU has as well."""
+
+
+def place(guards: Guards, value: torch.Tensor, name: str = "y") -> torch.Tensor:
+    """Return a guarded copy of one tensor."""
+    placed: torch.Tensor = guards.place({name: value}, guards.find_spans({name: value}))[name]
+    return placed
+
+
+def place_in(memory: Memory, value: torch.Tensor) -> torch.Tensor:
+    """Return a copy in one kind of memory."""
+    placed: torch.Tensor = memory.place(span_of("y", value), {"y": value})["y"]
+    return placed
 
 
 def fault_of(launch: Callable[[Guards, torch.Tensor, torch.Tensor], object]) -> tuple[int, str]:
     """Return the signal that ended a child in which a launch ran, and what the child reported."""
     read, write = os.pipe()
     guards = Guards()
-    kept, y = guards.keep("ktuned's copy of x", torch.arange(10.0)), guards.place("y", torch.zeros(1000))
+    kept, y = guards.keep("ktuned's copy of x", torch.arange(10.0)), place(guards, torch.zeros(1000))
     guards.seal()
     pid = os.fork()
     if pid == 0:
@@ -94,7 +108,7 @@ def test_a_fault_in_a_thread_without_the_interpreters_lock_is_reported(threads: 
 def test_damage_beside_a_tensor_is_named_and_mended(memory_type: type[Memory], numel: int, offset: int) -> None:
     """By its distance, where it is nearest; the next config is innocent."""
     memory = memory_type()
-    y = memory.place("y", torch.ones(numel, dtype=torch.float16))
+    y = place_in(memory, torch.ones(numel, dtype=torch.float16))
     memory.seal()
     assert memory.damage() is None
     size, start = 2 * numel, y.data_ptr()
@@ -118,7 +132,7 @@ def test_damage_beside_a_tensor_is_named_and_mended(memory_type: type[Memory], n
 def test_damage_to_the_end_of_a_band_may_go_on_beyond_it() -> None:
     """So it is not contained: the worker is replaced."""
     memory = DeviceMemory()
-    y = memory.place("y", torch.ones(16))
+    y = place_in(memory, torch.ones(16))
     memory.seal()
     for start, size in ((y.data_ptr() + 64, BAND_BYTES), (y.data_ptr() - BAND_BYTES, 4)):
         ctypes.memset(start, 1, size)
@@ -130,7 +144,7 @@ def test_damage_to_the_end_of_a_band_may_go_on_beyond_it() -> None:
 def test_damage_to_what_ktuned_owns_is_not_contained() -> None:
     """The pristine inputs and the expected outputs are watched as a whole, with their bands."""
     memory = DeviceMemory()
-    memory.place("y", torch.ones(16))
+    place_in(memory, torch.ones(16))
     kept = memory.keep("ktuned's copy of x", torch.ones(16))
     memory.seal()
     assert memory.damage() is None
@@ -158,14 +172,16 @@ DTYPES = (torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.
 @pytest.mark.parametrize("memory_type", MEMORIES)
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("shape", [(), (7,), (3, 5, 2)], ids=str)
-def test_a_guarded_tensor_is_as_a_clone(memory_type: type[Memory], dtype: torch.dtype, shape: tuple[int, ...]) -> None:
-    """Of every dtype and shape: content, strides, a start as aligned as torch's own, a storage of its size alone."""
+def test_a_guarded_tensor_is_laid_out_as_the_given_one(
+    memory_type: type[Memory], dtype: torch.dtype, shape: tuple[int, ...]
+) -> None:
+    """Of every dtype, shape and layout: content, strides, an aligned start, a storage of what it spans alone."""
     value = (torch.rand(shape) * 3).to(dtype)
     for original in (value, value.permute(2, 0, 1) if len(shape) == 3 else value, value[..., :1] if shape else value):
-        copy, clone = memory_type().place("y", original), original.clone()
+        copy, clone = place_in(memory_type(), original), original
         assert torch.equal(copy, clone)
         assert (copy.stride(), copy.storage_offset()) == (clone.stride(), 0)
-        assert copy.untyped_storage().nbytes() == copy.numel() * copy.element_size()
+        assert copy.untyped_storage().nbytes() == count_bytes(original)
         assert copy.data_ptr() % 64 == 0
         assert copy._base is None
 
@@ -174,16 +190,16 @@ def test_what_is_more_than_numbers_in_memory_is_cloned() -> None:
     """Sparse tensors, tensors with a gradient or without an element stay what they are."""
     guards = Guards()
     sparse, gradient = torch.eye(3).to_sparse(), torch.ones(3, requires_grad=True)
-    assert guards.place("a", sparse).layout is torch.sparse_coo
-    assert guards.place("b", gradient).requires_grad
-    assert guards.place("c", torch.ones(0)).shape == (0,)
+    assert place(guards, sparse).layout is torch.sparse_coo
+    assert place(guards, gradient).requires_grad
+    assert place(guards, torch.ones(0)).shape == (0,)
     assert not list(guards.regions())
 
 
 def test_memory_lives_as_long_as_a_tensor_uses_it() -> None:
     """A launch may be bound to tensors whose problem was closed; after it the pages are given back."""
     guards = Guards()
-    y = guards.place("y", torch.ones(1000))
+    y = place(guards, torch.ones(1000))
     (region,) = guards.regions()
     del guards
     assert float(y.sum()) == 1000
@@ -198,7 +214,7 @@ def test_guards_take_addresses_and_no_memory() -> None:
     before = _resident()
     guards = Guards()
     for number in range(500):
-        guards.place(str(number), torch.ones(1))
+        place(guards, torch.ones(1), str(number))
     assert _resident() - before < 500 * GUARD_BYTES / 1000
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, cast
 
-from ktuned.backends import Launch, Registry
+from ktuned.backends import Kernel, Launch, Registry
 from ktuned.ipc import Places, replies, requests
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Phase, Target
@@ -64,6 +64,13 @@ class PlayedData:
         """Leave it to the check."""
         return False
 
+    def judged_outputs(self, **_: Any) -> None:
+        """Poison and compare nothing."""
+
+    def most_copies(self, limit_bytes: int) -> int:
+        """Have no copies."""
+        return 1
+
     def check(self) -> Verdict:
         """Find all right."""
         return Verdict(ok=True)
@@ -84,11 +91,11 @@ class Loading(Bench):
         data, timer = cast("Any", PlayedData()), PlayedTimer(diary)
         self._open = _Opened(kernel, "sm_90", nothing, GPU, data, timer, nothing, metrics=lambda us, joules: {})
 
-    def _load(self, opened: _Opened, unit: requests.UnitRef) -> Launch:
+    def _load(self, opened: _Opened, unit: requests.UnitRef) -> tuple[Launch, Kernel]:
         self._diary.append(f"load {unit.key}")
         if unit.key == "heavy" and self._diary[-2] == "load_next":
             raise RuntimeError("out of memory")
-        return lambda: self._diary.append(f"launch {unit.key}")
+        return lambda: self._diary.append(f"launch {unit.key}"), cast("Kernel", None)
 
 
 class Diary(Reply):

@@ -75,7 +75,8 @@ def test_inputs_are_restored_and_their_overwriting_is_named(tmp_path: Path) -> N
 def test_writes_outside_an_array_are_noticed() -> None:
     """An array stands between guards, and keeps its memory and its order."""
     guards = Guards()
-    placed = guards.place("y", np.asfortranarray(np.arange(15, dtype="float32").reshape(3, 5)))
+    given = {"y": np.asfortranarray(np.arange(15, dtype="float32").reshape(3, 5))}
+    placed = guards.place(given, guards.find_spans(given))["y"]
     assert placed.flags.f_contiguous
     assert placed[2, 4] == 14
     ctypes.memset(placed.ctypes.data + 60, 1, 2)

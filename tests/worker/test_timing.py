@@ -24,6 +24,7 @@ class Clock:
         self.log: list[str] = []
         self._launch_us = list(launch_us)
         monkeypatch.setattr(timing, "perf_counter_ns", lambda: self.now_ns)
+        monkeypatch.setattr(timing, "clock_ns", lambda: 0)
 
     def launch(self) -> None:
         """Take the next time of the list; the last one for ever."""

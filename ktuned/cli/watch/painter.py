@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from rich.console import Console, ConsoleDimensions
 from rich.text import Text
 
+from ktuned.model import show_controls_in_place
+
 _ENTER = "\x1b[?1049h\x1b[?25l\x1b[?7l"
 """The alternate screen, no cursor, and no line that runs into the next one while the terminal is resized."""
 
@@ -55,6 +57,10 @@ class Painter:
             self._write(f"{_BEGIN}{''.join(changed)}{_END}")
 
     def _rendered(self, line: Text, columns: int) -> str:
+        shown = show_controls_in_place(line.plain)
+        if shown != line.plain:
+            line = line.copy()
+            line.plain = shown
         with self._console.capture() as captured:
             self._console.print(line, end="", no_wrap=True, overflow="crop", soft_wrap=True)
         # Behind a full line the cursor stands on its last letter, which must not be erased.

@@ -1,0 +1,97 @@
+"""Account of the last daemon's end, for the next one's ``status``: no end goes without a line.
+
+A file in the state's directory has it. A daemon writes there that it runs, and removes the file when it stops in order.
+Else a line is left in it:
+
+- of an error that ends the daemon, by the daemon itself;
+- of a signal, or an exit of some library, by the warden, which outlives it (:mod:`ktuned.fleet.warden`);
+- of neither, as after a loss of power: it still says that the daemon runs, though no process holds the lock.
+
+The interpreter's stacks of all threads at a fatal signal are in a second file beside it.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from ktuned.fleet import RUNS
+
+END_NAME = "last-end"
+STACKS_NAME = "last-stacks"
+
+_MOST_CHARS = 500
+
+
+@contextmanager
+def recorded_end(state: Path) -> Iterator[str]:
+    """Return what the last daemon has left in a state's directory, and leave a line if this one does not stop in order.
+
+    The caller holds the directory's lock.
+    """
+    notice = _take_notice(state)
+    place = state / END_NAME
+    _write(place, f"{RUNS} {os.getpid()}")
+    with _dumping_stacks(state / STACKS_NAME):
+        try:
+            yield notice
+        except BaseException as error:
+            when = time.strftime("%Y-%m-%d %H:%M:%S")
+            what = f"the last daemon (pid {os.getpid()}) was ended by an error, at {when}: {_describe_error(error)}"
+            _write(place, what)
+            raise
+    with suppress(OSError):
+        place.unlink()
+
+
+@contextmanager
+def _dumping_stacks(place: Path) -> Iterator[None]:
+    """Have a fatal signal write all threads' stacks into a file."""
+    if faulthandler.is_enabled():
+        # Another owner wants them elsewhere.
+        yield
+        return
+    try:
+        stream = place.open("w", encoding="utf-8")
+    except OSError:
+        yield
+        return
+    with stream:
+        faulthandler.enable(stream, all_threads=True)
+        try:
+            yield
+        finally:
+            faulthandler.disable()
+
+
+def _take_notice(state: Path) -> str:
+    try:
+        found = (state / END_NAME).read_text(encoding="utf-8", errors="replace").strip()
+    except OSError:
+        return ""
+    word, _, rest = found.partition(" ")
+    if word == RUNS:
+        found = f"the last daemon (pid {rest}) ended without a word: its warden was killed, too, or the machine stopped"
+    stacks, kept = state / STACKS_NAME, state / f"{STACKS_NAME}.1"
+    with suppress(OSError):
+        if stacks.stat().st_size:
+            # This daemon's come into a new file.
+            stacks.replace(kept)
+            found = f"{found}; its stacks are in {kept}"
+    return found[:_MOST_CHARS]
+
+
+def _write(place: Path, line: str) -> None:
+    with suppress(OSError):
+        place.write_text(f"{line}\n", encoding="utf-8")
+
+
+def _describe_error(error: BaseException) -> str:
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    text = " ".join(str(error).split())
+    return f"{type(error).__name__}: {text}"[:_MOST_CHARS]

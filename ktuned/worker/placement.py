@@ -1,0 +1,95 @@
+"""Places of a problem's tensors in memory: as the kernel file gives them, to each other and to cache lines.
+
+A kernel sees more of a tensor than its values: strides, the alignment of its start, and whether another one shares its
+memory, as the column blocks of a packed matrix do. What launches work on is a copy, made in memory of ktuned's own; so
+tensors that share an allocation are copied into one span, at the same distances.
+
+An allocation's own start is not the file's choice (NumPy's is at any multiple of 16): a span that holds one is aligned
+there. A span of views alone keeps the distance from the last boundary, since a file may have chosen it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Mapping
+from typing import Any
+
+from ktuned.model import Record, record
+from ktuned.worker.numpy_tensors import ALIGNMENT
+from ktuned.worker.tensor_library import library_of
+
+MOST_UNUSED = 1 << 30
+"""Bytes between tensors of one allocation that a span may have: views of a mapped file may lie far apart."""
+
+
+@record
+class Span(Record):
+    """Tensors that share an allocation: their names with each one's offset in bytes, and their size together.
+
+    The first byte is ``remainder`` bytes behind a boundary of :data:`ALIGNMENT`.
+    """
+
+    offsets: Mapping[str, int]
+    size: int
+    remainder: int
+
+    @property
+    def name(self) -> str:
+        """The tensors' names, for messages."""
+        return " and ".join(self.offsets)
+
+    def is_plain(self, values: Mapping[str, Any]) -> bool:
+        """Return whether this is one tensor without gaps that starts at a boundary, as any allocation of its own is.
+
+        A sanitizer knows the bounds of such an allocation, and none within one that is larger.
+        """
+        sizes = [library_of(values[name]).size(values[name]) for name in self.offsets]
+        return len(sizes) == 1 and not self.remainder and sizes[0] == self.size
+
+
+def find_spans(tensors: Mapping[str, Any]) -> list[Span]:
+    """Return the spans of tensors that have memory, those that share an allocation together."""
+    extents = {name: library_of(tensor).extent(tensor) for name, tensor in tensors.items()}
+    owners = {name: library_of(tensor).allocation(tensor) for name, tensor in tensors.items()}
+    spans = []
+    for names in _group_by_owner(owners, extents):
+        start = min(extents[name][0] for name in names)
+        end = max(sum(extents[name]) for name in names)
+        whole = [owners[name][0] for name in names if owners[name] == extents[name]]
+        remainder = (start - whole[0] if whole else start) % ALIGNMENT
+        spans.append(Span({name: extents[name][0] - start for name in names}, end - start, remainder))
+    return spans
+
+
+def span_of(name: str, tensor: Any) -> Span:
+    """Return the span of a tensor by itself, as if it had an allocation of its own."""
+    return Span({name: 0}, library_of(tensor).extent(tensor)[1], 0)
+
+
+def place_plainly(span: Span, values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return copies of a span's tensors on the CPU, in an allocation without guards."""
+    memory = (ctypes.c_ubyte * (span.size + 2 * ALIGNMENT))()
+    first = -ctypes.addressof(memory) % ALIGNMENT + span.remainder
+    return {
+        name: library_of(values[name]).in_memory(memory, first + offset, values[name])
+        for name, offset in span.offsets.items()
+    }
+
+
+def _group_by_owner(owners: Mapping[str, tuple[int, int]], extents: Mapping[str, tuple[int, int]]) -> list[list[str]]:
+    """Return the names in groups of one allocation, in the order of their addresses."""
+    groups: list[list[str]] = []
+    end, owner_end = 0, 0
+    for name in sorted(owners, key=lambda name: (owners[name][0], extents[name][0])):
+        start, size = extents[name]
+        is_near = start <= end + MOST_UNUSED
+        if groups and owners[name][0] < owner_end and is_near:
+            groups[-1].append(name)
+            end = max(end, start + size)
+        else:
+            groups.append([name])
+            end = start + size
+        owner_end = max(owner_end, sum(owners[name]))
+    # The first tensor of a problem stays the first.
+    order = {name: place for place, name in enumerate(owners)}
+    return sorted(([*sorted(names, key=order.__getitem__)] for names in groups), key=lambda names: order[names[0]])

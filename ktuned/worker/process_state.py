@@ -1,0 +1,529 @@
+"""State of a lane's process that configs share, put back around each of them: nothing of one config reaches the next.
+
+A lane's worker measures one config after another, because a process with torch or a GPU's context takes seconds to
+start. What a config does to its process would then be an input of all later ones, and of their checks. A library that
+is linked with ``-ffast-math`` sets flush-to-zero when it is loaded; a kernel calls ``omp_set_num_threads``,
+``sched_setaffinity`` or ``setenv``; a thread that it has started keeps a core busy.
+
+Three things are done about that, by :class:`ProcessState`.
+
+**Restored**: what can be read and written. :meth:`ProcessState.take_baseline` reads it once a problem is open: after
+the kernel file's own Python, which applies to every config alike. It is put back before each config and after it.
+
+========================  =========================================================================================
+floating-point control    rounding, flush-to-zero, exceptions that trap (``fesetenv``), of the thread that launches
+OpenMP runtimes           threads, dynamic, levels; their pools end after each config (``omp_pause_resource_all``),
+                          because a pool's threads have the floating-point control that they were started with
+BLAS, torch               threads; torch's default dtype, grad mode, determinism, precision of products
+scheduling                affinity of each thread, niceness, policy
+environment               C's own, which Python does not see change, and ``os.environ``
+the rest                  working directory, umask, signal mask, timers, limits, timer slack
+========================  =========================================================================================
+
+**Belongs to the config**: what its library does when it is loaded. An application that loads it gets the same, so it
+holds while this config is launched: it is read after loading (:meth:`ProcessState.learn_own_state`), and put there
+again whenever the config runs, since a constructor runs once in a process, but a finalist is launched in turns with
+others. A check never runs in it (:meth:`ProcessState.known_arithmetic`).
+
+**Found, and not undone**: threads that are left, libraries of the project that were mapped (they have data of their
+own), what could not be put back. :attr:`ProcessState.leftover` says it in words, the batch ends, and the lane takes a
+fresh worker. So it does when a file that is mapped has another content on the disk by now (:meth:`ProcessState.
+find_outdated_file`): the loader would hand out the old one for its name for ever.
+
+Installed libraries (below the interpreter's prefixes, or the system's directories) and those that a compiler has made
+in the lane (in the worker's scratch directory, or a compiler's cache) are no reason for a fresh worker: a
+first launch maps parts of a driver or a runtime that each fresh worker would map again, and what they hold that a
+config is known to change is restored. Their files are compared with the disk like any other.
+
+What this does not see: data of libraries that were loaded before the first config, file descriptors, ``mallopt``. It
+costs some 0.4 ms a config.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import platform
+import re
+import resource
+import signal
+import site
+import sys
+import sysconfig
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from glob import glob
+from typing import Any, NamedTuple
+
+MAPS = "/proc/self/maps"
+TASKS = "/proc/self/task"
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.setenv.argtypes = (ctypes.c_char_p, ctypes.c_char_p, ctypes.c_int)
+_libc.fegetenv.argtypes = _libc.fesetenv.argtypes = (ctypes.c_void_p,)
+
+_FENV_BYTES = 64
+"""More than any ``fenv_t``: 32 bytes on x86-64, 8 on ARM64."""
+
+_FENV_CONTROL: Mapping[str, tuple[tuple[int, int], ...]] = {
+    "x86_64": ((0, 0xFF), (1, 0xFF), (28, 0xC0), (29, 0xFF)),
+    "aarch64": ((0, 0xFF), (1, 0xFF), (2, 0xFF), (3, 0xFF)),
+}
+"""Bytes of ``fenv_t`` and their bits that control arithmetic: the x87 control word and MXCSR, or FPCR. The others are
+flags that any operation sets."""
+
+_OPENMP_PAUSE_HARD = 2
+_OPENMP = re.compile(r"/lib(gomp|omp|iomp5)[^/]*\.so[^/]*$")
+_BLAS = re.compile(r"/lib[^/]*(openblas|mkl_rt|blis)[^/]*\.so[^/]*$")
+_BLAS_CALLS = (
+    ("scipy_openblas_get_num_threads64_", "scipy_openblas_set_num_threads64_"),
+    ("scipy_openblas_get_num_threads", "scipy_openblas_set_num_threads"),
+    ("openblas_get_num_threads64_", "openblas_set_num_threads64_"),
+    ("openblas_get_num_threads", "openblas_set_num_threads"),
+    ("MKL_Get_Max_Threads", "MKL_Set_Num_Threads"),
+    ("bli_thread_get_num_threads", "bli_thread_set_num_threads"),
+)
+_OPENMP_CALLS = (
+    ("omp_get_max_threads", "omp_set_num_threads"),
+    ("omp_get_dynamic", "omp_set_dynamic"),
+    ("omp_get_max_active_levels", "omp_set_max_active_levels"),
+)
+
+_MAPPED = re.compile(rb"^\S+ \S(\S)(\S)(\S) \S+ \S+ [1-9]\d* +(/.*)$", re.MULTILINE)
+_GONE = b" (deleted)"
+_UNREAL = (b"/dev/", b"/proc/", b"/sys/", b"/memfd:", b"/SYSV", b"/[")
+"""Mappings that are no files on a disk."""
+
+_NAME_SERVICES = (b"/run/", b"/var/run/", b"/var/lib/sss/", b"/var/cache/nscd/", b"/var/db/nscd/")
+"""Caches of users' and hosts' names, which their services write at any time while others have them mapped."""
+
+_LIMITS = tuple(
+    sorted({getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")} - {resource.RLIMIT_CORE})
+)
+_TIMERS = (signal.ITIMER_REAL, signal.ITIMER_VIRTUAL, signal.ITIMER_PROF)
+_PR_SET_TIMERSLACK, _PR_GET_TIMERSLACK = 29, 30
+
+_DRIVER_THREADS = ("cuda", "nv", "pt_")
+"""Names of threads that a GPU's driver, or torch for it, starts when it needs them, in each worker again."""
+
+_KEPT_OWN_STATES = 256
+"""Configs whose own state is remembered: more than a problem's finalists."""
+
+
+class Mapped(NamedTuple):
+    """A file that is mapped: its stamp on the disk, and whether code of it is."""
+
+    stamp: tuple[int, int, int] | None
+    is_code: bool
+
+
+class _Knob(NamedTuple):
+    """Something that can be read and put back; ``name`` says in a message what a config has changed."""
+
+    name: str
+    read: Callable[[], Any]
+    write: Callable[[Any], object]
+
+
+@dataclass
+class ProcessState:
+    """The state of this process around one problem's configs; see the module."""
+
+    _is_taken: bool = False
+    _knobs: dict[str, _Knob] = field(default_factory=dict)
+    _baseline: dict[str, Any] = field(default_factory=dict)
+    _own: dict[str, dict[str, Any]] = field(default_factory=dict)
+    _threads: frozenset[str] = frozenset()
+    _mapped: dict[bytes, Mapped] = field(default_factory=dict)
+    _runtimes: dict[bytes, ctypes.CDLL] = field(default_factory=dict)
+    _private: tuple[bytes, ...] = ()
+    leftover: str = ""
+
+    def take_baseline(self, private: Iterable[str] = ()) -> None:
+        """Read what each config is to find; ``private`` are directories of libraries that belong to one config each."""
+        self._private = (*(os.fsencode(os.path.realpath(place)) + b"/" for place in private), *_list_generated())
+        self._knobs = {knob.name: knob for knob in _KNOBS}
+        self._own.clear()
+        self._is_taken = False
+        self._know_runtimes()
+        self._baseline = self._read()
+        self._is_taken = True
+
+    def complete_baseline(self) -> None:
+        """Know what the problem's own references, which have run since, have started and mapped."""
+        self.restore()
+        # Those of an earlier problem stay known: their files may have changed since.
+        self._mapped = {**self._read_mapped(), **self._mapped}
+        self._threads = frozenset(_list_threads())
+
+    def restore(self) -> None:
+        """Put everything back that can be; what cannot is a :attr:`leftover`."""
+        if not self._is_taken:
+            return
+        self._end_pools()
+        self._apply(self._baseline)
+
+    @contextmanager
+    def around(self, key: str) -> Iterator[None]:
+        """Run one config, by its key, in the known state and in what is its own; look afterwards at what it left."""
+        self.restore()
+        self._apply_own(key)
+        try:
+            yield
+        finally:
+            self.restore()
+            self._find_leftovers()
+
+    @contextmanager
+    def loading(self, key: str) -> Iterator[None]:
+        """Load the library of the config that :meth:`around` is entered for; what that changes is its own."""
+        yield
+        self._know_runtimes()
+        self.learn_own_state(key)
+
+    @contextmanager
+    def loading_ahead(self, key: str) -> Iterator[None]:
+        """Load the library of the config that follows; the one that runs has its own state again afterwards."""
+        before = self._read()
+        self._apply(self._baseline)
+        try:
+            with self.loading(key):
+                yield
+        finally:
+            self._apply({**self._baseline, **before})
+
+    def learn_own_state(self, key: str) -> None:
+        """Remember what loading has changed as the config's own."""
+        if not self._is_taken:
+            return
+        now = self._read()
+        own = {name: value for name, value in now.items() if value != self._baseline.get(name)}
+        # One that has run out does not start again.
+        own.pop(_TIMERS_KNOB.name, None)
+        if own and len(self._own) < _KEPT_OWN_STATES:
+            self._own[key] = own
+
+    @contextmanager
+    def known_arithmetic(self) -> Iterator[None]:
+        """Compare outputs with the floating-point control of the baseline, whatever the config has set for itself."""
+        found = _read_arithmetic()
+        known = self._baseline.get(_ARITHMETIC.name, found)
+        if found == known:
+            yield
+            return
+        # Threads of a pool have the control of the thread that started them.
+        self._end_pools()
+        _write_arithmetic(known)
+        try:
+            yield
+        finally:
+            self._end_pools()
+            _write_arithmetic(found)
+
+    def find_outdated_file(self) -> str:
+        """Return the mapped file whose content on the disk has changed since; empty if there is none."""
+        for name, known in self._mapped.items():
+            if known.stamp is not None and _stamp(name) != known.stamp:
+                return os.fsdecode(name)
+        return ""
+
+    def _apply_own(self, key: str) -> None:
+        own = self._own.get(key)
+        if own is not None:
+            self._apply({**self._baseline, **own})
+
+    def _read(self) -> dict[str, Any]:
+        return {name: knob.read() for name, knob in self._knobs.items()}
+
+    def _apply(self, wanted: Mapping[str, Any]) -> None:
+        """Write each knob that differs; note those that then still differ."""
+        for name, knob in self._knobs.items():
+            if name not in wanted or knob.read() == wanted[name]:
+                continue
+            with suppress(OSError, ValueError, RuntimeError, TypeError):
+                knob.write(wanted[name])
+            if knob.read() != wanted[name]:
+                self.leftover = self.leftover or f"it changed the {name} of its process"
+
+    def _find_leftovers(self) -> None:
+        """Look for threads and libraries that were not there before the config."""
+        if not self._is_taken:
+            return
+        left = [name for name in _list_threads() if name not in self._threads]
+        left = [name for name in left if not _thread_name(name).startswith(_DRIVER_THREADS)]
+        if left:
+            threads = "a thread" if len(left) == 1 else f"{len(left)} threads"
+            self.leftover = self.leftover or f"it left {threads} behind"
+        for name, found in self._read_mapped().items():
+            if name in self._mapped:
+                continue
+            self._mapped[name] = found
+            if found.is_code and not name.startswith((*self._private, *_INSTALLED)):
+                self.leftover = self.leftover or f"it loaded {os.fsdecode(name)}"
+
+    def _read_mapped(self) -> dict[bytes, Mapped]:
+        """Return the files that are mapped, and their stamps; what is gone from the disk already has none."""
+        found: dict[bytes, Mapped] = {}
+        try:
+            with open(MAPS, "rb", buffering=0) as stream:
+                text = stream.read()
+                while more := stream.read():
+                    text += more
+        except OSError:
+            return found
+        for match in _MAPPED.finditer(text):
+            writable, executable, sharing, name = match.groups()
+            # A file that is written through its mapping changes by that.
+            if name.startswith((*_UNREAL, *_NAME_SERVICES)) or (writable == b"w" and sharing == b"s"):
+                continue
+            is_code = executable == b"x"
+            if name.endswith(_GONE):
+                name = name.removesuffix(_GONE)
+                if name in self._mapped:
+                    # It was replaced since it was seen: the name's stamp says so.
+                    continue
+                known = found.get(name)
+                found[name] = Mapped(None, is_code or (known is not None and known.is_code))
+                continue
+            before = found.get(name)
+            if before is None:
+                known = self._mapped.get(name)
+                found[name] = Mapped(_stamp(name) if known is None else known.stamp, is_code)
+            elif is_code and not before.is_code:
+                found[name] = Mapped(before.stamp, is_code)
+        return found
+
+    def _know_runtimes(self) -> None:
+        """Know how to restore the threads of the OpenMP and BLAS libraries that are mapped by now."""
+        for name in self._read_mapped():
+            text = os.fsdecode(name)
+            if name in self._runtimes or not (_OPENMP.search(text) or _BLAS.search(text)):
+                continue
+            try:
+                library = ctypes.CDLL(text, mode=os.RTLD_NOLOAD | os.RTLD_LAZY)
+            except OSError:
+                continue
+            self._runtimes[name] = library
+        calls = [(name, one, pair) for name, one in self._runtimes.items() for pair in (*_OPENMP_CALLS, *_BLAS_CALLS)]
+        for name, library, (reader, writer) in calls:
+            knob_name = f"{reader} of {os.path.basename(os.fsdecode(name))}"
+            if knob_name in self._knobs or not (hasattr(library, reader) and hasattr(library, writer)):
+                continue
+            knob = _Knob(knob_name, getattr(library, reader), getattr(library, writer))
+            self._knobs[knob_name] = knob
+            if self._is_taken:
+                # As it starts, before a config has launched anything.
+                self._baseline[knob_name] = knob.read()
+
+    def _end_pools(self) -> None:
+        for library in self._runtimes.values():
+            if hasattr(library, "omp_pause_resource_all"):
+                library.omp_pause_resource_all(_OPENMP_PAUSE_HARD)
+
+
+def _read_arithmetic() -> bytes:
+    """Return the floating-point environment of this thread without the flags that operations set."""
+    now = (ctypes.c_ubyte * _FENV_BYTES)()
+    _libc.fegetenv(now)
+    control = _FENV_CONTROL.get(platform.machine())
+    if control is None:
+        return bytes(now)
+    kept = bytearray(_FENV_BYTES)
+    for place, bits in control:
+        kept[place] = now[place] & bits
+    return bytes(kept)
+
+
+def _write_arithmetic(wanted: bytes) -> None:
+    now = (ctypes.c_ubyte * _FENV_BYTES)()
+    _libc.fegetenv(now)
+    for place, bits in _FENV_CONTROL.get(platform.machine(), tuple((place, 0xFF) for place in range(_FENV_BYTES))):
+        now[place] = (now[place] & ~bits & 0xFF) | (wanted[place] & bits)
+    _libc.fesetenv(now)
+
+
+def _read_environment() -> tuple[tuple[bytes, ...], dict[bytes, bytes]]:
+    """Return C's environment, and what Python takes for it."""
+    found = []
+    pointers = ctypes.POINTER(ctypes.c_char_p).in_dll(_libc, "environ")
+    place = 0
+    # After `clearenv` there is a null pointer, which has no contents.
+    while ctypes.cast(pointers, ctypes.c_void_p).value and (entry := pointers[place]) is not None:
+        found.append(entry)
+        place += 1
+    return tuple(sorted(found)), dict(os.environb)
+
+
+def _write_environment(wanted: tuple[tuple[bytes, ...], dict[bytes, bytes]]) -> None:
+    entries, seen = wanted
+    os.environb.clear()
+    os.environb.update(seen)
+    _libc.clearenv()
+    for entry in entries:
+        name, _, value = entry.partition(b"=")
+        _libc.setenv(name, value, 1)
+
+
+def _list_threads() -> list[str]:
+    try:
+        return os.listdir(TASKS)
+    except OSError:
+        return []
+
+
+def _thread_name(thread: str) -> str:
+    try:
+        with open(f"{TASKS}/{thread}/comm", encoding="utf-8", errors="replace") as stream:
+            return stream.read().strip()
+    except OSError:
+        # It has ended meanwhile.
+        return _DRIVER_THREADS[0]
+
+
+def _read_affinities() -> dict[int, frozenset[int]]:
+    found = {}
+    for thread in map(int, _list_threads()):
+        with suppress(OSError):
+            found[thread] = frozenset(os.sched_getaffinity(thread))
+    return found
+
+
+class _Affinities(dict[int, frozenset[int]]):
+    """Affinities by thread: threads that came or went make no difference."""
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, dict) and all(
+            other[thread] == cores for thread, cores in self.items() if thread in other
+        )
+
+    def __ne__(self, other: object) -> bool:
+        return not self == other
+
+    __hash__ = None
+
+
+def _write_affinities(wanted: Mapping[int, frozenset[int]]) -> None:
+    for thread, cores in wanted.items():
+        with suppress(OSError):
+            os.sched_setaffinity(thread, cores)
+
+
+def _read_umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _read_limits() -> tuple[tuple[int, int], ...]:
+    return tuple(resource.getrlimit(limit) for limit in _LIMITS)
+
+
+def _write_limits(wanted: tuple[tuple[int, int], ...]) -> None:
+    for limit, pair in zip(_LIMITS, wanted, strict=True):
+        if resource.getrlimit(limit) != pair:
+            resource.setrlimit(limit, pair)
+
+
+def _end_timers(wanted: tuple[bool, ...]) -> None:
+    for timer, runs in zip(_TIMERS, wanted, strict=True):
+        if not runs:
+            signal.setitimer(timer, 0)
+
+
+def _read_directory() -> str:
+    try:
+        return os.getcwd()
+    except OSError:
+        return ""
+
+
+def _read_torch() -> tuple[Any, ...]:
+    torch = sys.modules.get("torch")
+    if torch is None or not hasattr(torch, "get_num_threads"):
+        return ()
+    return (
+        torch.get_num_threads(),
+        torch.get_default_dtype(),
+        torch.is_grad_enabled(),
+        torch.are_deterministic_algorithms_enabled(),
+        torch.get_float32_matmul_precision(),
+    )
+
+
+def _write_torch(wanted: tuple[Any, ...]) -> None:
+    torch = sys.modules.get("torch")
+    if torch is None or not wanted:
+        return
+    threads, dtype, grad, deterministic, precision = wanted
+    if torch.get_num_threads() != threads:
+        torch.set_num_threads(threads)
+    torch.set_default_dtype(dtype)
+    torch.set_grad_enabled(grad)
+    torch.use_deterministic_algorithms(deterministic)
+    torch.set_float32_matmul_precision(precision)
+
+
+def _stamp(name: bytes) -> tuple[int, int, int] | None:
+    try:
+        found = os.stat(name)
+    except OSError:
+        return (0, 0, 0)
+    return found.st_ino, found.st_size, found.st_mtime_ns
+
+
+def _list_installed() -> tuple[bytes, ...]:
+    """Return the directories of installed libraries, of which a worker has the same in each process."""
+    system = ("/lib", "/lib32", "/lib64", "/usr", "/nix/store", "/gnu/store", "/opt/cuda", "/opt/rocm")
+    places = [*system, sys.prefix, sys.base_prefix, sys.exec_prefix, *sysconfig.get_paths().values()]
+    with suppress(Exception):
+        places += [*site.getsitepackages(), site.getusersitepackages()]
+    found = {os.path.realpath(place) for place in places} | set(places)
+    return tuple(os.fsencode(place.rstrip("/")) + b"/" for place in sorted(found) if len(place) > 1)
+
+
+def _list_generated() -> tuple[bytes, ...]:
+    """Return the directories in which compilers that run in the lane keep what they make for one config each."""
+    home = os.path.expanduser("~")
+    places = [os.environ.get(name, "") for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TMPDIR")]
+    # Not by `tempfile`, which would keep its answer for all that this process, or one that it forks, does later.
+    places += [f"{home}/.triton", f"{home}/.cache", *glob("/tmp/torchinductor_*")]
+    return tuple(os.fsencode(os.path.realpath(place)) + b"/" for place in places if place)
+
+
+_INSTALLED = _list_installed()
+
+_ARITHMETIC = _Knob("floating-point control", _read_arithmetic, _write_arithmetic)
+
+_TIMERS_KNOB = _Knob("timers", lambda: tuple(signal.getitimer(timer)[0] > 0 for timer in _TIMERS), _end_timers)
+
+_KNOBS = (
+    _ARITHMETIC,
+    _Knob("environment", _read_environment, _write_environment),
+    _Knob("affinity", lambda: _Affinities(_read_affinities()), _write_affinities),
+    _Knob(
+        "niceness",
+        lambda: os.getpriority(os.PRIO_PROCESS, 0),
+        lambda wanted: os.setpriority(os.PRIO_PROCESS, 0, wanted),
+    ),
+    _Knob(
+        "scheduling policy",
+        lambda: (os.sched_getscheduler(0), os.sched_getparam(0).sched_priority),
+        lambda wanted: os.sched_setscheduler(0, wanted[0], os.sched_param(wanted[1])),
+    ),
+    _Knob("working directory", _read_directory, os.chdir),
+    _Knob("umask", _read_umask, os.umask),
+    _Knob(
+        "signal mask",
+        lambda: frozenset(signal.pthread_sigmask(signal.SIG_BLOCK, ())),
+        lambda wanted: signal.pthread_sigmask(signal.SIG_SETMASK, wanted),
+    ),
+    _TIMERS_KNOB,
+    _Knob("limits", _read_limits, _write_limits),
+    _Knob(
+        "timer slack",
+        lambda: _libc.prctl(_PR_GET_TIMERSLACK, 0, 0, 0, 0),
+        lambda wanted: _libc.prctl(_PR_SET_TIMERSLACK, wanted, 0, 0, 0),
+    ),
+    _Knob("settings of torch", _read_torch, _write_torch),
+)

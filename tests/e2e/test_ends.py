@@ -1,0 +1,82 @@
+"""Nothing waits for ever, and no end goes without a word: of a tuning whose file is wrong, of a daemon."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import PATIENCE_S, Daemon, kernel_text
+
+TEXT = kernel_text("space([dict(us=20.0, tag='a'), dict(us=30.0, tag='b')])")
+
+ERRORS = {
+    "syntax": ("def (\n", "SyntaxError"),
+    "raises": ("raise RuntimeError('boom')\n", "boom"),
+    "import": ("import nothing_there\n", "nothing_there"),
+    "exits": ("raise SystemExit(3)\n", "3"),
+    "declaration": (TEXT.replace("preset='fast'", "preset='quick'"), "quick"),
+    "dies": ("import os\nos._exit(7)\n", "exited with code 7"),
+    "binary": ("\x00", "null"),
+}
+"""What is saved into a known kernel file, and a word of its error."""
+
+
+def test_a_tuning_of_a_known_file_that_is_wrong_now_ends_with_its_error(daemon: Daemon) -> None:
+    """By its path or its name, in one line; it worked before, and works again once the file is mended."""
+    path = daemon.kernel_file(TEXT)
+    assert daemon.ktuned("tune", str(path)).returncode == 0
+    for number, (text, word) in enumerate(ERRORS.values()):
+        target = str(path) if number % 2 else "project:it"
+        path.write_text(text)
+        done = daemon.ktuned("tune", target, timeout_s=PATIENCE_S / 2)
+        assert done.returncode == 1
+        assert word in done.stderr
+        assert "queued" not in done.stdout
+        path.write_text(TEXT)
+        assert daemon.ktuned("tune", "project:it" if number % 2 else str(path)).returncode == 0
+
+
+def test_a_job_ends_when_its_file_becomes_wrong_while_it_waits(daemon: Daemon) -> None:
+    """A client that waits for it learns so, and does not wait until the file is mended."""
+    gate = daemon.gate("first")
+    path = daemon.kernel_file(
+        kernel_text("space([dict(us=20.0, gate='first', tag='a'), dict(us=20.0, tag='b', gate='')])")
+    )
+    with daemon.client.tune(path=str(path)) as tuning:
+        gate.wait_reached()
+        path.write_text("def (\n")
+        gate.open()
+        jobs = [event["job_state"] for event in tuning if event.get("type") == "job_done"]
+    assert [job["state"] for job in jobs] in (["failed"], ["done"])
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGABRT], ids=lambda one: one.name)
+def test_a_daemon_that_a_signal_ends_leaves_a_line(tmp_path: Path, number: signal.Signals) -> None:
+    """For the next one's status, with the stacks where the interpreter could write them."""
+    daemon = Daemon(tmp_path, forked=False)
+    with daemon:
+        assert daemon.process is not None
+        os.kill(daemon.process.pid, number)
+        assert daemon.process.wait(PATIENCE_S) == -number
+        account = daemon.home / "last-end"
+        daemon.until(lambda: "was ended by" in account.read_text(), "the warden's line")
+        daemon.start()
+        (line,) = daemon.client.call("status")["notices"]
+        assert f"ended by {number.name}" in line
+        if number is not signal.SIGKILL:
+            stacks = Path(line.partition("its stacks are in ")[2])
+            assert "most recent call first" in stacks.read_text()
+        assert daemon.stop() == 0
+        assert not account.exists()
+
+
+def test_a_daemon_that_stops_in_order_leaves_none(tmp_path: Path) -> None:
+    """And so the next one has nothing to say."""
+    daemon = Daemon(tmp_path, forked=False)
+    with daemon:
+        assert daemon.stop() == 0
+        daemon.start()
+        assert daemon.client.call("status")["notices"] == []

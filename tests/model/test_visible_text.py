@@ -1,0 +1,41 @@
+"""Text of files and programs: whatever it holds, it steers no terminal and turns no line round."""
+
+from __future__ import annotations
+
+import json
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ktuned.model import show_controls, show_controls_in_json, show_controls_in_place
+
+CHARACTERS = st.characters() | st.sampled_from("\x1b\x07\x9b\u202e\u2066\u200b\ufeff\r\x00")
+TEXTS = st.text(CHARACTERS)
+
+
+def is_harmless(text: str) -> bool:
+    """Return whether a text has printable characters, tabs, line ends and spaces alone."""
+    return all(letter.isprintable() or letter in "\n\t" or letter.isspace() for letter in text) and "\r" not in text
+
+
+@given(TEXTS)
+def test_what_is_shown_is_harmless_and_can_be_written(text: str) -> None:
+    """Lone surrogates among it; and what is harmless stays as it is."""
+    for shown in (show_controls(text), show_controls_in_place(text)):
+        assert is_harmless(shown)
+        shown.encode()
+    assert len(show_controls_in_place(text)) == len(text)
+    assert show_controls("é 漢字\n\t½ №") == "é 漢字\n\t½ №"
+
+
+@given(st.recursive(TEXTS | st.integers(), lambda inner: st.lists(inner) | st.dictionaries(TEXTS, inner)))
+def test_json_keeps_its_value(value: object) -> None:
+    """Its escapes are JSON's own."""
+    shown = show_controls_in_json(json.dumps(value, ensure_ascii=False))
+    assert is_harmless(shown)
+    assert json.loads(shown) == value
+
+
+def test_escapes_are_those_of_python() -> None:
+    """So that they can be read, and pasted into a literal."""
+    assert show_controls("a\x1b[31mb\u202ec\x07\udcff\U000e0041") == r"a\x1b[31mb\u202ec\x07\udcff\U000e0041"

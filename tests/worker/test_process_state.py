@@ -1,0 +1,160 @@
+"""State of a lane's process: a config's changes are put back, its own state comes back with it, the rest is said."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import os
+import subprocess
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from ktuned.worker import process_state
+from ktuned.worker.process_state import ProcessState
+from tests.fake_backend import pollution
+
+_libm = ctypes.CDLL("libm.so.6")
+
+KINDS = sorted(set(pollution.KINDS) - {"thread"})
+
+
+@pytest.fixture
+def state(tmp_path: Path) -> Iterator[ProcessState]:
+    """Return the state of this process, which is as it was at the end."""
+    taken = ProcessState()
+    taken.take_baseline([str(tmp_path / "artifacts")])
+    taken.complete_baseline()
+    try:
+        yield taken
+    finally:
+        taken.restore()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_a_config_changes_is_put_back(state: ProcessState, kind: str) -> None:
+    """After it, and before the next one's check; it leaves nothing that would need a fresh process."""
+    with state.around("a"):
+        pollution.KINDS[kind].pollute()
+        assert not pollution.KINDS[kind].is_clean()
+    assert pollution.KINDS[kind].is_clean()
+    # A library that is given one more thread has started it.
+    assert not state.leftover or kind == "blas"
+
+
+@pytest.mark.parametrize("kind", sorted({*KINDS} - {"timers"}))
+def test_what_loading_changes_is_the_configs_own(state: ProcessState, kind: str) -> None:
+    """It holds whenever this config runs, though a constructor runs once, and for no other."""
+    one = pollution.KINDS[kind]
+    with state.around("a"), state.loading("a"):
+        one.pollute()
+    assert one.is_clean()
+    with state.around("b"):
+        assert one.is_clean()
+    with state.around("a"):
+        assert not one.is_clean()
+    assert one.is_clean()
+
+
+def test_a_config_that_is_loaded_ahead_changes_nothing_for_the_one_that_runs(state: ProcessState) -> None:
+    """Nor does it get what that one has changed for its own."""
+    rounding, directory = pollution.KINDS["rounding"], pollution.KINDS["directory"]
+    with state.around("a"):
+        with state.loading("a"):
+            rounding.pollute()
+        with state.loading_ahead("b"):
+            assert rounding.is_clean()
+            directory.pollute()
+        assert directory.is_clean()
+        assert not rounding.is_clean()
+    with state.around("b"):
+        assert rounding.is_clean()
+        assert not directory.is_clean()
+
+
+def test_a_check_is_made_in_known_arithmetic(state: ProcessState) -> None:
+    """The config's own comes back for its next launch."""
+    rounding = pollution.KINDS["rounding"]
+    with state.around("a"):
+        rounding.pollute()
+        with state.known_arithmetic():
+            assert rounding.is_clean()
+        assert not rounding.is_clean()
+
+
+def test_flush_to_zero_ends_with_its_config(state: ProcessState) -> None:
+    """In this thread, and in the pool that a parallel operation has started meanwhile."""
+    tiny = torch.full((1 << 20,), 1e-40)
+    with state.around("a"):
+        assert torch.set_flush_denormal(True)
+        assert not bool((tiny * 2).any())
+    assert bool((tiny * 2).all())
+
+
+def test_threads_of_torch_are_put_back(state: ProcessState) -> None:
+    """As is its default type."""
+    before = torch.get_num_threads()
+    with state.around("a"):
+        torch.set_num_threads(before + 1)
+        torch.set_default_dtype(torch.float64)
+    assert (torch.get_num_threads(), torch.get_default_dtype()) == (before, torch.float32)
+
+
+def test_a_thread_that_is_left_is_said(state: ProcessState) -> None:
+    """It may take a core from all that follow."""
+    end = threading.Event()
+    thread = threading.Thread(target=end.wait)
+    with state.around("a"):
+        thread.start()
+    end.set()
+    thread.join()
+    assert state.leftover == "it left a thread behind"
+
+
+def library(place: Path, answer: int) -> Path:
+    """Compile a shared library."""
+    source = place.with_suffix(".c")
+    source.parent.mkdir(parents=True, exist_ok=True)
+    source.write_text(f"int answer(void) {{ return {answer}; }}\n")
+    fresh = place.with_suffix(".new")
+    subprocess.run(["cc", "-shared", "-fPIC", str(source), "-o", str(fresh)], check=True)
+    fresh.replace(place)
+    return place
+
+
+def test_a_library_of_the_project_is_said_and_an_artifact_is_not(
+    state: ProcessState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The one has data that the next config would find, the other is a config's alone."""
+    monkeypatch.setattr(process_state, "_list_generated", tuple)
+    state.take_baseline([str(tmp_path / "artifacts")])
+    with state.around("a"):
+        ctypes.CDLL(str(library(tmp_path / "artifacts" / "kernel.so", 1)))
+    assert not state.leftover
+    own = library(tmp_path / "own.so", 1)
+    with state.around("b"):
+        ctypes.CDLL(str(own))
+    assert state.leftover == f"it loaded {own}"
+
+
+@pytest.mark.parametrize("how", ["replaced", "written", "removed"])
+def test_a_mapped_file_that_has_changed_is_named(state: ProcessState, tmp_path: Path, how: str) -> None:
+    """However it was changed; what is mapped stays the old one."""
+    place = tmp_path / "weights.bin"
+    place.write_bytes(b"a" * 4096)
+    with place.open("rb") as stream, mmap.mmap(stream.fileno(), 0, prot=mmap.PROT_READ):
+        with state.around("a"):
+            pass
+        assert not state.find_outdated_file()
+        if how == "replaced":
+            (tmp_path / "new").write_bytes(b"b" * 4096)
+            (tmp_path / "new").replace(place)
+        elif how == "written":
+            place.write_bytes(b"b" * 4096)
+            os.utime(place, (1, 1))
+        else:
+            place.unlink()
+        assert state.find_outdated_file() == str(place)

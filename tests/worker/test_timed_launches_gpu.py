@@ -1,0 +1,96 @@
+"""Launches on a GPU as they are timed: on poison, some compared on the device, and no wait for it more than before."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ktuned.model import PRESETS, Device, DeviceModel, DeviceName, Target
+from ktuned.spec import Kernel, kernel, space, tensor
+from ktuned.worker.cuda_timer import EVENTS, GRAPH, CudaTimer
+from ktuned.worker.problem import ProblemData
+from ktuned.worker.timed_launches import SURE_COMPARED, TimedLaunches, WrongLaunch
+
+pytestmark = pytest.mark.gpu
+
+GPU = Device(DeviceName("cuda:0"), DeviceModel("m"), Target("t"))
+N = 1 << 16
+
+
+@kernel(
+    backend="none",
+    space=space(n=[1]),
+    inputs=lambda p: {"x": tensor(N), "y": tensor(N, output=True)},
+    reference=lambda x: {"y": 2 * x},
+)
+def doubled(p: Any, c: Any) -> Any:
+    """Return nothing: the test launches what it likes."""
+
+
+def launches_of(tmp_path: Path, launch: Callable[[Any, Any], object]) -> tuple[ProblemData, TimedLaunches]:
+    """Return a problem's data, and the timed launches of a function of x and y."""
+    assert isinstance(doubled, Kernel)
+    data = ProblemData(doubled, {}, GPU)
+    data.expect(tmp_path / "none")
+    data.begin_trial()
+    data.begin_checked_launch()
+    data.tensors["y"].copy_(2 * data.tensors["x"])
+    assert data.is_surely_right(is_last=False)
+
+    def bound(tensors: Any) -> Callable[[], None]:
+        return lambda: (launch(tensors["x"], tensors["y"]), None)[1]
+
+    judged = data.judged_outputs(is_judged=True, arithmetic=nullcontext)
+    bind = lambda number: bound(data.copy_of_outputs(number))  # noqa: E731
+    return data, TimedLaunches(bound(data.tensors), judged=judged, bind=bind, most_copies=20)
+
+
+@pytest.mark.parametrize("method", [EVENTS, GRAPH])
+def test_a_right_kernel_is_compared_and_timed(tmp_path: Path, method: str) -> None:
+    """As fast as without: poison and comparisons are in no figure."""
+    import torch
+
+    data, launches = launches_of(tmp_path, lambda x, y: torch.mul(x, 2, out=y))
+    timer = CudaTimer("cuda:0", method)
+    timed = timer.time(launches, PRESETS["default"])
+    x, y = data.tensors["x"], data.tensors["y"]
+    plain = timer.time(lambda: (torch.mul(x, 2, out=y), None)[1], PRESETS["default"])
+    assert launches.compared > 0
+    assert timed.samples.median_us < 1.3 * plain.samples.median_us + 1.0
+
+
+@pytest.mark.parametrize("method", [EVENTS, GRAPH])
+def test_a_kernel_that_leaves_the_output_as_it_is_does_not_pass(tmp_path: Path, method: str) -> None:
+    """It would be right wherever the launch before had left the right answer."""
+    _, launches = launches_of(tmp_path, lambda x, y: x.add_(0))
+    timer = CudaTimer("cuda:0", method)
+    with pytest.raises(WrongLaunch):
+        timer.time(launches, PRESETS["default"])
+
+
+def test_a_kernel_that_is_wrong_once_in_twenty_is_found(tmp_path: Path) -> None:
+    """In its samples, or at the latest in the launches that a config which may win is given."""
+    import random
+
+    import torch
+
+    numbers = random.Random(7)
+
+    def launch(x: Any, y: Any) -> None:
+        torch.mul(x, 2, out=y)
+        if numbers.random() < 1 / 20:
+            y[7] += 1
+
+    _, launches = launches_of(tmp_path, launch)
+    timer = CudaTimer("cuda:0", EVENTS)
+
+    def time_and_top_up() -> None:
+        timer.time(launches, PRESETS["default"])
+        launches.top_up(2 * SURE_COMPARED, 10.0, timer.synchronize)
+
+    with pytest.raises(WrongLaunch):
+        time_and_top_up()
