@@ -132,5 +132,5 @@ def _wait_until_ready(process: subprocess.Popen[bytes], socket: Path, start: flo
 def forgetful(daemon: Path) -> Client:
     """Return a client whose every lookup asks the daemon, because no answer holds."""
     client = Client(daemon, deadline_s=PATIENT_S)
-    client._memo.holds_s = 0.0
+    client._memo.table.directory = None
     return client

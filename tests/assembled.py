@@ -252,7 +252,7 @@ async def assembled(
                 tasks.start_soon(parts.lookups.run)
                 yield parts
                 tasks.cancel_scope.cancel()
-        parts.lookups.generations.close()
+        parts.lookups.table.close()
 
 
 def _settings(directory: Path, policy: str) -> Settings:

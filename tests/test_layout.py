@@ -55,6 +55,7 @@ ORDER = (
     "backends",
     "spool",
     "ipc",
+    "portfolio",
     "model",
 )
 """The packages of ktuned, highest first: each imports those below it alone."""
@@ -63,7 +64,7 @@ LEVEL = {package: level for level, package in enumerate(ORDER)}
 TEST_KIT = "testing"
 """Imported by no one's code but tests."""
 
-WORKER_MAY_IMPORT = {"search", "spec", "backends", "ipc", "model"}
+WORKER_MAY_IMPORT = {"portfolio", "search", "spec", "backends", "ipc", "model"}
 PLUGINS_MAY_IMPORT = {"dropin", "spec", "backends", "model"}
 LIGHT = WORKER_MAY_IMPORT | {"__init__", "bridge", "dropin", "spool", "worker"}
 """Imported in a project's own interpreter: the standard library and msgpack, and nothing else eagerly."""
@@ -96,6 +97,7 @@ AT_REST = {
     "ipc",
     "lookup",
     "model",
+    "portfolio",
     "scheduling",
     "serve",
     "spool",

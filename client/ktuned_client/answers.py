@@ -94,7 +94,7 @@ def frozen(config: Mapping[str, Any] | None) -> AnswerMap | None:
 
 NO_METRICS: Final[Mapping[str, float]] = AnswerMap()
 
-LEFT_OUT: Final = AnswerMap(final=False, metrics={}, measured=None, objective="latency")
+LEFT_OUT: Final = AnswerMap(final=False, metrics={}, measured=None, objective="latency", expected_loss=None)
 """Fields that an answer leaves out where they have these values, as most do: names are the dearest part to decode."""
 
 
@@ -110,7 +110,8 @@ class Hit(NamedTuple):
     decided the winner: before, a better one is likely to follow.
     ``metrics`` are the kernel file's own figures of the winner, and its energy (J) where that was measured; ``file`` is
     the kernel file. ``measured`` is the problem that the winner was measured for, where that is another one.
-    ``objective`` is what it is the best by, ``None`` if no daemon answered. :meth:`load` makes the winner callable.
+    ``objective`` is what it is the best by, ``None`` if no daemon answered. ``expected_loss`` is how much slower than
+    the best config one of a portfolio is expected to be (0.01: by 1 %). :meth:`load` makes the winner callable.
     """
 
     kernel: str
@@ -128,6 +129,7 @@ class Hit(NamedTuple):
     file: str | None = None
     measured: Mapping[str, Any] | None = None
     objective: str | None = None
+    expected_loss: float | None = None
 
     def load(self, *, device: str | None = None, default: Callable[..., Any] | None = None) -> Any:
         """Return the compiled winner as a callable, which takes the tensors of ``inputs`` by their names.
@@ -177,6 +179,7 @@ def hit_from(answer: Mapping[str, Any]) -> Hit:
             get("file"),
             get("measured"),
             get("objective", "latency"),
+            get("expected_loss"),
         )
         return tuple.__new__(Hit, fields)
     except (KeyError, TypeError, AttributeError):
@@ -229,8 +232,8 @@ def result_of(response: Response) -> Any:
     return response.result
 
 
-def check_hello(response: Response) -> Mapping[str, Any]:
-    """Return the daemon's description of itself; an empty map from a daemon that has none.
+def check_hello(response: Response) -> None:
+    """Check that the daemon speaks this client's protocol, as far as it says which one it speaks.
 
     Raises:
         DaemonUnavailable: it speaks another protocol version.
@@ -245,7 +248,6 @@ def check_hello(response: Response) -> Mapping[str, Any]:
             f"this client protocol {PROTOCOL_VERSION}",
             "upgrade the older of the two",
         )
-    return said
 
 
 def given(**params: Any) -> dict[str, Any]:

@@ -23,8 +23,9 @@ from ktuned_client.answers import (
 )
 from ktuned_client.batch import Batch, Question
 from ktuned_client.knowledge import Knowledge
-from ktuned_client.memo import name_of, pack
+from ktuned_client.memo import name_of
 from ktuned_client.progress import Event, Progress
+from ktuned_client.table_answers import pack
 from ktuned_client.transport import Subscription, Transport
 from ktuned_client.wire import LOOKUP, ProtocolError
 
@@ -35,7 +36,7 @@ class Client:
     ``socket`` is the path of the daemon's socket (default: :func:`ktuned_client.paths.socket_path`), ``deadline_s`` the
     deadline of a lookup. All clients with the same ``pin`` see the same winners for good: the first lookup of a problem
     decides for all that follow. ``winners`` is an exported file, or a directory of them, that answers without a daemon.
-    Answers are kept, and returned again as long as the daemon's generation table confirms them.
+    Answers are read from the daemon's table of winners, or asked for, and kept as long as that table confirms them.
 
     A question that no daemon could answer (a misspelt key, a value of a wrong type) has the status ``invalid``; with
     ``strict`` it raises instead, which suits tests. A pickled client is made again where it is unpickled.
@@ -60,9 +61,9 @@ class Client:
         self.socket = paths.socket_path() if socket is None else os.fspath(socket)
         self.pin = pin
         self.deadline_s = (LOOKUP_DEADLINE_S if pin is None else PIN_DEADLINE_S) if deadline_s is None else deadline_s
-        self._knowledge = Knowledge(pin, winners, strict=strict)
+        self._knowledge = Knowledge(self.socket, pin, winners, strict=strict)
         self._memo = self._knowledge.memo
-        self._transport = Transport(self.socket, self._memo.greet)
+        self._transport = Transport(self.socket)
 
     def lookup(
         self,
@@ -81,7 +82,7 @@ class Client:
         """
         memo = self._memo
         try:
-            slot, generation, until, hit, _ = memo.answers[
+            slot, generation, until, hit = memo.answers[
                 kernel if device is None and objective is None else (kernel, device, objective)
             ][pack(problem)]
             if memo.words[slot] == generation and monotonic() < until:
@@ -103,7 +104,7 @@ class Client:
 
         def bound(problem: Mapping[str, Any]) -> Hit:
             try:
-                slot, generation, until, hit, _ = memo.answers[name][pack(problem)]
+                slot, generation, until, hit = memo.answers[name][pack(problem)]
                 if memo.words[slot] == generation and monotonic() < until:
                     return hit
             except (KeyError, TypeError, ValueError, OverflowError):

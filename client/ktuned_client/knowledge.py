@@ -9,8 +9,9 @@ from typing import TYPE_CHECKING, Any, Final
 import msgpack
 
 from ktuned_client.answers import Backoff, DaemonError, Hit, completed, hit_from, refused, unavailable
-from ktuned_client.generations import MAX_NAMES
 from ktuned_client.memo import Memo, key_of, name_of
+from ktuned_client.table import MAX_NAMES
+from ktuned_client.table_answers import pack
 from ktuned_client.wire import encode_lookup
 
 if TYPE_CHECKING:
@@ -24,15 +25,17 @@ MAX_NAMES_BYTES: Final = 4 * 1024
 class Knowledge:
     """State of one client, sync or async: the questions to send, the answers, and the back-off.
 
-    ``pin``, ``winners`` (paths of exported winners) and ``strict`` are the client's arguments. Of several projects with
-    a kernel of one short name, that is meant in which the process works when this is made.
+    ``socket``, ``pin``, ``winners`` (paths of exported winners) and ``strict`` are the client's arguments. Of several
+    projects with a kernel of one short name, that is meant in which the process works when this is made.
 
     Raises:
         WinnersError: ``winners`` cannot be read.
     """
 
-    def __init__(self, pin: str | None, winners: str | os.PathLike[str] | None, *, strict: bool = False) -> None:
-        self.memo = Memo()
+    def __init__(
+        self, socket: str, pin: str | None, winners: str | os.PathLike[str] | None, *, strict: bool = False
+    ) -> None:
+        self.memo = Memo(os.path.dirname(socket) or ".", pin=pin)
         self.backoff = Backoff()
         self._pin = pin
         self._strict = strict
@@ -50,16 +53,32 @@ class Knowledge:
     ) -> Hit | bytes:
         """Return the hit that needs no daemon, or else the problem's bytes for the request."""
         name = name_of(kernel, device, objective)
+        key: bytes
         try:
-            found = self.memo.find(name, problem)
-            if isinstance(found, Hit):
-                return found
-            key = key_of(problem) if found is None else found
-            hit = self.memo.recall(name, key, default) if found is None else None
-        except (TypeError, ValueError) as error:
-            return self.refuse(kernel, problem, device, default, DaemonError("usage", str(error)))
+            # Without a check: what no daemon takes is neither kept nor in the table.
+            key = pack(problem)
+        except (TypeError, ValueError, OverflowError):
+            try:
+                key = key_of(problem)
+            except (TypeError, ValueError) as error:
+                return self.refuse(kernel, problem, device, default, DaemonError("usage", str(error)))
+            problem = msgpack.unpackb(key)
+        try:
+            hit, is_old = self.memo.recall(name, key, default)
+            # Files of winners come before the table.
+            if hit is None and self._winners is None:
+                hit = self.memo.read_table(kernel, self._directory, device, objective, problem, key, is_old=is_old)
+        except TypeError as error:
+            return self.refuse(kernel, problem, device, default, DaemonError("usage", f"not a valid name: {error}"))
         if hit is not None:
             return hit
+        try:
+            # Names and problems that were answered before can be sent. Among several questions one is refused alone.
+            if not is_old:
+                key_of(problem)
+                self.opening(kernel, device, objective)
+        except (TypeError, ValueError) as error:
+            return self.refuse(kernel, problem, device, default, DaemonError("usage", str(error)))
         if self._winners is not None:
             try:
                 hit = self._winners.lookup(kernel, msgpack.unpackb(key), device, objective)
@@ -71,12 +90,6 @@ class Knowledge:
             return completed(hit, default)
         if self.backoff.is_waiting:
             return self.last_word(kernel, problem, default, device, key, self.backoff.message, objective)
-        try:
-            # Among several it is refused alone. Names that were answered before can be sent.
-            if found is None:
-                self.opening(kernel, device, objective)
-        except TypeError as error:
-            return self.refuse(kernel, problem, device, default, DaemonError("usage", str(error)))
         return key
 
     def refuse(
@@ -150,6 +163,12 @@ class Knowledge:
     ) -> Hit:
         """Return the hit of a question that no daemon answers, for ``reason``: the last known, or the default."""
         known = self.memo.last_word(name_of(kernel, device, objective), key, default, reason)
+        if known is None or known.status == "unavailable":
+            problem = msgpack.unpackb(key)
+            known = (
+                self.memo.read_table(kernel, self._directory, device, objective, problem, key, unwatched=reason)
+                or known
+            )
         return unavailable(kernel, problem, device, default, reason) if known is None else known
 
 

@@ -9,7 +9,7 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Self
 
@@ -21,14 +21,10 @@ _READ_BYTES: Final = 64 * 1024
 
 
 class Transport:
-    """Connections to the daemon at ``path``. Threads may share it; a forked child gets a connection of its own.
+    """Connections to the daemon at ``path``. Threads may share it; a forked child gets a connection of its own."""
 
-    ``greet`` receives the daemon's ``hello`` before the connection for lookups is used.
-    """
-
-    def __init__(self, path: str, greet: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
-        self._greet = greet
         self._lock = threading.Lock()
         self._shared: _Connection | None = None
         _transports.add(self)
@@ -87,7 +83,7 @@ class Transport:
     def _connected(self, deadline: float) -> _Connection:
         """Open the shared connection and exchange ``hello``."""
         self._shared = _Connection(self.path, deadline - time.monotonic())
-        self._greet(check_hello(self._shared.request("hello", {}, deadline)))
+        check_hello(self._shared.request("hello", {}, deadline))
         return self._shared
 
     def _drop(self) -> None:

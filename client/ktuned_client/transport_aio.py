@@ -8,7 +8,7 @@ import os
 import socket
 import weakref
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
@@ -29,9 +29,8 @@ class AsyncTransport:
     connection of its own, and so does a forked child.
     """
 
-    def __init__(self, path: str, greet: Callable[[Mapping[str, Any]], None]) -> None:
+    def __init__(self, path: str) -> None:
         self.path = path
-        self._greet = greet
         self._shared: dict[asyncio.AbstractEventLoop, _Shared] = {}
         _transports.add(self)
 
@@ -117,7 +116,7 @@ class AsyncTransport:
             if shared.connection is None or not shared.connection.is_open:
                 connection = await _open(self.path)
                 try:
-                    self._greet(check_hello(await connection.exchange(wire.encode_question("hello", {}))))
+                    check_hello(await connection.exchange(wire.encode_question("hello", {})))
                 except BaseException:
                     connection.close()
                     raise

@@ -16,6 +16,7 @@ from typing import Any, Final
 from zlib import crc32
 
 from ktuned_client.answers import NO_METRICS, Hit, unavailable
+from ktuned_client.table_answers import bucketed
 
 FORMAT: Final = 1
 """Value of ``ktuned_winners``; raised when a field changes its meaning or is removed."""
@@ -211,7 +212,7 @@ class _Shared:
         self._artifacts = os.path.join(os.path.dirname(path), artifacts) if isinstance(artifacts, str) else None
 
     def answer(self, problem: Mapping[str, Any], objective: str | None) -> Hit:
-        bucket = {key: _bucketed(self._bucket[key], problem[key]) for key in problem if key in self._bucket}
+        bucket = {key: bucketed(self._bucket[key], problem[key]) for key in problem if key in self._bucket}
         try:
             whole = {**problem, **bucket}
             kept = whole if self._specialize is None else {key: whole[key] for key in self._specialize}
@@ -246,22 +247,6 @@ class _Shared:
             return None
         path = os.path.join(self._artifacts, key)
         return os.path.abspath(path) if os.path.isdir(path) else None
-
-
-def _bucketed(rule: Any, value: Any) -> Any:
-    """Return the value for which a file has a winner, that of the bucket, as ``ktuned.model.bucketed`` does.
-
-    Buckets that a function chooses are found by the problems that stand for them alone.
-    """
-    if type(value) is not int:
-        return value
-    if rule == "pow2":
-        return 1 << (value - 1).bit_length() if value > 1 else value
-    if type(rule) is int and rule > 0:
-        return -(-value // rule) * rule
-    if isinstance(rule, list) and rule:
-        return next((end for end in rule if value <= end), rule[-1])
-    return value
 
 
 def _check_metrics(values: Any, what: str) -> None:

@@ -1,6 +1,6 @@
 """Known kernels: projects, roots, discovery, inspection, dependencies."""
 
-from ktuned.catalog.admission import Admission, completed
+from ktuned.catalog.admission import Admission, completed, declared_admission
 from ktuned.catalog.buckets import Buckets
 from ktuned.catalog.captured_inputs import CapturedInputs
 from ktuned.catalog.catalog import Catalog, Changes, FileError, check_problem, environment_of, is_below
@@ -38,6 +38,7 @@ __all__ = [
     "check_extent",
     "check_problem",
     "completed",
+    "declared_admission",
     "environment_of",
     "find_kernel_files",
     "guess_backend",

@@ -42,6 +42,7 @@ COMMANDS = {
     "forget": "forget",
     "kernels": "kernels",
     "which": "kernels",
+    "portfolio": "portfolio",
     "export": "share",
     "import": "share",
     "team": "team",

@@ -50,7 +50,7 @@ from ktuned.fleet import (
     StartProcess,
 )
 from ktuned.ipc import Trust
-from ktuned.lookup import AnswerCaches, Certainty, Generations, Lookups, ServedWinners
+from ktuned.lookup import AnswerCaches, Certainty, Lookups, ServedWinners, WinnerTable
 from ktuned.model import KernelInfo, KernelName, Observation, Priority, Root
 from ktuned.scheduling import (
     Dispatcher,
@@ -61,6 +61,8 @@ from ktuned.scheduling import (
     JobMachine,
     JobRequests,
     Jobs,
+    KeptPortfolios,
+    Portfolios,
     Preparation,
     Reading,
     Renewal,
@@ -82,6 +84,7 @@ from ktuned.serve import (
     Explainer,
     Method,
     Methods,
+    PortfolioMethods,
     RootMethods,
     Server,
     StatusReport,
@@ -144,6 +147,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     machine: Machine
     methods: Mapping[str, Method[Any]]
     notifier: Notifier
+    portfolios: Portfolios
     preparation: Preparation
     probes: Probes
     reload: Reload
@@ -240,7 +244,7 @@ def assemble(
 
     # What acts on events, and the router.
     events = replaced.events or Events()
-    caches = AnswerCaches(Generations(os.path.dirname(settings.socket), epoch=events.epoch))
+    caches = AnswerCaches(WinnerTable(os.path.dirname(settings.socket), epoch=events.epoch))
     artifact_cleanup = ArtifactCleanup(store, artifacts, on_collected=caches.changed_all)
     probes = Probes(catalog, environments, str(settings.state), changed=caches.changed_all)
 
@@ -285,6 +289,7 @@ def assemble(
     # What tunes.
     served = ServedWinners(catalog, store, machine, admission, caches)
     observer = HostObserver(fleet=fleet, machine=machine, environments=probes.environments, deadlines=deadlines)
+    kept_portfolios = KeptPortfolios(store)
     preparation = replaced.preparation_type(
         current.job_settings,
         admission=admission,
@@ -296,6 +301,7 @@ def assemble(
         deadlines=deadlines,
         captured=captured_inputs.digest_for,
         served=served.of,
+        portfolios=kept_portfolios,
         team=team_winners,
     )
     courtesy = Courtesy(
@@ -347,6 +353,19 @@ def assemble(
     )
     root_expiry = RootExpiry(catalog=catalog, store=store, configured=configured_roots, drop=renewal.drop_roots)
 
+    portfolios = Portfolios(
+        admission=admission,
+        catalog=catalog,
+        fleet=fleet,
+        jobs=jobs,
+        kept=kept_portfolios,
+        machine=machine,
+        requests=requests,
+        store=store,
+        deadlines=deadlines,
+        changed=caches.changed,
+    )
+
     # What answers and watches.
     lookups = Lookups(
         catalog=catalog,
@@ -356,6 +375,7 @@ def assemble(
         store=store,
         artifacts=artifacts,
         jobs=jobs,
+        portfolios=portfolios,
         caches=caches,
         served=served,
         certainty=Certainty(catalog, machine),
@@ -527,6 +547,7 @@ def assemble(
         **TeamMethods(
             catalog=catalog, events=events, exchange=team_exchange, jobs=jobs, link=team_link, winners=team_winners
         ).table(),
+        **PortfolioMethods(catalog, portfolios).table(),
         **artifact_cleanup.table(),
         **reload.table(),
     }
@@ -552,6 +573,7 @@ def assemble(
         machine=machine,
         methods=table,
         notifier=notifier,
+        portfolios=portfolios,
         preparation=preparation,
         probes=probes,
         reload=reload,

@@ -112,6 +112,7 @@ class Daemon:
             _log.info("ready", socket=place, pid=os.getpid())
             for work in (
                 parts.lookups.run,
+                parts.portfolios.run,
                 parts.watcher.run,
                 parts.renewal.run,
                 parts.root_expiry.run,

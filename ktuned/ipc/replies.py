@@ -186,6 +186,14 @@ class Represented(Record):
 
 
 @record
+class FittedPortfolio(Record):
+    """A portfolio as plain data; ``fault`` is the reason why there is none."""
+
+    portfolio: Mapping[str, Any]
+    fault: str = ""
+
+
+@record
 class Admitted(Record):
     """The space's verdict on each of the request's configs, in their order."""
 

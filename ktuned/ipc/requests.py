@@ -219,6 +219,18 @@ class Represent(Request[replies.Represented, Never]):
 
 
 @record
+class FitPortfolio(Request[replies.FittedPortfolio, Never]):
+    """Fit a portfolio of at most so many configs to a matrix (``ktuned.portfolio.Matrix`` as plain data)."""
+
+    operation: ClassVar = "fit_portfolio"
+    first_phase: ClassVar = Phase.INSPECT
+
+    matrix: Mapping[str, Any]
+    max_configs: int
+    wanted_loss: float
+
+
+@record
 class OpenFrontEnd(Request[replies.Empty, Never]):
     """Import what :class:`Lower` needs: the backend's compiler, and a kernel file or a ``library`` that Builds name.
 
@@ -424,6 +436,7 @@ REQUESTS: Mapping[str, type[Request[Any, Any]]] = {
         Ask,
         Admits,
         Represent,
+        FitPortfolio,
         OpenFrontEnd,
         Lower,
         Compile,

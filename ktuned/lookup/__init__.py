@@ -1,21 +1,21 @@
-"""Lookups: the ladder of answers, pins, generations."""
+"""Lookups: the ladder of answers, pins, the table of winners."""
 
 from ktuned.lookup.answer import Answer
 from ktuned.lookup.answer_caches import AnswerCaches
 from ktuned.lookup.certainty import Certainty
-from ktuned.lookup.generations import Generations
 from ktuned.lookup.ladder import not_observed
 from ktuned.lookup.served_winners import ServedWinners
 from ktuned.lookup.service import Lookups
 from ktuned.lookup.shortcuts import Shortcuts
+from ktuned.lookup.winner_table import WinnerTable
 
 __all__ = [
     "Answer",
     "AnswerCaches",
     "Certainty",
-    "Generations",
     "Lookups",
     "ServedWinners",
     "Shortcuts",
+    "WinnerTable",
     "not_observed",
 ]

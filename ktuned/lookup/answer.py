@@ -21,6 +21,7 @@ class Answer(msgspec.Struct, frozen=True):
     without one, as is ``latency_us``. ``file`` is the kernel file, ``measured`` the problem that the winner was
     measured for, where that is another one. ``generation`` grows whenever the kernel's answers may have changed. One
     that is not certain may be better in a moment, and is not pinned. ``is_final``: a final round has decided it, here.
+    ``expected_loss`` is what a portfolio's config is expected to lose against the best one.
     """
 
     kernel: str
@@ -39,6 +40,7 @@ class Answer(msgspec.Struct, frozen=True):
     file: str | None = None
     measured: Problem | None = None
     objective: Objective = LATENCY
+    expected_loss: float | None = None
 
     def to_wire(self) -> dict[str, Any]:
         """Return the protocol's map, with the age that the answer has now, without what is as in ``LEFT_OUT``."""
@@ -64,6 +66,8 @@ class Answer(msgspec.Struct, frozen=True):
             answer["measured"] = dict(self.measured)
         if self.objective != LATENCY:
             answer["objective"] = self.objective
+        if self.expected_loss is not None:
+            answer["expected_loss"] = self.expected_loss
         return answer
 
     def to_pin(self) -> str:
@@ -91,6 +95,7 @@ class Answer(msgspec.Struct, frozen=True):
             file=held.get("file"),
             measured=held.get("measured"),
             objective=Objective(held.get("objective", LATENCY)),
+            expected_loss=held.get("expected_loss"),
         )
         if answer.artifact is not None and not os.path.isdir(answer.artifact):
             return replace(answer, artifact=None)

@@ -1,24 +1,28 @@
-"""Caches of answers, and the one place where they are invalidated. No IO but the generation table's.
+"""Caches of answers, and the one place where they are invalidated. No IO but that of the table of winners.
 
 All results of lookups that are reused lie here, so that a change of a kernel reaches all of them at once: this
-daemon's memory, and through the generation table that of every client.
+daemon's memory, and through the table every client.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
-from ktuned.lookup.generations import Generations
 from ktuned.lookup.shortcuts import Shortcuts
+from ktuned.lookup.winner_table import WinnerTable
 from ktuned.model import Observation, Winner, combine
 
 
 class AnswerCaches:
-    """``winners`` by kernel, ``shortcuts`` by the question's bytes; ``generations`` are for clients."""
+    """``winners`` by kernel, ``shortcuts`` by the question's bytes; ``table`` is for clients.
 
-    def __init__(self, generations: Generations) -> None:
-        self.generations = generations
+    ``when_changed`` is called after each change that clients can see.
+    """
+
+    def __init__(self, table: WinnerTable) -> None:
+        self.table = table
+        self.when_changed: Callable[[], None] = lambda: None
         self.shortcuts = Shortcuts()
         self.winners: dict[str, list[Winner]] = {}
 
@@ -28,9 +32,10 @@ class AnswerCaches:
         for other in [name for name in self.winners if name.rpartition(":")[2] == short]:
             del self.winners[other]
             if other != kernel:
-                self.generations.bump(other)
+                self.table.bump(other)
         self.shortcuts.clear()
-        self.generations.bump(kernel)
+        self.table.bump(kernel)
+        self.when_changed()
 
     def renamed(self, kernel: str, winners: list[Winner], names: Sequence[Observation]) -> None:
         """Keep answers while a kernel's contexts are renamed in the store, because it has learned names."""
@@ -44,4 +49,5 @@ class AnswerCaches:
         """Forget all answers: any kernel may have changed."""
         self.winners.clear()
         self.shortcuts.clear()
-        self.generations.bump_all()
+        self.table.bump_all()
+        self.when_changed()

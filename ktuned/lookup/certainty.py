@@ -39,18 +39,21 @@ class _Look(NamedTuple):
 
 
 class Certainty:
-    """Says whether answers for a kernel can be relied on; :meth:`caught_up` ends the doubts of a start."""
+    """Says whether answers for a kernel can be relied on; :meth:`caught_up` ends the doubts of a start.
+
+    ``is_caught_up`` is true from then on.
+    """
 
     def __init__(self, catalog: Catalog, machine: Machine, clock: Callable[[], float] = monotonic) -> None:
         self._catalog = catalog
         self._machine = machine
-        self._is_caught_up = False
+        self.is_caught_up = False
         self._clock = clock
         self._looks: dict[str, _Look] = {}
 
     def caught_up(self) -> None:
         """Note that the watcher has looked at every file since the start."""
-        self._is_caught_up = True
+        self.is_caught_up = True
         self._looks.clear()
 
     def doubt(self, kernel: KernelInfo, environment: Environment, node: str = "") -> str:
@@ -60,7 +63,7 @@ class Certainty:
         """
         if suspect := self._catalog.suspicion(kernel):
             return f"{suspect} changed, or what it depends on, and is being inspected"
-        reason = "" if self._is_caught_up else self._source_doubt(kernel)
+        reason = "" if self.is_caught_up else self._source_doubt(kernel)
         if reason:
             return f"not looked at since the start: {reason}"
         environments = self._machine.environments

@@ -6,6 +6,7 @@ configs do that lookups were answered with until then (:mod:`ktuned.tuning.openi
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterable
 
 import msgspec
@@ -23,6 +24,7 @@ from ktuned.model import (
     canonical,
     stand_ins,
 )
+from ktuned.portfolio import Portfolio
 
 HasFailed = Callable[[Config], bool]
 """Returns whether a config is known not to work in the context of a measurement made now."""
@@ -34,7 +36,8 @@ Admits = Callable[[Config], bool | None]
 class Decision(msgspec.Struct, frozen=True):
     """An answer, and the work it should start: a tuning, and questions about configs to a worker.
 
-    ``is_unobserved`` if it is stale for nothing but that not all that decides it is known.
+    ``is_unobserved`` if it is stale for nothing but that not all that decides it is known. ``expected_loss`` is that of
+    a portfolio's config.
     """
 
     status: Status
@@ -43,6 +46,7 @@ class Decision(msgspec.Struct, frozen=True):
     undecided: tuple[Config, ...] = ()
     is_certain: bool = True
     is_unobserved: bool = False
+    expected_loss: float | None = None
 
     @property
     def is_current(self) -> bool:
@@ -73,12 +77,13 @@ def decide(
     is_certain: bool = True,
     objective: Objective = LATENCY,
     has_failed: HasFailed = lambda config: False,
+    portfolio: Portfolio | None = None,
 ) -> Decision:
     """Return the best answer for one problem on one device model, by an objective.
 
     ``context`` is that of a measurement made now, ``None`` when the device is not here. Where it is not certain that it
     is that one, nothing is fresh, and nothing is to be tuned. Nothing of a kernel that is not fully observed is fresh,
-    and what was measured in this context is not tuned again.
+    and what was measured in this context is not tuned again. A ``portfolio`` takes the place of near problems.
     """
     key = kernel.winner_key(problem, device or "", objective)
     undecided: dict[str, Config] = {}
@@ -100,7 +105,14 @@ def decide(
             is_unobserved = is_current and bool(kernel.unobserved)
             status = Status.FRESH if is_current and not is_unobserved else Status.STALE
             return Decision(status, winner, config, is_certain=is_certain, is_unobserved=is_unobserved)
-    for winner in stand_ins(key, kernel.specialized(problem), known):
+    leaf = None if portfolio is None else portfolio.leaf(kernel.specialized(problem))
+    if portfolio is not None and leaf is not None:
+        for text in (leaf.config, *portfolio.configs):
+            config = completed(kernel, json.loads(text))
+            if may_serve(config) and not has_failed(config):
+                loss = leaf.expected_loss if text == leaf.config else leaf.worst_loss
+                return Decision(Status.NEAR, None, config, tuple(undecided.values()), is_certain, expected_loss=loss)
+    for winner in () if portfolio is not None else stand_ins(key, kernel.specialized(problem), known):
         config = completed(kernel, winner.config)
         if may_serve(config) and not has_failed(config):
             return Decision(Status.NEAR, winner, config, tuple(undecided.values()), is_certain)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from functools import partial
 from time import monotonic
 
+import anyio
 from msgspec.structs import replace
 
 from ktuned.catalog import Admission, Buckets, Catalog, check_problem
@@ -16,19 +18,21 @@ from ktuned.lookup.certainty import Certainty
 from ktuned.lookup.follow_ups import MAX_FOLLOW_UPS, FollowUps
 from ktuned.lookup.ladder import Admits, decide, not_observed
 from ktuned.lookup.pins import Pins
+from ktuned.lookup.publication import Publication
 from ktuned.lookup.served_winners import ServedWinners
 from ktuned.model import (
     Device,
     KernelInfo,
     KtunedError,
     NotFound,
+    Objective,
     Problem,
     Status,
     Winner,
     canonical,
     unmeasurable,
 )
-from ktuned.scheduling import Jobs
+from ktuned.scheduling import Jobs, Portfolios
 from ktuned.store import Artifacts, Store
 
 NO_BUCKET = "its bucket is not known yet: a worker asks the kernel file's function"
@@ -57,6 +61,7 @@ class Lookups:
         store: Store,
         artifacts: Artifacts,
         jobs: Jobs,
+        portfolios: Portfolios,
         caches: AnswerCaches,
         served: ServedWinners,
         certainty: Certainty,
@@ -64,7 +69,7 @@ class Lookups:
     ) -> None:
         self.caches = caches
         self.shortcuts = caches.shortcuts
-        self.generations = caches.generations
+        self.table = caches.table
         self.pins = Pins(store, caches.changed_all)
         self._catalog = catalog
         self._certainty = certainty
@@ -74,11 +79,22 @@ class Lookups:
         self._store = store
         self._artifacts = artifacts
         self._jobs = jobs
+        self._portfolios = portfolios
         self._winners = caches.winners
         self.served = served
         self._answered = 0
         self._looked_up: dict[str, float] = {}
         self._follow_ups = FollowUps(admission, buckets, jobs, caches, gate)
+        self._publication = Publication(
+            caches.table,
+            catalog,
+            machine,
+            certainty,
+            in_use=self.looked_up,
+            winners=served.of,
+            answer=partial(self._best_known, tune=False, admits=None),
+        )
+        caches.when_changed = self._publication.changed
 
     @property
     def answered(self) -> int:
@@ -86,10 +102,11 @@ class Lookups:
         return self._answered + self.shortcuts.lookups
 
     def looked_up(self, within_s: float = LATELY_S) -> list[str]:
-        """Return the kernels that were looked up so recently, and forget all others."""
+        """Return the kernels that were looked up so recently, here or in the table, and forget all others."""
         since = monotonic() - within_s
         self._looked_up = {name: at for name, at in self._looked_up.items() if at >= since}
-        return list(self._looked_up)
+        in_table = self.table.used_since((kernel.name for kernel in self._catalog.kernels), since)
+        return list(dict.fromkeys([*self._looked_up, *in_table]))
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Return how full the queue of ``follow_ups`` is, and the sizes of the ``caches``."""
@@ -146,7 +163,7 @@ class Lookups:
             UsageError: the kernel has no such problem, or the pin's name is not valid.
         """
         # A pin's short name must not stand for another project's kernel.
-        name = self._catalog.specified(name, directory)
+        asked, name = name, self._catalog.specified(name, directory)
         held = self.pins.find(pin, name, problem, device, objective)
         if held is None:
             first = self.lookup(name, problem, device, tune=tune, objective=objective, admits=admits)
@@ -156,7 +173,8 @@ class Lookups:
             if held is None:
                 return lambda: self.pins.freeze(pin, name, problem, device, objective, first)
         self._answered += 1
-        return replace(held, generation=self.generations.of(held.kernel))
+        self._publication.publish_pinned(pin, asked, directory, problem, held)
+        return replace(held, generation=self.table.generation(held.kernel))
 
     def caught_up(self) -> None:
         """Take in that the watcher has looked at every file since the start, which ends the doubts of a start."""
@@ -186,10 +204,24 @@ class Lookups:
         try:
             kernel = self._catalog.resolve(name, directory)
         except NotFound:
-            return Answer(name, problem, device, Status.UNKNOWN, self.generations.of(name))
+            return Answer(name, problem, device, Status.UNKNOWN, self.table.generation(name))
         self._looked_up[kernel.name] = monotonic()
         check_problem(kernel, problem)
         by = kernel.objective(objective)
+        answer = self._best_known(kernel, problem, device, by, tune=tune, admits=admits)
+        self._publication.publish_answered(kernel, name, directory, problem, answer, tune=tune)
+        return answer
+
+    def _best_known(
+        self,
+        kernel: KernelInfo,
+        problem: Problem,
+        device: str | None,
+        by: Objective,
+        *,
+        tune: bool,
+        admits: Admits | None,
+    ) -> Answer:
         environment = self._catalog.environment(kernel)
         measured_on: Device | None
         try:
@@ -212,6 +244,7 @@ class Lookups:
         doubt = "" if context is None else self._certainty.doubt(kernel, environment, node)
         if context is not None and (bucket is None or not bucket.is_current):
             doubt = doubt or NO_BUCKET
+        kept = self._portfolios.kept.find(kernel, model, by)
         found = decide(
             kernel,
             key_problem,
@@ -222,6 +255,7 @@ class Lookups:
             is_certain=not doubt,
             objective=by,
             has_failed=lambda config: context is not None and self._store.has_failed(context, config),
+            portfolio=None if kept is None else kept.portfolio,
         )
         if found.undecided:
             self._follow_ups.check(kernel, problem, found.undecided)
@@ -231,9 +265,12 @@ class Lookups:
         if not failure and measured_on is not None and measured_on.no_energy and kernel.needs_energy(by):
             failure = unmeasurable(by, measured_on)
         if tune and found.wants_tuning and context is not None and not failure:
-            self._follow_ups.tune(kernel, key_problem, context, by)
-            # This lookup, and those that got the last answer from its shortcut.
-            self._jobs.ask(context.key_for(by), 1 + self.shortcuts.repeats)
+            awaits_portfolio = kept is None and found.status in (Status.NEAR, Status.DEFAULT)
+            is_its = found.expected_loss is not None or awaits_portfolio
+            if not (is_its and self._portfolios.take(kernel, context.device, by, problem)):
+                self._follow_ups.tune(kernel, key_problem, context, by)
+                # This lookup, and those that got the last answer from its shortcut.
+                self._jobs.ask(context.key_for(by), 1 + self.shortcuts.repeats)
         incumbent = found.winner
         message = doubt or failure
         if found.status is Status.FRESH:
@@ -247,7 +284,7 @@ class Lookups:
             problem,
             model,
             found.status,
-            self.generations.of(kernel.name),
+            self.table.generation(kernel.name),
             None if found.config is None else kernel.config_in_order(found.config),
             latency_us=None if incumbent is None else incumbent.latency_us,
             # Only an artifact of this very problem and source can be launched for it as it is.
@@ -260,6 +297,7 @@ class Lookups:
             file=kernel.file,
             measured=None if incumbent is None else self._measured(kernel, problem, incumbent),
             objective=by,
+            expected_loss=found.expected_loss,
         )
 
     def _measured(self, kernel: KernelInfo, problem: Problem, incumbent: Winner) -> Problem | None:
@@ -281,5 +319,7 @@ class Lookups:
         return str(path)
 
     async def run(self) -> None:
-        """Do the follow-ups of lookups until cancelled."""
-        await self._follow_ups.run()
+        """Do the follow-ups of lookups, and keep the table of winners up to date, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._follow_ups.run)
+            tasks.start_soon(self._publication.run)

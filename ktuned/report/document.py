@@ -139,6 +139,33 @@ class Section(Struct, frozen=True):
     others: Sequence[OtherWinner] = ()
 
 
+class PortfolioRow(Struct, frozen=True):
+    """A problem's losses with each config of a portfolio (``None`` where one fails or was not measured), as parts.
+
+    ``chosen`` is the config that the tree gives it, ``expected`` what that was expected to lose. ``is_new`` if the
+    problem was measured after the fit.
+    """
+
+    problem: Mapping[str, Scalar]
+    losses: Sequence[float | None]
+    chosen: int
+    expected: float
+    is_new: bool = False
+
+
+class ShownPortfolio(Struct, frozen=True):
+    """A portfolio: its configs, its losses, the lines of its tree with their depth, and the matrix."""
+
+    kernel: str
+    device: str
+    objective: str
+    configs: Sequence[Mapping[str, Scalar]]
+    expected_loss: float
+    single_loss: float
+    tree: Sequence[tuple[int, str]]
+    rows: Sequence[PortfolioRow]
+
+
 class Document(Struct, frozen=True):
     """Everything on the page; ``made`` is Unix time in s, ``is_live`` whether it follows the store."""
 
@@ -147,3 +174,4 @@ class Document(Struct, frozen=True):
     sections: Sequence[Section]
     is_live: bool = False
     notices: Sequence[str] = ()
+    portfolios: Sequence[ShownPortfolio] = ()

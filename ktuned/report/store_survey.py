@@ -47,6 +47,7 @@ from ktuned.report.document import (
     Standing,
     Won,
 )
+from ktuned.report.portfolio_survey import survey_portfolio
 from ktuned.store import ContextSums, Overview, TrialRow
 
 MAX_TRIALS = 100_000
@@ -124,7 +125,16 @@ def survey(
                 others.get(key, ()),
             )
         )
-    return Document(time(), version, sections, is_live)
+    portfolios = [
+        survey_portfolio(
+            overview,
+            stored,
+            [group[-1] for key, group in groups.items() if (key.kernel, key.device) == (stored.kernel, stored.device)],
+        )
+        for stored in overview.portfolios()
+        if kernels is None or stored.kernel in kernels
+    ]
+    return Document(time(), version, sections, is_live, portfolios=portfolios)
 
 
 def _shown(group: Sequence[ContextSums], winner: Winner | None) -> ContextSums:

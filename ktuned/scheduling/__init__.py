@@ -7,6 +7,8 @@ from ktuned.scheduling.intake import Intake
 from ktuned.scheduling.job_machine import JobMachine
 from ktuned.scheduling.job_requests import JobRequests, Wish
 from ktuned.scheduling.jobs import Jobs
+from ktuned.scheduling.kept_portfolios import KeptPortfolios
+from ktuned.scheduling.portfolios import Build, Portfolios
 from ktuned.scheduling.preparation import JobSettings, Preparation, default_compile_slots
 from ktuned.scheduling.queue import EVERYTHING
 from ktuned.scheduling.renewal import Renewal
@@ -20,6 +22,7 @@ from ktuned.scheduling.team_winners import TeamWinners
 __all__ = [
     "EVERYTHING",
     "POLICIES",
+    "Build",
     "Dispatcher",
     "HostObserver",
     "IdlePolicy",
@@ -29,6 +32,8 @@ __all__ = [
     "JobRequests",
     "JobSettings",
     "Jobs",
+    "KeptPortfolios",
+    "Portfolios",
     "Preparation",
     "Reading",
     "Renewal",

@@ -68,6 +68,7 @@ class Intake:
         self._requests = requests
         self._renewal = renewal
         self._moves = moves
+        self._naming = anyio.Lock()
         self._max_directories = max_directories
 
     @property
@@ -158,12 +159,16 @@ class Intake:
             project = await anyio.to_thread.run_sync(read_project, directory, self._inspector.trust)
             root = make_root(directory, python=python or "", project=project)
             await self._moves.follow(root)
-            taken = [other.name for other in self._catalog.roots]
-            (root,) = named([root], self._store.projects.names(), taken)
+        async with self._naming:
+            if known is None:
+                # Of two that are added at once, the store has both, and the catalog perhaps none yet.
+                others = [*self._catalog.roots, *self._store.roots()]
+                taken = [other.name for other in others if other.path != root.path]
+                (root,) = named([root], self._store.projects.names(), taken)
+            await self._store.add_root(root)
         if measured:
             backend = await anyio.to_thread.run_sync(guess_backend, measured)
             self._machine.environments.expect_measuring(environment_of(root), backend)
-        await self._store.add_root(root)
         await self._inspector.adopt(root)
         return root
 

@@ -14,6 +14,7 @@ from ktuned.devices import Machine
 from ktuned.fleet import Environment, Fleet
 from ktuned.ipc import Trust
 from ktuned.model import PRESETS, Job, KernelFileError, KernelInfo, NotFound, Problem, Unsupported, Winner, unmeasurable
+from ktuned.scheduling.kept_portfolios import KeptPortfolios
 from ktuned.tuning import Compiler, Team, Work, merged
 
 
@@ -33,7 +34,8 @@ class Preparation:
     """Makes a job's work of what is known when its turn comes; ``settings`` are replaced when they are read again.
 
     ``captured`` returns the digest of the inputs that were captured for a kernel's problem, empty without any;
-    ``served`` the winners that lookups of a kernel are answered with; ``team`` is what others share.
+    ``served`` the winners that lookups of a kernel are answered with; ``portfolios`` those of
+    kernels; ``team`` is what others share.
     """
 
     def __init__(
@@ -49,6 +51,7 @@ class Preparation:
         deadlines: Mapping[str, float],
         captured: Callable[[KernelInfo, Problem], str],
         served: Callable[[KernelInfo, Environment], Sequence[Winner]],
+        portfolios: KeptPortfolios,
         team: Team | None = None,
     ) -> None:
         self.settings = settings
@@ -61,6 +64,7 @@ class Preparation:
         self._deadlines = deadlines
         self._captured = captured
         self._served = served
+        self._portfolios = portfolios
         self._team = team
 
     def prepare(self, job: Job) -> Work:
@@ -102,6 +106,7 @@ class Preparation:
             admission=self._admission,
             traces=self._traces,
             served=partial(self._served, kernel, environment),
+            portfolio=partial(self._portfolios.configs, kernel, context.device, objective, job.problem),
             toolchain=self._machine.environments.toolchain_files(environment),
             team=self._team,
             group_size=self._machine.group_size(replace(environment, node=aim.model.node), kernel.backend),

@@ -14,6 +14,7 @@ from ktuned.serve.method import Later, Method
 from ktuned.serve.methods import Methods
 from ktuned.serve.params import CollectParams, NoParams, UnpinParams
 from ktuned.serve.peaks import DevicePeaks
+from ktuned.serve.portfolios import PortfolioMethods
 from ktuned.serve.roots import RootMethods
 from ktuned.serve.server import Server
 from ktuned.serve.status import StatusReport
@@ -36,6 +37,7 @@ __all__ = [
     "Method",
     "Methods",
     "NoParams",
+    "PortfolioMethods",
     "RootMethods",
     "Server",
     "StatusReport",

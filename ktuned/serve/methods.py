@@ -121,7 +121,7 @@ class Methods:
             "build": ktuned.__version__,
             "capabilities": list(CAPABILITIES),
             "epoch": self._events.epoch,
-            "generations": self._lookups.generations.path,
+            "table": self._lookups.table.path,
             "pid": os.getpid(),
         }
 

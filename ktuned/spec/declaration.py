@@ -114,6 +114,7 @@ def kernel(
     bucket: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None,
     best_for: str = "each",
     is_data: bool = False,
+    portfolio: Mapping[str, Any] | None = None,
     **unknown: object,
 ) -> Callable[[KernelFunction], Kernel]:
     """Declare the decorated function ``(p, c) -> Build`` to be a kernel.
@@ -142,6 +143,8 @@ def kernel(
     carry its weight there: ``(dict(M=16), 3.0)``.
     ``is_data`` is for kernel files that programs write: it promises that the file runs no code but ktuned's and its
     plugins', so that workers go from one such file to the next without being replaced.
+    ``portfolio=dict(over=[dict(M=16, …), …], configs=4, loss=0.02)`` has few configs made for many problems, and a
+    decision tree that chooses among them for all others; ``over`` is a list as ``problems`` is, or a callable.
 
     Raises:
         KernelFileError: the declaration has an error. While a kernel file is loaded the error is kept
@@ -200,6 +203,7 @@ def kernel(
             bucket=bucket,
             best_for=best_for,
             is_data=is_data,
+            portfolio=portfolio,
         )
         fault = (
             unknown_fault(unknown, kernel.__kwdefaults__ or ()) or check_fault(reference, check) or fault_of(declared)

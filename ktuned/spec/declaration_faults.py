@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
-from typing import Any
+from typing import Any, Final
 
 from ktuned.model import (
     BUILT_IN,
@@ -208,6 +208,8 @@ def _number_fault(declared: Any) -> str:
         return f"best_for={declared.best_for!r} is neither 'each' nor 'all'"
     if declared.best_for == "all" and not callable(declared.problems) and not 0 < len(declared.problems) <= MAX_SET:
         return f"best_for='all' takes 1 to {MAX_SET} problems, and there are {len(declared.problems)}"
+    if fault := _portfolio_fault(declared.portfolio):
+        return fault
     if declared.timing not in TIMINGS:
         return f"there is no timing {declared.timing!r} {listed(TIMINGS, near=str(declared.timing))}"
     for name in ("rtol", "atol"):
@@ -215,6 +217,29 @@ def _number_fault(declared: Any) -> str:
             return f"{name}={getattr(declared, name)!r} is not a number >= 0"
     ratio = declared.max_mismatched_ratio
     return "" if _is_number(ratio) and 0 <= ratio <= 1 else f"max_mismatched_ratio={ratio!r} is not between 0 and 1"
+
+
+PORTFOLIO_RANGES: Final = {"configs": (1, 16), "loss": (0.0, 10.0), "tunings": (1, 1000)}
+"""Settings of ``portfolio=`` beside ``over``, with their least and largest values."""
+
+
+def _portfolio_fault(portfolio: Any) -> str:
+    if portfolio is None:
+        return ""
+    if not isinstance(portfolio, Mapping):
+        return f"portfolio={portfolio!r} is not a dict, as dict(over=[…], configs=4)"
+    for name, value in portfolio.items():
+        if name == "over":
+            if not callable(value) and not isinstance(value, list | tuple):
+                return f"portfolio: over is {value!r}, not a list of problems or a callable"
+            continue
+        if name not in PORTFOLIO_RANGES:
+            return f"portfolio has no setting {name!r} {listed([*PORTFOLIO_RANGES, 'over'], near=str(name))}"
+        low, high = PORTFOLIO_RANGES[name]
+        is_fit = _is_number(value) and low <= value <= high and (name == "loss" or type(value) is int)
+        if not is_fit:
+            return f"portfolio: {name} is {value!r}, not a number from {low:g} to {high:g}"
+    return ""
 
 
 def _plan_fault(plan: Any) -> str:

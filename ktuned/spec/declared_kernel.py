@@ -94,6 +94,7 @@ class Kernel:
     best_for: str = "each"
     has_exact_integers: bool = True
     is_data: bool = False
+    portfolio: Mapping[str, Any] | None = None
 
     def __call__(self, p: Any, c: Any) -> Build:
         """Call the kernel function as it is."""
@@ -146,6 +147,22 @@ class Kernel:
             text = canonical(self.represent(problem))
             total[text] = total.get(text, 0.0) + weight
         return tuple(total[canonical(problem)] for problem in problems)
+
+    def portfolio_wanted(self) -> dict[str, Any]:
+        """Return the declared portfolio with its problems and their weights, calling ``over`` if it is a callable.
+
+        Raises:
+            KernelFileError: the callable raised, or a problem is malformed or there twice.
+        """
+        wanted = dict(self.portfolio or {})
+        over = wanted.get("over", ())
+        try:
+            found = tuple(islice(over() if callable(over) else over, MAX_PROBLEMS + 1))
+        except Exception as error:
+            raise self.site.failure("the portfolio's over()", error) from error
+        if fault := problems_fault(found, self.specialize, self.bucketed_keys):
+            raise self.site.error(f"portfolio: {fault}")
+        return {**wanted, "over": [[dict(problem), float(weight)] for problem, weight in map(weighted, found)]}
 
     @property
     def bucket_rules(self) -> Mapping[str, Any]:

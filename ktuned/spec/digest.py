@@ -64,6 +64,7 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
     weights = kernel.weights_of(problems)
     if kernel.best_for == "all":
         plan.add("best_for", weights)
+    portfolio = None if kernel.portfolio is None else kernel.portfolio_wanted()
     source_digest = _digest(texts if kernel.sources else function.parts)
     read = {kernel.file, *sources.absent, *OBSERVER.files, *function.files, *measured.files, *plan.files}
     held = {path: hashlib.sha256(content).hexdigest() for path, content in sources.contents.items()}
@@ -99,6 +100,7 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
             "version": digest[:16],
             **({"weights": list(weights)} if kernel.best_for == "all" else {}),
             **({"is_data": True} if kernel.is_data else {}),
+            **({} if portfolio is None else {"portfolio": portfolio}),
             "unobserved": next(iter([*ACCESSES.unobserved, *(assembled(path) for path in sources.opaque)]), ""),
             "declares": bool(kernel.depends),
         },

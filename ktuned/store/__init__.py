@@ -1,6 +1,6 @@
 """Durable state: trials, winners and jobs in SQLite; artifacts as sealed directories beside it."""
 
-from ktuned.store import exchange
+from ktuned.store import exchange, portfolios
 from ktuned.store.admissions import Verdict
 from ktuned.store.artifacts import Artifacts
 from ktuned.store.captures import Capture
@@ -8,6 +8,7 @@ from ktuned.store.database import STORE_NAME, Store
 from ktuned.store.exchange import Offer
 from ktuned.store.faults import DISK_ERRORS, file_fault
 from ktuned.store.overview import ContextSums, Overview, TrialRow
+from ktuned.store.portfolios import StoredPortfolio
 
 __all__ = [
     "DISK_ERRORS",
@@ -18,8 +19,10 @@ __all__ = [
     "Offer",
     "Overview",
     "Store",
+    "StoredPortfolio",
     "TrialRow",
     "Verdict",
     "exchange",
     "file_fault",
+    "portfolios",
 ]

@@ -46,6 +46,7 @@ from ktuned.store import (
     job_writes,
     launches,
     peaks,
+    portfolios,
     rows,
     trial_queries,
     trial_writes,
@@ -55,6 +56,7 @@ from ktuned.store.captures import Captured
 from ktuned.store.faults import database_fault
 from ktuned.store.learned import Learned
 from ktuned.store.pins import Pinned
+from ktuned.store.portfolios import StoredPortfolio
 from ktuned.store.projects import Projects
 from ktuned.store.published import PublishedWinners
 from ktuned.store.reader import Reader
@@ -216,6 +218,14 @@ class Store:
     async def add_launches(self, counts: Mapping[WinnerKey, int], now: float) -> None:
         """Add applications' launches to those that are known."""
         await self._write(lambda connection: launches.add_launches(connection, counts, now))
+
+    def portfolios(self, kernel: str) -> list[StoredPortfolio]:
+        """Return a kernel's portfolios on all devices, by all objectives."""
+        return portfolios.of(self._reader, kernel)
+
+    async def save_portfolio(self, portfolio: StoredPortfolio) -> None:
+        """Keep a portfolio in place of the one before."""
+        await self._write(lambda connection: portfolios.keep(connection, portfolio))
 
     def kernels(self) -> list[KernelInfo]:
         """Return all kernels as they were last inspected, by name."""

@@ -12,8 +12,9 @@ from pathlib import Path
 from typing import NamedTuple, Self
 
 from ktuned.model import Context, DeviceModel, Job, KernelInfo, Peaks, StoreError, Winner
-from ktuned.store import database_file, digest_parts, peaks, rows
+from ktuned.store import database_file, digest_parts, peaks, portfolios, rows
 from ktuned.store.faults import database_fault
+from ktuned.store.portfolios import StoredPortfolio
 from ktuned.store.reader import Reader, Row
 from ktuned.store.schema import SCHEMA_VERSION, check_ours
 
@@ -131,6 +132,10 @@ class Overview:
     def peaks(self) -> Mapping[DeviceModel, Peaks]:
         """Return the measured limits of devices."""
         return peaks.all_of(self._reader)
+
+    def portfolios(self) -> list[StoredPortfolio]:
+        """Return the portfolios of all kernels."""
+        return portfolios.all_of(self._reader)
 
     def winners(self) -> list[Winner]:
         """Return all winners."""

@@ -20,6 +20,8 @@
 
     peaks   launches                    (measured limits of device models; how often applications launched a key)
 
+    portfolios                          (few configs for many problems, and the tree that chooses among them)
+
     published_winners                      (which decisions a team's storage has)
 
     meanings   fingerprints             (contents of the digests in contexts, to find what has changed since)
@@ -162,12 +164,19 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
         ) WITHOUT ROWID""",
     ),
     ("ALTER TABLE admissions ADD COLUMN read TEXT NOT NULL DEFAULT '{}'",),
-    # A note that was written without the figure that it compares with may be stale, and cannot be written again.
-    ("ALTER TABLE winners ADD COLUMN before REAL", "UPDATE winners SET note = ''"),
     (
         """CREATE TABLE launches (
             kernel TEXT NOT NULL, problem TEXT NOT NULL, device TEXT NOT NULL,
             count INTEGER NOT NULL, updated REAL NOT NULL, PRIMARY KEY (kernel, problem, device)
+        ) WITHOUT ROWID""",
+    ),
+    # A note that was written without the figure that it compares with may be stale, and cannot be written again.
+    ("ALTER TABLE winners ADD COLUMN before REAL", "UPDATE winners SET note = ''"),
+    (
+        """CREATE TABLE portfolios (
+            kernel TEXT NOT NULL, device TEXT NOT NULL, objective TEXT NOT NULL,
+            state TEXT NOT NULL, document TEXT NOT NULL, created REAL NOT NULL,
+            PRIMARY KEY (kernel, device, objective)
         ) WITHOUT ROWID""",
     ),
 )

@@ -257,7 +257,10 @@ class Outcomes:
         # It may be that of another checkout: a job here is to have a winner of its own that is no worse.
         incumbent = next((winner for winner in winners if winner.key == work.key), None)
         own = self._store.winner(work.key)
-        near = [completed(kernel, winner.config) for winner in stand_ins(work.key, work.specialized, winners)]
+        # As the ladder of answers does: a portfolio takes the place of near problems.
+        near = [completed(kernel, config) for config in work.portfolio()] or [
+            completed(kernel, winner.config) for winner in stand_ins(work.key, work.specialized, winners)
+        ]
         before = None if incumbent is None else completed(kernel, incumbent.config)
         asked = [config for config in (before, *near, kernel.default) if config is not None]
         verdicts = dict(zip(map(canonical, asked), await work.admitted(asked), strict=True))

@@ -65,7 +65,7 @@ class Work(msgspec.Struct, eq=False, weakref=True):
     measuring was asked for. ``compilers`` are where the context's toolchain is, this machine first. ``toolchain`` are
     the sights of the files by which it is known there.
     ``team`` is asked what others share, if anything may be used of it. ``served`` returns the winners that the kernel's
-    lookups are answered with.
+    lookups are answered with, ``portfolio`` the configs that its portfolio has for this problem, if there is one.
     """
 
     job: Job
@@ -81,6 +81,7 @@ class Work(msgspec.Struct, eq=False, weakref=True):
     admission: Admission
     traces: Traces
     served: Callable[[], Sequence[Winner]]
+    portfolio: Callable[[], Sequence[Config]] = tuple
     group_size: int = 1
     lowers: bool = False
     absence: str = ""

@@ -106,6 +106,12 @@ def _load_inspection(registry: Registry, places: Places) -> _Loaded:
     }
 
 
+def _load_fitting(registry: Registry, places: Places) -> _Loaded:
+    from ktuned.worker.portfolio import fit
+
+    return {requests.FitPortfolio: lambda request, reply: fit(request)}
+
+
 def _load_exploration(registry: Registry, places: Places) -> _Loaded:
     from ktuned.worker.explore import Explorer
 
@@ -147,6 +153,7 @@ def _load_bench(registry: Registry, places: Places) -> _Loaded:
 _LOADERS: Mapping[type[requests.Request[Any, Any]], Callable[[Registry, Places], _Loaded]] = {
     **dict.fromkeys((requests.Prepare, requests.Probe, requests.GpuUsers), _load_probing),
     **dict.fromkeys((requests.Inspect, requests.Admits, requests.Represent), _load_inspection),
+    requests.FitPortfolio: _load_fitting,
     **dict.fromkeys((requests.Explore, requests.Ask), _load_exploration),
     **dict.fromkeys((requests.Compile, requests.OpenFrontEnd, requests.Lower), _load_compilation),
     requests.MeasurePeaks: _load_peaks,

@@ -30,6 +30,7 @@ ASKING = [
     ("results", "gemm"),
     ("kernels",),
     ("which", "gemm"),
+    ("portfolio", "gemm"),
     ("check", "gemm"),
     ("forget", "gemm"),
     ("export",),
@@ -432,7 +433,7 @@ def test_a_trial_is_told_whole(run: Run, serve: Serve) -> None:
         "first_launch",
         "SIGSEGV",
         "  more of it",
-        "  red\n  last words\n",
+        "  red\n  last words\\x07\n",
     ):
         assert words in ran.out
     assert not re.search(r"[\x00-\x09\x0b-\x1f]", ran.out)

@@ -73,7 +73,7 @@ class TestHook:
         assert (done.stdout.strip(), done.stderr) == ("True", "")
 
     def test_what_became_of_functions_is_reported(self, tmp_path: Path) -> None:
-        """Without a daemon they are Triton's, here with a reason that does not need one."""
+        """Without a daemon they are Triton's."""
         code = """if True:
             import torch
             from tests.plugins.triton_app import kernels
@@ -85,9 +85,8 @@ class TestHook:
         summary = tmp_path / "summary"
         summary.mkdir()
         done = run_hooked(code, summary)
-        reason = "it has a do_bench of its own, which only its own process can call"
         found = Account.read(summary).left_alone
-        assert found == {"tests.plugins.triton_app.kernels.benched": reason}, done.stderr
+        assert found == {'tests.plugins.triton_app.kernels.benched {"@types":"f32"}': "no daemon runs"}, done.stderr
 
 
 PROGRAM = """\

@@ -15,14 +15,16 @@ from pathlib import Path
 from typing import Any
 
 import anyio
+import msgpack
 
-from ktuned.lookup.generations import Generations
+from ktuned.lookup.winner_table import WinnerTable
 from ktuned.model.errors import NotFound, UsageError
 from ktuned.serve.connection import Connection
 from ktuned.serve.events import Events
 from ktuned.serve.listener import bind_socket
 from ktuned.serve.method import Method
 from ktuned.serve.server import Server
+from ktuned_client.table import kernel_key, winner_prefix
 
 START_S = 60.0
 """How long a server may take to serve, on a busy machine."""
@@ -37,7 +39,7 @@ class Daemon:
     def __init__(self, path: str, protocol: int) -> None:
         self.path = path
         self.protocol = protocol
-        self.generations = Generations(os.path.dirname(path), epoch=7)
+        self.table = WinnerTable(os.path.dirname(path), epoch=7)
         self.asked = 0
         self.events = Events(epoch=7, ring_events=16)
         self.released = anyio.Event()
@@ -46,7 +48,8 @@ class Daemon:
             "hello": self.hello,
             "asked": lambda params, connection: self.asked,
             "connections": self.connections,
-            "bump": lambda params, connection: self.generations.bump(params["kernel"]),
+            "bump": lambda params, connection: self.table.bump(params["kernel"]),
+            "publish_winner": self.publish_winner,
             "lookup": self.lookup,
             "lookup_many": self.lookup_many,
             "hold": self.hold,
@@ -64,7 +67,17 @@ class Daemon:
         )
 
     def hello(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
-        return {"protocol": self.protocol, "build": "9.9", "generations": self.generations.path}
+        return {"protocol": self.protocol, "build": "9.9", "table": self.table.path}
+
+    def publish_winner(self, params: dict[str, Any], connection: Connection) -> None:
+        """Publish a winner of ``kernel`` for ``problem``, and rules by which clients form keys of its winners."""
+        kernel, problem, status = params["kernel"], params["problem"], params.get("status", "fresh")
+        rules = [kernel, "/tune.py", "latency", {"": "cpu", "cpu:0": "cpu"}, params.get("keys")]
+        rules += [params.get("specialize"), params.get("bucket", {})]
+        self.table.publish(kernel, kernel_key(kernel, None), msgpack.packb(rules))
+        winner = [params.get("config", problem), status, "", 1.5, None, 1.0, True, None, params.get("measured")]
+        key = winner_prefix(kernel, "cpu", "latency") + msgpack.packb(dict(sorted(problem.items())))
+        self.table.publish(kernel, key, msgpack.packb(winner))
 
     def lookup_many(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
         answers = []
@@ -82,6 +95,7 @@ class Daemon:
 
     def lookup(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
         self.asked += 1
+        self.table.confirm_watch()
         if params["kernel"] == "missing":
             raise NotFound("there is no kernel 'missing'", hint="see `ktuned kernels`")
         if params["kernel"] == "misspelt":
@@ -99,7 +113,7 @@ class Daemon:
             "artifact": None,
             "age_s": 2.0,
             "decided": 1.0,
-            "generation": self.generations.of(params["kernel"]),
+            "generation": self.table.generation(params["kernel"]),
             "a_newer_field": True,
         }
 

@@ -1,16 +1,18 @@
-"""Answers are kept, and given again for as long as the generation table says that they hold."""
+"""Answers are kept, and given again for as long as the table of winners says that they hold."""
 
 import os
+import sys
 import threading
 from collections import OrderedDict
 from multiprocessing.process import BaseProcess
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import pytest
 
 from ktuned_client import AsyncClient, Client, memo
-from ktuned_client.generations import FIRST_SLOT, WORDS, Table, slot_of
+from ktuned_client.table import FIRST_SLOT, TABLE_NAME, WATCHED_WORD, WORDS, Table, slot_of
 from tests.client import daemon
 
 DEFAULT = {"BM": 64}
@@ -118,7 +120,7 @@ async def test_the_async_client_keeps_answers_too(path: str) -> None:
 
 
 def test_a_dead_daemons_answers_hold_until_the_next_one_starts(path: str) -> None:
-    """``kill -9`` changes no answer; the next daemon, on the same table, has everything asked again."""
+    """``kill -9`` changes no answer; the next daemon, whose table goes on from the last one, has all asked again."""
     with Client(path, deadline_s=PATIENT_S) as client:
         with daemon.running(path) as process:
             first = client.lookup("gemm", {"M": 1})
@@ -131,73 +133,84 @@ def test_a_dead_daemons_answers_hold_until_the_next_one_starts(path: str) -> Non
             assert asked(client) == 1
 
 
+def age_answers(client: Client) -> None:
+    """Make all answers that a client keeps so old that they are looked for again."""
+    for kept in client._memo.answers.values():
+        for problem, (slot, generation, _, hit) in kept.items():
+            kept[problem] = (slot, generation, 0.0, hit)
+
+
+def write_word(path: str, word: int, value: int) -> None:
+    """Write a word of the table, as a daemon does."""
+    with open(os.path.join(os.path.dirname(path), TABLE_NAME), "r+b") as stream:
+        stream.seek(8 * word)
+        stream.write(value.to_bytes(8, sys.byteorder))
+
+
 def test_while_no_daemon_answers_the_last_that_was_known_is_given(path: str) -> None:
     """Past its time an answer is looked for again; without a daemon it stays, marked only if the table changed."""
     with Client(path, deadline_s=PATIENT_S) as client:
-        client._memo.holds_s = 0.0
         with daemon.running(path):
             first = client.lookup("gemm", {"M": 1}, DEFAULT)
+            age_answers(client)
             assert client.lookup("gemm", {"M": 1}, DEFAULT) is not first
             assert asked(client) == 2
+        age_answers(client)
         assert client.lookup("gemm", {"M": 1}, DEFAULT) == first
-        table = os.path.join(os.path.dirname(path), "ktuned.generations")
-        with open(table, "r+b") as stream:
-            stream.seek(8 * slot_of("gemm"))
-            stream.write(b"\xff" * 8)
+        write_word(path, slot_of("gemm"), 2**64 - 1)
         hit = client.lookup("gemm", {"M": 1}, DEFAULT)
         assert (hit.status, hit.config) == ("unavailable", first.config)
         assert "no daemon serves" in hit.message
         assert client.lookup("gemm", {"M": 2}, DEFAULT).config == DEFAULT
 
 
-def test_without_a_daemon_a_fresh_answer_becomes_stale_after_ten_seconds(path: str) -> None:
+def test_without_a_daemon_a_fresh_answer_becomes_stale_when_the_watch_has_ended(path: str) -> None:
     """No daemon watches the files: the config stays, the status and the message say so; what was not fresh stays."""
-    now = 100.0
-    kept = memo.Memo(clock=lambda: now)
+    now = monotonic()
+    kept = memo.Memo(os.path.dirname(path), clock=lambda: now)
     with daemon.running(path), Client(path, deadline_s=PATIENT_S) as client:
         hits = [client.lookup("gemm", {"M": size}) for size in range(2)]
         hits[1] = hits[1]._replace(status="near")
-        kept.greet({"generations": os.path.join(os.path.dirname(path), "ktuned.generations")})
-    for number, hit in enumerate(hits):
-        kept.remember("gemm", bytes([number]), hit)
+        for number, hit in enumerate(hits):
+            kept.remember("gemm", bytes([number]), hit)
+    write_word(path, WATCHED_WORD, int((now + 10.0) * 1e9))
     now += 9.9
     assert [kept.last_word("gemm", bytes([number]), None, "gone") for number in range(2)] == hits
     now += 0.1
-    assert kept.recall("gemm", b"\0", None) is None
+    assert kept.recall("gemm", b"\0", None) == (None, True)
     stale, near = (kept.last_word("gemm", bytes([number]), None, "gone") for number in range(2))
     assert stale is not None
     assert (stale.status, stale.config) == ("stale", hits[0].config)
     assert stale.message == "no daemon watches its files now: gone"
     assert near == hits[1]
-    assert kept.recall("gemm", b"\0", None) == stale
+    assert kept.recall("gemm", b"\0", None) == (stale, True)
     kept.close()
 
 
 def test_a_removed_table_is_found_out(path: str) -> None:
-    """To delete the socket's directory cuts no client off: within the time that answers hold, it asks again."""
+    """To delete the socket's directory cuts no client off: when the watch has ended, it asks again."""
     with Client(path, deadline_s=PATIENT_S) as client:
-        client._memo.holds_s = 0.0
         with daemon.running(path) as process:
             first = client.lookup("gemm", {"M": 1})
             process.kill()
             process.join()
+        write_word(path, WATCHED_WORD, 0)
         for file in Path(path).parent.iterdir():
             file.unlink()
+        age_answers(client)
         with daemon.running(path):
             again = client.lookup("gemm", {"M": 1})
             assert again.status == "fresh"
             assert again.generation != first.generation
-            client._memo.holds_s = 10.0
-            kept = client.lookup("gemm", {"M": 1})
-            assert client.lookup("gemm", {"M": 1}) is kept
+            assert client.lookup("gemm", {"M": 1}) is again
 
 
-@pytest.mark.parametrize("content", [b"", b"short", bytes(8 * WORDS), b"ktunedG\x02" + bytes(8 * WORDS - 8)])
+@pytest.mark.parametrize("content", [b"", b"short", bytes(8 * WORDS), b"ktunedW\x02" + bytes(8 * WORDS - 8)])
 def test_a_table_that_is_none_is_not_believed(path: str, content: bytes) -> None:
     """A file of another size, version or kind is refused; and a daemon puts a table of its own in its place."""
-    table = Path(path).with_name("ktuned.generations")
+    table = Path(path).with_name(TABLE_NAME)
     table.write_bytes(content)
-    with pytest.raises(ValueError, match="generation table"):
+    with pytest.raises(ValueError, match="table of winners"):
         Table(str(table))
     with daemon.running(path), Client(path, deadline_s=PATIENT_S) as client:
         assert client.lookup("gemm", {"M": 1}) is client.lookup("gemm", {"M": 1})
@@ -260,7 +273,7 @@ def test_closing_lets_go_of_the_table(path: str, served: BaseProcess) -> None:
     client = Client(path, deadline_s=PATIENT_S)
     first = client.lookup("gemm", {"M": 1})
     client.close()
-    assert "ktuned.generations" not in Path("/proc/self/maps").read_text()
+    assert TABLE_NAME not in Path("/proc/self/maps").read_text()
     assert client.lookup("gemm", {"M": 1}) == first
     client.close()
     assert served.is_alive()

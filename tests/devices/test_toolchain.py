@@ -209,7 +209,7 @@ async def test_an_upgraded_distribution_is_noticed(tmp_path: Path) -> None:
     (source,) = FAKE_BACKEND.glob("*.dist-info")
     (info / "entry_points.txt").write_text((source / "entry_points.txt").read_text())
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: ktuned-fake\nVersion: 1\nRequires-Dist: fakelib>=1\n")
-    for module in ("ktuned_fake.py", "without_torch.py"):
+    for module in ("ktuned_fake.py", "pollution.py", "without_torch.py"):
         (site / module).symlink_to(FAKE_BACKEND / module)
     library = site / "fakelib-1.0.dist-info"
     library.mkdir()

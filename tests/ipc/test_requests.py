@@ -28,6 +28,7 @@ OPERATIONS = (
         "ask",
         "admits",
         "represent",
+        "fit_portfolio",
         "open_front_end",
         "lower",
         "compile",

@@ -134,7 +134,7 @@ async def test_near_is_served_once_a_worker_vouches_for_it(parts: Parts) -> None
 async def asked(parts: Parts, generation: int) -> None:
     """Wait until a worker's verdict made a new generation."""
     with anyio.fail_after(PATIENCE_S):
-        while parts.lookups.generations.of("project:it") == generation:  # noqa: ASYNC110 - no event reports a verdict
+        while parts.lookups.table.generation("project:it") == generation:  # noqa: ASYNC110 - no event reports a verdict
             await anyio.sleep(0.005)
 
 
@@ -145,16 +145,16 @@ async def test_config_that_the_space_has_lost_is_never_served(parts: Parts) -> N
     for configs in ("us=[10.0, 30.0]", "us=[10.0, 20.0], where=lambda p, c: c.us != 20.0"):
         parts.write(kernel_text(configs=configs, default="dict(us=10.0)"))
         found = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
-        before = parts.lookups.generations.of("project:it")
+        before = parts.lookups.table.generation("project:it")
         await parts.renewal.react(found.changes, saved=False)
-        assert parts.lookups.generations.of("project:it") > before
+        assert parts.lookups.table.generation("project:it") > before
         assert (ask(parts)["status"], ask(parts)["config"]) == ("default", {"us": 10.0})
 
 
 async def test_constraint_is_asked_before_the_winner_is_served(parts: Parts) -> None:
     """A winner that a constraint may refuse by now is not served until a worker has found it in the space."""
     kernel = await tuned(parts, configs=CONSTRAINED, default="dict(us=10.0)")
-    generation = parts.lookups.generations.of(kernel.name)
+    generation = parts.lookups.table.generation(kernel.name)
     explain = Explainer(parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.lookups.doubt).explain
     assert ask(parts)["status"] == "default"
     (entry,) = explain(kernel)
@@ -237,11 +237,11 @@ async def test_each_problem_of_a_key_asks_whether_a_config_is_valid(parts: Parts
     )
     await parts.measured(kernel, {20.0: 5.0}, {"n": 64, "k": 64}, rounds=ALL_ROUNDS)
     parts.lookups.caches.changed(kernel.name)
-    generation = parts.lookups.generations.of(kernel.name)
+    generation = parts.lookups.table.generation(kernel.name)
     for k, status in ((64, "near"), (15, "default")):
         assert ask(parts, {"n": 32, "k": k})["status"] == "default"
         with anyio.fail_after(PATIENCE_S):
-            while parts.lookups.generations.of(kernel.name) == generation:  # noqa: ASYNC110 - no event reports a verdict
+            while parts.lookups.table.generation(kernel.name) == generation:  # noqa: ASYNC110 - no event reports a verdict
                 await anyio.sleep(0.005)
         generation += 1
         assert ask(parts, {"n": 32, "k": k})["status"] == status
@@ -333,7 +333,7 @@ async def test_a_slow_constraint_delays_nothing_but_its_own_kernel(parts: Parts)
     quick = kernel_text("quick", configs="us=[10.0], where=lambda p, c: True", default="dict(us=10.0)")
     found = await parts.inspector.inspect_files(parts.root, [str(parts.write(quick, "tune_quick.py"))])
     assert found.changes.added == ("project:quick",)
-    generation = parts.lookups.generations.of("project:quick")
+    generation = parts.lookups.table.generation("project:quick")
     parts.lookups.caches.changed(slow.name)
     async with parts.working():
         assert ask(parts, {"n": 65})["status"] == "default"
@@ -341,7 +341,7 @@ async def test_a_slow_constraint_delays_nothing_but_its_own_kernel(parts: Parts)
         assert parts.lookups.lookup("quick", {"n": 64}, None, tune=True).status == "default"
         await parts.told.ended()
         with anyio.fail_after(PATIENCE_S):
-            while parts.lookups.generations.of("project:quick") == generation:  # noqa: ASYNC110 - no event reports it
+            while parts.lookups.table.generation("project:quick") == generation:  # noqa: ASYNC110 - no event reports it
                 await anyio.sleep(0.005)
         assert parts.lookups.lookup("quick", {"n": 64}, None, tune=True).status == "fresh"
         parts.open_gate("door")

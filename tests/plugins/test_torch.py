@@ -121,7 +121,7 @@ class TestBuild:
 
     def test_compile_must_be_a_map(self) -> None:
         """``compile=True`` looks right and is not."""
-        with pytest.raises(TypeError, match=r"compile= takes torch\.compile's arguments as a dict, or None; not True"):
+        with pytest.raises(TypeError, match="compile is True, not a dict"):
             Build("f", (), True)  # type: ignore[arg-type]
 
     def test_it_notes_the_tensors_that_it_is_compiled_for(self) -> None:

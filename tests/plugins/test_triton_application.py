@@ -178,3 +178,29 @@ def test_a_wait_gets_the_winner_in_its_first_call(daemon: Daemon) -> None:
     lines = done.stderr.splitlines()
     assert "adopted 1 function: tests: scale" in lines[-2], lines
     assert "2 tuning keys: 2 tuned, 0 recorded now" in lines[-1], lines
+
+
+SCRIPTS_END = """
+import torch
+from triton.runtime.jit import JITFunction
+from ktuned.dropin import Policy
+from ktuned_triton.autotuner import Options
+scaled.__dict__["_ktuned_options"] = Options(Policy("background", takes_over=True))
+JITFunction.run = lambda self, *args, **kwargs: None  # nothing can be launched here
+x = torch.ones(256)
+scaled[(4,)](x, torch.empty_like(x), 256)
+"""
+
+
+def test_the_function_of_a_script_is_tuned_from_its_source(daemon: Daemon, tmp_path: Path) -> None:
+    """No other process can import it, and the script may be gone by then."""
+    script = tmp_path / "one_file.py"
+    script.write_text((APPLICATION.parent / "as_script.py").read_text() + SCRIPTS_END)
+    done = subprocess.run(
+        [sys.executable, str(script)], env=daemon.env, capture_output=True, text=True, timeout=DEADLINE_S
+    )
+    assert done.returncode == 0, done.stderr
+    script.unlink()
+    daemon.start()
+    (job,) = ended_jobs(daemon, 1)
+    assert (job["state"], job["kernel"]) == ("done", "one_file:scaled"), job

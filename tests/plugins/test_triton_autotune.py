@@ -198,7 +198,7 @@ class TestACall:
         """The first config is launched, and the key's next call asks."""
         function = scale()
         with monkeypatch.context() as capturing:
-            capturing.setattr(autotuner, "_is_capturing", lambda: True)
+            capturing.setattr(autotuner, "is_capturing", lambda: True)
             call(function)
             call(function)
         assert (len(launched), link.asked, records(spool)) == (2, [], [])

@@ -78,7 +78,7 @@ def test_closures_and_arguments_are_refused_where_they_are_written() -> None:
 
     with pytest.raises(ValueError, match="inside another function"):
         Build(inner, ("x",))
-    with pytest.raises(TypeError, match="args holds a object; it takes tensors by their names"):
+    with pytest.raises(TypeError, match="is a value of the type object; a tensor is given by its name"):
         Build(bad_kernel, ("x", object(), 1))  # type: ignore[arg-type]
 
 

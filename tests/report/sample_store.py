@@ -11,9 +11,10 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from ktuned.model import Config, JobState, KernelInfo, Outcome, Plan, canonical
+from ktuned.model import LATENCY, Config, JobState, KernelInfo, Outcome, Plan, canonical
 from ktuned.model.trial import MEASURING_VERSION
-from ktuned.store import Store
+from ktuned.portfolio import Matrix, Portfolio, fit_portfolio
+from ktuned.store import Store, StoredPortfolio, portfolios
 
 NOW = 1_790_000_000.0
 MODEL = "NVIDIA H100 80GB HBM3"
@@ -47,6 +48,19 @@ class SampleStore:
         self._path = path
         self._random = random.Random(seed)
         self._job = self._context = self._trial = 0
+
+    def add_portfolio(self, kernel: str, *, device: str = MODEL) -> Portfolio:
+        """Add a portfolio of two configs of a kernel, which differ in their best sizes."""
+        wide, narrow = canonical(DEFAULT), canonical({**DEFAULT, "BLOCK_M": 128})
+        problems = tuple({"M": 2**power, "N": 32} for power in range(4, 13))
+        costs = tuple({wide: 10.0 + (p["M"] > 256), narrow: 11.0 - (p["M"] > 256)} for p in problems)
+        matrix = Matrix(problems, (1.0,) * len(problems), costs)
+        fitted = fit_portfolio(matrix, 2, 0.0)
+        document = {**fitted.to_wire(), "matrix": matrix.to_wire(), "wanted": {}, "over": [], "created": NOW}
+        with closing(sqlite3.connect(self._path)) as connection:
+            portfolios.keep(connection, StoredPortfolio(kernel, device, LATENCY, "state", document, NOW))
+            connection.commit()
+        return fitted
 
     def add(
         self,

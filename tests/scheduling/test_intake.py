@@ -3,10 +3,13 @@ from __future__ import annotations
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import anyio
 import pytest
 
+from ktuned.catalog.inspection import FileInspector
+from ktuned.model import Root
 from ktuned.model.errors import NotFound, UsageError
 from ktuned.model.job import Priority
 from ktuned.model.plan import Plan
@@ -297,3 +300,29 @@ class TestTuneNamed:
         assert new.id != old.id
         await parts.renewal.react(found.changes, saved=True)
         assert [live.id for live in parts.jobs.live()] == [new.id]
+
+
+@pytest.mark.anyio
+async def test_directories_of_one_name_that_are_added_at_once(
+    parts: Parts, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each becomes a project with a name of its own, though none is watched when the other ones get theirs."""
+    found: list[str] = []
+    adopt = FileInspector.adopt
+
+    async def adopt_late(inspector: FileInspector, root: Root) -> Any:
+        await until(lambda: len(parts.store.roots()) >= 4)
+        return await adopt(inspector, root)
+
+    monkeypatch.setattr(FileInspector, "adopt", adopt_late)
+
+    async def add(directory: Path) -> None:
+        directory.mkdir(parents=True)
+        (directory / "tune_it.py").write_text(kernel_text())
+        found.append((await parts.intake.add_path(str(directory), None)).root.name)
+
+    async with anyio.create_task_group() as tasks:
+        for number in range(4):
+            tasks.start_soon(add, tmp_path / f"of{number}" / "same")
+    parts.kill_workers()
+    assert len(set(found)) == 4

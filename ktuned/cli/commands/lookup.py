@@ -55,6 +55,8 @@ def lookup(
         facts = [answer["status"], by, answer["device"], text.latency(answer["latency_us"])]
         facts.append(text.metrics(answer.get("metrics") or {}))
         facts.append(share)
+        if answer.get("expected_loss") is not None:
+            facts.append(f"expected loss {answer['expected_loss']:.1%}")
         if answer["age_s"] is not None:
             facts.append(f"{text.duration(answer['age_s'])} old")
         output.emit("  ".join(fact for fact in facts if fact))

@@ -75,8 +75,6 @@ class Build(backends.Build):
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "function", functions.name_of(self.function))
-        if self.compile is not None and not isinstance(self.compile, Mapping):
-            raise TypeError(f"compile= takes torch.compile's arguments as a dict, or None; not {self.compile!r}")
 
     @property
     def tensors(self) -> tuple[str, ...]:

@@ -110,7 +110,7 @@ class _AdoptedKernel:
         )
         return call.build(
             text,
-            f":{origin['qualname']}" if origin["source"] else f"{origin['module']}:{origin['qualname']}",
+            origin["qualname"] if origin["source"] else f"{origin['module']}:{origin['qualname']}",
             library=library.to_plain(),
             source=f"{CALLS}/{origin['module']}.py" if origin["source"] else "",
             cache_key=self._declared["cache_key"],

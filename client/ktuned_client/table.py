@@ -1,0 +1,169 @@
+"""Table of winners: a file that the daemon alone writes and clients map, to answer lookups without a system call.
+
+It lies beside the socket, in memory (``docs/winner-table.md`` has the format for readers in other languages)::
+
+    bytes 0 … 63         header: magic, size, epoch, end of the watch, number of entries, whether the file is replaced
+    bytes 64 … 32767     one generation for each slot; a kernel's slot is 8 + CRC-32 of its full name, modulo the slots
+    from byte 32768 on   entries of 1 KiB, found by the CRC-32 of their key
+
+Everything rests on three rules.
+
+**Whole or absent.** An entry's first word is its sequence: odd while it is written, and another number afterwards. A
+reader copies the entry, and takes the copy only if the sequence was even, is unchanged, and the copy's checksum is
+right. The checksum also covers machines that reorder loads. A daemon that is killed while it writes leaves an odd
+sequence, and thus no entry.
+
+**Current or absent.** An entry holds while its kernel's generation is the one in the entry. The daemon adds one to a
+generation after each commit that may change the kernel's answers, and to all of them when it starts; the same rule
+ends the answers that a client keeps decoded. Kernels that share a slot cause each other unnecessary requests.
+
+**Fresh only while watched.** The header says until when (``CLOCK_MONOTONIC``) a daemon watches the files behind fresh
+answers. A running daemon moves that time ahead every few seconds; after it, what was fresh is stale.
+
+A file never grows. The daemon writes a larger one beside it, renames that to the table's name, and then marks the old
+one as replaced and ends all its generations, so that every reader looks for the new one.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import stat
+import struct
+from functools import lru_cache
+from typing import Final
+from zlib import crc32
+
+from ktuned_client import paths
+
+MAGIC: Final = b"ktunedW\x01"
+"""The first bytes of the file; other versions are not read."""
+
+TABLE_NAME: Final = "ktuned.winners"
+USES_NAME: Final = "ktuned.uses"
+"""Files beside the socket, in its private directory. They stay when the daemon ends: clients have them mapped."""
+
+WORDS: Final = 4096
+"""Words before the entries: eight pages, in which a few hundred kernels rarely share a slot."""
+
+SIZE_WORD: Final = 1
+EPOCH_WORD: Final = 2
+WATCHED_WORD: Final = 3
+ENTRIES_WORD: Final = 4
+REPLACED_WORD: Final = 5
+FIRST_SLOT: Final = 8
+
+ENTRY_WORDS: Final = 128
+"""1 KiB: a key, a config and two paths take some 600 bytes. What is longer is asked of the daemon."""
+
+HEAD_WORDS: Final = 4
+"""Of an entry: its sequence, its tag and checksum, its slot and lengths, its generation."""
+
+MAX_CONTENT_BYTES: Final = 8 * (ENTRY_WORDS - HEAD_WORDS)
+"""Limit of a key and a payload together."""
+
+PROBES: Final = 16
+"""Neighbouring entries that a key may be in: where all are taken, the daemon makes a larger file."""
+
+MAX_ENTRIES: Final = 16_384
+"""16 MiB of memory; beyond that, entries give way to others."""
+
+MAX_NAME_CHARACTERS: Final = 256
+MAX_NAMES: Final = 1024
+"""Limit of cached slots: computing one takes longer than every other step of a lookup."""
+
+
+_GENERATION: Final = struct.Struct("=Q")
+
+
+def slot_of(kernel: str) -> int:
+    """Return the index of the word with a kernel's generation, by its full name."""
+    # A peer may send invented names of any size, which must not fill the cache.
+    return _remembered_slot_of(kernel) if len(kernel) <= MAX_NAME_CHARACTERS else _slot_of(kernel)
+
+
+def _slot_of(kernel: str) -> int:
+    return FIRST_SLOT + crc32(kernel.encode()) % (WORDS - FIRST_SLOT)
+
+
+_remembered_slot_of = lru_cache(MAX_NAMES)(_slot_of)
+
+
+def kernel_key(name: str, directory: str | None) -> bytes:
+    """Return the key of the entry that describes a kernel, by its full name, or by a short one in a directory."""
+    return b"K" + (name if directory is None or ":" in name else f"{name}\0{directory}").encode()
+
+
+def winner_prefix(kernel: str, model: str, objective: str) -> bytes:
+    """Return the key of a winner's entry, up to its key problem: MessagePack of a map with its keys in order."""
+    return b"W" + f"{kernel}\0{model}\0{objective}\0".encode()
+
+
+def pinned_prefix(pin: str, kernel: str, model: str, objective: str) -> bytes:
+    """Return the key of the entry of what a pin holds, up to the problem, which is the whole one."""
+    return b"P" + f"{pin}\0{kernel}\0{model}\0{objective}\0".encode()
+
+
+class Table:
+    """A daemon's table, mapped for reading, until :meth:`close`; ``words`` are its words.
+
+    Raises:
+        OSError: it cannot be opened, or belongs to another user.
+        ValueError: it is not a table of this layout.
+    """
+
+    def __init__(self, path: str) -> None:
+        paths.check_directory(os.path.dirname(path))
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            found = os.fstat(descriptor)
+            size = found.st_size
+            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or size < 8 * WORDS or size % 8:
+                raise ValueError(f"{path} is not a table of winners of this user")
+            self._map = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
+        finally:
+            os.close(descriptor)
+        self.identity = (found.st_dev, found.st_ino)
+        self._bytes = memoryview(self._map)
+        self.words = self._bytes.cast("Q")
+        entries = self.words[ENTRIES_WORD]
+        is_whole = self.words[SIZE_WORD] == size == 8 * (WORDS + ENTRY_WORDS * entries)
+        if bytes(self._bytes[: len(MAGIC)]) != MAGIC or not is_whole or entries & (entries - 1):
+            self.close()
+            raise ValueError(f"{path} is a table of winners of another version")
+        self._last = entries - 1
+
+    @property
+    def is_replaced(self) -> bool:
+        """True if the daemon has put another file in the place of this one."""
+        return self.words[REPLACED_WORD] != 0
+
+    def find(self, key: bytes) -> tuple[int, int, bytes] | None:
+        """Return the slot, the generation and the payload of the entry with this key, if there is one that holds."""
+        if self._last < 0:
+            return None
+        words, last, tag = self.words, self._last, crc32(key)
+        for number in range(tag, tag + PROBES):
+            at = WORDS + (number & last) * ENTRY_WORDS
+            sequence = words[at]
+            if not sequence:
+                return None
+            if words[at + 1] >> 32 != tag:
+                continue
+            lengths = words[at + 2]
+            key_end = 16 + (lengths >> 16 & 0xFFFF)
+            # Each length is below 64 KiB: the slice of a half-written one ends where the file does.
+            copy = bytes(self._bytes[8 * at + 16 : 8 * at + 16 + key_end + (lengths & 0xFFFF)])
+            checksum = words[at + 1] & 0xFFFFFFFF
+            if sequence & 1 or words[at] != sequence or crc32(copy) != checksum or copy[16:key_end] != key:
+                continue
+            slot, generation = lengths >> 32, _GENERATION.unpack_from(copy, 8)[0]
+            if FIRST_SLOT <= slot < WORDS and words[slot] == generation:
+                return slot, generation, copy[key_end:]
+        return None
+
+    def close(self) -> None:
+        """Unmap it; reading ``words`` afterwards raises ``ValueError``."""
+        self.words.release()
+        self._bytes.release()
+        self._map.close()

@@ -1,0 +1,274 @@
+"""Answers of the daemon's table of winners: found, decoded and judged without a system call."""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from functools import lru_cache
+from time import monotonic
+from typing import Any, Final, NamedTuple
+
+import msgpack
+
+from ktuned_client.answers import NO_METRICS, AnswerMap, Hit
+from ktuned_client.table import (
+    MAX_NAMES,
+    REPLACED_WORD,
+    TABLE_NAME,
+    USES_NAME,
+    WATCHED_WORD,
+    WORDS,
+    Table,
+    kernel_key,
+    pinned_prefix,
+    winner_prefix,
+)
+
+HOLDS_S: Final = 5.0
+"""Time after which a question is looked for again, in the table and then on the socket, unless its answer is fresh in
+the table: what waits for a tuning is counted, and what is asked most is tuned first."""
+
+LAST_WORD_S: Final = 1.0
+"""Time for which the last known answer holds while no daemon answers, before the next attempt."""
+
+UNWATCHED: Final = "no daemon watches its files now"
+
+Entry = tuple[int, int, float, Hit]
+"""The kernel's slot, its generation at the time of the answer, the end of validity (``monotonic``), and the answer."""
+
+NO_WORDS: Final = memoryview(bytes(8 * WORDS)).cast("Q")
+"""The words of a table that never changes, for answers that hold for good."""
+
+pack = msgpack.Packer(strict_types=True).pack
+"""Makes a problem's key: its bytes on the wire, so that ``1``, ``1.0`` and ``True`` are distinct. All threads share it,
+because with exact types it runs no Python code and thus holds the GIL throughout."""
+
+
+unpack = msgpack.unpackb
+
+
+class _Rules(NamedTuple):
+    """A kernel as its entry describes it, for questions by one device and objective; holds as entries do."""
+
+    slot: int
+    generation: int
+    name: str
+    file: str | None
+    objective: str
+    model: str
+    prefix: bytes
+    keys: frozenset[tuple[str, ...]] | None
+    specialize: list[str] | None
+    bucket: Mapping[str, Any]
+
+
+class TableAnswers:
+    """The table of the daemon whose files are in ``directory``; without a directory none is used.
+
+    With a ``pin`` the answers are those that the pin holds. ``words`` are those of the table that is mapped, or zeros.
+    """
+
+    __slots__ = ("_clock", "_pin", "_rules", "_table", "_uses", "directory", "words")
+
+    def __init__(self, directory: str | None, clock: Callable[[], float] = monotonic, pin: str | None = None) -> None:
+        self.directory = directory
+        self._pin = pin
+        self.words = NO_WORDS
+        self._clock = clock
+        self._table: Table | None = None
+        self._uses: memoryview | None = None
+        self._rules: dict[tuple[str, str | None, str | None], _Rules] = {}
+
+    def find(
+        self,
+        kernel: str,
+        directory: str | None,
+        device: str | None,
+        objective: str | None,
+        problem: Mapping[str, Any],
+        key: bytes,
+        *,
+        is_old: bool = False,
+        unwatched: str = "",
+    ) -> Entry | None:
+        """Return the table's answer to a problem, whose bytes are ``key``, if it has one that holds now.
+
+        ``directory`` decides which project a short name means. With ``is_old`` the question was answered before: only
+        a fresh answer holds longer, because the daemon counts who waits for the others. ``unwatched`` is the reason why
+        no daemon answers, if none does: what was fresh may be stale then.
+        """
+        try:
+            table, words, now = self._table, self.words, self._clock()
+            # All zeros without a table.
+            watched_until = words[WATCHED_WORD] * 1e-9
+            if now >= watched_until or words[REPLACED_WORD]:
+                table, words = self.present(), self.words
+                watched_until = words[WATCHED_WORD] * 1e-9
+            rules = self._rules.get((kernel, device, objective))
+            if table is None or rules is None or words[rules.slot] != rules.generation:
+                rules = None if table is None else self._read_rules(table, kernel, directory, device, objective)
+                if table is None or rules is None:
+                    return None
+            asked = AnswerMap(problem)
+            winner_key = _key_of_winner(rules, asked, key) if self._pin is None else _in_order_of_keys(asked, key)
+            found = None if winner_key is None else table.find(rules.prefix + winner_key)
+            if found is None:
+                return None
+            slot, generation, payload = found
+            config, status, message, latency_us, artifact, decided, is_final, metrics, measured = unpack(payload)
+            until = now + (LAST_WORD_S if unwatched else HOLDS_S)
+            if status == "fresh":
+                if now < watched_until:
+                    until = min(until, watched_until) if unwatched else watched_until
+                elif unwatched:
+                    status, message = "stale", f"{UNWATCHED}: {unwatched}"
+                else:
+                    return None
+            elif is_old and not unwatched:
+                return None
+            if measured is not None and pack(dict(sorted(measured.items()))) == pack(dict(sorted(asked.items()))):
+                measured = None
+            # As Hit(…) does, without its Python function: each microsecond here is a part of every first lookup.
+            fields = (
+                rules.name,
+                asked,
+                rules.model,
+                status,
+                AnswerMap(config),
+                latency_us,
+                artifact,
+                decided,
+                generation,
+                message,
+                is_final,
+                AnswerMap(metrics) if metrics else NO_METRICS,
+                rules.file,
+                measured,
+                rules.objective,
+                None,
+            )
+            if self._uses is not None:
+                self._uses[slot] = words[WATCHED_WORD]
+            return slot, generation, until, tuple.__new__(Hit, fields)
+        # Another thread has let go of the table, or a daemon of another version wrote it.
+        except (ValueError, TypeError, KeyError, AttributeError, msgpack.exceptions.UnpackException):
+            return None
+
+    def _read_rules(
+        self, table: Table, kernel: str, directory: str | None, device: str | None, objective: str | None
+    ) -> _Rules | None:
+        found = table.find(kernel_key(kernel, directory))
+        if found is None:
+            return None
+        slot, generation, payload = found
+        name, file, own_objective, models, keys, specialize, bucket = unpack(payload)
+        model = models.get(device or "", device if device in models.values() else None)
+        if model is None:
+            return None
+        wanted = objective or own_objective
+        rules = _Rules(
+            slot,
+            generation,
+            name,
+            file,
+            wanted,
+            model,
+            winner_prefix(name, model, wanted) if self._pin is None else pinned_prefix(self._pin, name, model, wanted),
+            None if keys is None else frozenset(map(tuple, keys)),
+            specialize,
+            bucket,
+        )
+        if len(self._rules) >= MAX_NAMES:
+            self._rules.clear()
+        self._rules[kernel, device, objective] = rules
+        return rules
+
+    def present(self) -> Table | None:
+        """Return the daemon's table; the one that was mapped last if no daemon watches now, and there is no other."""
+        table = self._table
+        if table is not None and not table.is_replaced and self._clock() < table.words[WATCHED_WORD] / 1e9:
+            return table
+        if self.directory is None:
+            return None
+        path = os.path.join(self.directory, TABLE_NAME)
+        try:
+            found = os.lstat(path)
+            if table is None or table.identity != (found.st_dev, found.st_ino):
+                table = Table(path)
+                self._use(table)
+        except (OSError, ValueError):
+            return table
+        return table
+
+    def close(self) -> None:
+        """Unmap the table; the next question maps it again."""
+        self._rules.clear()
+        self._use(None)
+
+    def _use(self, table: Table | None) -> None:
+        before, self._table = self._table, table
+        # The next daemon takes over no generation of the last one's, so answers of the old table do not hold by this.
+        self.words = NO_WORDS if table is None else table.words
+        self._uses = None if table is None or self.directory is None else _map_uses(self.directory)
+        if before is not None:
+            # Another thread may be reading it: then the last reader unmaps it.
+            with suppress(BufferError):
+                before.close()
+
+
+def _key_of_winner(rules: _Rules, asked: Mapping[str, Any], problem: bytes) -> bytes | None:
+    """Return the key problem's bytes; ``None`` for a problem that the daemon may refuse."""
+    if rules.specialize is None and not rules.bucket:
+        # Entries are of problems that the kernel takes.
+        return _in_order_of_keys(asked, problem)
+    names = _in_order(tuple(asked))
+    if rules.keys is not None and names not in rules.keys:
+        return None
+    if any(type(value) is float and not math.isfinite(value) for value in asked.values()):
+        return None
+    whole = {name: bucketed(rules.bucket.get(name), asked[name]) for name in names}
+    kept = names if rules.specialize is None else _in_order(tuple(rules.specialize))
+    return bytes(pack({name: whole[name] for name in kept}))
+
+
+def _in_order_of_keys(asked: Mapping[str, Any], problem: bytes) -> bytes:
+    """Return a problem's bytes with its keys in order."""
+    names = tuple(asked)
+    ordered = _in_order(names)
+    return problem if names == ordered else bytes(pack({name: asked[name] for name in ordered}))
+
+
+@lru_cache(MAX_NAMES)
+def _in_order(names: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(sorted(names))
+
+
+def bucketed(rule: Any, value: Any) -> Any:
+    """Return the value that stands for a value's bucket, as ``ktuned.model.bucketed`` does."""
+    if type(value) is not int:
+        return value
+    if rule == "pow2":
+        return 1 << (value - 1).bit_length() if value > 1 else value
+    if type(rule) is int and rule > 0:
+        return -(-value // rule) * rule
+    if isinstance(rule, list) and rule:
+        return next((end for end in rule if value <= end), rule[-1])
+    return value
+
+
+def _map_uses(directory: str) -> memoryview | None:
+    """Map the file in which clients note which kernels they look up: the daemon looks at those files more often."""
+    try:
+        descriptor = os.open(os.path.join(directory, USES_NAME), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+        try:
+            found = os.fstat(descriptor)
+            if found.st_uid != os.geteuid() or found.st_size != 8 * WORDS:
+                return None
+            return memoryview(mmap.mmap(descriptor, 8 * WORDS)).cast("Q")
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError):
+        return None

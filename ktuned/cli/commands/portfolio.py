@@ -1,0 +1,176 @@
+"""``ktuned portfolio``: few configs for many problems of a kernel, and the tree that chooses among them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ktuned.cli import output, text
+from ktuned.cli.exit_status import Exit
+from ktuned.cli.options import given, json_option
+from ktuned.model import KtunedError, UsageError
+from ktuned.portfolio import (
+    Branch,
+    Leaf,
+    Portfolio,
+    Tree,
+    describe_condition,
+    render_c,
+    render_json,
+    render_python,
+)
+from ktuned_client import Client
+
+FORMATS = {".py": render_python, ".h": render_c, ".json": render_json}
+"""Functions that write a portfolio as code, by the file's extension."""
+
+_ASK_EVERY_S = 0.5
+_UNDER_WAY = ("queued", "running")
+
+
+class CannotWrite(KtunedError):
+    """The portfolio cannot be written where it was asked for."""
+
+    code = "usage"
+
+
+def read_loss(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    """Return a loss as a part of a time: ``2%`` and ``0.02`` are the same.
+
+    Raises:
+        BadParameter: it is none.
+    """
+    if value is None:
+        return None
+    try:
+        part = float(value.removesuffix("%")) / (100 if value.endswith("%") else 1)
+    except ValueError:
+        raise click.BadParameter(f"{value!r} is no loss, such as 2% or 0.02", ctx, param) from None
+    if not 0 <= part < 10:
+        raise click.BadParameter(f"{value!r} is not between 0 and 1000%", ctx, param)
+    return part
+
+
+@click.command()
+@click.argument("kernel")
+@click.option("--configs", type=click.IntRange(1, 16), help="At most this many configs. Default: 4.")
+@click.option(
+    "--loss", callback=read_loss, help="Expected loss that is small enough for fewer configs: 2% or 0.02. Default: 2%."
+)
+@click.option("--tunings", type=click.IntRange(1, 1000), help="At most this many problems are tuned. Default: 12.")
+@click.option("--device", help="The device (cuda:1) or model to measure on. Default: the first.")
+@click.option("--objective", help="What configs are judged by. Default: the kernel file's.")
+@click.option("--show", is_flag=True, help="Show the portfolio that there is; measure nothing.")
+@click.option(
+    "--output",
+    "-o",
+    "files",
+    type=click.Path(dir_okay=False, path_type=Path),
+    multiple=True,
+    help="Write it as code too: FILE.py, FILE.h or FILE.json. May be given several times.",
+)
+@json_option
+def portfolio(
+    kernel: str,
+    configs: int | None,
+    loss: float | None,
+    tunings: int | None,
+    device: str | None,
+    objective: str | None,
+    show: bool,
+    files: tuple[Path, ...],
+    as_json: bool,
+) -> int:
+    """Make few configs that serve many problems of a kernel.
+
+    A small decision tree over a problem's fields chooses among them. The problems are those in the kernel file's
+    portfolio=dict(over=…), or else its problems. Some are tuned, where most time is likely to be lost first; the useful
+    configs are measured on all. Lookups of other problems are answered by the tree from then on, as near, with the loss
+    that is expected.
+    """
+    for file in files:
+        if file.suffix not in FORMATS:
+            raise click.UsageError(
+                f"{file}: the name ends in none of {', '.join(FORMATS)}", click.get_current_context()
+            )
+    with Client() as client:
+        asked = given(kernel=kernel, device=device, objective=objective)
+        if not show:
+            _make(client, {**asked, **given(configs=configs, loss=loss, tunings=tunings)}, as_json=as_json)
+        answer = client.call("portfolio", kernel=kernel)
+    found = _chosen(answer, device, objective)
+    fitted = Portfolio.from_wire(found)
+    for file in files:
+        try:
+            file.write_text(FORMATS[file.suffix](answer["kernel"], found["device"], fitted))
+        except OSError as error:
+            raise CannotWrite(f"{file} cannot be written: {error.strerror}") from error
+    if as_json:
+        output.emit(render_json(answer["kernel"], found["device"], fitted).rstrip())
+        return Exit.DONE
+    for line in [*_described(answer["kernel"], found, fitted), *(f"written: {file}" for file in files)]:
+        output.emit(line)
+    return Exit.DONE
+
+
+def _make(client: Client, asked: dict[str, Any], *, as_json: bool) -> None:
+    """Have a portfolio made, and follow it to its end.
+
+    Raises:
+        UsageError: it could not be made.
+    """
+    answer = client.call("portfolio", make=True, **asked)
+    before, waiting = "", threading.Event()
+    while (build := answer["making"][-1])["state"] in _UNDER_WAY:
+        line = f"{text.number(build['tuned'], 'problem')} tuned, {text.number(build['measured'], 'config')} measured"
+        if line != before and not as_json:
+            output.emit(f"{build['kernel']} on {build['device']}: {line} for {build['problems']} problems")
+            before = line
+        waiting.wait(_ASK_EVERY_S)
+        answer = client.call("portfolio", kernel=asked["kernel"])
+    if build["state"] != "done":
+        raise UsageError(f"no portfolio was made: {build['message']}", hint="`ktuned results KERNEL` lists the trials")
+
+
+def _chosen(answer: dict[str, Any], device: str | None, objective: str | None) -> dict[str, Any]:
+    """Return the portfolio that was asked for.
+
+    Raises:
+        UsageError: there is none.
+    """
+    found = [
+        known
+        for known in answer["portfolios"]
+        if objective in (None, known["objective"]) and (device is None or device == known["device"] or ":" in device)
+    ]
+    if not found:
+        raise UsageError(f"{answer['kernel']} has no portfolio", hint="leave out --show to have one made")
+    chosen: dict[str, Any] = max(found, key=lambda known: known["created"])
+    return chosen
+
+
+def _described(kernel: str, found: dict[str, Any], fitted: Portfolio) -> Iterator[str]:
+    """Yield the lines that show a portfolio: its configs, its tree, its losses."""
+    yield f"{kernel} on {found['device']}: {text.number(len(fitted.configs), 'config')} for {fitted.problems} problems"
+    yield f"expected loss {fitted.expected_loss:.1%}; of one config for all {fitted.single_loss:.1%}"
+    if not found["current"]:
+        yield "it was made before the last change of the kernel, its toolchain or its device"
+    for number, config in enumerate(fitted.configs):
+        yield f"  {number}  {' '.join(f'{knob}={value}' for knob, value in json.loads(config).items())}"
+    yield from _tree(fitted.tree, fitted.configs, "  ")
+
+
+def _tree(tree: Tree, configs: list[str], indent: str) -> Iterator[str]:
+    if isinstance(tree, Leaf):
+        yield f"{indent}config {configs.index(tree.config)}, expected loss {tree.expected_loss:.1%}"
+        return
+    assert isinstance(tree, Branch)
+    yield f"{indent}{describe_condition(tree.condition)}:"
+    yield from _tree(tree.passing, configs, indent + "  ")
+    yield f"{indent}else:"
+    yield from _tree(tree.failing, configs, indent + "  ")

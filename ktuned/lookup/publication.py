@@ -1,0 +1,232 @@
+"""Publication of answers in the table of winners, where clients find them without asking.
+
+What a lookup was answered with is published at once, so that no other process has to ask for it. In the background the
+other winners of each kernel in use follow, so that a problem that no process ever asked is found there too.
+
+An entry stands for every problem of its key, and is read without the daemon's word. So only these are published:
+
+* answers that are certain, once the watcher has looked at all files since the start;
+* winners of the very key: what is near, or a default, is asked of the daemon, which then tunes the problem;
+* stale ones only after a lookup that has had the problem tuned, for the same reason;
+* keys that clients can form: buckets that code chooses are not among them;
+* configs that the declared space admits for all problems of the key, unless the key is the problem itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from time import perf_counter
+from typing import Any, Final
+
+import anyio
+import msgpack
+
+from ktuned.catalog import Catalog, declared_admission
+from ktuned.devices import Machine
+from ktuned.fleet import Environment
+from ktuned.lookup.answer import Answer
+from ktuned.lookup.certainty import Certainty
+from ktuned.lookup.winner_table import CONFIRM_EVERY_S, WinnerTable
+from ktuned.model import (
+    AmbiguousName,
+    Config,
+    Device,
+    KernelInfo,
+    NotFound,
+    Objective,
+    Problem,
+    Status,
+    Winner,
+)
+from ktuned_client.table import MAX_CONTENT_BYTES, MAX_ENTRIES, kernel_key, pinned_prefix, winner_prefix
+
+MAX_WINNERS: Final = MAX_ENTRIES // 2
+"""Winners of a kernel that are published before anyone asks for them."""
+
+MAX_DESCRIPTION_BYTES: Final = MAX_CONTENT_BYTES - 512
+"""Room for a kernel's rules beside the longest names that it may be asked by."""
+
+SLICE_S: Final = 0.001
+"""Time after which other work of the daemon has its turn: a lookup waits no longer for what is published meanwhile."""
+
+SHARE: Final = 0.05
+"""Part of the daemon's time that publishing may take, however often a kernel with thousands of winners changes."""
+
+SHORTEST_PAUSE_S: Final = 0.05
+"""Changes come in bursts, as of the jobs that an edit starts."""
+
+
+BestKnown = Callable[[KernelInfo, Problem, str | None, Objective], Answer]
+"""Returns the answer for a kernel's problem, on a device, by an objective; has nothing tuned."""
+
+
+class Publication:
+    """Writes ``table``: the ``winners`` of the kernels that ``in_use`` returns, and each answer that is given."""
+
+    def __init__(
+        self,
+        table: WinnerTable,
+        catalog: Catalog,
+        machine: Machine,
+        certainty: Certainty,
+        *,
+        in_use: Callable[[], Iterable[str]],
+        winners: Callable[[KernelInfo, Environment], Iterable[Winner]],
+        answer: BestKnown,
+    ) -> None:
+        self._table = table
+        self._catalog = catalog
+        self._machine = machine
+        self._certainty = certainty
+        self._in_use = in_use
+        self._winners = winners
+        self._answer = answer
+        self._published: dict[str, int] = {}
+        """The generation under which all winners of a kernel were published last."""
+        self._change = anyio.Event()
+
+    def changed(self) -> None:
+        """Take in that winners may have to be published again."""
+        self._change.set()
+
+    def publish_answered(
+        self, kernel: KernelInfo, name: str, directory: str | None, problem: Problem, answer: Answer, *, tune: bool
+    ) -> None:
+        """Publish the answer to a question, and which kernel its name means in its directory."""
+        if answer.status is Status.STALE and not tune:
+            return
+        if not self._publish(kernel, problem, answer):
+            return
+        self._write(kernel.name, kernel_key(name, directory), self._describe(kernel))
+        if self._published.get(kernel.name) != self._table.generation(kernel.name):
+            self._change.set()
+
+    def publish_pinned(self, pin: str, name: str, directory: str | None, problem: Problem, answer: Answer) -> None:
+        """Publish what a pin holds for a question: for those who ask under the pin, whatever is tuned meanwhile."""
+        try:
+            kernel = self._catalog.resolve(name, directory)
+        except (NotFound, AmbiguousName):
+            return
+        if kernel.name != answer.kernel or answer.config is None or answer.device is None:
+            return
+        prefix = pinned_prefix(pin, kernel.name, answer.device, answer.objective)
+        key = _pack(dict(sorted(problem.items())))
+        self._write(kernel.name, prefix + key, _payload(answer.config, answer, answer.measured))
+        self._write(kernel.name, kernel_key(name, directory), self._describe(kernel))
+
+    async def run(self) -> None:
+        """Publish the winners of kernels in use, and confirm that this daemon watches, until cancelled."""
+        async with anyio.create_task_group() as tasks:
+            tasks.start_soon(self._confirm)
+            while True:
+                await self._change.wait()
+                self._change = anyio.Event()
+                for name in self._in_use():
+                    await self._publish_winners(name)
+                await anyio.sleep(SHORTEST_PAUSE_S)
+
+    async def _confirm(self) -> None:
+        while True:
+            self._table.confirm_watch()
+            await anyio.sleep(CONFIRM_EVERY_S)
+
+    async def _publish_winners(self, name: str) -> None:
+        """Publish a kernel's fresh winners, unless that is done, or the kernel changes meanwhile."""
+        generation = self._table.generation(name)
+        if self._published.get(name) == generation or not self._certainty.is_caught_up:
+            return
+        try:
+            kernel = self._catalog.resolve(name)
+            winners = list(self._winners(kernel, self._catalog.environment(kernel)))[:MAX_WINNERS]
+        except NotFound:
+            self._published.pop(name, None)
+            return
+        self._write(name, kernel_key(name, None), self._describe(kernel))
+        start = perf_counter()
+        for winner in winners:
+            # What enters the key is enough to answer for it; a kernel without such a rule has the whole problem.
+            if set(kernel.specialize or ()) <= set(winner.problem):
+                found = self._answer(kernel, winner.problem, winner.context.device, winner.objective)
+                if found.status is Status.FRESH:
+                    self._publish(kernel, winner.problem, found)
+            took_s = perf_counter() - start
+            if took_s >= SLICE_S:
+                await anyio.sleep(took_s / SHARE)
+                if self._table.generation(name) != generation:
+                    return
+                start = perf_counter()
+        self._published[name] = generation
+
+    def _publish(self, kernel: KernelInfo, problem: Problem, answer: Answer) -> bool:
+        """Publish an answer if it stands for all problems of its key; return whether it does."""
+        config = answer.config
+        if (
+            answer.status not in (Status.FRESH, Status.STALE)
+            or config is None
+            or answer.device is None
+            or not answer.is_certain
+            or not self._certainty.is_caught_up
+            or kernel.has_bucket_function
+        ):
+            return False
+        is_whole = kernel.specialize is None and not kernel.bucket
+        if not is_whole and not declared_admission(kernel, config):
+            return False
+        measured = answer.measured or (None if is_whole else problem)
+        key = _pack(dict(sorted(kernel.specialized(problem).items())))
+        prefix = winner_prefix(kernel.name, answer.device, answer.objective)
+        return self._write(kernel.name, prefix + key, _payload(config, answer, measured))
+
+    def _describe(self, kernel: KernelInfo) -> bytes:
+        """Return the payload by which clients form keys of a kernel's winners."""
+        devices = self._machine.devices(self._catalog.environment(kernel), kernel.backend)
+        keys = None
+        if kernel.specialize is not None or kernel.bucket:
+            keys = sorted({tuple(sorted(problem)) for problem in kernel.problems}) or None
+        described = [kernel.name, kernel.file, kernel.objective(None), _models(devices), keys]
+        rules = [kernel.specialize, dict(kernel.bucket)]
+        if len(packed := _pack(described + rules)) > MAX_DESCRIPTION_BYTES:
+            # Of many devices the names are not listed: a question that names one is asked of the daemon.
+            described[3] = _models(devices[:1])
+            packed = _pack(described + rules)
+        return packed
+
+    def _write(self, kernel: str, key: bytes, payload: bytes) -> bool:
+        return self._table.holds(kernel, key, payload) or self._table.publish(kernel, key, payload)
+
+
+def _payload(config: Config, answer: Answer, measured: Problem | None) -> bytes:
+    """Return an entry's payload; ``measured`` is the winner's problem where that may be another one than is asked."""
+    return _pack(
+        [
+            dict(config),
+            answer.status.value,
+            answer.message,
+            answer.latency_us,
+            answer.artifact,
+            answer.decided,
+            answer.is_final,
+            dict(answer.metrics) or None,
+            None if measured is None else dict(measured),
+        ]
+    )
+
+
+def _models(devices: Iterable[Device]) -> Mapping[str, str]:
+    """Return the models of devices by name, and of the first one by no name.
+
+    A device that is unlike the first of its model has contexts of its own, and is asked for by name over the socket.
+    """
+    first: dict[str, Device] = {}
+    models: dict[str, str] = {}
+    for device in devices:
+        alike = first.setdefault(device.model, device)
+        if (alike.fingerprint, alike.target, alike.node) == (device.fingerprint, device.target, device.node):
+            models.setdefault("", device.model)
+            models[device.name] = device.model
+    return models
+
+
+def _pack(value: Any) -> bytes:
+    packed: bytes = msgpack.packb(value)
+    return packed

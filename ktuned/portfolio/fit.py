@@ -1,0 +1,178 @@
+"""Portfolios: few configs and the tree that chooses among them, fitted to a matrix. Decides; no IO."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ktuned.model import Config, Scalar, canonical
+from ktuned.portfolio.matrix import FAILED, Matrix, choose_configs, mean_loss, shortlist
+from ktuned.portfolio.tree import (
+    MAX_LEAVES,
+    Branch,
+    Leaf,
+    Tree,
+    grow_trees,
+    leaf_of,
+    leaves,
+    tree_from_wire,
+    tree_to_wire,
+    works_everywhere,
+)
+
+FORMAT = 1
+
+FOLDS = 5
+"""Parts of the problems that are held out in turn to estimate what new ones lose."""
+
+SIZES = (2, 3, 4, 6, 8, 12, MAX_LEAVES)
+"""Numbers of leaves that are compared."""
+
+CANDIDATES = 24
+"""Configs among which those of a portfolio are searched: a good one is among the most useful by far."""
+
+TOLERANCE = 0.001
+"""A smaller tree is taken if it is expected to lose no more than this in addition."""
+
+
+@dataclass(frozen=True)
+class Portfolio:
+    """A tree of configs. ``expected_loss`` is that of problems that were held out, ``fitted_loss`` that of its own.
+
+    ``single_loss`` is the loss of the best one config for all, ``wanted_loss`` what was asked for.
+    """
+
+    tree: Tree
+    expected_loss: float
+    fitted_loss: float
+    single_loss: float
+    wanted_loss: float
+    problems: int
+
+    @property
+    def configs(self) -> list[str]:
+        """The configs of its leaves, the one for most problems first."""
+        counts: dict[str, int] = {}
+        for leaf in leaves(self.tree):
+            counts[leaf.config] = counts.get(leaf.config, 0) + leaf.problems
+        return sorted(counts, key=lambda config: (-counts[config], config))
+
+    def leaf(self, problem: Mapping[str, Scalar]) -> Leaf:
+        """Return the leaf of a problem: its config, and what that is expected to lose."""
+        return leaf_of(self.tree, problem)
+
+    def choose(self, problem: Mapping[str, Scalar]) -> Config:
+        """Return the config for a problem."""
+        config: Config = json.loads(self.leaf(problem).config)
+        return config
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return plain data."""
+        return {
+            "ktuned_portfolio": FORMAT,
+            "tree": tree_to_wire(self.tree),
+            "configs": self.configs,
+            "expected_loss": self.expected_loss,
+            "fitted_loss": self.fitted_loss,
+            "single_loss": self.single_loss,
+            "wanted_loss": self.wanted_loss,
+            "problems": self.problems,
+        }
+
+    @classmethod
+    def from_wire(cls, data: Mapping[str, Any]) -> Portfolio:
+        """Rebuild from :meth:`to_wire`'s data.
+
+        Raises:
+            ValueError: it is of another version.
+        """
+        if data.get("ktuned_portfolio") != FORMAT:
+            raise ValueError(f"a portfolio of format {data.get('ktuned_portfolio')}, and this version reads {FORMAT}")
+        figures = [data[name] for name in ("expected_loss", "fitted_loss", "single_loss", "wanted_loss", "problems")]
+        return cls(tree_from_wire(data["tree"]), *figures)
+
+
+def fit_portfolio(matrix: Matrix, max_configs: int = 4, wanted_loss: float = 0.02) -> Portfolio:
+    """Return the portfolio of the fewest configs that keeps to a loss, or else of ``max_configs``.
+
+    Each leaf's config works on all of its problems. The loss that counts is that of problems which were held out.
+
+    Raises:
+        ValueError: no config works on all problems of some leaf, however the tree is grown.
+    """
+    if not len(matrix):
+        raise ValueError("a portfolio needs measured problems")
+    for row, cost in enumerate(matrix.best):
+        if cost == FAILED:
+            raise ValueError(f"no config is known to work for {canonical(matrix.problems[row])}")
+    everywhere = {config for config in matrix.costs[0] if all(config in row for row in matrix.costs)}
+    matrix = matrix.columns(shortlist(matrix.columns(everywhere), CANDIDATES))
+    best: Portfolio | None = None
+    single_loss = 0.0
+    for count in range(1, max_configs + 1):
+        configs = choose_configs(matrix, count)
+        if len(configs) < count and best is not None:
+            break
+        found = _fit(matrix, configs, wanted_loss)
+        if count == 1:
+            single_loss = found.fitted_loss
+        found = replace(found, single_loss=single_loss)
+        if not works_everywhere(found.tree, matrix):
+            continue
+        if best is None or found.expected_loss < best.expected_loss - TOLERANCE:
+            best = found
+        if best.expected_loss <= wanted_loss:
+            break
+    if best is None:
+        raise ValueError(f"no {max_configs} configs work on all {len(matrix)} problems")
+    return best
+
+
+def _fit(matrix: Matrix, configs: Sequence[str], wanted_loss: float) -> Portfolio:
+    if not configs:
+        raise ValueError("no config was measured on all problems")
+    sizes = [1] if len(configs) == 1 else [size for size in SIZES if size >= len(configs)]
+    held_out = _held_out_losses(matrix, len(configs), sizes)
+    trees = grow_trees(matrix, configs, sizes)
+    # Working comes before small: a tree with too few leaves may give a problem a config that fails there.
+    working = [place for place, tree in enumerate(trees) if works_everywhere(tree, matrix)] or [len(trees) - 1]
+    least = min(held_out[place] for place in working)
+    place = next(place for place in working if held_out[place] <= least + TOLERANCE)
+    tree = trees[place]
+    fitted = mean_loss(matrix, [leaf_of(tree, problem).config for problem in matrix.problems])
+    expected = max(fitted, held_out[place])
+    return Portfolio(_expecting(tree, expected - fitted), expected, fitted, 0.0, wanted_loss, len(matrix))
+
+
+def _expecting(tree: Tree, more: float) -> Tree:
+    """Return a tree whose leaves expect what new problems lose beyond those that it was fitted to."""
+    if isinstance(tree, Branch):
+        return Branch(tree.condition, _expecting(tree.passing, more), _expecting(tree.failing, more))
+    return replace(tree, expected_loss=tree.expected_loss + more)
+
+
+def _held_out_losses(matrix: Matrix, count: int, sizes: Sequence[int]) -> list[float]:
+    """Return the mean loss of problems on configs and trees that were chosen without them, for each size of a tree."""
+    folds = min(FOLDS, len(matrix))
+    if folds < 2:
+        return [0.0] * len(sizes)
+    # Neighbours in size go to different folds.
+    order = sorted(range(len(matrix)), key=lambda row: (_size(matrix.problems[row]), row))
+    chosen = [[""] * len(matrix) for _ in sizes]
+    for fold in range(folds):
+        out = order[fold::folds]
+        kept = matrix.rows(row for row in order if row not in set(out))
+        for given, tree in zip(chosen, grow_trees(kept, choose_configs(kept, count), sizes), strict=True):
+            for row in out:
+                given[row] = leaf_of(tree, matrix.problems[row]).config
+    return [mean_loss(matrix, given) for given in chosen]
+
+
+def _size(problem: Mapping[str, Scalar]) -> float:
+    product = 1.0
+    for value in problem.values():
+        if type(value) in (int, float) and value > 0:  # type: ignore[operator]
+            product *= float(value)
+    return product

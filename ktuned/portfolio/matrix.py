@@ -1,0 +1,150 @@
+"""Measurements of many problems by many configs: a matrix with holes, and what a choice of configs loses on it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ktuned.model import Scalar
+
+FAILED = math.inf
+"""Cost of a config that does not work for a problem."""
+
+LOSS_OF_FAILURE = 9.0
+"""Loss that stands for a failure, or a hole, where losses are added up: ten times the time of the best config."""
+
+
+@dataclass(frozen=True)
+class Matrix:
+    """Costs of configs (by their canonical text) for problems: least is best, absent is unknown.
+
+    ``weights`` say how much each problem matters: its share of an application's time, or 1.
+    """
+
+    problems: tuple[Mapping[str, Scalar], ...]
+    weights: tuple[float, ...]
+    costs: tuple[Mapping[str, float], ...]
+    best: tuple[float, ...] = ()
+    """The least known cost of each problem, also by a config that is left out."""
+
+    def __post_init__(self) -> None:
+        if not len(self.problems) == len(self.weights) == len(self.costs):
+            raise ValueError("a matrix has a weight and a row of costs for each problem")
+        if not self.best:
+            object.__setattr__(self, "best", tuple(min(row.values(), default=FAILED) for row in self.costs))
+
+    def __len__(self) -> int:
+        return len(self.problems)
+
+    def loss(self, row: int, config: str) -> float:
+        """Return by which part of the best known time a config is slower there; what is unknown counts as failed."""
+        cost, best = self.costs[row].get(config, FAILED), self.best[row]
+        return LOSS_OF_FAILURE if cost == FAILED or best == FAILED else min(LOSS_OF_FAILURE, cost / best - 1.0)
+
+    def works(self, row: int, config: str) -> bool:
+        """Return whether a config has been launched and checked there."""
+        return self.costs[row].get(config, FAILED) < FAILED
+
+    def rows(self, chosen: Iterable[int]) -> Matrix:
+        """Return the matrix of some problems."""
+        chosen = list(chosen)
+        return Matrix(
+            tuple(self.problems[row] for row in chosen),
+            tuple(self.weights[row] for row in chosen),
+            tuple(self.costs[row] for row in chosen),
+            tuple(self.best[row] for row in chosen),
+        )
+
+    def columns(self, configs: Iterable[str]) -> Matrix:
+        """Return the matrix of some configs; what they lose is counted against the best of all."""
+        kept = set(configs)
+        costs = tuple({config: cost for config, cost in row.items() if config in kept} for row in self.costs)
+        return Matrix(self.problems, self.weights, costs, self.best)
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return plain data; a failure is nil."""
+        return {
+            "problems": [dict(problem) for problem in self.problems],
+            "weights": list(self.weights),
+            "costs": [{config: None if cost == FAILED else cost for config, cost in row.items()} for row in self.costs],
+        }
+
+    @classmethod
+    def from_wire(cls, data: Mapping[str, Any]) -> Matrix:
+        """Rebuild from :meth:`to_wire`'s data."""
+        costs = [{config: FAILED if cost is None else cost for config, cost in row.items()} for row in data["costs"]]
+        return cls(tuple(data["problems"]), tuple(data["weights"]), tuple(costs))
+
+
+def mean_loss(matrix: Matrix, chosen: Sequence[str]) -> float:
+    """Return the weighted mean loss where each problem gets its config of ``chosen``."""
+    total = sum(matrix.weights) or 1.0
+    return sum(weight * matrix.loss(row, chosen[row]) for row, weight in enumerate(matrix.weights)) / total
+
+
+def shortlist(matrix: Matrix, count: int, near: float = 0.10) -> list[str]:
+    """Return the configs that are worth measuring everywhere, the most useful first.
+
+    Greedy: each next one lowers the weighted loss most, where a problem that has not tried a config counts as if that
+    were no gain. Candidates are within ``near`` of the best of a problem: others can hardly be a part of a portfolio.
+    """
+    candidates = sorted(
+        {
+            config
+            for row, costs in enumerate(matrix.costs)
+            for config, cost in costs.items()
+            if cost <= matrix.best[row] * (1.0 + near) and cost < FAILED
+        }
+    )
+    losses = {config: [matrix.loss(row, config) for row in range(len(matrix))] for config in candidates}
+    return _greedy(losses, matrix.weights, count)
+
+
+def choose_configs(matrix: Matrix, count: int) -> list[str]:
+    """Return at most ``count`` configs that lose least if each problem gets the best of them; known on all problems.
+
+    Greedy, then by exchanges for as long as one helps. Configs with a hole are no candidates: fill it, or do without.
+    """
+    candidates = sorted({config for row in matrix.costs for config in row})
+    losses = {
+        config: [matrix.loss(row, config) for row in range(len(matrix))]
+        for config in candidates
+        if all(config in row for row in matrix.costs)
+    }
+    chosen = _greedy(losses, matrix.weights, count)
+    improved = True
+    while improved and chosen:
+        improved = False
+        for place in range(len(chosen)):
+            others = chosen[:place] + chosen[place + 1 :]
+            rest = _least(losses, others, len(matrix))
+            best = min(losses, key=lambda config: (_total(losses[config], rest, matrix.weights), config))
+            before = _total(losses[chosen[place]], rest, matrix.weights)
+            if _total(losses[best], rest, matrix.weights) < before - 1e-9:
+                chosen[place] = best
+                improved = True
+    return chosen
+
+
+def _greedy(losses: Mapping[str, Sequence[float]], weights: Sequence[float], count: int) -> list[str]:
+    least = [LOSS_OF_FAILURE] * len(weights)
+    chosen: list[str] = []
+    while losses and len(chosen) < count:
+        best = min(losses, key=lambda config: (_total(losses[config], least, weights), config))
+        before = sum(weight * loss for weight, loss in zip(weights, least, strict=True))
+        if _total(losses[best], least, weights) >= before - 1e-9:
+            break
+        chosen.append(best)
+        least = [min(pair) for pair in zip(least, losses[best], strict=True)]
+    return chosen
+
+
+def _least(losses: Mapping[str, Sequence[float]], chosen: Iterable[str], count: int) -> list[float]:
+    columns = [losses[config] for config in chosen]
+    return [min((column[row] for column in columns), default=LOSS_OF_FAILURE) for row in range(count)]
+
+
+def _total(column: Sequence[float], least: Sequence[float], weights: Sequence[float]) -> float:
+    return sum(weight * min(pair) for weight, *pair in zip(weights, column, least, strict=True))

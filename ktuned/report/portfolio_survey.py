@@ -1,0 +1,67 @@
+"""Portfolios as the report shows them: the matrix, the tree, and expected beside measured losses."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+
+from ktuned.model import LATENCY, Problem, canonical, key_values
+from ktuned.portfolio import Branch, Matrix, Portfolio, Tree, describe_condition
+from ktuned.report.document import PortfolioRow, ShownPortfolio
+from ktuned.store import ContextSums, Overview, StoredPortfolio
+
+MAX_NEW = 200
+"""Problems measured after the fit that are shown, the newest ones."""
+
+
+def survey_portfolio(overview: Overview, stored: StoredPortfolio, contexts: Sequence[ContextSums]) -> ShownPortfolio:
+    """Return a portfolio as the report shows it; ``contexts`` are those of its kernel and device."""
+    fitted = Portfolio.from_wire(stored.document)
+    matrix = Matrix.from_wire(stored.document["matrix"])
+    rows = [
+        _row(
+            fitted,
+            problem,
+            {config: matrix.loss(number, config) for config in matrix.costs[number] if matrix.works(number, config)},
+        )
+        for number, problem in enumerate(matrix.problems)
+    ]
+    known = {canonical(problem) for problem in matrix.problems}
+    since = [sums for sums in contexts if sums.context.problem not in known][-MAX_NEW:]
+    for sums in since if stored.objective == LATENCY else ():
+        figures = {trial.config: trial.latency_us for trial in overview.trials(sums.id) if trial.latency_us is not None}
+        if set(fitted.configs) <= figures.keys():
+            best = min(figures.values())
+            losses = {config: figures[config] / best - 1 for config in fitted.configs}
+            rows.append(_row(fitted, key_values(sums.context.problem), losses, is_new=True))
+    return ShownPortfolio(
+        stored.kernel,
+        stored.device,
+        stored.objective,
+        [json.loads(config) for config in fitted.configs],
+        fitted.expected_loss,
+        fitted.single_loss,
+        list(_lines(fitted.tree, fitted.configs, 0)),
+        rows,
+    )
+
+
+def _row(fitted: Portfolio, problem: Problem, losses: Mapping[str, float], *, is_new: bool = False) -> PortfolioRow:
+    leaf = fitted.leaf(problem)
+    return PortfolioRow(
+        problem,
+        [losses.get(config) for config in fitted.configs],
+        fitted.configs.index(leaf.config),
+        leaf.expected_loss,
+        is_new,
+    )
+
+
+def _lines(tree: Tree, configs: Sequence[str], depth: int) -> Iterator[tuple[int, str]]:
+    if not isinstance(tree, Branch):
+        yield depth, f"config {configs.index(tree.config)}, expected loss {tree.expected_loss:.1%}"
+        return
+    yield depth, f"{describe_condition(tree.condition)}:"
+    yield from _lines(tree.passing, configs, depth + 1)
+    yield depth, "else:"
+    yield from _lines(tree.failing, configs, depth + 1)

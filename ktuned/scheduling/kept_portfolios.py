@@ -1,0 +1,90 @@
+"""Portfolios that are in use, read from the store once, and the new problems that they were asked for since."""
+
+from __future__ import annotations
+
+import json
+from typing import Any, Final
+
+import msgspec
+import structlog
+
+from ktuned.model import Config, KernelInfo, Objective, Problem, canonical
+from ktuned.portfolio import Portfolio
+from ktuned.store import Store, StoredPortfolio
+
+MAX_NOTED: Final = 2_000
+"""New problems of a kernel that are remembered with their number of lookups; beyond these the rarest are forgotten."""
+
+_log = structlog.get_logger()
+
+PortfolioKey = tuple[str, str, Objective]
+"""A kernel's full name, a device model and an objective."""
+
+
+class KeptPortfolio(msgspec.Struct):
+    """A portfolio with the state that it was fitted in, and new problems by their number of lookups.
+
+    ``measured`` are those of them that were measured since the fit.
+    """
+
+    portfolio: Portfolio
+    state: str
+    document: dict[str, Any]
+    noted: dict[str, int] = msgspec.field(default_factory=dict)
+    measured: set[str] = msgspec.field(default_factory=set)
+
+    def note(self, problem: Problem) -> None:
+        """Count a lookup of a new problem."""
+        key = canonical(problem)
+        if key not in self.noted and len(self.noted) >= MAX_NOTED:
+            del self.noted[min(self.noted, key=lambda other: self.noted[other])]
+        self.noted[key] = self.noted.get(key, 0) + 1
+
+
+class KeptPortfolios:
+    """Finds portfolios by kernel, device model and objective."""
+
+    def __init__(self, store: Store) -> None:
+        self._store = store
+        self._known: dict[str, dict[PortfolioKey, KeptPortfolio]] = {}
+
+    def of(self, kernel: str) -> dict[PortfolioKey, KeptPortfolio]:
+        """Return a kernel's portfolios."""
+        known = self._known.get(kernel)
+        if known is None:
+            known = self._known[kernel] = {}
+            for stored in self._store.portfolios(kernel):
+                try:
+                    portfolio = Portfolio.from_wire(stored.document)
+                except (ValueError, KeyError, TypeError) as error:
+                    _log.warning("portfolio_not_read", kernel=kernel, reason=str(error))
+                    continue
+                known[kernel, stored.device, stored.objective] = KeptPortfolio(portfolio, stored.state, stored.document)
+        return known
+
+    def find(self, kernel: KernelInfo, device: str | None, objective: Objective) -> KeptPortfolio | None:
+        """Return a kernel's portfolio on a device model, by an objective."""
+        return self.of(kernel.name).get((kernel.name, device or "", objective))
+
+    def configs(self, kernel: KernelInfo, device: str | None, objective: Objective, problem: Problem) -> list[Config]:
+        """Return the configs that a portfolio has for a problem, the chosen one first; none without a portfolio."""
+        kept = self.find(kernel, device, objective)
+        if kept is None:
+            return []
+        chosen = kept.portfolio.leaf(kernel.specialized(problem)).config
+        return [json.loads(text) for text in (chosen, *(other for other in kept.portfolio.configs if other != chosen))]
+
+    async def keep(self, stored: StoredPortfolio) -> None:
+        """Store a portfolio, and use it from now on.
+
+        Raises:
+            StoreError: it cannot be stored.
+        """
+        await self._store.save_portfolio(stored)
+        self.of(stored.kernel)[stored.kernel, stored.device, stored.objective] = KeptPortfolio(
+            Portfolio.from_wire(stored.document), stored.state, stored.document
+        )
+
+    def all(self) -> list[tuple[PortfolioKey, KeptPortfolio]]:
+        """Return the portfolios of all kernels that were asked for one."""
+        return [entry for known in self._known.values() for entry in known.items()]

@@ -1,0 +1,516 @@
+"""Portfolios of kernels: made by measuring, served at once, and fitted again where they err.
+
+::
+
+    asked for ─▶ tune some ─▶ measure useful configs on all ─▶ fit, in a worker ─▶ borders ─▶ keep
+                 (costliest)    (holes of the shortlist)            ▲                 │
+                                                                    └─ a config fails ┘
+
+    looked up ─▶ the tree's config, `near` ─▶ noted ─▶ measured at leisure ─▶ worse than expected? fit again
+
+Only configs that were launched and checked on every problem of their leaf are in a portfolio; where two leaves meet,
+the configs are measured on both sides of the border, too. An application's new problems cost no tuning each: they are
+measured with the portfolio's few configs, those that are expected to lose most first, and at most :data:`MAX_MEASURED`
+of them between two fits.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Final
+
+import anyio
+import msgspec
+import structlog
+
+from ktuned.catalog import Admission, Catalog, check_problem
+from ktuned.devices import Machine
+from ktuned.fleet import Fleet
+from ktuned.ipc import requests
+from ktuned.model import (
+    Config,
+    Context,
+    Device,
+    Job,
+    JobState,
+    KernelInfo,
+    KtunedError,
+    Objective,
+    Priority,
+    Problem,
+    Role,
+    Scalar,
+    UsageError,
+    canonical,
+    cost_of,
+)
+from ktuned.portfolio import FAILED, Branch, Leaf, Matrix, Portfolio, Selection, Tree, octaves, shortlist
+from ktuned.scheduling.job_requests import JobRequests, Wish
+from ktuned.scheduling.jobs import Jobs
+from ktuned.scheduling.kept_portfolios import KeptPortfolio, KeptPortfolios, PortfolioKey
+from ktuned.store import Store, StoredPortfolio
+
+MAX_CONFIGS: Final = 16
+"""Configs of a portfolio: with more, tuning each problem is the better way."""
+
+MAX_PROBLEMS: Final = 1_000
+"""Problems that one portfolio is fitted to."""
+
+SHORTLIST: Final = 3
+"""Configs that are measured everywhere for each that may be in the portfolio."""
+
+DEFAULT_CONFIGS: Final = 4
+DEFAULT_LOSS: Final = 0.02
+DEFAULT_TUNINGS: Final = 12
+
+MAX_KNOWN: Final = 4_096
+"""Trials of a problem that are looked at."""
+
+MAX_MEASURED: Final = 40
+"""New problems that are measured between two fits, the most frequent first."""
+
+MARGIN: Final = 0.02
+"""A problem that loses this much more than its leaf has ever lost shows that the tree errs there."""
+
+MAX_FITS: Final = 24
+"""Fits of one build: after each, borders are measured, and one where a config fails moves by half a gap."""
+
+IDLE_S: Final = 2.0
+"""Interval in which it is seen whether anything else is to be done."""
+
+_ENDED: Final = frozenset({JobState.DONE, JobState.FAILED, JobState.CANCELLED})
+
+_UNDER_WAY: Final = ("queued", "running")
+
+_log = structlog.get_logger()
+
+
+class Wanted(msgspec.Struct, frozen=True):
+    """The problems that a portfolio is for, how many configs it may have, and how much it may lose."""
+
+    problems: tuple[Problem, ...]
+    weights: tuple[float, ...]
+    max_configs: int = DEFAULT_CONFIGS
+    loss: float = DEFAULT_LOSS
+    max_tunings: int = DEFAULT_TUNINGS
+
+    @classmethod
+    def read(cls, kernel: KernelInfo, asked: Mapping[str, Any]) -> Wanted:
+        """Return what is asked for, with the kernel file's ``portfolio=``, and its problems, where that says nothing.
+
+        Raises:
+            UsageError: there are no problems, or a number is out of its range.
+        """
+        given = {**kernel.extra.get("portfolio", {}), **{key: value for key, value in asked.items() if value}}
+        over = given.get("over") or [[problem, 1.0] for problem in kernel.problems]
+        for problem, _ in over:
+            check_problem(kernel, problem)
+        unique = {canonical(kernel.specialized(problem)): (problem, float(weight)) for problem, weight in over}
+        wanted = cls(
+            tuple(problem for problem, _ in unique.values()),
+            tuple(weight for _, weight in unique.values()),
+            int(given.get("configs", DEFAULT_CONFIGS)),
+            float(given.get("loss", DEFAULT_LOSS)),
+            int(given.get("tunings", DEFAULT_TUNINGS)),
+        )
+        if len(wanted.problems) < 2:
+            raise UsageError(
+                f"{kernel.name} names {len(wanted.problems)} problems: a portfolio is for many",
+                hint="declare them as problems=, or as portfolio=dict(over=…) in the kernel file",
+            )
+        if len(wanted.problems) > MAX_PROBLEMS:
+            raise UsageError(f"{len(wanted.problems)} problems, and {MAX_PROBLEMS} are allowed", hint="take a sample")
+        if not 1 <= wanted.max_configs <= MAX_CONFIGS:
+            raise UsageError(f"configs is {wanted.max_configs}", hint=f"give 1 to {MAX_CONFIGS}")
+        if not 0 <= wanted.loss < 10 or not 1 <= wanted.max_tunings <= MAX_PROBLEMS:
+            raise UsageError("loss or tunings is out of range", hint="give a part such as 0.02, and at least 1 tuning")
+        return wanted
+
+
+class Build(msgspec.Struct):
+    """The making of a portfolio, and how far it is."""
+
+    kernel: str
+    device: str
+    objective: Objective
+    wanted: Wanted
+    priority: int = Priority.REQUESTED
+    state: str = "queued"
+    message: str = ""
+    tuned: int = 0
+    measured: int = 0
+    jobs: list[int] = msgspec.field(default_factory=list)
+
+    def to_wire(self) -> dict[str, Any]:
+        """Return the protocol's map."""
+        return {
+            "kernel": self.kernel,
+            "device": self.device,
+            "objective": self.objective,
+            "state": self.state,
+            "message": self.message,
+            "problems": len(self.wanted.problems),
+            "tuned": self.tuned,
+            "measured": self.measured,
+            "jobs": self.jobs[-1:],
+        }
+
+
+class Portfolios:
+    """Makes portfolios that :meth:`ask` asks for, and looks after those that are ``kept``; :meth:`run` does the work.
+
+    ``changed`` is called with a kernel whose answers change.
+    """
+
+    def __init__(
+        self,
+        *,
+        admission: Admission,
+        catalog: Catalog,
+        fleet: Fleet,
+        jobs: Jobs,
+        kept: KeptPortfolios,
+        machine: Machine,
+        requests: JobRequests,
+        store: Store,
+        deadlines: Mapping[str, float],
+        changed: Callable[[str], None],
+    ) -> None:
+        self._admission = admission
+        self._catalog = catalog
+        self._fleet = fleet
+        self._jobs = jobs
+        self._machine = machine
+        self._requests = requests
+        self._store = store
+        self._deadlines = deadlines
+        self._changed = changed
+        self.kept = kept
+        self._builds: dict[PortfolioKey, Build] = {}
+        self._waiting: deque[Build] = deque()
+        self._arrived = anyio.Event()
+
+    def take(self, kernel: KernelInfo, device: str, objective: Objective, problem: Problem) -> bool:
+        """Take in a lookup without a winner of its own; return whether a portfolio is to answer such ones.
+
+        Then the problem is not tuned for itself. Where the kernel file declares a portfolio that is not there yet, it
+        is made now.
+        """
+        kept = self.kept.find(kernel, device, objective)
+        if kept is not None:
+            kept.note(problem)
+            return True
+        if "portfolio" not in kernel.extra:
+            return False
+        if (kernel.name, device, objective) not in self._builds:
+            try:
+                self.ask(kernel, device, objective, {}, Priority.BACKGROUND)
+            except KtunedError as error:
+                _log.warning("portfolio_not_made", kernel=kernel.name, reason=error.message)
+                return False
+        return self._builds[kernel.name, device, objective].state in _UNDER_WAY
+
+    def describe(self, kernel: KernelInfo) -> list[dict[str, Any]]:
+        """Return a kernel's portfolios as the protocol's maps, with what is known of their problems."""
+        found = []
+        for (_, device, objective), kept in self.kept.of(kernel.name).items():
+            is_current = kept.state == self._state(kernel, device)
+            found.append({"device": device, "objective": objective, "current": is_current, **kept.document})
+        return found
+
+    def building(self, kernel: KernelInfo) -> list[dict[str, Any]]:
+        """Return what is being made for a kernel, and what was made last."""
+        return [build.to_wire() for key, build in self._builds.items() if key[0] == kernel.name]
+
+    def ask(
+        self, kernel: KernelInfo, device: str | None, objective: Objective, asked: Mapping[str, Any], priority: int
+    ) -> Build:
+        """Have a portfolio made, unless that is under way.
+
+        Raises:
+            UsageError: it cannot be made of what is asked for.
+            BackendError: there is no device to measure on.
+        """
+        environment = self._catalog.environment(kernel)
+        model = self._machine.device(environment, kernel.backend, device).model
+        key = (kernel.name, model, objective)
+        known = self._builds.get(key)
+        if known is not None and known.state in _UNDER_WAY:
+            return known
+        build = Build(kernel.name, model, objective, Wanted.read(kernel, asked), priority)
+        self._builds[key] = build
+        self._waiting.append(build)
+        self._arrived.set()
+        return build
+
+    async def run(self) -> None:
+        """Make what was asked for, and measure new problems when nothing else is to do, until cancelled."""
+        while True:
+            with anyio.move_on_after(IDLE_S):
+                await self._arrived.wait()
+            self._arrived = anyio.Event()
+            while self._waiting:
+                await self._finish(self._waiting.popleft())
+            if not self._jobs.live():
+                await self._look_after()
+
+    async def _finish(self, build: Build) -> None:
+        build.state = "running"
+        try:
+            await self._make(build)
+            build.state = "done"
+        except KtunedError as error:
+            build.state, build.message = "failed", error.message
+            _log.warning("portfolio_not_made", kernel=build.kernel, reason=error.message)
+
+    async def _make(self, build: Build) -> None:
+        """Tune, measure, fit and keep; see the picture above."""
+        kernel = self._catalog.resolve(build.kernel)
+        wanted = build.wanted
+        state = self._state(kernel, build.device)
+        await self._tune_some(kernel, build)
+        rows = {
+            canonical(problem): (problem, weight)
+            for problem, weight in zip(wanted.problems, wanted.weights, strict=True)
+        }
+        useful = shortlist(self._matrix(kernel, build, rows), SHORTLIST * wanted.max_configs)
+        fitted: Portfolio | None = None
+        for _ in range(MAX_FITS):
+            await self._fill(kernel, build, [problem for problem, _ in rows.values()], useful)
+            matrix = self._matrix(kernel, build, rows, useful)
+            fitted = await self._fit(kernel, matrix, wanted)
+            borders = {
+                canonical(problem): (problem, 0.0)
+                for problem in border_problems(fitted.tree, [problem for problem, _ in rows.values()])
+                if canonical(problem) not in rows
+            }
+            if not borders:
+                break
+            await self._fill(kernel, build, [problem for problem, _ in borders.values()], fitted.configs)
+            known = self._matrix(kernel, build, borders, fitted.configs)
+            failing = {
+                canonical(problem): (problem, 1e-6)
+                for row, problem in enumerate(known.problems)
+                if known.best[row] < FAILED and not known.works(row, fitted.leaf(problem).config)
+            }
+            if not failing:
+                break
+            # A leaf's config fails at its border: that problem counts from now on.
+            rows |= failing
+        else:
+            raise UsageError(f"{kernel.name}: configs fail at every border", hint="repair them, or constrain the space")
+        assert fitted is not None
+        if state != self._state(kernel := self._catalog.resolve(build.kernel), build.device):
+            raise UsageError(f"{kernel.name} changed meanwhile", hint="ask again")
+        matrix = self._matrix(kernel, build, rows, useful)
+        await self._keep(build, state, fitted, matrix)
+
+    async def _tune_some(self, kernel: KernelInfo, build: Build) -> None:
+        """Tune the problems that matter most, until a further one is not likely to gain much."""
+        wanted = build.wanted
+        selection = Selection(min(wanted.max_tunings, len(wanted.problems)), wanted.loss / 2)
+        originals: dict[str, Problem] = {}
+        for problem, weight in zip(wanted.problems, wanted.weights, strict=True):
+            key = kernel.specialized(problem)
+            originals[canonical(key)] = problem
+            selection.add(key, weight)
+            if self._is_tuned(kernel, build, problem):
+                selection.tuned(key)
+        while (chosen := selection.next_problem()) is not None:
+            problem = originals[canonical(chosen)]
+            nearest = selection.nearest_tuned(chosen)
+            await self._run(build, await self._requests.tune(kernel, self._wish(build, problem, stale_only=True)))
+            build.tuned += 1
+            before = None if nearest is None else self._best(kernel, build, originals[canonical(nearest)])
+            costs = self._costs(kernel, build, problem)
+            best = min(costs.values(), default=FAILED)
+            lost = None if before is None or before not in costs or best == FAILED else costs[before] / best - 1
+            selection.tuned(chosen, lost)
+
+    async def _fill(
+        self, kernel: KernelInfo, build: Build, problems: Sequence[Problem], configs: Sequence[str]
+    ) -> None:
+        """Measure configs where they were not yet, so that no hole is left."""
+        jobs: list[Job] = []
+        for problem in problems:
+            known = self._costs(kernel, build, problem)
+            holes: list[Config] = [json.loads(config) for config in configs if config not in known]
+            admitted = await self._admission.ask(kernel, problem, holes) if holes else []
+            tried = tuple(config for config, is_in in zip(holes, admitted, strict=True) if is_in)
+            if tried:
+                jobs += await self._requests.tune(kernel, self._wish(build, problem, configs=tried))
+                build.measured += len(tried)
+        await self._run(build, jobs)
+
+    def _wish(self, build: Build, problem: Problem, **options: Any) -> Wish:
+        return Wish(
+            problem=problem,
+            device=build.device,
+            objective=build.objective,
+            priority=build.priority,
+            is_fixed=build.priority != Priority.REQUESTED,
+            reason="portfolio",
+            **options,
+        )
+
+    async def _run(self, build: Build, jobs: Iterable[Job]) -> None:
+        """Wait until jobs have ended, whatever comes of them: what could not be measured is no part of a portfolio."""
+        for job in jobs:
+            build.jobs.append(job.id)
+            while (found := self._jobs.job(job.id)) is not None and found.state not in _ENDED:  # noqa: ASYNC110
+                await anyio.sleep(0.05)
+
+    async def _fit(self, kernel: KernelInfo, matrix: Matrix, wanted: Wanted) -> Portfolio:
+        request = requests.FitPortfolio(matrix.to_wire(), wanted.max_configs, wanted.loss)
+        async with self._fleet.lend(Role.INSPECT, self._catalog.environment(kernel)) as worker:
+            reply, _ = await worker.exchange(request, self._deadlines)
+        if reply.fault:
+            raise UsageError(f"{kernel.name}: {reply.fault}")
+        return Portfolio.from_wire(reply.portfolio)
+
+    async def _keep(self, build: Build, state: str, fitted: Portfolio, matrix: Matrix) -> None:
+        wanted, now = build.wanted, time.time()
+        document = {
+            **fitted.to_wire(),
+            "matrix": matrix.to_wire(),
+            "over": [[dict(problem), weight] for problem, weight in zip(wanted.problems, wanted.weights, strict=True)],
+            "wanted": {"configs": wanted.max_configs, "loss": wanted.loss, "tunings": wanted.max_tunings},
+            "created": now,
+        }
+        await self.kept.keep(StoredPortfolio(build.kernel, build.device, build.objective, state, document, now))
+        self._changed(build.kernel)
+
+    # What the store knows.
+
+    def _device(self, kernel: KernelInfo, model: str) -> Device:
+        return self._machine.device(self._catalog.environment(kernel), kernel.backend, model)
+
+    def _context(self, kernel: KernelInfo, model: str, problem: Problem) -> Context:
+        environment = self._catalog.environment(kernel)
+        return self._machine.context(kernel, environment, problem, self._device(kernel, model))
+
+    def _state(self, kernel: KernelInfo, model: str) -> str:
+        """Return what measurements are good for: the digests of the kernel, the toolchain and the device."""
+        try:
+            problem: dict[str, Scalar] = dict.fromkeys(kernel.specialize or (), 0)
+            context = self._context(kernel, model, problem)
+        except KtunedError:
+            return ""
+        return f"{kernel.digest} {context.toolchain} {context.device_fingerprint} {context.measuring_version}"
+
+    def _costs(self, kernel: KernelInfo, build: Build, problem: Problem) -> dict[str, float]:
+        """Return what each config costs for a problem now; one that does not work is :data:`FAILED`."""
+        context = self._context(kernel, build.device, problem)
+        costs = dict.fromkeys((known.text for known in self._store.failed_configs(context, MAX_KNOWN)), FAILED)
+        for known in self._store.measured_configs(context, MAX_KNOWN, objective=build.objective):
+            cost = cost_of(build.objective, known.figure)
+            if cost is not None:
+                costs[known.text] = cost
+        return costs
+
+    def _best(self, kernel: KernelInfo, build: Build, problem: Problem) -> str | None:
+        costs = self._costs(kernel, build, problem)
+        best = min(costs, key=lambda config: costs[config], default=None)
+        return None if best is None or costs[best] == FAILED else best
+
+    def _is_tuned(self, kernel: KernelInfo, build: Build, problem: Problem) -> bool:
+        context = self._context(kernel, build.device, problem)
+        winner = self._store.winner(context.key_for(build.objective))
+        return winner is not None and winner.context == context and winner.is_final
+
+    def _matrix(
+        self,
+        kernel: KernelInfo,
+        build: Build,
+        rows: Mapping[str, tuple[Problem, float]],
+        configs: Iterable[str] | None = None,
+    ) -> Matrix:
+        """Return what is known of problems; a config that a problem's space does not hold fails there."""
+        kept = None if configs is None else list(configs)
+        costs = []
+        for problem, _ in rows.values():
+            known = self._costs(kernel, build, problem)
+            costs.append(known if kept is None else {config: known.get(config, FAILED) for config in kept})
+        keys = tuple(kernel.specialized(problem) for problem, _ in rows.values())
+        return Matrix(keys, tuple(weight for _, weight in rows.values()), tuple(costs))
+
+    # When nothing else is to do.
+
+    async def _look_after(self) -> None:
+        """Measure the new problem of a portfolio that loses most; fit again where it errs, or its kernel changed."""
+        for (name, model, objective), kept in self.kept.all():
+            if not kept.noted:
+                continue
+            try:
+                kernel = self._catalog.resolve(name)
+                if kept.state != self._state(kernel, model):
+                    kept.noted.clear()
+                    self._fit_again(kernel, model, objective, kept)
+                elif await self._measure_next(kernel, model, objective, kept):
+                    return
+            except KtunedError as error:
+                kept.noted.clear()
+                _log.warning("problem_not_measured", kernel=name, reason=error.message)
+
+    async def _measure_next(self, kernel: KernelInfo, model: str, objective: Objective, kept: KeptPortfolio) -> bool:
+        waiting = [key for key in kept.noted if key not in kept.measured]
+        if not waiting or len(kept.measured) >= MAX_MEASURED:
+            return False
+        leaves = {key: kept.portfolio.leaf(kernel.specialized(json.loads(key))) for key in waiting}
+        chosen = max(waiting, key=lambda key: (kept.noted[key] * (leaves[key].expected_loss + 0.001), key))
+        kept.measured.add(chosen)
+        problem: Problem = json.loads(chosen)
+        build = Build(kernel.name, model, objective, Wanted((problem,), (1.0,)), Priority.BACKGROUND)
+        await self._fill(kernel, build, [problem], kept.portfolio.configs)
+        costs, leaf = self._costs(kernel, build, problem), leaves[chosen]
+        best = min(costs.values(), default=FAILED)
+        if best < FAILED:
+            lost = costs.get(leaf.config, FAILED) / best - 1
+            _log.info("portfolio_measured", kernel=kernel.name, lost=lost, expected=leaf.expected_loss)
+            if lost > max(leaf.worst_loss, leaf.expected_loss) + MARGIN:
+                self._fit_again(kernel, model, objective, kept, problem)
+        return True
+
+    def _fit_again(
+        self,
+        kernel: KernelInfo,
+        model: str,
+        objective: Objective,
+        kept: KeptPortfolio,
+        problem: Problem | None = None,
+    ) -> None:
+        """Have a portfolio made again, for one problem more."""
+        over = list(kept.document["over"])
+        if problem is not None and len(over) < MAX_PROBLEMS:
+            over.append([dict(problem), sum(weight for _, weight in over) / len(over)])
+        asked = {**kept.document["wanted"], "over": over}
+        self.ask(kernel, model, objective, asked, Priority.BACKGROUND)
+
+
+def border_problems(tree: Tree, problems: Sequence[Problem]) -> list[dict[str, Scalar]]:
+    """Return problems on both sides of each border of a tree that is a whole number of one field.
+
+    The other fields are those of the problem that is nearest to the border.
+    """
+    found: dict[str, dict[str, Scalar]] = {}
+
+    def visit(node: Tree, there: Sequence[Problem]) -> None:
+        if isinstance(node, Leaf) or not there:
+            return
+        figure, limit = node.condition.figure, node.condition.limit
+        if len(figure) == 1 and all(type(problem[figure[0]]) is int for problem in there):
+            (name,) = figure
+            last = int(limit)
+            nearest = min(there, key=lambda problem: octaves(problem, {**problem, name: max(1, last)}))
+            for value in (last, last + 1):
+                border = {**nearest, name: value}
+                found[canonical(border)] = border
+        visit(node.passing, [problem for problem in there if node.condition.passes(problem)])
+        visit(node.failing, [problem for problem in there if not node.condition.passes(problem)])
+
+    if isinstance(tree, Branch):
+        visit(tree, problems)
+    return list(found.values())

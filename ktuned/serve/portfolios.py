@@ -1,0 +1,50 @@
+"""The method ``portfolio``: few configs for many problems of a kernel, made, and shown with how far that is."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ktuned.catalog import Catalog
+from ktuned.model import Priority
+from ktuned.scheduling import Portfolios
+from ktuned.serve.connection import Connection
+from ktuned.serve.method import Method
+
+
+class PortfolioParams(msgspec.Struct, frozen=True):
+    """``portfolio``: a kernel, and with ``make`` what to make; what is left out is the kernel file's to say."""
+
+    kernel: str
+    directory: str | None = None
+    device: str | None = None
+    objective: str | None = None
+    make: bool = False
+    configs: int | None = None
+    loss: float | None = None
+    tunings: int | None = None
+
+
+class PortfolioMethods:
+    """Handles the method; its answer has the portfolios of a kernel, and what is being made of them."""
+
+    def __init__(self, catalog: Catalog, portfolios: Portfolios) -> None:
+        self._catalog = catalog
+        self._portfolios = portfolios
+
+    def table(self) -> dict[str, Method[Any]]:
+        """Return the method by its name on the wire."""
+        return {"portfolio": Method(PortfolioParams, self.portfolio)}
+
+    def portfolio(self, wanted: PortfolioParams, connection: Connection) -> dict[str, Any]:
+        """Have a portfolio made, if that is asked for, and return what there is."""
+        kernel = self._catalog.resolve(wanted.kernel, wanted.directory)
+        if wanted.make:
+            asked = {"configs": wanted.configs, "loss": wanted.loss, "tunings": wanted.tunings}
+            self._portfolios.ask(kernel, wanted.device, kernel.objective(wanted.objective), asked, Priority.REQUESTED)
+        return {
+            "kernel": kernel.name,
+            "portfolios": self._portfolios.describe(kernel),
+            "making": self._portfolios.building(kernel),
+        }

@@ -1,0 +1,53 @@
+"""Table of portfolios: the newest of each kernel, device model and objective."""
+
+from __future__ import annotations
+
+import json
+import sqlite3
+from typing import Any
+
+import msgspec
+
+from ktuned.model import Objective
+from ktuned.store.reader import Reader, Row
+
+
+class StoredPortfolio(msgspec.Struct, frozen=True):
+    """A portfolio's document, and the state (digests) of the kernel, toolchain and device that it was fitted in."""
+
+    kernel: str
+    device: str
+    objective: Objective
+    state: str
+    document: dict[str, Any]
+    created: float
+
+
+def of(reader: Reader, kernel: str) -> list[StoredPortfolio]:
+    """Return a kernel's portfolios."""
+    return reader.values(_portfolio, "SELECT * FROM portfolios WHERE kernel = ? ORDER BY device, objective", kernel)
+
+
+def all_of(reader: Reader) -> list[StoredPortfolio]:
+    """Return the portfolios of all kernels."""
+    return reader.values(_portfolio, "SELECT * FROM portfolios ORDER BY kernel, device, objective")
+
+
+def keep(connection: sqlite3.Connection, portfolio: StoredPortfolio) -> None:
+    """Keep a portfolio in place of the one before."""
+    connection.execute(
+        "INSERT OR REPLACE INTO portfolios VALUES (?, ?, ?, ?, ?, ?)",
+        (
+            portfolio.kernel,
+            portfolio.device,
+            portfolio.objective,
+            portfolio.state,
+            json.dumps(portfolio.document),
+            portfolio.created,
+        ),
+    )
+
+
+def _portfolio(row: Row) -> StoredPortfolio:
+    kernel, device, objective, state, document, created = row
+    return StoredPortfolio(kernel, device, Objective(objective), state, json.loads(document), created)

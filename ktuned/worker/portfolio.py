@@ -1,0 +1,18 @@
+"""Portfolios are fitted in a worker.
+
+It takes some tenths of a second, in which the daemon has lookups to answer.
+"""
+
+from __future__ import annotations
+
+from ktuned.ipc import replies, requests
+from ktuned.portfolio import Matrix, fit_portfolio
+
+
+def fit(request: requests.FitPortfolio) -> replies.FittedPortfolio:
+    """Fit a portfolio, or say why there is none."""
+    try:
+        fitted = fit_portfolio(Matrix.from_wire(request.matrix), request.max_configs, request.wanted_loss)
+    except ValueError as error:
+        return replies.FittedPortfolio({}, str(error))
+    return replies.FittedPortfolio(fitted.to_wire())

@@ -1,0 +1,215 @@
+"""Many readers of the table of winners beside a daemon that publishes, grows the file and is killed at any moment."""
+
+from __future__ import annotations
+
+import mmap
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgpack
+
+from ktuned.lookup.winner_table import WinnerTable
+from ktuned_client.memo import Memo, key_of
+from ktuned_client.table import TABLE_NAME, USES_NAME, kernel_key, winner_prefix
+from tests.chaos.conftest import Row, Scale
+
+READERS = 8
+READS = 1_000_000
+KILLS = 100
+KERNELS = 12
+SIZES = 400
+"""Problems of a kernel: together they need a file that has grown."""
+
+DEADLINE_S = 600.0
+
+
+class Truth:
+    """The least version of each kernel that a reader may be given, in memory that all processes share.
+
+    A version is entered when all earlier ones have ended: what a reader finds then must not be older.
+    """
+
+    def __init__(self) -> None:
+        self._map = mmap.mmap(-1, 8 * (KERNELS + 2))
+        self.versions = memoryview(self._map).cast("Q")
+
+    @property
+    def is_over(self) -> bool:
+        return bool(self.versions[KERNELS])
+
+    def end(self) -> None:
+        self.versions[KERNELS] = 1
+
+
+class Hesitant:
+    """Memory whose writer pauses now and then after a store, and within a long one: where a kill would leave it."""
+
+    def __init__(self, view: memoryview, chance: random.Random) -> None:
+        self._view = view
+        self._chance = chance
+        self.release = view.release
+
+    def __getitem__(self, place: Any) -> Any:
+        return self._view[place]
+
+    def __setitem__(self, place: Any, value: Any) -> None:
+        if isinstance(place, slice):
+            middle = len(value) // 2
+            self._view[place.start : place.start + middle] = value[:middle]
+            self._hesitate()
+            self._view[place.start + middle : place.start + len(value)] = value[middle:]
+        else:
+            self._view[place] = value
+        self._hesitate()
+
+    def _hesitate(self) -> None:
+        if self._chance.random() < 0.03:
+            time.sleep(0.0003)  # noqa: TID251 - the pause is what is tested
+
+
+class HesitantTable(WinnerTable):
+    """A daemon's table that is written as :class:`Hesitant` memory is."""
+
+    def __init__(self, directory: str, seed: int) -> None:
+        self._chance = random.Random(seed)
+        super().__init__(directory, epoch=seed)
+
+    def _open_views(self) -> None:
+        super()._open_views()
+        self._words = Hesitant(self._words, self._chance)  # type: ignore[assignment]
+        self._bytes = Hesitant(self._bytes, self._chance)  # type: ignore[assignment]
+
+
+def config_of(kernel: int, size: int, version: int) -> dict[str, Any]:
+    """Return what is published: of a length that changes, and with figures that agree only if it is whole."""
+    check = (kernel * 7919 + size * 104729 + version * 1299709) % 2**31
+    return {
+        "kernel": kernel,
+        "size": size,
+        "version": version,
+        "check": check,
+        "pad": f"{version:x}" * (check % 300 // 8),
+    }
+
+
+def write_until_killed(directory: str, truth: Truth, seed: int) -> str:
+    """Publish as a daemon does: a change first ends what was, then is true, then is published."""
+    chance = random.Random(seed)
+    table = HesitantTable(directory, seed)
+    versions = Hesitant(truth.versions, chance)
+    for kernel in range(KERNELS):
+        publish_rules(table, kernel)
+    while True:
+        kernel = chance.randrange(KERNELS)
+        name = f"p:kernel{kernel}"
+        version = versions[kernel] + 1
+        table.bump(name)
+        versions[kernel] = version
+        publish_rules(table, kernel)
+        for size in [*chance.sample(range(SIZES), 10), *range(4)]:
+            payload = [config_of(kernel, size, version), "fresh", "", 1.0, None, 1.0, True, None, None]
+            key = winner_prefix(name, "cpu", "latency") + msgpack.packb({"size": size})
+            table.publish(name, key, msgpack.packb(payload))
+        table.confirm_watch()
+
+
+def publish_rules(table: WinnerTable, kernel: int) -> None:
+    """Publish how keys of a kernel's winners are formed."""
+    name = f"p:kernel{kernel}"
+    rules = [name, "/tune.py", "latency", {"": "cpu"}, None, None, {}]
+    table.publish(name, kernel_key(name, None), msgpack.packb(rules))
+
+
+def read_many(directory: str, truth: Truth, reads: int, seed: int) -> str:
+    """Read at random, and return what was wrong; empty if nothing was. Every third answer is kept and asked again."""
+    chance = random.Random(seed)
+    memo = Memo(directory)
+    found = 0
+    deadline = time.monotonic() + DEADLINE_S
+    while not any(truth.versions[:KERNELS]):
+        # On a busy machine all reads would be over before the writer has begun.
+        time.sleep(0.001)  # noqa: TID251 - memory reports it, no event
+        if time.monotonic() > deadline:
+            return "no writer began"
+    for number in range(reads):
+        # Half of the reads are of the few entries that every turn of the writer writes again.
+        kernel, size = chance.randrange(KERNELS), chance.randrange(SIZES if number % 2 else 4)
+        name, problem = f"p:kernel{kernel}", {"size": size}
+        key = key_of(problem)
+        least = truth.versions[kernel]
+        hit, is_old = memo.recall(name, key, None) if number % 3 else (None, False)
+        if hit is None:
+            hit = memo.read_table(name, None, None, None, problem, key, is_old=is_old)
+        if hit is None:
+            continue
+        found += 1
+        config = dict(hit.config or {})
+        version = config.get("version", -1)
+        if config != config_of(kernel, size, version) or hit.problem != problem:
+            return f"torn: {hit}"
+        if hit.status == "fresh" and version < least:
+            return f"version {version} of {name} is fresh, and {least} was entered before"
+    memo.close()
+    return "" if found else "no read found anything"
+
+
+def forked(work: Callable[[], str]) -> int:
+    """Run ``work`` in a child, whose exit status is 0 if it returns nothing."""
+    child = os.fork()
+    if child:
+        return child
+    try:
+        wrong = work()
+    except BaseException as error:  # a child must not return into pytest
+        wrong = repr(error)
+    if wrong:
+        os.write(2, f"{wrong}\n".encode())
+    os._exit(bool(wrong))
+
+
+def test_readers_beside_a_writer_that_is_killed(tmp_path: Path, scale: Scale, row: Row) -> None:
+    """No read is torn, none says fresh of what a daemon has ended, and no reader crashes."""
+    directory = tmp_path / "run"
+    directory.mkdir(mode=0o700)
+    truth = Truth()
+    reads, kills = scale.of(READS) // READERS, scale.of(KILLS)
+    start = time.monotonic()
+    chance = random.Random(scale.seed)
+    readers = {
+        forked(lambda number=number: read_many(str(directory), truth, reads, number))  # type: ignore[misc]
+        for number in range(READERS)
+    }
+    statuses = []
+    killed = 0
+    largest = 0
+    try:
+        while readers or killed < kills:
+            assert time.monotonic() < start + DEADLINE_S
+            writer = forked(lambda seed=killed: write_until_killed(str(directory), truth, seed))  # type: ignore[misc]
+            time.sleep(chance.uniform(0.0, 0.3))  # noqa: TID251 - the moment of the kill is the test
+            os.kill(writer, signal.SIGKILL)
+            assert os.waitstatus_to_exitcode(os.waitpid(writer, 0)[1]) == -signal.SIGKILL
+            killed += 1
+            if (directory / TABLE_NAME).exists():
+                largest = max(largest, (directory / TABLE_NAME).stat().st_size)
+            for reader in list(readers):
+                pid, status = os.waitpid(reader, os.WNOHANG)
+                if pid:
+                    statuses.append(os.waitstatus_to_exitcode(status))
+                    readers.remove(reader)
+    finally:
+        for reader in readers:
+            os.kill(reader, signal.SIGKILL)
+            os.waitpid(reader, 0)
+    row.update(reads=reads * READERS, kills=killed, largest_file_kib=largest // 1024, versions=sum(truth.versions))
+    assert statuses == [0] * READERS
+    assert largest > 2**19, f"the file never grew, on {sys.platform}"
+    # What the last one was at when it was killed is cleared away by the next.
+    WinnerTable(str(directory), epoch=killed).close()
+    assert {path.name for path in directory.iterdir()} == {TABLE_NAME, USES_NAME}

@@ -1,0 +1,224 @@
+"""Answers from the table of winners: without the daemon's word, and never better than that would be."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ktuned_client import AsyncClient, Client
+from ktuned_client.table import TABLE_NAME, USES_NAME, WATCHED_WORD, Table, slot_of
+from tests.client import daemon
+from tests.client.test_memo import PATIENT_S, age_answers, asked, write_word
+
+PAGE = Path(__file__).parents[2] / "docs" / "winner-table.md"
+
+Publish = Callable[..., None]
+
+
+@pytest.fixture
+def publish(path: str, served: object) -> Publish:
+    """Return a function that has the daemon publish a winner of ``p:gemm``."""
+
+    def published(problem: dict[str, Any], **options: Any) -> None:
+        with Client(path, deadline_s=PATIENT_S) as client:
+            client.call("publish_winner", kernel="p:gemm", problem=problem, **options)
+
+    return published
+
+
+def test_a_problem_that_was_never_asked_needs_no_daemon(path: str, publish: Publish) -> None:
+    """Its answer is whole, stays the same object, and no connection was made for it; the use is noted."""
+    publish({"M": 1, "N": 2}, config={"BM": 64})
+    with Client(path, deadline_s=PATIENT_S) as client:
+        hit = client.lookup("p:gemm", {"N": 2, "M": 1})
+        assert client.bind("p:gemm")({"N": 2, "M": 1}) is hit
+        assert client.lookup_many([("p:gemm", {"M": 1, "N": 2})])[0]._replace(problem=hit.problem) == hit
+        assert client._transport._shared is None
+        assert hit._replace(generation=None) == (
+            "p:gemm",
+            {"N": 2, "M": 1},
+            "cpu",
+            "fresh",
+            {"BM": 64},
+            1.5,
+            None,
+            1.0,
+            None,
+            "",
+            True,
+            {},
+            "/tune.py",
+            None,
+            "latency",
+            None,
+        )
+        assert client.lookup("p:gemm", {"M": 1, "N": 2}, device="cpu:0", objective="latency").config == {"BM": 64}
+        assert asked(client) == 0
+    uses = (Path(path).parent / USES_NAME).read_bytes()
+    assert any(uses[8 * slot_of("p:gemm") :][:8])
+
+
+@pytest.mark.anyio
+async def test_the_async_client_reads_it_too(path: str, publish: Publish) -> None:
+    """One that has no connection yet makes none."""
+    publish({"M": 1})
+    async with AsyncClient(path, deadline_s=PATIENT_S) as client:
+        assert (await client.lookup("p:gemm", {"M": 1})).status == "fresh"
+        assert await client.call("asked") == 0
+
+
+def test_what_is_not_in_it_is_asked(path: str, publish: Publish) -> None:
+    """Other problems and types, devices, objectives and kernels, and what a pin has not decided, are the daemon's."""
+    publish({"M": 1})
+    questions: list[dict[str, Any]] = [
+        {"problem": {"M": 2}},
+        {"problem": {"M": 1.0}},
+        {"problem": {"M": True}},
+        {"problem": {"M": 1}, "device": "cpu:1"},
+        {"problem": {"M": 1}, "objective": "energy"},
+        {"problem": {"M": 1}, "kernel": "p:other"},
+        {"problem": {"M": 1}, "kernel": "gemm"},
+    ]
+    with Client(path, deadline_s=PATIENT_S) as client:
+        for count, question in enumerate(questions, start=1):
+            client.lookup(**{"kernel": "p:gemm", **question})
+            assert asked(client) == count
+    with Client(path, deadline_s=PATIENT_S, pin="run") as client:
+        client.lookup("p:gemm", {"M": 1})
+        assert asked(client) == len(questions) + 1
+
+
+def test_a_key_problem_stands_for_its_bucket(path: str, publish: Publish) -> None:
+    """Rules that are data are the client's to apply; what was measured is named where it is another problem."""
+    whole = {"N": 1024, "name": "x", "scale": 1.0}
+    publish(
+        {"N": 1024},
+        config={"BN": 8},
+        specialize=["N"],
+        bucket={"N": "pow2"},
+        keys=[["N", "name", "scale"]],
+        measured=whole,
+    )
+    with Client(path, deadline_s=PATIENT_S) as client:
+        for problem, measured in (
+            ({"name": "y", "N": 1000, "scale": 1.0}, whole),
+            ({"name": "x", "N": 1024, "scale": 1.0}, None),
+            ({"name": "x", "N": 1024, "scale": 1}, whole),
+        ):
+            hit = client.lookup("p:gemm", problem)
+            assert (hit.status, hit.config, hit.problem, hit.measured) == ("fresh", {"BN": 8}, problem, measured)
+        assert asked(client) == 0
+        refused: list[dict[str, Any]] = [
+            {"N": 1000},
+            {"N": 1000, "name": "x", "scale": float("nan")},
+            {"N": 1000, "nmae": "x", "scale": 1.0},
+            {"N": 3000, "name": "x", "scale": 1.0},
+        ]
+        for count, problem in enumerate(refused, start=1):
+            client.lookup("p:gemm", problem)
+            assert asked(client) == count
+
+
+def test_what_is_not_fresh_is_asked_again_in_time(path: str, publish: Publish) -> None:
+    """The daemon counts who waits for a tuning; a fresh answer holds for as long as the table says so."""
+    publish({"M": 1}, status="stale")
+    publish({"M": 2})
+    with Client(path, deadline_s=PATIENT_S) as client:
+        assert [client.lookup("p:gemm", {"M": size}).status for size in (1, 2)] == ["stale", "fresh"]
+        age_answers(client)
+        assert client.lookup("p:gemm", {"M": 2}).status == "fresh"
+        assert asked(client) == 0
+        client.lookup("p:gemm", {"M": 1})
+        assert asked(client) == 1
+
+
+def test_a_change_is_seen_at_once(path: str, publish: Publish) -> None:
+    """After a bump the entry ends, also where it was kept decoded; published again, it answers again."""
+    publish({"M": 1}, config={"BM": 1})
+    with Client(path, deadline_s=PATIENT_S) as client:
+        assert client.lookup("p:gemm", {"M": 1}).config == {"BM": 1}
+        client.call("bump", kernel="p:gemm")
+        client.lookup("p:gemm", {"M": 1})
+        assert asked(client) == 1
+        client.call("bump", kernel="p:gemm")
+        publish({"M": 1}, config={"BM": 2})
+        assert client.lookup("p:gemm", {"M": 1}).config == {"BM": 2}
+        assert asked(client) == 1
+
+
+def test_it_answers_while_no_daemon_does(path: str) -> None:
+    """A process that starts then has the winners too: fresh until the watch has ended, then stale with the reason."""
+    with daemon.running(path) as process:
+        with Client(path, deadline_s=PATIENT_S) as client:
+            client.call("publish_winner", kernel="p:gemm", problem={"M": 1})
+        process.kill()
+        process.join()
+        with Client(path, deadline_s=PATIENT_S) as client:
+            assert client.lookup("p:gemm", {"M": 1}).status == "fresh"
+            write_word(path, WATCHED_WORD, 1)
+            age_answers(client)
+            assert client.lookup("p:gemm", {"M": 1}).status == "stale"
+        with Client(path, deadline_s=PATIENT_S) as client:
+            hit = client.lookup("p:gemm", {"M": 1})
+            assert (hit.status, hit.config) == ("stale", {"M": 1})
+            assert hit.message.startswith("no daemon watches its files now: ")
+            assert client.lookup("p:gemm", {"M": 2}).status == "unavailable"
+
+
+def test_the_next_daemons_table_is_found(path: str) -> None:
+    """A client that has mapped the last one's reads the new one, and takes nothing of before for true."""
+    with Client(path, deadline_s=PATIENT_S) as client:
+        for turn in range(3):
+            with daemon.running(path) as process:
+                if turn:
+                    client.lookup("p:gemm", {"M": 1})
+                    assert asked(client) == 1
+                client.call("publish_winner", kernel="p:gemm", problem={"M": 1}, config={"turn": turn})
+                client._memo.answers.clear()
+                assert client.lookup("p:gemm", {"M": 1}).config == {"turn": turn}
+                process.kill()
+                process.join()
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_the_documented_reader_in_c_reads_it(path: str, publish: Publish, tmp_path: Path) -> None:
+    """What the page shows compiles without a warning, and prints what the Python client answers."""
+    (source,) = re.findall(r"```c\n(.*?)```", PAGE.read_text(), re.DOTALL)
+    program = tmp_path / "read_winner"
+    options = ["-std=c11", "-D_GNU_SOURCE", "-Wall", "-Wextra", "-Wno-parentheses", "-Werror", "-O1"]
+    subprocess.run(["cc", *options, "-x", "c", "-", "-o", program], input=source, text=True, check=True)
+
+    def read(*problem: str) -> tuple[int, str]:
+        command = [str(program), os.path.dirname(path), "p:gemm", "cpu", "latency", *problem]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout
+
+    assert read("M=1") == (1, "")
+    publish({"M": 70000, "dtype": "float16"}, config={"BM": 64, "eps": 0.5, "n": -3, "deep": -70000, "on": True})
+    for size in range(300):
+        publish({"M": size, "dtype": "f" * 40}, config={"BM": size})
+    assert read("M=70000", "dtype=float16") == (0, "BM=64 eps=0.5 n=-3 deep=-70000 on=true\nfresh\n")
+    assert read("M=299", f"dtype={'f' * 40}") == (0, "BM=299\nfresh\n")
+    assert read("M=300", f"dtype={'f' * 40}") == (1, "")
+    write_word(path, WATCHED_WORD, 1)
+    assert read("M=299", f"dtype={'f' * 40}") == (0, "BM=299\nstale\n")
+    with Client(path, deadline_s=PATIENT_S) as client:
+        client.call("bump", kernel="p:gemm")
+    assert read("M=299", f"dtype={'f' * 40}") == (1, "")
+    assert len(source.splitlines()) <= 130
+
+
+def test_word_order_is_the_machines(path: str, publish: Publish) -> None:
+    """The page says so: the number of words in the file is in word 1, as this machine writes numbers."""
+    publish({"M": 1})
+    content = (Path(path).parent / TABLE_NAME).read_bytes()
+    assert int.from_bytes(content[8:16], sys.byteorder) == len(content)
+    table = Table(str(Path(path).parent / TABLE_NAME))
+    assert len(table.words) == len(content) // 8
+    table.close()

@@ -1,0 +1,203 @@
+"""What lookups would be answered is in the table of winners, and nothing else is."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import anyio
+import pytest
+
+from ktuned.lookup.publication import SHORTEST_PAUSE_S
+from ktuned.model.kernel import KernelInfo
+from ktuned_client.answers import Hit, hit_from
+from ktuned_client.memo import key_of
+from ktuned_client.table_answers import TableAnswers
+from tests.assembled import ALL_ROUNDS, PATIENCE_S, Parts, assembled, kernel_text
+
+pytestmark = pytest.mark.anyio
+
+MANY = "us=[10.0, 20.0]"
+
+
+def read(parts: Parts, problem: dict[str, Any] | None = None, name: str = "project:it", **options: Any) -> Hit | None:
+    """Return what a new client finds in the table."""
+    client = TableAnswers(str(parts.project.parent), pin=options.pop("pin", None))
+    try:
+        problem = {"n": 64} if problem is None else problem
+        place = options.pop("directory", None)
+        entry = client.find(name, place, options.pop("device", None), None, problem, key_of(problem), **options)
+        return None if entry is None else entry[3]
+    finally:
+        client.close()
+
+
+async def until_found(parts: Parts, problem: dict[str, Any]) -> Hit:
+    """Wait until the table has an answer."""
+    with anyio.fail_after(PATIENCE_S):
+        while (hit := read(parts, problem)) is None:  # noqa: ASYNC110 - no event reports it
+            await anyio.sleep(0.005)
+    return hit
+
+
+def ask(parts: Parts, problem: dict[str, Any] | None = None, *, tune: bool = False, **options: Any) -> Hit:
+    """Look the kernel up as a client does that asks the daemon."""
+    name = options.pop("name", "project:it")
+    answer = parts.lookups.lookup(name, problem or {"n": 64}, options.pop("device", None), tune=tune, **options)
+    return hit_from(answer.to_wire())
+
+
+async def tuned(parts: Parts, sizes: tuple[int, ...] = (64,), **options: str) -> KernelInfo:
+    """Declare a kernel with winners for some sizes, of a daemon that has looked at all files."""
+    kernel = await parts.inspect(kernel_text(**{"configs": MANY, **options}))
+    for size in sizes:
+        await parts.measured(kernel, {20.0: 5.0 + size}, {"n": size}, rounds=ALL_ROUNDS)
+    parts.lookups.caches.changed(kernel.name)
+    parts.lookups.caught_up()
+    return kernel
+
+
+async def test_the_table_says_what_the_daemon_says(parts: Parts) -> None:
+    """An answer from the table equals that of the daemon in every field."""
+    await tuned(parts)
+    assert read(parts) is None
+    told = ask(parts)
+    assert told.status == "fresh"
+    assert read(parts) == told
+    assert read(parts, device="cpu:0") == told
+    assert read(parts, device="Fake CPU") == told
+    assert read(parts, device="H100") is None
+
+
+async def test_all_winners_of_a_kernel_in_use_are_there(parts: Parts) -> None:
+    """One question is enough: what was not asked follows, again after each change, and no other kernel's does."""
+    kernel = await tuned(parts, sizes=tuple(range(1, 60)))
+    await anyio.sleep(2 * SHORTEST_PAUSE_S)
+    assert read(parts, {"n": 7}) is None
+    ask(parts, {"n": 1})
+    assert (await until_found(parts, {"n": 59})).latency_us == 64.0
+    assert ask(parts, {"n": 7}) == read(parts, {"n": 7})
+    parts.lookups.caches.changed(kernel.name)
+    assert read(parts, {"n": 7}) is None
+    await until_found(parts, {"n": 59})
+    assert read(parts, {"n": 60}) is None
+
+
+async def test_nothing_is_published_before_every_file_was_looked_at(parts: Parts) -> None:
+    """Until the watcher has caught up, an answer is the daemon's to give: it looks at the kernel's files first."""
+    kernel = await parts.inspect(kernel_text(configs=MANY))
+    await parts.measured(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
+    parts.lookups.caches.changed(kernel.name)
+    assert ask(parts).status == "fresh"
+    assert read(parts) is None
+    parts.lookups.caught_up()
+    await until_found(parts, {"n": 64})
+
+
+async def test_a_stale_winner_is_there_once_its_tuning_is_queued(parts: Parts) -> None:
+    """A question that has nothing tuned leaves the next one to the daemon."""
+    kernel = await tuned(parts)
+    edited = await parts.inspect(kernel_text(configs=MANY, rtol="0.5"))
+    assert edited.digest != kernel.digest
+    parts.lookups.caches.changed(kernel.name)
+    assert ask(parts, tune=False).status == "stale"
+    assert read(parts) is None
+    told = ask(parts, tune=True)
+    found = read(parts)
+    assert found == told
+    assert read(parts, is_old=True) is None, "who waits for a tuning is counted by the daemon"
+
+
+async def test_near_and_default_answers_are_the_daemons(parts: Parts) -> None:
+    """They have their problem tuned, which a reader of the table could not."""
+    await tuned(parts, default="dict(us=10.0)")
+    assert ask(parts, {"n": 65}, tune=True).status == "near"
+    assert read(parts, {"n": 65}) is None
+
+
+@pytest.mark.parametrize(
+    ("options", "is_there"),
+    [
+        ({"configs": MANY, "specialize": "('n',)"}, True),
+        ({"configs": MANY + ", where=lambda p, c: c.us <= p.k", "specialize": "('n',)"}, False),
+        ({"configs": MANY, "bucket": "dict(k=128)"}, True),
+        ({"configs": MANY, "bucket": "dict(k=lambda k: 128)"}, False),
+        ({"configs": MANY + ", where=lambda p, c: c.us <= p.k"}, False),
+    ],
+)
+async def test_a_key_that_stands_for_many_problems(parts: Parts, options: dict[str, str], is_there: bool) -> None:
+    """It answers for all of them where neither its space nor its buckets are code; else each is the daemon's."""
+    kernel = await parts.inspect(kernel_text(problems="[dict(n=64, k=128)]", **options))
+    await parts.measured(kernel, {20.0: 5.0}, {"n": 64, "k": 128}, rounds=ALL_ROUNDS)
+    parts.lookups.caches.changed(kernel.name)
+    parts.lookups.caught_up()
+    with anyio.fail_after(PATIENCE_S):
+        # User code is asked by a worker, in the background.
+        while ask(parts, {"n": 64, "k": 128}).status != "fresh":  # noqa: ASYNC110 - no event reports it
+            await anyio.sleep(0.005)
+    other = read(parts, {"n": 64, "k": 100})
+    assert (other is not None) == is_there
+    if other is not None:
+        assert other == ask(parts, {"n": 64, "k": 100})
+        assert other.measured == {"n": 64, "k": 128}
+        assert read(parts, {"n": 64, "m": 100}) is None
+    parts.kill_workers()
+
+
+async def test_a_short_name_means_what_it_meant_in_its_directory(parts: Parts) -> None:
+    """After one question the table knows; asked elsewhere, the name is the daemon's to understand."""
+    await tuned(parts)
+    here = str(parts.project)
+    assert read(parts, name="it", directory=here) is None
+    told = ask(parts, name="it", directory=here)
+    assert read(parts, name="it", directory=here) == told
+    assert read(parts, name="it", directory="/elsewhere") is None
+
+
+async def test_who_reads_the_table_uses_the_kernel(parts: Parts) -> None:
+    """Its files are looked at as often as if the daemon had been asked."""
+    await tuned(parts)
+    ask(parts)
+    parts.lookups._looked_up.clear()
+    assert parts.lookups.looked_up() == []
+    assert read(parts) is not None
+    assert parts.lookups.looked_up() == ["project:it"]
+
+
+async def test_what_a_pin_holds_is_its_own(parts: Parts) -> None:
+    """Once it is decided, those who ask under the pin find it there, and no others; until it is given up."""
+    kernel = await tuned(parts)
+    pinning = parts.lookups.lookup_pinned("run", "project:it", {"n": 64}, None, tune=True)
+    assert callable(pinning)
+    await pinning()
+    await parts.measured(kernel, {10.0: 1.0}, rounds=ALL_ROUNDS)
+    parts.lookups.caches.changed("project:it")
+    assert read(parts, pin="run") is None
+    held = parts.lookups.lookup_pinned("run", "project:it", {"n": 64}, None, tune=True)
+    assert not callable(held)
+    found = read(parts, pin="run")
+    assert found is not None
+    assert found._replace(problem={"n": 64}) == hit_from(held.to_wire())._replace(file=found.file)
+    assert (read(parts), read(parts, pin="other")) == (None, None)
+    assert ask(parts).config == {"us": 10.0} != found.config == {"us": 20.0}
+    await parts.lookups.pins.give_up("run")
+    assert read(parts, pin="run") is None
+
+
+async def test_a_machine_of_many_devices_is_described(tmp_path: Path) -> None:
+    """Their names do not fit into an entry: a question that names none is answered, one that does is the daemon's."""
+    names = " ".join(f"cuda:{number}" for number in range(256))
+    async with assembled(tmp_path, env={"FAKE_DEVICES": names}) as parts:
+        await tuned(parts)
+        told = ask(parts)
+        assert told.status == "fresh"
+        assert read(parts) == told
+        assert read(parts, device="cuda:200") is None
+        parts.kill_workers()
+
+
+def test_the_table_lies_beside_the_socket(tmp_path: Path) -> None:
+    """A reader without a table there has nothing, and says so without an error."""
+    client = TableAnswers(str(tmp_path))
+    assert client.find("it", None, None, None, {"n": 1}, key_of({"n": 1})) is None
+    client.close()

@@ -1,0 +1,195 @@
+"""Portfolios by replay on matrices of whole spaces: what they lose on shapes that they were not fitted to."""
+
+import json
+import random
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ktuned.model import canonical
+from ktuned.portfolio import FAILED, Matrix, Portfolio, fit_portfolio, leaves, mean_loss, octaves, shortlist
+from ktuned.portfolio.matrix import choose_configs
+from tests.portfolio import cpu_kernel, gemm_model
+
+RECORDED = Path(__file__).parent.parent / "fixtures" / "gemm_matrix.json"
+"""A GEMM over 100 shapes on a GPU, as ``benchmarks/portfolio.py`` records it."""
+
+MAX_LOSS = 0.02
+
+
+def split(matrix: Matrix, seed: int = 3, share: float = 0.6) -> tuple[Matrix, Matrix]:
+    """Return the matrix of the problems that are fitted to, and that of the others."""
+    order = list(range(len(matrix)))
+    random.Random(seed).shuffle(order)
+    count = round(share * len(order))
+    return matrix.rows(order[:count]), matrix.rows(order[count:])
+
+
+def loss_of(portfolio: Portfolio, matrix: Matrix) -> float:
+    """Return the mean loss of a matrix's problems with the configs that a portfolio gives them."""
+    return mean_loss(matrix, [portfolio.leaf(problem).config for problem in matrix.problems])
+
+
+def nearest_loss(fitted: Matrix, matrix: Matrix) -> float:
+    """Return the mean loss where each problem gets the best config of the nearest one that was fitted to."""
+    chosen = []
+    for problem in matrix.problems:
+        nearest = min(range(len(fitted)), key=lambda row: octaves(problem, fitted.problems[row]))
+        chosen.append(min(fitted.costs[nearest], key=lambda config: fitted.costs[nearest][config]))
+    return mean_loss(matrix, chosen)
+
+
+def single_loss(fitted: Matrix, matrix: Matrix) -> float:
+    """Return the mean loss with one config for all."""
+    return mean_loss(matrix, choose_configs(fitted, 1) * len(matrix))
+
+
+@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+def test_a_kernel_measured_here(tmp_path: Path) -> None:
+    """At most 5 configs lose at most 2 % on shapes that were held out, less than one config does; all of them work."""
+    measured = cpu_kernel.measure(tmp_path, 200, seed=3)
+    losses, single = [], []
+    for seed in range(4):
+        fitted, held_out = split(measured, seed, share=0.8)
+        portfolio = fit_portfolio(fitted, 5, MAX_LOSS / 4)
+        assert len(portfolio.configs) <= 5
+        losses.append(loss_of(portfolio, held_out))
+        single.append(single_loss(fitted, held_out))
+        assert all(held_out.works(row, portfolio.leaf(problem).config) for row, problem in enumerate(held_out.problems))
+    assert sum(losses) / len(losses) <= MAX_LOSS
+    assert sum(losses) < sum(single) / 10
+
+
+@pytest.mark.skipif(not RECORDED.exists(), reason="no matrix has been recorded: benchmarks/portfolio.py does, on a GPU")
+def test_a_recorded_gemm() -> None:
+    """At most 5 configs lose at most 2 % on shapes that were held out, and less than the nearest problem's do."""
+    matrix = Matrix.from_wire(json.loads(RECORDED.read_text()))
+    assert len(matrix) >= 100
+    losses, nearest = [], []
+    for seed in range(5):
+        fitted, held_out = split(matrix, seed, share=0.8)
+        portfolio = fit_portfolio(fitted, 5, MAX_LOSS)
+        assert len(portfolio.configs) <= 5
+        losses.append(loss_of(portfolio, held_out))
+        nearest.append(nearest_loss(fitted, held_out))
+        assert all(held_out.works(row, portfolio.leaf(problem).config) for row, problem in enumerate(held_out.problems))
+    assert sum(losses) / len(losses) <= MAX_LOSS
+    assert sum(losses) <= sum(nearest)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_modelled_gemm(seed: int) -> None:
+    """Five configs for shapes of all kinds lose less than the nearest problem's, a fifth of one for all; all work."""
+    problems = list(gemm_model.shapes(200, seed))
+    fitted, held_out = gemm_model.matrix(problems[:100]), gemm_model.matrix(problems[100:])
+    portfolio = fit_portfolio(fitted, 5, MAX_LOSS)
+    loss = loss_of(portfolio, held_out)
+    assert loss < nearest_loss(fitted, held_out)
+    assert loss < single_loss(fitted, held_out) / 5
+    assert loss < 2 * portfolio.expected_loss, "the estimate from held-out problems says what to expect"
+    assert all(held_out.works(row, portfolio.leaf(problem).config) for row, problem in enumerate(held_out.problems))
+
+
+def test_a_config_that_fails_on_a_problem_of_its_leaf_is_not_given() -> None:
+    """However fast it is elsewhere: the leaf is split, or another config is taken."""
+    problems = [{"N": size} for size in range(1, 33)]
+    costs = [{"fast": FAILED if problem["N"] % 8 == 3 else 1.0, "slow": 1.5} for problem in problems]
+    portfolio = fit_portfolio(Matrix(tuple(problems), (1.0,) * 32, tuple(costs)), 1, MAX_LOSS)
+    assert portfolio.configs == ["slow"]
+    both = fit_portfolio(Matrix(tuple(problems), (1.0,) * 32, tuple(costs)), 2, MAX_LOSS)
+    assert all(costs[row][both.leaf(problem).config] < FAILED for row, problem in enumerate(problems))
+
+
+def test_without_a_config_that_works_there_is_no_portfolio() -> None:
+    """The error says so; an answer that fails would be worse than none."""
+    problems = ({"N": 1}, {"N": 2})
+    with pytest.raises(ValueError, match=r'known to work for {"N":2}'):
+        fit_portfolio(Matrix(problems, (1.0, 1.0), ({"a": 1.0, "b": FAILED}, {"a": FAILED, "b": FAILED})))
+    with pytest.raises(ValueError, match="work on all 2 problems"):
+        fit_portfolio(Matrix(problems, (1.0, 1.0), ({"a": 1.0, "b": FAILED}, {"a": FAILED, "b": 1.0})), 1)
+
+
+def test_few_configs_are_taken_where_few_are_enough() -> None:
+    """One config that is best everywhere makes a tree of one leaf, that loses nothing."""
+    matrix = Matrix(({"N": 1}, {"N": 2}, {"N": 3}), (1.0,) * 3, ({"a": 1.0, "b": 2.0},) * 3)
+    portfolio = fit_portfolio(matrix, 4)
+    assert portfolio.configs == ["a"]
+    assert len(list(leaves(portfolio.tree))) == 1
+    assert (portfolio.expected_loss, portfolio.single_loss) == (0.0, 0.0)
+
+
+def test_fields_of_all_kinds_decide() -> None:
+    """A size, a product of two, divisibility, a text and a bool: each alone is found where it decides."""
+    rules: dict[str, Callable[[dict[str, Any]], bool]] = {
+        "size": lambda problem: problem["M"] > 100,
+        "product": lambda problem: problem["M"] * problem["N"] > 10_000,
+        "divisible": lambda problem: problem["N"] % 8 == 0,
+        "dtype": lambda problem: problem["dtype"] == "float16",
+        "flag": lambda problem: problem["causal"] is True,
+    }
+    chance = random.Random(3)
+    problems: list[dict[str, Any]] = [
+        {
+            "M": chance.randrange(1, 300),
+            "N": chance.randrange(1, 300),
+            "dtype": chance.choice(["float16", "float32", "int8"]),
+            "causal": chance.random() < 0.5,
+        }
+        for _ in range(150)
+    ]
+    for name, rule in rules.items():
+        costs = tuple({"yes": 1.0 + (not rule(problem)), "no": 1.0 + rule(problem)} for problem in problems)
+        portfolio = fit_portfolio(Matrix(tuple(problems), (1.0,) * 150, costs), 4)
+        assert portfolio.fitted_loss == 0.0, name
+        assert portfolio.expected_loss < 0.1, name
+        assert len(list(leaves(portfolio.tree))) == 2, name
+
+
+def test_weights_decide_what_a_portfolio_is_for() -> None:
+    """A problem that takes most of the time gets its config where only one is allowed."""
+    problems = ({"N": 1}, {"N": 2}, {"N": 3})
+    costs = ({"a": 1.0, "b": 2.0}, {"a": 1.0, "b": 2.0}, {"a": 2.0, "b": 1.0})
+    assert fit_portfolio(Matrix(problems, (1.0, 1.0, 1.0), costs), 1).configs == ["a"]
+    assert fit_portfolio(Matrix(problems, (1.0, 1.0, 9.0), costs), 1).configs == ["b"]
+
+
+def test_holes_are_measured_only_where_it_matters() -> None:
+    """The shortlist has the useful configs alone, and a config with a hole is in no portfolio."""
+    problems = list(gemm_model.shapes(30, 3))
+    whole = gemm_model.matrix(problems)
+    # Ten problems were tuned; of the others only the default is known.
+    default = canonical(gemm_model.CONFIGS[0])
+    holes = Matrix(
+        whole.problems,
+        whole.weights,
+        tuple(costs if row < 10 else {default: costs[default]} for row, costs in enumerate(whole.costs)),
+    )
+    wanted = shortlist(holes, 12)
+    assert 5 <= len(wanted) <= 12
+    assert fit_portfolio(holes, 4).configs == [default]
+    filled = Matrix(
+        whole.problems,
+        whole.weights,
+        tuple(
+            costs if row < 10 else {config: costs[config] for config in [default, *wanted]}
+            for row, costs in enumerate(whole.costs)
+        ),
+    )
+    portfolio = fit_portfolio(filled, 5)
+    assert mean_loss(whole, [portfolio.leaf(problem).config for problem in problems]) < 0.1
+
+
+def test_a_portfolio_survives_the_wire() -> None:
+    """Read again it gives every problem the same config, and another version is refused."""
+    problems = list(gemm_model.shapes(60, 4))
+    matrix = gemm_model.matrix(problems)
+    assert Matrix.from_wire(json.loads(json.dumps(matrix.to_wire()))) == matrix
+    portfolio = fit_portfolio(matrix, 4)
+    again = Portfolio.from_wire(json.loads(json.dumps(portfolio.to_wire())))
+    assert again == portfolio
+    assert [again.choose(problem) for problem in problems] == [portfolio.choose(problem) for problem in problems]
+    with pytest.raises(ValueError, match="format 2"):
+        Portfolio.from_wire({**portfolio.to_wire(), "ktuned_portfolio": 2})
