@@ -26,10 +26,10 @@ endef
 export REFUSE_CUDA
 
 .DEFAULT_GOAL := help
-.PHONY: help install tilelang wheels demo lint test suite chaos bench screenshot vendor
+.PHONY: help install tilelang wheels demo lint test suite chaos bench screenshot vendor release-check
 
 help:  ## list the targets
-	@awk -F ':.*##' '/^[a-z]+:.*##/ { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*##' '/^[a-z-]+:.*##/ { printf "make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
 install: $(STAMP)  ## install all distributions, editable, and the development tools into .venv
 
@@ -71,6 +71,9 @@ tilelang: $(TILELANG)/.installed  ## make the environment of TileLang's tests, .
 wheels: $(BIN)/python  ## build the wheels of all distributions into dist/
 	$(BIN)/python -m pip install -q -c constraints.txt hatchling
 	$(BIN)/python -m pip wheel -q --no-deps --no-build-isolation --wheel-dir dist $(PROJECTS:%=./%) ./plugins/tilelang
+
+release-check: install  ## build all wheels and sdists into dist/, install each in a clean environment, and try it
+	$(BIN)/python tests/packaging/release_check.py
 
 demo: install  ## tune the CPU example, edit it, tune it again, look the winner up
 	$(BIN)/python examples/demo.py

@@ -157,7 +157,7 @@ def measure(options: argparse.Namespace, found: Found) -> None:
             nodes = [f"n{number}" for number in range(1, LANES + 1)]
             _configure(home, projects, nodes, address, fake=options.fake)
             logged = ("--log-level", "debug", "--json") if options.trace else ()
-            with serving(home, ("ktuned", "serve", *logged)) as daemon:
+            with serving(home, ("ktuned", "start", "--foreground", *logged)) as daemon:
                 _wait_for_nodes(daemon)
                 log = home / "serve.log"
                 for project in projects:

@@ -331,7 +331,7 @@ def with_a_large_store(count: int) -> list[dict[str, Any]]:
                 rows[2]["in_budget"] = rows[2]["median_ratio"] <= GROWTH_BUDGET
             start = perf_counter()
             subprocess.run(
-                [sys.executable, "-m", "ktuned", "export", str(home / "winners")],
+                [sys.executable, "-m", "ktuned", "export", "--all", str(home / "winners")],
                 env={**os.environ, "KTUNED_SOCKET": str(large.socket)},
                 stdout=subprocess.DEVNULL,
                 check=True,

@@ -73,8 +73,8 @@ def variables(home: Path) -> dict[str, str]:
 
 
 @contextmanager
-def serving(home: Path, command: Sequence[str] = ("ktuned", "serve")) -> Iterator[PrivateDaemon]:
-    """Run ``ktuned serve``, or another module, on ``home`` until the end of the block.
+def serving(home: Path, command: Sequence[str] = ("ktuned", "start", "--foreground")) -> Iterator[PrivateDaemon]:
+    """Run ``ktuned start --foreground``, or another module, on ``home`` until the end of the block.
 
     Raises:
         RuntimeError: it ends, or does not answer within :data:`START_DEADLINE_S`.

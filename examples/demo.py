@@ -206,10 +206,10 @@ def set_up(stage: Stage) -> None:
 
 @contextmanager
 def serving(stage: Stage) -> Iterator[Client]:
-    """Run ``ktuned serve``, and yield a client of it; the daemon ends with the block in any case."""
+    """Run ``ktuned start --foreground``, and yield a client of it; the daemon ends with the block in any case."""
     with stage.log.open("wb") as log:
         daemon = subprocess.Popen(
-            [sys.executable, "-m", "ktuned", "serve"],
+            [sys.executable, "-m", "ktuned", "start", "--foreground"],
             env=stage.environment,
             stdin=subprocess.DEVNULL,
             stdout=log,
@@ -220,7 +220,7 @@ def serving(stage: Stage) -> Iterator[Client]:
     with Client(stage.socket) as client:
         try:
             until(lambda: is_ready(stage, client, daemon), "the daemon to answer")
-            print(f"ktuned serve runs as pid {daemon.pid}; state and socket are in {stage.directory}")
+            print(f"ktuned start --foreground runs as pid {daemon.pid}; state and socket are in {stage.directory}")
             yield client
         finally:
             daemon.terminate()
@@ -245,7 +245,7 @@ def is_ready(stage: Stage, client: Client, daemon: subprocess.Popen[bytes]) -> b
 
 def tune(stage: Stage, client: Client, trials: int | None) -> Mapping[str, Any]:
     """Tune the example through the command line, which shows it live; return the job's final state."""
-    budget = ["--seconds", f"{TUNING_S:g}"] if trials is None else ["--trials", str(trials)]
+    budget = ["--time-limit", f"{TUNING_S:g}"] if trials is None else ["--trials", str(trials)]
     status = stage.ktuned("tune", str(stage.project), "--no-spawn", *budget)
     if status:
         raise DemoFailed(f"`ktuned tune` found no winner (exit code {status}); its messages are above")

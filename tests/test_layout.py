@@ -142,8 +142,8 @@ DAEMON_IMPORTS = """
 import json, sys
 before = set(sys.modules)
 from ktuned.cli import program
-from ktuned.cli.commands import serve
-with serve.lean_imports():
+from ktuned.cli.commands import start
+with start.lean_imports():
     from ktuned.daemon import run
 import anyio._backends._asyncio
 print(json.dumps(sorted(sys.modules.keys() - before)))

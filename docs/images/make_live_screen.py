@@ -25,7 +25,7 @@ from rich.text import Text
 
 ROOT = Path(__file__).resolve().parents[2]
 PICTURE = Path(__file__).with_name("live_screen.svg")
-COLUMNS, LINES = 100, 15
+COLUMNS, LINES = 160, 30
 DEADLINE_S = 600.0
 """Ten times what two tunings of both kernels take on two quiet cores: some 25 compiles."""
 
@@ -42,8 +42,8 @@ FEW_VALUES = {
 }
 """The example's axes with fewer values: 8 configs, each of which is compiled once for both problems."""
 
-DONE = re.compile(r"gemm .*× +tuned")
-HALF_DONE = re.compile(r"gemm .*tuning [2-6]/")
+DONE = re.compile(r"gemm .* tuned ")
+HALF_DONE = re.compile(r"gemm .*tuning .* [2-6]/")
 _REMOTE_FONT = re.compile(r",\s*url\([^)]*\) format\([^)]*\)")
 _POLL_S = 0.2
 

@@ -85,7 +85,7 @@ def load_winner(
         if not recipe.target:
             raise BackendError(
                 f"the artifact {directory.name} was made by an older ktuned, which did not note how it is called",
-                hint="`ktuned gc --keep-gib 0` removes such artifacts; then tune the kernel again",
+                hint="`ktuned prune --keep-gib 0` removes such artifacts; then tune the kernel again",
             )
         backend = Registry().load(found.backend)
         manifest.verify(directory, required=backend.required_files)

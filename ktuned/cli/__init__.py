@@ -4,43 +4,27 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ktuned.cli.job_view import View
-    from ktuned.cli.lines import standing
-    from ktuned.cli.news import News
     from ktuned.cli.output import say
-    from ktuned.cli.present import Presenter
     from ktuned.cli.present import choose as choose_presenter
-    from ktuned.cli.progress import Event, begin, fold
+    from ktuned.cli.present import follow
     from ktuned.cli.spawn import ensure as ensure_daemon
 
 __all__ = [
-    "Event",
-    "News",
-    "Presenter",
-    "View",
-    "begin",
     "choose_presenter",
     "ensure_daemon",
-    "fold",
+    "follow",
     "main",
     "say",
-    "standing",
 ]
 
 _INTERRUPTED = 130
 """The exit status, where Ctrl-C came before anything of the program was imported."""
 
 _SHARED = {
-    "Event": ("progress", "Event"),
-    "News": ("news", "News"),
-    "Presenter": ("present", "Presenter"),
-    "View": ("job_view", "View"),
-    "begin": ("progress", "begin"),
     "choose_presenter": ("present", "choose"),
     "ensure_daemon": ("spawn", "ensure"),
-    "fold": ("progress", "fold"),
+    "follow": ("present", "follow"),
     "say": ("output", "say"),
-    "standing": ("lines", "standing"),
 }
 
 

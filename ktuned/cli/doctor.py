@@ -160,11 +160,17 @@ def check_plugins(points: list[EntryPoint]) -> Finding:
     return Finding(Level.OK, "plugins", ", ".join(named))
 
 
-def check_daemon(status: Mapping[str, Any] | None, version: str, absence: str = "", mend: str = "") -> Finding:
-    """Check that a daemon of this version answers; ``absence`` is the reason if none does, ``mend`` the remedy."""
+def check_daemon(
+    status: Mapping[str, Any] | None, version: str, absence: str = "", mend: str = "", *, is_new: bool = False
+) -> Finding:
+    """Check that a daemon of this version answers; ``absence`` is the reason if none does, ``mend`` the remedy.
+
+    Where nothing was ever tuned (``is_new``) none has been needed yet.
+    """
     if status is None:
-        starts = "ktuned serve (tune and watch start one too)"
-        return Finding(Level.WARN, "daemon", absence or "none runs", mend or starts)
+        if is_new:
+            return Finding(Level.OK, "daemon", "none runs yet; `ktuned tune` and `ktuned watch` start one")
+        return Finding(Level.WARN, "daemon", absence or "none runs", mend or "ktuned start")
     said = f"pid {status['pid']}, version {status['version']}"
     if status["version"] != version:
         return Finding(Level.WARN, "daemon", f"{said}; this is {version}", "ktuned stop")

@@ -21,6 +21,9 @@ FAILURES = (
 )
 """Outcomes that left a config without a figure for a reason worth showing, in the order of a trial's stages."""
 
+MAX_STEPS = 256
+"""Steps of a job's best so far: wider than any sparkline. Of more, every other one is kept."""
+
 ENDED = frozenset({JobState.DONE, JobState.CANCELLED, JobState.FAILED})
 """States that a job does not leave."""
 
@@ -37,7 +40,8 @@ class JobView(Record):
     what the best figure that was news costs: a ``winner`` comes before the trial that made it. ``before`` is the figure
     of the winner when the job began. ``share`` is that of the device's limit, in words.
     ``left_s`` and ``waits_for`` are the daemon's latest estimate and reason; ``planned`` and ``planned_s`` the budget.
-    ``started`` is when it began to run last, in Unix s.
+    ``started`` is when it began to run last, in Unix s. ``reused`` counts configs whose earlier result still holds.
+    ``finished`` is when it ended. ``best_so_far`` are costs of the best config after each trial, some of very many.
     """
 
     id: int
@@ -71,6 +75,9 @@ class JobView(Record):
     objective: Objective = LATENCY
     best_figure: float | None = None
     default_figure: float | None = None
+    reused: int = 0
+    finished: float | None = None
+    best_so_far: tuple[float, ...] = ()
 
     @property
     def case(self) -> Case:

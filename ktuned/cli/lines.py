@@ -20,7 +20,7 @@ from ktuned.cli.news import (
     WinnerChanged,
     WorkerChanged,
 )
-from ktuned.model import LATENCY, JobState, Objective, Problem, gain, notices
+from ktuned.model import IMPLAUSIBLE_RATIO, LATENCY, JobState, Objective, Problem, gain, is_noisy, notices
 
 MAX_STANDING = 4
 """Jobs whose standing is printed at once."""
@@ -40,7 +40,7 @@ def _title(kernel: str, problem: Problem, device: str, objective: Objective) -> 
 
 
 def doubt_lines(job: JobView) -> list[str]:
-    """Return the line that warns where the speed-up of a tuned job is hardly known; none otherwise."""
+    """Return lines that warn where the figures of a tuned job are hardly known, or hardly believable."""
     if not job.has_winner:
         return []
     found = []
@@ -51,8 +51,13 @@ def doubt_lines(job: JobView) -> list[str]:
     if reference is not None and reference[1] > WIDE * reference[0]:
         low, high = map(text.latency, reference)
         found.append(f"the reference took anything from {low} to {high}")
+    badge = "noisy: " if is_noisy(job.best_us, job.best_spread_us) and job.objective == LATENCY else ""
     why = "as rounds of the final measurement differ; other programs or unlocked clocks do that"
-    return [f"{title(job)}: {' and '.join(found)}, {why}"] if found else []
+    lines = [f"{title(job)}: {badge}{' and '.join(found)}, {why}"] if found else []
+    if job.reference_us and job.best_us and job.reference_us > IMPLAUSIBLE_RATIO * job.best_us:
+        ratio = f"{job.reference_us / job.best_us:,.0f}"
+        lines.append(f"{title(job)}: the reference took {ratio} times the winner's time: does it compute the same?")
+    return lines
 
 
 def progress(job: JobView) -> str:
@@ -134,6 +139,8 @@ def _ended(job: JobView) -> str:
         facts.append(f"{text.times(job.speedup)} the default")
     if job.share:
         facts.append(job.share)
+    if job.reused:
+        facts.append(f"{job.reused} of {job.done} configs measured earlier")
     change = gain(job.objective, job.before, job.best)
     if change:
         thing = "that speed" if job.objective == LATENCY else "as good"

@@ -24,15 +24,41 @@ _LEVELS = ", ".join(level.name.lower().replace("_", "-") for level in Priority)
 
 
 class WholeNumber(click.IntRange):
-    """A whole number of a range, by that name in messages."""
+    """A whole number of a range, by that name in messages and ``N`` in help."""
 
     name = "whole number"
+
+    def get_metavar(self, param: click.Parameter, ctx: click.Context) -> str | None:
+        """Return what stands for a value in help."""
+        return "N"
 
 
 class Number(click.FloatRange):
     """A number of a range, by that name in messages."""
 
     name = "number"
+
+
+class AdvancedOption(click.Option):
+    """An option that stands in a section of its own in help: most users never need it."""
+
+
+class SectionedCommand(click.Command):
+    """A command whose help has its advanced options apart."""
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the options, and then the advanced ones."""
+        for title, is_advanced in (("Options", False), ("Advanced options", True)):
+            rows = [
+                row
+                for param in self.get_params(ctx)
+                if isinstance(param, click.Option)
+                and isinstance(param, AdvancedOption) is is_advanced
+                and (row := param.get_help_record(ctx)) is not None
+            ]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
 
 
 def scalar(word: str) -> Scalar:
@@ -90,6 +116,7 @@ def priority_option(command: _Command) -> _Command:
     """Add ``--priority``, read into its number."""
     return click.option(
         "--priority",
+        cls=AdvancedOption,
         metavar="LEVEL",
         callback=_read_priority,
         help=f"The jobs' priority, also while you wait: {_LEVELS}, or 0 to {MAX_PRIORITY}.",
@@ -143,6 +170,7 @@ def config_option(command: _Command) -> _Command:
     return click.option(
         "--config",
         "configs",
+        cls=AdvancedOption,
         multiple=True,
         metavar="KNOB=VALUE,…",
         callback=_read_configs,
@@ -159,6 +187,7 @@ def objective_option(command: _Command) -> _Command:
     """Add ``--objective``."""
     return click.option(
         "--objective",
+        cls=AdvancedOption,
         metavar="OBJECTIVE",
         help="The best by latency, energy, edp, max:METRIC or min:METRIC, instead of the kernel's own objective.",
     )(command)
@@ -166,7 +195,9 @@ def objective_option(command: _Command) -> _Command:
 
 def no_spawn_option(command: _Command) -> _Command:
     """Add ``--no-spawn``."""
-    return click.option("--no-spawn", is_flag=True, help="Fail if no daemon runs, instead of starting one.")(command)
+    return click.option(
+        "--no-spawn", cls=AdvancedOption, is_flag=True, help="Fail if no daemon runs, instead of starting one."
+    )(command)
 
 
 def given(**params: Any) -> dict[str, Any]:

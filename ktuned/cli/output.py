@@ -7,7 +7,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Final
 
@@ -58,6 +58,17 @@ def complain(message: str, hint: str = "") -> None:
     what = " ".join(message.split()).rstrip(".")
     mend = " ".join(hint.split())
     say(f"{COMPLAINT}{what}; {mend}" if mend else f"{COMPLAINT}{what}")
+
+
+def complain_of(errors: Iterable[Mapping[str, Any]]) -> None:
+    """Print a line for each error in a kernel file, and its line of source."""
+    # Not at the top: a daemon that starts prints its errors by this module, and needs no client.
+    from ktuned.cli import lines
+
+    for error in errors:
+        complain(lines.error_line(error.get("path"), error.get("line"), error["message"]), error.get("hint", ""))
+        for line in lines.excerpt(error):
+            say(line)
 
 
 @contextmanager

@@ -1,30 +1,42 @@
-"""Presenters of a tuning in progress: events as JSON, lines, or a live view on a terminal."""
+"""Presenters of a tuning in progress: as JSON, as lines, as bars on a terminal, in a notebook's cell, or not at all.
+
+All of them show the one view that events are folded into (:mod:`~ktuned.cli.progress`): for commands, and for
+``ktuned.tune`` in programs and notebooks. :func:`follow` is the loop that they share.
+"""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
+from html import escape
 from threading import Event as Flag
 from threading import Lock, Thread
 from time import monotonic, time
 from types import TracebackType
-from typing import TYPE_CHECKING, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from ktuned.cli import lines, output, text
 from ktuned.cli.job_view import JobView, View
 from ktuned.cli.news import JobBegan, NewBest, News, WorkerChanged
-from ktuned.cli.progress import Event
+from ktuned.cli.progress import Event, begin, fold
 from ktuned.model import JobState, show_controls
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
     from rich.table import Table
 
+    from ktuned.cli.limits import Limits
+    from ktuned_client.client import Tuning
+
 REFRESHES_PER_SECOND = 8
 MAX_BARS = 12
 """Jobs shown at once: more would scroll a small terminal and become unreadable."""
 
 MAX_WAITING = 4
+
+REDRAW_S = 0.25
+"""Interval of a notebook's redraws: each one is a message to a browser."""
+
 BAR_COLUMNS = 24
 
 
@@ -42,8 +54,8 @@ class Presenter(Protocol):
         ...
 
 
-class _Printing:
-    """Base of presenters that only print, with nothing to clean up."""
+class Silent:
+    """Shows nothing, and has nothing to clean up."""
 
     def __enter__(self) -> Self:
         return self
@@ -53,8 +65,11 @@ class _Printing:
     ) -> None:
         return
 
+    def show(self, event: Event | None, view: View, news: Sequence[News]) -> None:
+        """Do nothing."""
 
-class JsonPresenter(_Printing):
+
+class JsonPresenter(Silent):
     """Prints one event per line, as JSON."""
 
     def show(self, event: Event | None, view: View, news: Sequence[News]) -> None:
@@ -177,11 +192,79 @@ def board(view: View) -> Table:
     return grid
 
 
-def choose(as_json: bool) -> Presenter:
-    """Return a suitable presenter for stdout."""
+class NotebookPresenter(Silent):
+    """One output of a cell, redrawn in place while jobs are open, and cleared at the end: the result follows it."""
+
+    def __init__(self, redraw_s: float = REDRAW_S) -> None:
+        self._redraw_s = redraw_s
+        self._handle: Any = None
+        self._drawn_at = 0.0
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self._handle is not None:
+            self._handle.update(_CellOutput(()))
+
+    def show(self, event: Event | None, view: View, news: Sequence[News]) -> None:
+        """Redraw, if the last time was long enough ago."""
+        if self._handle is not None and monotonic() - self._drawn_at < self._redraw_s:
+            return
+        self._drawn_at = monotonic()
+        said = tuple(map(show_controls, lines.standing(view)))
+        drawn = _CellOutput(tuple((job.done, job.total) for job in view.active), said)
+        if self._handle is None:
+            from IPython.display import display
+
+            self._handle = display(drawn, display_id=True)  # type: ignore[no-untyped-call]
+        else:
+            self._handle.update(drawn)
+
+
+class _CellOutput:
+    """Progress of the open jobs, as a notebook draws it."""
+
+    def __init__(self, bars: Sequence[tuple[int, int | None]], said: Sequence[str] = ()) -> None:
+        self._bars = bars
+        self._said = said
+
+    def __repr__(self) -> str:
+        return "\n".join(self._said)
+
+    def _repr_html_(self) -> str:
+        bars = "".join(
+            f"<progress value='{done}' max='{max(total, 1)}'></progress> "
+            for done, total in self._bars
+            if total is not None
+        )
+        return f"{bars}<pre>{escape(chr(10).join(self._said))}</pre>" if self._said else ""
+
+
+def choose(*, as_json: bool = False, in_notebook: bool = False, wanted: bool | None = True) -> Presenter:
+    """Return a suitable presenter for stdout; ``wanted`` is whether to show anything, ``None`` where people look."""
     if as_json:
         return JsonPresenter()
-    return LivePresenter() if sys.stdout.isatty() else LinePresenter()
+    if wanted is False:
+        return Silent()
+    if in_notebook:
+        return NotebookPresenter()
+    if sys.stdout.isatty():
+        return LivePresenter()
+    return LinePresenter() if wanted else Silent()
+
+
+def follow(tuning: Tuning, presenter: Presenter, known: Limits | None = None) -> View:
+    """Show a tuning until its jobs have ended; return their final view. ``known`` are limits of devices."""
+    view = begin(tuning.jobs, known)
+    with presenter:
+        presenter.show(None, view, ())
+        for event in tuning:
+            view, news = fold(view, event)
+            presenter.show(event, view, news)
+    # A job's final map includes events from before the subscription.
+    for state in tuning.jobs:
+        view, _ = fold(view, {"type": "job_done", "job_state": state})
+    return view
 
 
 def _stage(job: JobView) -> str:

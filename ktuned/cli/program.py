@@ -10,10 +10,10 @@ import importlib
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from keyword import iskeyword
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
@@ -21,43 +21,52 @@ from ktuned.cli import output, versions
 from ktuned.cli.exit_status import USAGE_CODES, Exit
 from ktuned.model import KtunedError
 
-COMMANDS = {
-    "serve": "serve",
-    "tune": "tune",
-    "watch": "watch",
-    "add": "roots",
-    "unwatch": "roots",
-    "compile": "compile",
-    "run": "run",
-    "check": "check",
-    "lookup": "lookup",
-    "status": "status",
-    "jobs": "jobs",
-    "cancel": "jobs",
-    "pause": "pause",
-    "resume": "pause",
-    "results": "results",
-    "report": "report",
-    "simulate": "simulate",
-    "forget": "forget",
-    "kernels": "kernels",
-    "which": "kernels",
-    "portfolio": "portfolio",
-    "export": "share",
-    "import": "share",
-    "team": "team",
-    "backends": "status",
-    "doctor": "doctor",
-    "init": "settings",
-    "config": "settings",
-    "logs": "logs",
-    "service": "service",
-    "metrics": "upkeep",
-    "gc": "upkeep",
-    "reload": "upkeep",
-    "stop": "serve",
+
+class Entry(NamedTuple):
+    """A command: the module below ``commands`` that holds it, and its line in ``--help``."""
+
+    module: str
+    summary: str
+
+
+GROUPS: Mapping[str, Mapping[str, Entry]] = {
+    "Tune": {
+        "tune": Entry("tune", "Tune a kernel file, a directory, a kernel, or a T1 file."),
+        "watch": Entry("watch", "Tune the kernels that each save changes, and show them."),
+        "run": Entry("run", "Run a program; the daemon tunes its autotuned kernels."),
+        "jobs": Entry("jobs", "List, cancel, pause or resume jobs."),
+        "add": Entry("roots", "Watch a kernel file or a directory without tuning it."),
+        "remove": Entry("roots", "Stop watching a directory."),
+    },
+    "Results": {
+        "lookup": Entry("lookup", "Print the best config known for a kernel."),
+        "kernels": Entry("kernels", "List kernels, or show one and how its winners stand."),
+        "results": Entry("results", "List trials of KERNEL, or show everything about one."),
+        "report": Entry("report", "Write winners and trials as an HTML file with charts."),
+        "portfolio": Entry("portfolio", "Make few configs that serve many problems of a kernel."),
+        "check": Entry("check", "Run KERNEL's winners once more and check their outputs."),
+        "simulate": Entry("simulate", "Compare search strategies on a recorded space."),
+        "forget": Entry("upkeep", "Delete a kernel's trials, so that they are tried again."),
+    },
+    "Share": {
+        "export": Entry("share", "Write winners into a directory, as files for git."),
+        "import": Entry("share", "Take winners from files of `ktuned export`."),
+        "team": Entry("team", "Share winners with a team through a store that it has."),
+    },
+    "Daemon": {
+        "status": Entry("status", "Show the daemon's state."),
+        "doctor": Entry("doctor", "Check this installation."),
+        "config": Entry("settings", "Show, or reload, the settings in effect."),
+        "logs": Entry("logs", "Show the daemon's log."),
+        "start": Entry("start", "Start the daemon."),
+        "stop": Entry("start", "Stop the daemon."),
+        "service": Entry("service", "Run the daemon as a systemd user service."),
+        "prune": Entry("upkeep", "Remove compiled kernels to free disk space."),
+    },
 }
-"""Every command, in the order of ``--help``, and the module below ``commands`` that holds it."""
+"""Every command by its group, in the order of ``--help``, which imports none of them."""
+
+COMMANDS: Mapping[str, Entry] = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
 
 class _Commands(click.Group):
@@ -69,7 +78,7 @@ class _Commands(click.Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name not in COMMANDS:
             return None
-        module = importlib.import_module(f"ktuned.cli.commands.{COMMANDS[cmd_name]}")
+        module = importlib.import_module(f"ktuned.cli.commands.{COMMANDS[cmd_name].module}")
         command: click.Command = getattr(module, f"{cmd_name}_" if iskeyword(cmd_name) else cmd_name)
         callback = command.callback
         if callback is None or cmd_name in versions.ACROSS_VERSIONS:
@@ -77,6 +86,13 @@ class _Commands(click.Group):
         command = copy.copy(command)
         command.callback = versions.checked(callback)
         return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the commands by their groups."""
+        width = max(map(len, COMMANDS))
+        for group, entries in GROUPS.items():
+            with formatter.section(group):
+                formatter.write_dl([(name.ljust(width), entry.summary) for name, entry in entries.items()])
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from ktuned.cli.job_view import FAILURES, Case, JobView, View
+from ktuned.cli.job_view import FAILURES, MAX_STEPS, Case, JobView, View
 from ktuned.cli.limits import Limits, share_of
 from ktuned.cli.news import (
     FirstFailure,
@@ -135,9 +135,11 @@ def _take_state(view: View, state: Mapping[str, Any]) -> tuple[View, tuple[News,
         outcomes=state.get("outcomes", before.outcomes),
         message=state.get("message", ""),
         started=state.get("started"),
+        finished=state.get("finished"),
         planned=plan.get("trials"),
         planned_s=plan.get("seconds"),
         is_compile_only=bool(plan.get("compile_only")),
+        reused=int((state.get("cost") or {}).get("reused", 0)),
     )
     news: tuple[News, ...] = ()
     if job.state == JobState.RUNNING and (old is None or old.state != JobState.RUNNING):
@@ -168,6 +170,9 @@ def _take_trial(view: View, event: Event) -> tuple[View, tuple[News, ...]]:
         default_figure=event.get("default_figure", old.default_figure),
         left_s=event.get("left_s", old.left_s),
     )
+    if (cost := cost_of(job.objective, job.best)) is not None:
+        steps = (*job.best_so_far, cost)
+        job = replace(job, best_so_far=steps[::2] if len(steps) > MAX_STEPS else steps)
     news: tuple[News, ...] = ()
     if trial is not None:
         job, news = _news_of_trial(job, trial)

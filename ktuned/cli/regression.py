@@ -16,7 +16,7 @@ class Comparison(Record):
     """A kernel on a problem by an objective, before and after it was tuned again; figures are in the objective's unit.
 
     ``verdict`` is ``faster``, ``same``, ``slower`` (by another objective: better or worse), ``new`` (no earlier
-    figure) or ``failed`` (no figure for the present files).
+    figure) or ``failed`` (no figure for the present files). ``is_noisy`` if the present figure says little.
     """
 
     kernel: str
@@ -26,6 +26,7 @@ class Comparison(Record):
     before: float | None
     now: float | None
     verdict: str
+    is_noisy: bool = False
 
     @property
     def gain(self) -> float | None:
@@ -51,6 +52,7 @@ class Comparison(Record):
             "now_us": self.now if is_latency else None,
             "ratio": self.gain,
             "verdict": self.verdict,
+            "noisy": self.is_noisy,
         }
 
 
@@ -106,5 +108,12 @@ def _judge(before: Mapping[str, Any] | None, after: Mapping[str, Any], tolerance
     else:
         verdict = "faster" if cost_now * (1 + tolerance) < cost_before else "same"
     return Comparison(
-        after["kernel"], after["problem"], after["device"] or "", objective, figure_before, figure_now, verdict
+        after["kernel"],
+        after["problem"],
+        after["device"] or "",
+        objective,
+        figure_before,
+        figure_now,
+        verdict,
+        is_noisy=str(after.get("message") or "").startswith("noisy:"),
     )

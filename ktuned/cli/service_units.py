@@ -18,7 +18,7 @@ _FIRST_LINE: Final = f"{MARK}, which may overwrite it."
 SERVICE: Final = "ktuned.service"
 SOCKET: Final = "ktuned.socket"
 
-DEFAULT_COMMAND: Final = ("%h/.local/bin/ktuned", "serve")
+DEFAULT_COMMAND: Final = ("%h/.local/bin/ktuned", "start", "--foreground")
 """The directory of pipx and ``pip install --user``; systemd does not use the user's PATH."""
 
 DEFAULT_LISTEN: Final = "%t/ktuned/ktuned.sock"
@@ -114,7 +114,7 @@ def for_this_installation(executable: str, environ: Mapping[str, str]) -> dict[s
     kept = {name: environ[name] for name in KEPT_VARIABLES if environ.get(name)}
     if "KTUNED_HOME" in kept:
         kept["KTUNED_HOME"] = os.path.abspath(os.path.expanduser(kept["KTUNED_HOME"]))
-    command = (_verbatim(executable), "-m", "ktuned", "serve")
+    command = (_verbatim(executable), "-m", "ktuned", "start", "--foreground")
     found = texts(command, listen=_verbatim(os.path.abspath(listen)) if listen else DEFAULT_LISTEN, environment=kept)
     return {name: f"{_FIRST_LINE}\n{text}" for name, text in found.items()}
 

@@ -6,9 +6,10 @@ import os
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 
-from ktuned.cli import text
+from ktuned.cli import output, text
 from ktuned.cli.output import COMPLAINT
 from ktuned.model import KtunedError
 from ktuned_client import paths
@@ -50,6 +51,12 @@ def ensure() -> int | None:
     return None if is_serving(socket_path) else start(socket_path, state_directory()) or None
 
 
+def announce(pid: int | None) -> None:
+    """Print that a daemon was started, if one was."""
+    if pid is not None:
+        output.say(f"started a daemon (pid {pid}); `ktuned stop` ends it")
+
+
 def is_serving(socket_path: str) -> bool:
     """Return whether a daemon of this user listens at ``socket_path``."""
     try:
@@ -59,7 +66,12 @@ def is_serving(socket_path: str) -> bool:
     return True
 
 
-def start(socket_path: str, state_directory: Path, deadline_s: float = START_DEADLINE_S) -> int:
+def start(
+    socket_path: str,
+    state_directory: Path,
+    deadline_s: float = START_DEADLINE_S,
+    arguments: Sequence[str] = ("--auto-started",),
+) -> int:
     """Start a daemon in a session of its own, wait until it answers, and return its pid.
 
     Its output goes to ``serve.log`` in the state directory. Two commands that start one at the same time
@@ -74,7 +86,7 @@ def start(socket_path: str, state_directory: Path, deadline_s: float = START_DEA
         with open(log_path, "ab", opener=_open_private) as log:
             offset = log.tell()
             process = subprocess.Popen(
-                [sys.executable, "-m", "ktuned", "serve", "--auto-started"],
+                [sys.executable, "-m", "ktuned", "start", "--foreground", *arguments],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,

@@ -10,9 +10,7 @@ from ktuned_client import DaemonError, DaemonUnavailable
 from ktuned_client.answers import DaemonSilent
 from ktuned_client.wire import PROTOCOL_VERSION
 
-ACROSS_VERSIONS: Final = frozenset(
-    {"serve", "status", "stop", "doctor", "metrics", "service", "init", "config", "logs"}
-)
+ACROSS_VERSIONS: Final = frozenset({"start", "status", "stop", "doctor", "service", "config", "logs"})
 """Commands that work with a daemon of any protocol: they start, show and end one, as an upgrade requires."""
 
 

@@ -115,7 +115,7 @@ class Machine:
         if known.absent is None or known.error is not None or known.absent.reason == Absence.NO_COMPILER:
             raise absence
         if not known.target:
-            named = "or name what to compile for: `ktuned compile --arch`"
+            named = "or name what to compile for: `ktuned tune --compile-only --arch`"
             raise BackendError(absence.message, hint="; ".join(filter(None, (absence.hint, named))))
         return self.arch or known.target
 

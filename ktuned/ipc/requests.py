@@ -186,13 +186,17 @@ class Explore(Request[replies.Explored, Never]):
 
 @record
 class Ask(Request[replies.Proposals, Never]):
-    """Report outcomes to the strategy of the opened space, and ask it for up to ``n`` configs."""
+    """Report outcomes to the strategy of the opened space, and ask it for up to ``n`` configs.
+
+    With ``anywhere`` they are drawn from the whole space instead, whatever the strategy would choose.
+    """
 
     operation: ClassVar = "ask"
     first_phase: ClassVar = Phase.INSPECT
 
     n: int
     tried: tuple[Tried, ...] = ()
+    anywhere: bool = False
 
 
 @record

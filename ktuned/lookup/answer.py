@@ -21,6 +21,7 @@ class Answer(msgspec.Struct, frozen=True):
     without one, as is ``latency_us``. ``file`` is the kernel file, ``measured`` the problem that the winner was
     measured for, where that is another one. ``generation`` grows whenever the kernel's answers may have changed. One
     that is not certain may be better in a moment, and is not pinned. ``is_final``: a final round has decided it, here.
+    ``undecided`` are configs that might be served instead: a worker has yet to say whether the space holds them.
     ``expected_loss`` is what a portfolio's config is expected to lose against the best one.
     """
 
@@ -40,6 +41,7 @@ class Answer(msgspec.Struct, frozen=True):
     file: str | None = None
     measured: Problem | None = None
     objective: Objective = LATENCY
+    undecided: tuple[Config, ...] = ()
     expected_loss: float | None = None
 
     def to_wire(self) -> dict[str, Any]:

@@ -80,7 +80,7 @@ class Pins:
         """
         removed = await self._store.pinned.give_up(pin)
         if not removed:
-            raise NotFound(f"there is no pin {pin!r}", hint="`ktuned forget --pins` lists them")
+            raise NotFound(f"there is no pin {pin!r}", hint="`ktuned lookup --pins` lists them")
         self._changed()
         return removed
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from functools import partial
 from time import monotonic
 
@@ -21,6 +22,7 @@ from ktuned.lookup.pins import Pins
 from ktuned.lookup.publication import Publication
 from ktuned.lookup.served_winners import ServedWinners
 from ktuned.model import (
+    LATENCY,
     Device,
     KernelInfo,
     KtunedError,
@@ -30,6 +32,8 @@ from ktuned.model import (
     Status,
     Winner,
     canonical,
+    is_noisy,
+    noise_words,
     unmeasurable,
 )
 from ktuned.scheduling import Jobs, Portfolios
@@ -37,6 +41,12 @@ from ktuned.store import Artifacts, Store
 
 NO_BUCKET = "its bucket is not known yet: a worker asks the kernel file's function"
 """Message of an answer for a problem that the function of ``bucket`` has not seen in the kernel's present state."""
+
+SETTLE_S = 5.0
+"""Longest time that a person's lookup waits for a worker to start and to run a kernel file's constraints."""
+
+MAX_SETTLED = 4
+"""Times that a lookup asks a worker: configs are asked about together, so one is enough unless the file changes."""
 
 LATELY_S = 60.0
 """For this long after a lookup the files of its kernel are surveyed more often than others."""
@@ -203,8 +213,15 @@ class Lookups:
     ) -> Answer:
         try:
             kernel = self._catalog.resolve(name, directory)
-        except NotFound:
-            return Answer(name, problem, device, Status.UNKNOWN, self.table.generation(name))
+        except NotFound as error:
+            return Answer(
+                name,
+                problem,
+                device,
+                Status.UNKNOWN,
+                self.table.generation(name),
+                message=f"{error.message}; {error.hint}",
+            )
         self._looked_up[kernel.name] = monotonic()
         check_problem(kernel, problem)
         by = kernel.objective(objective)
@@ -275,10 +292,15 @@ class Lookups:
         message = doubt or failure
         if found.status is Status.FRESH:
             message = "" if incumbent is None else incumbent.note
+        is_noisy_one = incumbent is not None and by == LATENCY and is_noisy(incumbent.latency_us, incumbent.spread_us)
+        if is_noisy_one and incumbent is not None and not message:
+            message = noise_words(incumbent.latency_us, incumbent.spread_us or 0.0)
         if found.is_unobserved:
             message = not_observed(kernel)
         if found.status is Status.DEFAULT and found.config is None and kernel.default is not None:
             message = failure or "the space does not admit the default for this problem"
+        if found.status is Status.DEFAULT and not message:
+            message = _untuned(found.wants_tuning and tune, device, is_here=context is not None)
         return Answer(
             kernel.name,
             problem,
@@ -292,13 +314,42 @@ class Lookups:
             decided=None if incumbent is None else incumbent.decided,
             message=message,
             is_certain=found.is_certain,
-            is_final=found.is_final,
+            is_final=found.is_final and not is_noisy_one,
             metrics={} if incumbent is None else incumbent.metrics,
             file=kernel.file,
             measured=None if incumbent is None else self._measured(kernel, problem, incumbent),
             objective=by,
+            undecided=found.undecided,
             expected_loss=found.expected_loss,
         )
+
+    async def settle(
+        self,
+        name: str,
+        problem: Problem,
+        device: str | None,
+        *,
+        tune: bool,
+        directory: str | None = None,
+        objective: str | None = None,
+    ) -> Answer:
+        """As :meth:`lookup`, but wait at most :data:`SETTLE_S` until a worker has said which configs the space holds.
+
+        Between tuned sizes the winner of the nearest may be valid, which only the kernel file's own code decides.
+        """
+
+        def answered() -> Answer:
+            return self.lookup(name, problem, device, tune=tune, directory=directory, objective=objective)
+
+        answer = answered()
+        with anyio.move_on_after(SETTLE_S), suppress(KtunedError):
+            for _ in range(MAX_SETTLED):
+                if not answer.undecided:
+                    break
+                await self._admission.ask(self._catalog.resolve(answer.kernel), problem, answer.undecided)
+                self.caches.changed(answer.kernel)
+                answer = answered()
+        return answer
 
     def _measured(self, kernel: KernelInfo, problem: Problem, incumbent: Winner) -> Problem | None:
         """Return the problem that a winner was measured for, if it is not the one that was asked for."""
@@ -323,3 +374,12 @@ class Lookups:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._follow_ups.run)
             tasks.start_soon(self._publication.run)
+
+
+def _untuned(is_queued: bool, device: str | None, *, is_here: bool) -> str:
+    """Return why an answer is only the default."""
+    if is_queued:
+        return "not tuned yet for this problem; its tuning is queued"
+    if not is_here:
+        return f"not tuned for this problem, and {device or 'its device'} is not here to measure on"
+    return "not tuned yet for this problem"

@@ -41,6 +41,7 @@ from ktuned.model.keys import (
 )
 from ktuned.model.lifecycle import TRIED_AGAIN, Event, Life
 from ktuned.model.near import most_similar, nearest_winners, stand_ins
+from ktuned.model.noise import IMPLAUSIBLE_RATIO, NOISY_SPREAD, is_noisy, noise_words
 from ktuned.model.objective import (
     BUILT_IN,
     EDP,
@@ -99,9 +100,11 @@ __all__ = [
     "ENVIRONMENT",
     "FAILURES",
     "FLOAT32",
+    "IMPLAUSIBLE_RATIO",
     "LATENCY",
     "MAX_PRIORITY",
     "MEMORY",
+    "NOISY_SPREAD",
     "NO_COUNTER",
     "PRECISIONS",
     "PRESETS",
@@ -173,6 +176,7 @@ __all__ = [
     "gain",
     "is_among",
     "is_maximized",
+    "is_noisy",
     "key_problem",
     "key_values",
     "kind_of",
@@ -183,6 +187,7 @@ __all__ = [
     "minimize",
     "most_similar",
     "nearest_winners",
+    "noise_words",
     "notices",
     "project_of",
     "read_objective",

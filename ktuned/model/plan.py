@@ -55,7 +55,7 @@ class Plan(Record):
 
     ``until`` is in :data:`UNTIL`, ``objective`` a text of :mod:`ktuned.model.objective`. ``configs`` are tried in place
     of the space that they are part of; with ``again``, known measurements are repeated; with ``no_team`` nothing that
-    others share is used, and nothing of it is shared.
+    others share is used, and nothing of it is shared. With ``keep_going`` a job whose configs all fail alike goes on.
     """
 
     strategy: str = "auto"
@@ -71,6 +71,7 @@ class Plan(Record):
     again: bool = False
     objective: str = LATENCY
     no_team: bool = False
+    keep_going: bool = False
 
     def to_wire(self) -> dict[str, Any]:
         """Return plain data; :meth:`from_wire` rebuilds it. What kernel files need not have is left out if unset.
@@ -79,7 +80,7 @@ class Plan(Record):
         """
         plain = dataclasses.asdict(self)
         plain["configs"] = [dict(config) for config in self.configs]
-        unset = {"configs": [], "again": False, "objective": LATENCY, "no_team": False}
+        unset = {"configs": [], "again": False, "objective": LATENCY, "no_team": False, "keep_going": False}
         return {name: value for name, value in plain.items() if name not in unset or value != unset[name]}
 
     @classmethod

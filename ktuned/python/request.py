@@ -7,13 +7,12 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ktuned.cli import begin, ensure_daemon, fold, say
+from ktuned.cli import choose_presenter, ensure_daemon, follow, say
 from ktuned.model import KernelFileError, KtunedError, UsageError, canonical
-from ktuned.python.origin import Origin, origin_of
-from ktuned.python.progress_display import display_for
+from ktuned.python.origin import Origin, notebook_shell, origin_of
 from ktuned.python.result import Result
 from ktuned.spec import Kernel, end_declarations
-from ktuned_client import Client, Tuning
+from ktuned_client import Client, DaemonError, DaemonUnavailable, Tuning
 
 LOOKUP_DEADLINE_S = 10.0
 """Deadline of the lookup behind a result: nothing waits for it but the program that has waited for the tuning."""
@@ -61,30 +60,41 @@ def tune(
         DaemonError: the daemon refused the request.
         DaemonUnavailable: the daemon ended, or did not answer.
     """
+    try:
+        return _tuned(
+            kernel,
+            problem,
+            progress,
+            configs=None if configs is None else [dict(config) for config in configs],
+            device=device,
+            preset=preset,
+            trials=trials,
+            seconds=seconds,
+            strategy=strategy,
+            until=until,
+            seed=seed,
+            objective=objective,
+            again=again or None,
+        )
+    except (KtunedError, DaemonError, DaemonUnavailable) as error:
+        # The caller's mistake, or the job's: how this came to know of it helps no one.
+        raise error.with_traceback(None) from None
+
+
+def _tuned(kernel: Kernel | str, problem: Problem | None, progress: bool | None, **options: Any) -> Result:
     end_declarations()
     origin = origin_of(kernel)
     ensure_daemon()
     with Client(deadline_s=LOOKUP_DEADLINE_S, strict=True) as client:
         if problem is None:
             problem = _only_problem(kernel, client)
-        plan: dict[str, Any] = {
-            "configs": None if configs is None else [dict(config) for config in configs],
-            "device": device,
-            "preset": preset,
-            "trials": trials,
-            "seconds": seconds,
-            "strategy": strategy,
-            "until": until,
-            "seed": seed,
-            "objective": objective,
-            "again": again or None,
-            "python": _interpreter(client, origin),
-        }
-        with client.tune(origin.name, path=origin.path or None, problem=dict(problem), **plan) as tuning:
+        python = _interpreter(client, origin)
+        asked = {**options, "problem": dict(problem), "python": python}
+        with client.tune(origin.name, path=origin.path or None, **asked) as tuning:
             if tuning.errors and not tuning.jobs:
                 raise _file_error(tuning.errors[0])
             _follow(tuning, progress)
-        return _result(client, tuning.jobs[0], problem, device)
+        return _result(client, tuning.jobs[0], problem, options["device"])
 
 
 def _only_problem(kernel: Kernel | str, client: Client) -> Problem:
@@ -118,17 +128,13 @@ def _interpreter(client: Client, origin: Origin) -> str | None:
 
 
 def _follow(tuning: Tuning, progress: bool | None) -> None:
-    """Show a tuning until its jobs have ended."""
+    """Show a tuning until its jobs have ended; ``None`` shows progress in terminals and in notebooks alone."""
+    shell = notebook_shell()
     try:
-        view = begin(tuning.jobs)
-        with display_for(progress) as display:
-            display.show(None, view, ())
-            for event in tuning:
-                view, news = fold(view, event)
-                display.show(event, view, news)
+        follow(tuning, choose_presenter(in_notebook=hasattr(shell, "kernel"), wanted=progress))
     except KeyboardInterrupt:
         job = tuning.jobs[0]["id"]
-        say(f"detached; job {job} continues: the same call joins it, `ktuned cancel {job}` cancels it")
+        say(f"detached; job {job} continues: the same call joins it, `ktuned jobs {job} --cancel` cancels it")
         raise
 
 

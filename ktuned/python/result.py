@@ -103,7 +103,7 @@ class Result:
 
     ``config`` is the winner, as lookups serve it from now on, ``latency_us`` its latency in µs. ``default_us`` and
     ``reference_us`` are those of the declared default and of the reference, where they were measured. ``job`` is the
-    job's map of the protocol, ``message`` what it had to say.
+    job's map of the protocol, ``message`` what it had to say. ``print(result)`` also names the configs that failed.
     """
 
     kernel: str
@@ -155,7 +155,9 @@ class Result:
     def __str__(self) -> str:
         where = f" [{_config_words(self.problem)}]" if self.problem else ""
         gain = f", {self.speedup:.3g}× the default" if self.speedup else ""
-        return f"{self.kernel}{where} on {self.device}: {self.latency_us:.4g} µs{gain}  {_config_words(self.config)}"
+        line = f"{self.kernel}{where} on {self.device}: {self.latency_us:.4g} µs{gain}  {_config_words(self.config)}"
+        failed = _failures_words(self.job.get("outcomes") or {})
+        return f"{line}\n{failed}" if failed else line
 
     def _repr_html_(self) -> str:
         return f"<p><code>{escape(str(self))}</code></p>{self.trials._repr_html_()}"
@@ -174,6 +176,16 @@ def _row(trial: Trial) -> dict[str, Any]:
     # Knobs first; one that is called as a column of ours keeps its name, and the figure goes by another.
     clear = {name if name not in trial.config else f"trial.{name}": value for name, value in figures.items()}
     return {**trial.config, **clear, **{f"metric.{name}": value for name, value in trial.metrics.items()}}
+
+
+def _failures_words(outcomes: Mapping[str, int]) -> str:
+    """Return how many configs failed and how; nothing if none did."""
+    failed = {name: count for name, count in outcomes.items() if name not in ("measured", "slower") and count}
+    if not failed:
+        return ""
+    kinds = ", ".join(f"{count} {name}" for name, count in sorted(failed.items(), key=lambda pair: -pair[1]))
+    share = f"{sum(failed.values())} of {sum(outcomes.values())} configs"
+    return f"{share} have no figure: {kinds} (`.trials` has their messages)"
 
 
 def _config_words(values: Mapping[str, Any]) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import os
 from collections.abc import Mapping
 from dataclasses import replace
@@ -30,7 +31,7 @@ from ktuned.catalog import (
 )
 from ktuned.devices import Machine
 from ktuned.ipc import stamp
-from ktuned.model import Job, KernelInfo, NotFound, Root, UsageError
+from ktuned.model import Job, KernelInfo, KtunedError, NotFound, Plan, Root, UsageError
 from ktuned.scheduling.job_requests import JobRequests, Wish
 from ktuned.scheduling.renewal import Renewal
 from ktuned.scheduling.root_moves import RootMoves
@@ -38,12 +39,16 @@ from ktuned.store import Store
 
 
 class Added(msgspec.Struct, frozen=True):
-    """A path that is watched now: its root, the kernels and errors there, and the changes since the last inspection."""
+    """A path that is watched now: its root, the kernels and errors there, and the changes since the last inspection.
+
+    ``is_new`` if nothing watched it before.
+    """
 
     root: Root
     kernels: list[KernelInfo]
     errors: list[FileError]
     changes: Changes
+    is_new: bool = False
 
 
 class Intake:
@@ -88,15 +93,31 @@ class Intake:
             NotFound: no kernel there has the name, and no file is wrong.
             Untrusted: another user could have put one there.
         """
+        # What no kernel file could make valid is refused before anything is looked at.
+        wish.plan(Plan())
         found = await self.add_path(path, python, measures=not wish.compile_only)
         kernels = [kernel for kernel in found.kernels if name in (None, kernel.kernel, kernel.name)]
         # What a file no longer declares because of its error cannot be tuned before that is mended.
         kernels = [kernel for kernel in kernels if not self._catalog.fault(kernel)]
-        if not kernels and not found.errors:
-            raise NotFound(
-                f"{path} declares no kernel {name!r} when it is imported",
-                hint="declare it at the top level, before the first call of ktuned.tune and outside of functions",
-            )
+        try:
+            if not kernels and not found.errors:
+                raise NotFound(
+                    f"{path} declares no kernel {name!r} when it is imported",
+                    hint="declare it at the top level, before the first call of ktuned.tune and outside of functions",
+                )
+            if wish.strategy is not None:
+                # Also where no kernel can be read yet.
+                environment = environment_of(found.root)
+                await self._machine.environments.probe(environment)
+                await self._machine.environments.check_strategy(environment, wish.strategy)
+            for kernel in kernels:
+                await self._requests.check(kernel, wish)
+        except KtunedError:
+            if found.is_new:
+                # What was asked for in error is not watched for ever.
+                await self._store.remove_root(found.root.path)
+                await self._renewal.drop_roots([found.root])
+            raise
         try:
             jobs = [job for kernel in kernels for job in await self._requests.tune(kernel, wish)]
         finally:
@@ -136,10 +157,11 @@ class Intake:
                 # What was asked for in error is not watched for ever.
                 self._catalog.remove_root(root.path)
                 await self._store.remove_root(root.path)
-            raise UsageError(
-                f"there is no kernel at {path}", hint="a kernel file is named tune_*.py and declares an @kernel"
-            )
-        return Added(root, kernels, errors, found.changes)
+            hint = "a kernel file is named tune_*.py and declares an @kernel"
+            if os.path.isfile(place) and (name := await anyio.to_thread.run_sync(_undecorated, place)):
+                hint = f"its function {name!r} has no decorator: write @kernel(…) above it"
+            raise UsageError(f"there is no kernel at {path}", hint=hint)
+        return Added(root, kernels, errors, found.changes, is_new=known is None)
 
     async def _root_for(self, known: Root | None, directory: str, python: str | None, *, measured: list[str]) -> Root:
         """Return the ``known`` root with the interpreter that was asked for; without one ``directory`` becomes one.
@@ -212,3 +234,14 @@ class Intake:
 def _differs(stamps: Mapping[str, str]) -> bool:
     """Return whether a file no longer holds what its stamp says."""
     return any(stamp(Path(path)) != held for path, held in stamps.items())
+
+
+def _undecorated(path: str) -> str:
+    """Return the name of a function that looks like a kernel function, (p, c), and has no decorator."""
+    try:
+        tree = ast.parse(Path(path).read_bytes())
+    except (OSError, SyntaxError, ValueError):
+        return ""
+    functions = (node for node in tree.body if isinstance(node, ast.FunctionDef))
+    found = (one.name for one in functions if not one.decorator_list and len(one.args.args) == 2)
+    return next(found, "")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import replace
 
 import msgspec
@@ -53,6 +54,7 @@ class Wish(msgspec.Struct, frozen=True):
     configs: tuple[Config, ...] = ()
     again: bool = False
     no_team: bool = False
+    keep_going: bool = False
 
     def plan(self, declared: Plan) -> Plan:
         """Return the declared plan with what was wished for.
@@ -72,7 +74,8 @@ class Wish(msgspec.Struct, frozen=True):
             raise UsageError(f"seconds is {self.seconds}", hint="give more than 0")
         names = ("preset", "trials", "seconds", "strategy", "until", "seed")
         wished = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        wished |= {"configs": self.configs, "again": self.again, "no_team": self.no_team}
+        wished |= {"configs": self.configs, "again": self.again}
+        wished |= {"no_team": self.no_team, "keep_going": self.keep_going}
         # By whatever a config is judged, it is compiled alike.
         objective = LATENCY if self.compile_only else declared.objective if self.objective is None else self.objective
         return replace(declared, **wished, objective=objective, compile_only=self.compile_only)
@@ -98,14 +101,28 @@ class JobRequests:
         self._store = store
         self._jobs = jobs
 
-    async def tune(self, kernel: KernelInfo, wish: Wish) -> list[Job]:
-        """Ask to tune one kernel, or only to compile it, for the wished problem or for all that it declares.
+    async def check(self, kernel: KernelInfo, wish: Wish) -> None:
+        """Check that a wish can be followed for a kernel, so that nothing is begun for one that cannot.
 
         Raises:
-            UsageError: it declares none and none was given, or the wish cannot be followed.
+            UsageError: it declares no problems and none was given, or the wish cannot be followed.
+            NotFound: there is no such device.
+        """
+        plan, problems = await self._followed(kernel, wish)
+        for problem in problems:
+            await self._check_configs(kernel, problem, plan.configs)
+        with suppress(BackendError):
+            # Without any device the job itself says so.
+            self._seat(kernel, wish)
+
+    async def _followed(self, kernel: KernelInfo, wish: Wish) -> tuple[Plan, Sequence[Problem]]:
+        """Return the plan of the jobs that a wish asks for, and their problems; devices are known from then on.
+
+        Raises:
+            UsageError: it declares no problems and none was given, or the wish cannot be followed.
         """
         plan = wish.plan(kernel.plan)
-        objective = kernel.objective(plan.objective)
+        kernel.objective(plan.objective)
         if wish.problem is not None:
             check_problem(kernel, wish.problem)
         problems = kernel.problems if wish.problem is None else (await self._buckets.ask(kernel, wish.problem),)
@@ -121,6 +138,16 @@ class JobRequests:
         if not self._machine.devices(environment, kernel.backend):
             # Perhaps what was missing has been installed since.
             await self._machine.environments.probe(environment, again=True)
+        return plan, problems
+
+    async def tune(self, kernel: KernelInfo, wish: Wish) -> list[Job]:
+        """Ask to tune one kernel, or only to compile it, for the wished problem or for all that it declares.
+
+        Raises:
+            UsageError: it declares none and none was given, or the wish cannot be followed.
+        """
+        plan, problems = await self._followed(kernel, wish)
+        objective = kernel.objective(plan.objective)
         jobs: dict[int, Job] = {}
         for problem in problems:
             await self._check_configs(kernel, problem, plan.configs)

@@ -125,7 +125,7 @@ class Jobs:
                 await self._dispatcher.handle(Joined(found.id, priority, reason, wanted, is_fixed))
                 return Arrival(self.job(found.id) or found, is_new=False)
             if len(self._queue) >= MAX_WAITING:
-                raise StoreError(f"{MAX_WAITING} jobs wait already", hint="cancel some: `ktuned cancel KERNEL`")
+                raise StoreError(f"{MAX_WAITING} jobs wait already", hint="cancel some: `ktuned jobs KERNEL --cancel`")
             job = await self._store.create_job(key, problem, priority=priority, reason=reason, plan=plan, now=time())
             await self._dispatcher.handle(Arrived(job, is_fixed))
         return Arrival(job, is_new=True)

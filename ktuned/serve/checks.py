@@ -83,7 +83,7 @@ class Checks:
             raise NotFound("the trial of this winner is not known any more", hint="`ktuned tune` measures it again")
         work = self._prepare(replace(job, device=winner.context.device))
         if work.context != winner.context:
-            raise NotFound("this winner is stale", hint="`ktuned kernels --why` says what changed; `ktuned tune` first")
+            raise NotFound("this winner is stale", hint="`ktuned kernels NAME` says what changed; `ktuned tune` first")
         if not work.devices:
             raise NotFound(f"there is no {winner.context.device} here")
         check = WinnerCheck(work, self._lane(work.devices[0]), self._fleet, self._artifacts)

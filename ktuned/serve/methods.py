@@ -159,7 +159,19 @@ class Methods:
                 directory=wanted.directory,
                 objective=wanted.objective,
             )
-            return found.to_wire() if isinstance(found, Answer) else _pinned_later(found)
+            return found.to_wire() if isinstance(found, Answer) else _later(found)
+        if wanted.settle:
+            return _later(
+                partial(
+                    self._lookups.settle,
+                    wanted.kernel,
+                    wanted.problem,
+                    wanted.device,
+                    tune=wanted.tune,
+                    directory=wanted.directory,
+                    objective=wanted.objective,
+                )
+            )
         found_at_once = self._lookups.lookup(
             wanted.kernel,
             wanted.problem,
@@ -214,6 +226,7 @@ class Methods:
         place = {"epoch": self._events.epoch, "seq": self._events.seq}
         errors: list[FileError] = []
         known, moves = {kernel.name for kernel in self._catalog.kernels}, self._intake.moves
+        watched = {root.path for root in self._catalog.roots}
         live = {job.id for job in self._jobs.live()}
         if wanted.path is not None:
             jobs, errors = await self._intake.tune_path(wanted.path, wanted.python, wish, wanted.kernel)
@@ -223,6 +236,11 @@ class Methods:
             raise UsageError("there is neither a kernel nor a path", hint="name one of them")
         entries = [self._jobs.describe(job) for job in jobs]
         notices = [line for line in self._intake.moves if line not in moves]
+        notices += [
+            f"{root.path} is watched from now on, and saves are tuned; `ktuned remove {root.path}` ends that"
+            for root in self._catalog.roots
+            if root.path not in watched
+        ]
         notices += [self._ambiguity(kernel) for kernel in self._catalog.kernels if kernel.name not in known]
         if wanted.trials is not None or wanted.seconds is not None:
             notices += [_joined(job) for job in jobs if job.id in live]
@@ -440,11 +458,12 @@ def _wish(wanted: JobParams) -> Wish:
         seconds=wanted.seconds,
         strategy=wanted.strategy,
         seed=wanted.seed,
+        keep_going=wanted.keep_going,
     )
 
 
-def _pinned_later(freeze: Callable[[], Awaitable[Answer]]) -> Later:
+def _later(find: Callable[[], Awaitable[Answer]]) -> Later:
     async def rest() -> dict[str, Any]:
-        return (await freeze()).to_wire()
+        return (await find()).to_wire()
 
     return Later(rest)

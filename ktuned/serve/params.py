@@ -30,6 +30,7 @@ class LookupParams(msgspec.Struct, frozen=True):
     pin: str | None = None
     directory: str | None = None
     objective: str | None = None
+    settle: bool = False
 
 
 class LookupManyParams(msgspec.Struct, frozen=True):
@@ -39,7 +40,10 @@ class LookupManyParams(msgspec.Struct, frozen=True):
 
 
 class JobParams(msgspec.Struct, frozen=True):
-    """Params of methods that create jobs: a kernel by name, or all at or below a path; the rest overrides the plan."""
+    """Params of methods that create jobs: a kernel by name, or all at or below a path; the rest overrides the plan.
+
+    With ``keep_going`` a job goes on where all of its configs fail alike.
+    """
 
     kernel: str | None = None
     path: str | None = None
@@ -50,6 +54,7 @@ class JobParams(msgspec.Struct, frozen=True):
     seed: int | None = None
     python: str | None = None
     directory: str | None = None
+    keep_going: bool = False
 
 
 class TuneParams(JobParams, frozen=True):

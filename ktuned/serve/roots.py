@@ -58,7 +58,8 @@ class RootMethods:
         root = self._root_at(wanted.path)
         if root.path in self._configured():
             raise UsageError(
-                f"{root.path} is a root of config.toml", hint="remove its [[roots]] entry, then run `ktuned reload`"
+                f"{root.path} is a root of config.toml",
+                hint="remove its [[roots]] entry, then run `ktuned config --reload`",
             )
         before = {kernel.name for kernel in self._catalog.below(root.path)}
         await self._store.remove_root(root.path)
@@ -74,5 +75,5 @@ class RootMethods:
                 return known[place]
         holder = self._catalog.root_of(os.path.realpath(path))
         if holder is not None:
-            raise UsageError(f"{path} is watched as a part of {holder.path}", hint=f"`ktuned unwatch {holder.path}`")
+            raise UsageError(f"{path} is watched as a part of {holder.path}", hint=f"`ktuned remove {holder.path}`")
         raise NotFound(f"{path} is not watched", hint=f"watched are: {', '.join(known) or 'no directories'}")

@@ -25,7 +25,7 @@ from ktuned.model import (
 from ktuned.spec.declaration_faults import MAX_PROBLEMS, problems_fault, weighted
 from ktuned.spec.spaces import BoundSpace, Space
 from ktuned.spec.tensors import TensorSpec, layout
-from ktuned.spec.user_values import Site, Values, mapping_fault
+from ktuned.spec.user_values import Site, UnknownKey, Values, mapping_fault
 from ktuned.spec.work import Declared, throughput
 
 if TYPE_CHECKING:
@@ -294,6 +294,23 @@ class Kernel:
         if not self.has_tensors:
             return build.without_tensors()
         return build.given(lambda: self._layouts(problem))
+
+    def check_function(self, problem: Problem, config: Config) -> None:
+        """Call the kernel function once, so that a misspelt name is an error of the declaration and not of each config.
+
+        What depends on the config, such as a value that it refuses, is left to the trial.
+
+        Raises:
+            KernelFileError: the function asks for a knob, a problem key, a name or an argument that does not exist.
+        """
+        try:
+            self.function(Values(problem, "problem key"), Values(config, "knob"))
+        except Exception as error:
+            is_misspelt = isinstance(error, UnknownKey | NameError) or (
+                isinstance(error, TypeError) and "unexpected keyword argument" in str(error)
+            )
+            if is_misspelt:
+                raise self.site.failure(f"{self.name}(p, c)", error) from error
 
     def cores_of(self, problem: Problem, config: Config) -> int | None:
         """Return how many cores a config uses on a CPU, if the file says so.

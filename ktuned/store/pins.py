@@ -61,7 +61,8 @@ class Pinned:
             (count,) = connection.execute("SELECT count(*) FROM pins").fetchone()
             if count + len(questions) > limit:
                 raise UsageError(
-                    f"the pins hold {count} answers, and may hold {limit}", hint="give some up: `ktuned forget --pin`"
+                    f"the pins hold {count} answers, and may hold {limit}",
+                    hint="give some up: `ktuned lookup --release`",
                 )
             connection.executemany(
                 """INSERT INTO pins (pin, question, answer, created) VALUES (?, ?, ?, ?)

@@ -6,7 +6,8 @@ the keys that a job on a device of that target looks for.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from math import inf
 from time import monotonic
 
 import anyio
@@ -15,12 +16,13 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from ktuned.fleet import COURTESY_S, Fleet
 from ktuned.ipc import replies, requests
-from ktuned.model import Event, JobState, Role
+from ktuned.model import Config, Event, JobState, Outcome, Role
 from ktuned.store import Artifacts
 from ktuned.tuning.attempt import Attempt, Compiled, Ended
 from ktuned.tuning.batches import MAX_BATCH
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.exploration import Explorer, opened
+from ktuned.tuning.hopeless import PROBES, Hopelessness
 from ktuned.tuning.job_events import Publish
 from ktuned.tuning.progress import Progress
 from ktuned.tuning.stages import JobStage, StageReport
@@ -57,6 +59,8 @@ class CompileOnly:
         self._compiling = CompileStage(work, fleet, artifacts, on_begun=self._note_begun)
         self._channel: MemoryObjectSendStream[Attempt] | None = None
         self._first_failure = ""
+        self._given_up = anyio.Event()
+        self._hopelessness = Hopelessness(keeps_going=work.job.plan.keep_going)
         self._has_asked_all = False
 
     def statistics(self) -> dict[str, dict[str, int]]:
@@ -71,10 +75,12 @@ class CompileOnly:
         """The job's final state, and its message."""
         ready, target = self.progress.compiled, self.work.target
         message = f"no config could be compiled for {target}"
-        if ready:
+        if self._hopelessness.reason:
+            message = self._hopelessness.reason
+        elif ready:
             message = f"{ready} artifacts are ready for {target}" if ready > 1 else f"1 artifact is ready for {target}"
         elif self.work.absence and self._first_failure:
-            # `ktuned compile` shows each config's own line; what wanted to measure shows this one.
+            # `ktuned tune --compile-only` shows each config's own line; what wanted to measure shows this one.
             message = f"{message}: {self._first_failure}"
         if self.work.absence:
             return JobState.FAILED, f"no device: {self.work.absence}; {message}"
@@ -89,23 +95,40 @@ class CompileOnly:
             ExceptionGroup: of these.
         """
         began = monotonic()
+        ends_at = inf if self.progress.budget_s is None else began + self.progress.budget_s
         slots = int(self._fleet.compile_slots.total_tokens)
         self._channel, arriving = anyio.create_memory_object_stream[Attempt](
             slots * max(self.work.group_size, MAX_BATCH)
         )
         try:
-            async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._ask, self._channel)
-                for _ in range(self._fleet.compile_slots.most_inside):
-                    tasks.start_soon(self._compile, arriving.clone())
-                arriving.close()
+            async with anyio.create_task_group() as ending:
+                async with anyio.create_task_group() as tasks:
+                    ending.start_soon(self._end_early, tasks.cancel_scope, ends_at)
+                    tasks.start_soon(self._ask, self._channel)
+                    for _ in range(self._fleet.compile_slots.most_inside):
+                        tasks.start_soon(self._compile, arriving.clone())
+                    arriving.close()
+                ending.cancel_scope.cancel()
         finally:
             self.progress.spend("wall_s", monotonic() - began)
             await self._compiling.close()
 
+    async def _end_early(self, compiling: anyio.CancelScope, ends_at: float) -> None:
+        """Stop what compiles once the job's time is up, or it is hopeless."""
+        with anyio.move_on_after(ends_at - monotonic()):
+            await self._given_up.wait()
+        compiling.cancel()
+
+    def _propose(self, configs: Sequence[Config], *, are_probes: bool) -> None:
+        self._hopelessness.propose(configs, are_probes=are_probes)
+        self._give_up_if_hopeless()
+
+    def _give_up_if_hopeless(self) -> None:
+        if self._hopelessness.reason:
+            self._given_up.set()
+
     async def _ask(self, channel: MemoryObjectSendStream[Attempt]) -> None:
         plan, deadlines, default = self.work.job.plan, self.work.deadlines, self.work.kernel.default
-        began = monotonic()
         async with channel, self._fleet.lend(Role.EXPLORE, self.work.environment) as explorer:
             request = self.work.explore_request([] if default is None else [default])
             async with self._fleet.gate.computing(COURTESY_S):
@@ -114,16 +137,21 @@ class CompileOnly:
             is_bounded = found.size is not None and not found.is_estimate
             self.progress.total = min(found.size or 0, plan.trials) if is_bounded else plan.trials
             asked = 0
-            while asked < plan.trials and (plan.seconds is None or monotonic() - began < plan.seconds):
+            while asked < plan.trials:
+                is_probing = self._hopelessness.wants_probes
+                most = min(PROBES if is_probing else ASK_AT_ONCE, plan.trials - asked)
                 async with self._fleet.gate.computing():
-                    answer = await exploring.ask((), min(ASK_AT_ONCE, plan.trials - asked))
+                    answer = await exploring.ask((), most, anywhere=is_probing)
+                self._propose([proposal.config for proposal in answer.proposals], are_probes=is_probing)
                 asked += len(answer.proposals)
                 for proposal in answer.proposals:
                     await self._admit(proposal, channel)
                 # A strategy that waits for figures would wait forever: there are none.
-                if answer.finished or not answer.proposals:
+                if answer.finished or not (answer.proposals or is_probing):
                     break
             self.progress.total = asked
+            # There are no more: these are all that can be known of the space.
+            self._propose((), are_probes=True)
         self._has_asked_all = True
         self._note_begun()
 
@@ -157,6 +185,9 @@ class CompileOnly:
         else:
             self.progress.outcomes[result.outcome] += 1
             self._first_failure = self._first_failure or result.message.partition("\n")[0]
+        outcome = Outcome.MEASURED if result is None else result.outcome
+        self._hopelessness.note(attempt.config, outcome, "" if result is None else result.message)
+        self._give_up_if_hopeless()
         self.progress.spend("compile_s", attempt.compile_s)
         self._publish(
             "config_compiled",

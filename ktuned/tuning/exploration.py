@@ -90,14 +90,14 @@ class Explorer:
         self._strategy = strategy
         self._deadlines = deadlines
 
-    async def ask(self, tried: Sequence[requests.Tried], n: int) -> replies.Proposals:
-        """Report outcomes, and ask for up to ``n`` configs.
+    async def ask(self, tried: Sequence[requests.Tried], n: int, *, anywhere: bool = False) -> replies.Proposals:
+        """Report outcomes, and ask for up to ``n`` configs: of the strategy's choice, or from ``anywhere``.
 
         Raises:
             WorkerError: the strategy broke its promises, hung or crashed; names it.
         """
         try:
-            answer, _ = await self._worker.exchange(requests.Ask(n, tuple(tried)), self._deadlines)
+            answer, _ = await self._worker.exchange(requests.Ask(n, tuple(tried), anywhere), self._deadlines)
         except (DeadlineExpired, WorkerDied) as error:
             raise WorkerError(
                 f"while the strategy {self._strategy!r} chose configs: {error.message}",

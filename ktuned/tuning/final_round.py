@@ -25,6 +25,7 @@ from ktuned.tuning.finalists import (
     chosen,
     elected,
     figures,
+    is_implausible,
     is_open,
     remaining,
 )
@@ -109,9 +110,10 @@ class _Finalist(msgspec.Struct):
     def _timed_result(self, contest: Rounds, found: Mapping[int | None, Figure]) -> TrialResult:
         trial, figure, reference = self.trial, found.get(self.trial.id), found.get(None)
         medians = [one[trial.id] for one in contest if trial.id in one]
+        # One that every round was disturbed for has been decided by none.
         decided = replace(
             self.detail,
-            rounds=len(contest),
+            rounds=len(contest) if medians else None,
             round_medians_us=tuple(medians),
             first_latency_us=trial.latency_us,
             compared=self._all_compared,
@@ -151,7 +153,7 @@ class _Finalist(msgspec.Struct):
 
 
 class FinalRound:
-    """Measures a job's finalists again and makes the best of them the winner."""
+    """Measures a job's finalists again and makes the best of them the winner; ``fault`` says where that failed."""
 
     def __init__(
         self,
@@ -170,9 +172,13 @@ class FinalRound:
         self._store = store
         self._measuring = measuring
         self._publish = publish
+        self.fault = ""
 
-    async def run(self, *, is_judged: bool = True) -> None:
-        """Decide, unless there is nothing to decide or it has been decided; outputs count if they can be judged."""
+    async def run(self, *, is_judged: bool = True, ends_at: float = math.inf) -> None:
+        """Decide, unless there is nothing to decide or it has been decided; outputs count if they can be judged.
+
+        After ``ends_at`` (by ``monotonic``) no more rounds are run than a decision needs.
+        """
         finalists = [_Finalist.of(trial) for trial in await self._finalists()]
         rounds = self._work.preset.finalist_rounds
         if not finalists:
@@ -200,21 +206,26 @@ class FinalRound:
             for node in sorted({lane.device.node for lane in self._lanes}):
                 await machines.enter_async_context(self._fleet.gate_of(node).quiet())
             is_quiet = monotonic()
-            contest = await self._contest(rounds, finalists)
+            contest = await self._contest(rounds, finalists, ends_at)
         quiet_s = monotonic() - is_quiet
         # The wait for other jobs' compiles is no cost of these finalists.
         self._progress.spend("finalists_s", checked - began + quiet_s)
         self._progress.spend("quiet_s", quiet_s)
         await self._settle(contest)
 
-    async def _contest(self, rounds: int, finalists: Sequence[_Finalist]) -> _Contest:
+    async def _contest(self, rounds: int, finalists: Sequence[_Finalist], ends_at: float) -> _Contest:
         """Let the finalists compete on one device; if that fails meanwhile, start again on another that works."""
         while True:
             lane = next((lane for lane in self._lanes if not lane.health.is_sick), self._lanes[0])
             contest = _Contest(self._work, lane, self._measuring, [_Finalist.of(one.trial) for one in finalists])
             try:
                 for turn in range(max(rounds, self._work.preset.most_rounds)):
-                    if turn >= rounds and not is_open(contest.rounds, contest.rivals):
+                    is_doubtful = is_open(contest.rounds, contest.rivals) or is_implausible(
+                        contest.rounds, contest.rivals
+                    )
+                    if turn >= rounds and not is_doubtful:
+                        break
+                    if turn >= FEWEST_ROUNDS and monotonic() > ends_at:
                         break
                     self._announce(turn, max(rounds, turn + 1), len(finalists))
                     await contest.run_round(turn)
@@ -313,6 +324,11 @@ class FinalRound:
 
     async def _settle(self, contest: _Contest) -> None:
         found = figures(contest.rounds, contest.rivals)
+        if contest.rivals and not any(rival in found for rival in contest.rivals):
+            self.fault = (
+                "the final round could measure nothing, as other programs used the device: the winner stands by its "
+                "first measurement alone"
+            )
         if None in found:
             self._progress.reference_us = found[None].latency_us
             self._progress.reference_spread_us = found[None].spread_us
@@ -372,7 +388,8 @@ class _Contest:
         for finalist in self.finalists[first:] + self.finalists[:first]:
             if finalist.trial.id in left:
                 await self._time(finalist)
-        if self._work.objective != LATENCY or turn >= FEWEST_ROUNDS:
+        is_reference_known = turn >= FEWEST_ROUNDS and not is_implausible(self.rounds, [])
+        if self._work.objective != LATENCY or is_reference_known:
             # A reference has no other figure to compare.
             return
         try:

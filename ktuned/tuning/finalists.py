@@ -12,7 +12,7 @@ from typing import Self
 
 import msgspec
 
-from ktuned.model import median
+from ktuned.model import is_noisy, median
 
 MOST_TIMES = 3
 """Times the preset's finalists that compete at most, where they may win: each costs its rounds of a quiet window."""
@@ -27,6 +27,9 @@ CLOSE = 0.01
 
 FEWEST_ROUNDS = 3
 """Rounds after which a finalist may leave, and in which the reference runs along: fewer have no middle one."""
+
+ROBUST_ROUNDS = 2 * FEWEST_ROUNDS
+"""Rounds from which on a single one of them, on each side, is no evidence of noise."""
 
 RARE = 0.05
 """Chance of an error in each comparison of two finalists by their rounds."""
@@ -49,7 +52,10 @@ class Range(msgspec.Struct, frozen=True):
 
 
 class Figure(msgspec.Struct, frozen=True):
-    """A latency over all rounds, without the drift that its rivals shared, and the range of the rounds' medians."""
+    """A latency over all rounds, without the drift that its rivals shared, and the range of the rounds' medians.
+
+    Of many rounds the lowest and the highest do not count: one that was disturbed says nothing about the others.
+    """
 
     latency_us: float
     spread_us: float
@@ -101,8 +107,15 @@ def figures(rounds: Rounds, rivals: Collection[int]) -> dict[int | None, Figure]
             for one, pace in zip(rounds, paces, strict=True)
             if pace is not None and name in one
         ]
-        found[name] = Figure(median(paired or raw), max(raw) - min(raw))
+        kept = sorted(raw)[1:-1] if len(raw) >= ROBUST_ROUNDS else raw
+        found[name] = Figure(median(paired or raw), max(kept) - min(kept))
     return found
+
+
+def is_implausible(rounds: Rounds, rivals: Collection[int]) -> bool:
+    """Return whether the best rival's rounds, or the reference's, differ so much that more of them are due."""
+    best, found = _best(rounds, rivals), figures(rounds, rivals)
+    return any(name in found and is_noisy(found[name].latency_us, found[name].spread_us) for name in (best, None))
 
 
 def elected(latencies_us: Mapping[int, float], compared: Container[int | None], incumbent: int | None) -> int | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from time import time
 
@@ -32,6 +32,7 @@ from ktuned.tuning.attempt import Attempt
 from ktuned.tuning.dissent import Dissent
 from ktuned.tuning.exploration import SearchSummary
 from ktuned.tuning.findings import Findings
+from ktuned.tuning.hopeless import Hopelessness
 from ktuned.tuning.job_events import Publish, publish_trial, publish_winner
 from ktuned.tuning.opening import Opening, served_configs
 from ktuned.tuning.prior_results import restore
@@ -48,7 +49,9 @@ _STOP_S = 5.0
 class Outcomes:
     """The outcomes of one job's configs so far.
 
-    ``under_way`` are its attempts without an outcome, by trial; ``opening`` and ``lead`` what it begins with.
+    ``under_way`` are its attempts without an outcome, by trial; ``opening`` and ``lead`` what it begins with;
+    ``hopelessness`` says whether to go on, and ``given_up`` is set once it says no. ``final_fault`` is why the final
+    round decided nothing.
     """
 
     def __init__(self, work: Work, *, store: Store, publish: Publish, pace: Pace) -> None:
@@ -61,8 +64,11 @@ class Outcomes:
         self._store = store
         self._publish = publish
         self._pace = pace
+        self.given_up = anyio.Event()
+        self.hopelessness = Hopelessness(keeps_going=work.job.plan.keep_going)
         self._findings = Findings()
         self._dissent = Dissent(work.kernel.default)
+        self.final_fault = ""
         self._first_failure = ""
         self._first_unjudged = ""
         self._has_winner = False
@@ -73,8 +79,12 @@ class Outcomes:
     def verdict(self) -> tuple[JobState, str]:
         """The final state of a job that ran to its end, and its message."""
         if self.progress.best_cost is None:
+            if self.hopelessness.reason:
+                return JobState.FAILED, self.hopelessness.reason
             if self._first_unjudged:
                 return JobState.FAILED, f"no config has a figure by {self._work.objective}; {self._first_unjudged}"
+            if self._work.job.plan.seconds is not None and self.progress.is_out_of_time and not self._first_failure:
+                return JobState.FAILED, f"no config was measured within {self._work.job.plan.seconds:g} s"
             lost = f"; {self.progress.lost}" if self.progress.lost else self._first_failure
             return JobState.FAILED, f"no config could be measured{lost}"
         if (unknown := self.opening.waits_for) is not None:
@@ -82,7 +92,9 @@ class Outcomes:
             return JobState.FAILED, f"lookups go on with {words}, which could not be measured here: tune again"
         words = self.lead.words() if self.lead.ends_job else self.summary.words(self.progress.done, self.progress.best)
         shared = "" if self.lead.ends_job else self.lead.words()
-        lines = filter(None, (shared, self.summary.prior_fault, self._dissent.line(), *self._findings.lines()))
+        lines = filter(
+            None, (shared, self.summary.prior_fault, self._dissent.line(), *self._findings.lines(), self.final_fault)
+        )
         return JobState.DONE, "\n".join(filter(None, (words, *map(as_notice, lines))))
 
     @property
@@ -114,8 +126,18 @@ class Outcomes:
     def note_known(self, known: Trial) -> None:
         """Count a config whose outcome stands, and needs neither compiler nor lane."""
         self.progress.reused += 1
+        self.progress.spend("reused", 1)
         self._findings.note(known.config, known.detail)
         self._note_outcome(known)
+
+    def propose(self, configs: Iterable[Config], *, are_probes: bool) -> None:
+        """Take note of configs that are about to be tried; those drawn from anywhere in the space are probes."""
+        self.hopelessness.propose(configs, are_probes=are_probes)
+        self._give_up_if_hopeless()
+
+    def _give_up_if_hopeless(self) -> None:
+        if self.hopelessness.reason:
+            self.given_up.set()
 
     def take_tried(self) -> list[requests.Tried]:
         """Return what was tried since this was asked last."""
@@ -218,6 +240,12 @@ class Outcomes:
         is_default = config == self._work.kernel.default
         self.progress.count(trial, is_default=is_default)
         self._dissent.note(trial)
+        # One that only differs from the default's outputs may be acquitted in the end.
+        is_disputed = trial.detail.get("undisputed") is not None
+        self.hopelessness.note(
+            config, Outcome.MEASURED if is_disputed else outcome, trial.message, trial.detail.get("phase")
+        )
+        self._give_up_if_hopeless()
         self.lead.note(trial)
         self.summary.note(self.progress.done, self.progress.best)
         known = doubt(trial.detail, trial.latency_us, by_energy=self._work.needs_energy)

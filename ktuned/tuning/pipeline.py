@@ -10,6 +10,7 @@ and then back-pressure stops them.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from time import monotonic
 
 import anyio
@@ -24,6 +25,7 @@ from ktuned.tuning.batches import LANE_S, MAX_BATCH, OPENING_AHEAD, BatchSize, a
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.exploration import Explorer, opened
 from ktuned.tuning.final_round import FinalRound
+from ktuned.tuning.hopeless import PROBES
 from ktuned.tuning.job_events import Publish
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.outcomes import Outcomes
@@ -36,6 +38,12 @@ STRAGGLER_LOOK_S = 0.2
 
 ASK_AT_ONCE = 4
 """Configs that a strategy that learns is asked for at once: few, so that it proposes with fresh knowledge."""
+
+ENDING_S = 2.0
+"""Time that the trials on the lanes have to end when the job's own time is up."""
+
+LEAST_WAIT_S, MOST_WAIT_S = 0.05, 60.0
+"""Intervals at which a job with a limit of time looks at it: what others take of the lanes' time does not count."""
 
 
 class Pipeline:
@@ -80,6 +88,7 @@ class Pipeline:
         self._was_offered = False
         self._has_asked_all = False
         self._has_fresh = anyio.Event()
+        self._is_ending = False
         self._channels: dict[str, MemoryObjectSendStream[Attempt] | MemoryObjectSendStream[Compiled]] = {}
 
     def statistics(self) -> dict[str, dict[str, int]]:
@@ -144,9 +153,13 @@ class Pipeline:
                     # Others may measure first, so that the finalists of several jobs compete in one quiet window.
                     self._access.withdraw()
                     self._stages.reach(JobStage.MEASURED)
-                    await self._await_lanes()
+                    if not self._outcomes.hopelessness.reason:
+                        # Nothing is to be decided of a job without any hope, whose message is due now.
+                        await self._await_lanes()
                     self._stages.reach(JobStage.DECIDING)
-                    await final_round.run(is_judged=not self._outcomes.is_default_doubtful)
+                    is_judged = not self._outcomes.is_default_doubtful
+                    await final_round.run(is_judged=is_judged, ends_at=monotonic() + self._left_s)
+                    self._outcomes.final_fault = final_round.fault
                 # A lane that is not open yet was not needed.
                 openings.cancel_scope.cancel()
         finally:
@@ -165,22 +178,45 @@ class Pipeline:
             2 * len(self._lanes) * MAX_BATCH + self.work.group_size + OPENING_AHEAD
         )
         self._channels = {"compile": to_compile, "bench": to_bench}
+        producing = anyio.CancelScope()
         try:
-            async with bench_from, anyio.create_task_group() as tasks:
+            async with bench_from, anyio.create_task_group() as ending:
+                async with anyio.create_task_group() as tasks:
 
-                def begin_on(lane: Lane) -> None:
-                    tasks.start_soon(self._bench, lane, bench_from.clone())
+                    def begin_on(lane: Lane) -> None:
+                        tasks.start_soon(self._bench, lane, bench_from.clone())
 
-                self._begin_on = begin_on
-                tasks.start_soon(self._ask, to_compile)
-                for _ in range(self._compiling.groups):
-                    tasks.start_soon(self._compile, compile_from.clone(), to_bench.clone())
-                for lane in self._lanes:
-                    begin_on(lane)
-                for stream in (compile_from, to_bench):
-                    stream.close()
+                    self._begin_on = begin_on
+                    ending.start_soon(self._end_early, producing, tasks.cancel_scope)
+                    for lane in self._lanes:
+                        begin_on(lane)
+                    with to_compile, compile_from, to_bench, producing:
+                        async with anyio.create_task_group() as producers:
+                            producers.start_soon(self._ask, to_compile)
+                            for _ in range(self._compiling.groups):
+                                producers.start_soon(self._compile, compile_from.clone(), to_bench.clone())
+                            for stream in (compile_from, to_bench):
+                                stream.close()
+                ending.cancel_scope.cancel()
         finally:
             self._begin_on = None
+
+    async def _end_early(self, producing: anyio.CancelScope, trying: anyio.CancelScope) -> None:
+        """Once the job's time is up or it is hopeless, drop what is queued or compiles, and soon what is on a lane."""
+        while self._left_s > 0 and not self._outcomes.given_up.is_set():
+            # The time counts while the job has the lanes.
+            with anyio.move_on_after(max(LEAST_WAIT_S, min(self._left_s, MOST_WAIT_S))):
+                await self._outcomes.given_up.wait()
+        self._is_ending = True
+        producing.cancel()
+        await anyio.sleep(ENDING_S)
+        trying.cancel()
+
+    @property
+    def _left_s(self) -> float:
+        """The time that the job's limit leaves it."""
+        seconds = self.work.job.plan.seconds
+        return inf if seconds is None else seconds - self._access.held_s
 
     @property
     def _most_ahead(self) -> int:
@@ -207,6 +243,7 @@ class Pipeline:
     async def _ask(self, channel: MemoryObjectSendStream[Attempt]) -> None:
         plan, deadlines, outcomes = self.work.job.plan, self.work.deadlines, self._outcomes
         leading = outcomes.lead.configs
+        hopelessness = outcomes.hopelessness
         async with channel, self._fleet.lend(Role.EXPLORE, self.work.environment) as explorer:
             while True:
                 is_early = self._is_after_kin and not self._access.is_granted
@@ -228,11 +265,13 @@ class Pipeline:
             asked = 0
             lead = len(leading)
             fruitful = monotonic()
-            while asked < plan.trials and (plan.seconds is None or self._access.held_s < plan.seconds):
-                while len(outcomes.under_way) > self._most_ahead:
+            while asked < plan.trials:
+                while len(outcomes.under_way) > self._most_ahead and not hopelessness.wants_probes:
                     await outcomes.next_change()
                 most = min(self._ask_at_once, plan.trials - asked, lead or self._ask_at_once)
-                answer = await self._ask_some(exploring, most)
+                is_probing = hopelessness.wants_probes
+                answer = await self._ask_some(exploring, min(most, PROBES) if is_probing else most, anywhere=is_probing)
+                outcomes.propose([proposal.config for proposal in answer.proposals], are_probes=is_probing)
                 asked += len(answer.proposals)
                 await self._admit(answer.proposals, channel)
                 self._was_offered |= answer.finished or asked > len(order.first)
@@ -257,6 +296,8 @@ class Pipeline:
                 if not answer.proposals and outcomes.under_way:
                     await outcomes.changed()
             self.progress.total = asked
+            # There are no more: these are all that can be known of the space.
+            outcomes.propose((), are_probes=True)
         self._has_asked_all = True
         self._note_begun()
         if self.work.preset.straggler_times is not None:
@@ -285,11 +326,11 @@ class Pipeline:
             await self._outcomes.next_change()
         return self._outcomes.lead.ends_job
 
-    async def _ask_some(self, explorer: Explorer, n: int) -> replies.Proposals:
+    async def _ask_some(self, explorer: Explorer, n: int, *, anywhere: bool) -> replies.Proposals:
         tried = self._outcomes.take_tried()
         # A strategy computes, and so keeps off the cores of a timing that has them all.
         async with self._fleet.gate.computing():
-            answer = await explorer.ask(tried, n)
+            answer = await explorer.ask(tried, n, anywhere=anywhere)
         await self.work.learn(answer.observed)
         return answer
 
@@ -354,6 +395,7 @@ class Pipeline:
                         await self._outcomes.record([(done.attempt, done.result)])
                     elif (result := None if self.work.job.plan.again else self._prior.carried(done)) is not None:
                         await self._await_lanes()
+                        self.progress.spend("reused", 1)
                         await self._outcomes.record([(done.attempt, result)])
                     else:
                         await onward.send(done)
@@ -419,7 +461,7 @@ class Pipeline:
             async for first in channel:
                 await self._await_lanes()
                 batch = self._batch(lane, first, channel)
-                while batch:
+                while batch and not self._is_ending:
                     coming = self._coming(lane, channel)
                     if coming:
                         recording.start_soon(self._measuring.expect, lane, coming, self.progress.best_us)

@@ -75,6 +75,11 @@ class Progress(msgspec.Struct):
         )
 
     @property
+    def is_out_of_time(self) -> bool:
+        """True if the job's limit of time has passed."""
+        return self.budget_s is not None and monotonic() - self.began >= self.budget_s
+
+    @property
     def has_measured(self) -> bool:
         """True if this job has used a lane: configs that were known, or carried over, need none."""
         return self.cost.get("lane_s", 0.0) > 0
@@ -128,7 +133,9 @@ class Progress(msgspec.Struct):
         self.count(result, is_default=False)
 
     def spend(self, what: str, seconds: float) -> None:
-        """Add to the job's cost: ``compile_s``, ``open_s``, ``lane_s``, ``finalists_s``, ``wall_s``."""
+        """Add to the job's cost: ``compile_s``, ``open_s``, ``lane_s``, ``finalists_s``, ``wall_s``, and the number of
+        configs whose earlier result was ``reused``.
+        """
         self.cost[what] = self.cost.get(what, 0.0) + seconds
 
     def to_wire(self) -> dict[str, Any]:

@@ -34,6 +34,9 @@ if TYPE_CHECKING:
     from ktuned.spec import Kernel
     from ktuned.worker.reply import Reply
 
+MOST_REMEMBERED = 4_096
+"""Proposals that are remembered, so that none is drawn twice: a job that goes on for longer has found its way."""
+
 Enter = Callable[[Phase], None]
 """Names the phase that begins."""
 
@@ -77,7 +80,7 @@ class Explorer:
         if self._exploration is None:
             raise UsageError("ask comes after explore")
         self._exploration.tell(request.tried)
-        proposals = self._exploration.ask(request.n)
+        proposals = self._exploration.ask(request.n, anywhere=request.anywhere)
         observed = () if self._trace is None else self._trace.fresh()
         return replace(proposals, observed=observed) if observed else proposals
 
@@ -148,6 +151,9 @@ class Exploration:
             self.prior_fault = stray_fault(kernel, promised.configs, kernel.space.knobs or ())
         self._first = list(admitted.values())
         self._given = set(admitted)
+        self._space = space
+        self._seed = plan.seed
+        self._proposed: set[str] = set()
         # By their place in the order; what the strategy asks for of them is put aside until it has no more.
         self._put_off = {canonical(config): place for place, config in enumerate(last)}
         self._aside: list[dict[str, Any]] = []
@@ -173,8 +179,11 @@ class Exploration:
                 self._strategy.doubt(one.config, one.doubt)
             self._strategy.tell(one.config, one.outcome, one.cost)
 
-    def ask(self, n: int) -> replies.Proposals:
+    def ask(self, n: int, *, anywhere: bool = False) -> replies.Proposals:
         """Return up to ``n`` proposals, each with its Build or with why it has none."""
+        if anywhere:
+            drawn = tuple(propose(self._kernel, self._problem, config) for config in self._draw(n))
+            return replies.Proposals(drawn, finished=False)
         configs = self._first[:n]
         del self._first[:n]
         if len(configs) < n and not self._strategy.finished:
@@ -186,8 +195,20 @@ class Exploration:
             room = n - len(configs)
             configs += self._aside[:room]
             del self._aside[:room]
+        if len(self._proposed) < MOST_REMEMBERED:
+            self._proposed |= set(map(canonical, configs))
         finished = not self._first and not self._aside and self._strategy.finished
         # To know it costs a strategy milliseconds.
         converged = self._ends_converged and self._strategy.converged
         proposals = tuple(propose(self._kernel, self._problem, config) for config in configs)
         return replies.Proposals(proposals, finished, converged)
+
+    def _draw(self, n: int) -> list[dict[str, Any]]:
+        """Return up to ``n`` configs from anywhere in the space that were not proposed yet, nor will be again."""
+        if len(self._proposed) >= MOST_REMEMBERED:
+            return []
+        # Another seed than the strategy's, which may be random itself.
+        drawn = search.Random(self._space, self._seed + 1).ask(n)
+        configs = [config for config in drawn if canonical(config) not in self._given | self._proposed]
+        self._given |= set(map(canonical, configs))
+        return configs

@@ -155,17 +155,22 @@ COUNTED_SPACE = 20_000
 
 
 def _check_spaces(kernel: Kernel) -> None:
-    """Find an empty or broken space, or a default outside it, when the file is saved and not when a job starts.
+    """Find an empty or broken space, a default outside it, or a misspelt name in the kernel function, when the file is
+    saved and not when a job starts.
 
     Raises:
-        KernelFileError: the space is empty for a declared problem or lacks the default, or its code fails.
+        KernelFileError: the space is empty for a declared problem or lacks the default, or its code fails; or the
+            kernel function names something that does not exist.
     """
     for problem in kernel.represented_problems():
         space = kernel.bound_space(problem)
-        if space.size is None or space.size <= COUNTED_SPACE:
-            next(iter(space))
+        is_small = space.size is None or space.size <= COUNTED_SPACE
+        first = next(iter(space)) if is_small else space.at(0)
         if kernel.default is not None and kernel.default not in space:
             raise kernel.site.error(
                 f"the default {canonical(kernel.default)} is not in the space for the problem {canonical(problem)}",
                 hint="give a default that `where` admits for every declared problem, or loosen `where`",
             )
+        config = kernel.default or first
+        if config is not None:
+            kernel.check_function(problem, config)

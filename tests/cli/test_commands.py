@@ -12,9 +12,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 
-from ktuned.cli.program import COMMANDS
+from ktuned.cli.program import COMMANDS, cli
 from ktuned_client.answers import LEFT_OUT
 from tests.cli.conftest import Ran, Run, Serve
 from tests.cli.fake_daemon import Refusal
@@ -24,25 +25,24 @@ ASKING = [
     ("lookup", "gemm"),
     ("status",),
     ("jobs",),
-    ("cancel", "1"),
-    ("pause",),
-    ("resume", "gemm"),
+    ("jobs", "1", "--cancel"),
+    ("jobs", "--pause"),
+    ("jobs", "gemm", "--resume"),
     ("results", "gemm"),
     ("kernels",),
-    ("which", "gemm"),
+    ("kernels", "gemm"),
     ("portfolio", "gemm"),
     ("check", "gemm"),
     ("forget", "gemm"),
     ("export",),
     ("simulate", "gemm"),
-    ("unwatch", "."),
-    ("backends",),
-    ("metrics",),
-    ("gc",),
-    ("reload",),
+    ("remove", "."),
+    ("prune",),
+    ("lookup", "--pins"),
+    ("lookup", "--release", "run-7"),
     ("stop",),
     ("tune", "gemm", "--no-spawn"),
-    ("compile", "gemm", "--no-spawn"),
+    ("tune", "gemm", "--compile-only", "--no-spawn"),
     ("add", ".", "--no-spawn"),
     ("watch", "--no-spawn"),
     ("team", "status", "--no-spawn"),
@@ -79,7 +79,7 @@ def test_without_a_daemon_each_command_exits_3(run: Run, arguments: tuple[str, .
     """No daemon: one line on stderr that says how to start one, nothing on stdout, exit 3."""
     ran = run(*arguments, *extra)
     assert (ran.code, ran.out) == (3, "")
-    assert re.fullmatch(r"ktuned: no daemon serves \S+; .*ktuned serve.*\n", ran.err)
+    assert re.fullmatch(r"ktuned: no daemon serves \S+; .*ktuned start --foreground.*\n", ran.err)
 
 
 def test_the_reference_says_which_commands_start_a_daemon_and_which_need_none(run: Run) -> None:
@@ -103,7 +103,7 @@ def test_the_reference_says_which_commands_start_a_daemon_and_which_need_none(ru
         ("nonsense",),
         ("watch", "--tolerance", "3%"),
         ("export", "--by", "K"),
-        ("doctor", "--again"),
+        ("doctor", "--remeasure"),
         ("lookup",),
         ("lookup", "gemm", "-p", "M"),
         ("lookup", "gemm", "-p", "=4"),
@@ -116,10 +116,18 @@ def test_the_reference_says_which_commands_start_a_daemon_and_which_need_none(ru
         ("results", "gemm", "--limit", "0"),
         ("tune", "gemm", "--preset", "sloppy"),
         ("tune", "gemm", "--trials", "0"),
-        ("tune", "gemm", "--seconds", "0"),
+        ("tune", "gemm", "--time-limit", "0"),
+        ("tune", "gemm", "--arch", "sm_90a"),
+        ("tune", "gemm", "--compile-only", "--preset", "fast"),
+        ("jobs", "--cancel"),
+        ("jobs", "gemm", "--device", "cpu:0"),
+        ("jobs", "gemm", "--pause", "--limit", "3"),
+        ("lookup", "gemm", "--pins"),
+        ("status", "--openmetrics", "--json"),
+        ("watch", "--against", "."),
         ("tune", "no/such/file.py"),
         ("watch", "no-such-directory"),
-        ("serve", "--log-level", "loud"),
+        ("start", "--log-level", "loud"),
         ("status", "--bogus"),
     ],
 )
@@ -151,21 +159,20 @@ def test_one_option_holds_several_keys(run: Run, serve: Serve) -> None:
     "arguments",
     [
         ("tune", "gemm"),
-        ("compile", "gemm"),
+        ("tune", "gemm", "--compile-only"),
         ("lookup", "gemm"),
         ("results", "gemm"),
         ("report", "gemm"),
         ("simulate", "gemm"),
         ("kernels", "gemm"),
-        ("which", "gemm"),
         ("check", "gemm"),
         ("forget", "gemm"),
         ("export", "--kernel", "gemm"),
         ("team", "pull", "gemm"),
         ("jobs", "gemm"),
-        ("cancel", "gemm"),
-        ("pause", "gemm"),
-        ("resume", "gemm"),
+        ("jobs", "gemm", "--cancel"),
+        ("jobs", "gemm", "--pause"),
+        ("jobs", "gemm", "--resume"),
     ],
 )
 def test_a_short_name_travels_with_the_directory_that_it_was_typed_in(
@@ -173,9 +180,11 @@ def test_a_short_name_travels_with_the_directory_that_it_was_typed_in(
 ) -> None:
     """Of several projects that have the kernel, the daemon takes the one that the user works in."""
     monkeypatch.chdir(tmp_path)
-    method = {"simulate": "results", "report": "kernels", "which": "kernels", "team": "team_pull"}.get(
-        arguments[0], arguments[0]
-    )
+    method = {"simulate": "results", "report": "kernels", "team": "team_pull"}.get(arguments[0], arguments[0])
+    if arguments[-1] in ("--cancel", "--pause", "--resume"):
+        method = arguments[-1].removeprefix("--")
+    if arguments[-1] == "--compile-only":
+        method = "compile"
     daemon = serve(**{"status": {"home": str(tmp_path)}, method: refuse("not_found")})
     for name in ("gemm", "p:gemm"):
         run(*(name if word == "gemm" else word for word in arguments))
@@ -226,28 +235,33 @@ def test_commands_that_take_no_kernel_say_so(run: Run, serve: Serve) -> None:
     assert "there are no winners of a kernel 'gemm'" in run("export", "--kernel", "gemm").err
 
 
-def test_which_prints_where_a_kernel_is(run: Run, serve: Serve) -> None:
+def test_one_kernel_is_shown_with_its_place(run: Run, serve: Serve) -> None:
     """The innermost root that holds the file is the kernel's; the working directory decides between namesakes."""
     roots = [
         {"path": path, "name": name, "python": f"{path}/python", "env": {"A": "1"}, "polling": False}
         for path, name in (("/", "all"), ("/src", "project"), ("/sr", "no"))
     ]
-    daemon = serve(kernels={"kernels": [KERNEL_MAP], "errors": [], "roots": roots})
-    ran = run("which", "gemm")
+    kernel = KERNEL_MAP | {"why": [], "extra": {}}
+    daemon = serve(kernels={"kernels": [kernel], "errors": [], "roots": roots})
+    ran = run("kernels", "gemm")
     assert ran.code == 0
     assert ran.out.splitlines() == [
         KERNEL,
         "  declared at  /src/tune_gemm.py:7",
         "  backend      tvm_ffi",
+        "  space        2 configs of BM, constrained",
+        "  problems     M=64",
+        "  default      BM=32",
         "  root         /src",
         "  python       /src/python",
         "  environment  A=1",
+        f"{KERNEL}: not tuned yet",
     ]
-    assert daemon.params_of("kernels") == {"kernel": "gemm"}
+    assert daemon.params_of("kernels") == {"kernel": "gemm", "why": True}
 
 
-def test_roots_are_added_and_unwatched(run: Run, serve: Serve, tmp_path: Path) -> None:
-    """``add`` lists what it found, and exits 1 on a broken file; ``unwatch`` takes a directory that is gone."""
+def test_roots_are_added_and_removed(run: Run, serve: Serve, tmp_path: Path) -> None:
+    """``add`` lists what it found, and exits 1 on a broken file; ``remove`` takes a directory that is gone."""
     root = {"path": "/src", "name": "project", "python": "/python", "env": {}, "polling": False}
     kernel = KERNEL_MAP | {"extra": {}}
     daemon = serve(
@@ -262,7 +276,7 @@ def test_roots_are_added_and_unwatched(run: Run, serve: Serve, tmp_path: Path) -
         True,
     )
     assert daemon.params_of("add") == {"path": str(tmp_path)}
-    ran = run("unwatch", "/gone/src")
+    ran = run("remove", "/gone/src")
     assert (ran.code, ran.out) == (0, "/gone/src is no longer watched; 1 kernel forgotten\n")
 
 
@@ -270,7 +284,7 @@ def test_no_command_is_wrong_usage(run: Run) -> None:
     """Without a command the help goes to stderr, because no one asked for it."""
     ran = run()
     assert (ran.code, ran.out) == (2, "")
-    assert "Commands:" in ran.err
+    assert "Daemon:" in ran.err
 
 
 def test_help_lists_every_command(run: Run) -> None:
@@ -306,6 +320,7 @@ def test_lookup_reads_the_problems_values(run: Run, serve: Serve) -> None:
     assert daemon.params_of("lookup") == {
         "kernel": "gemm",
         "device": "cpu:0",
+        "settle": True,
         "problem": {
             "M": 1024, "N": -3, "x": 1.5, "y": 1000.0, "t": True, "f": False, "s": "float16", "q": "1_000", "n": "nan",
             "e": "", "d": "a=b",
@@ -350,10 +365,9 @@ def test_lookup_of_an_unknown_kernel_exits_1(run: Run, serve: Serve) -> None:
         (("lookup", "gemm"), {"lookup": answer_map()}, answer_map() | LEFT_OUT),
         (("lookup", "gemm"), {"lookup": answer_map(final=True)}, answer_map() | LEFT_OUT | {"final": True}),
         (("status",), {"status": status_map()}, status_map()),
-        (("backends",), {"backends": {"environments": status_map()["environments"]}}, status_map()["environments"]),
         (("jobs",), {"jobs": {"jobs": [job_map()]}}, [job_map()]),
         (("jobs",), {"jobs": {"jobs": []}}, []),
-        (("cancel", "1"), {"cancel": {"jobs": [job_map()]}}, [job_map()]),
+        (("jobs", "1", "--cancel"), {"cancel": {"jobs": [job_map()]}}, {"jobs": [job_map()]}),
         (("results", "gemm"), {"results": {"trials": [trial_map()]}}, [trial_map()]),
         (("kernels",), {"kernels": {"kernels": [], "errors": [BROKEN], "roots": []}},
          {"kernels": [], "errors": [BROKEN], "roots": []}),
@@ -380,7 +394,7 @@ def test_jobs_passes_its_filters(run: Run, serve: Serve) -> None:
 def test_cancel_takes_a_number_or_a_kernel(run: Run, serve: Serve, target: str, params: dict[str, Any]) -> None:
     """A number names a job, anything else a kernel; nothing to cancel exits 1."""
     daemon = serve(cancel={"jobs": []})
-    ran = run("cancel", target)
+    ran = run("jobs", target, "--cancel")
     assert (ran.code, ran.out, daemon.params_of("cancel")) == (1, "", params)
     assert ran.err.startswith(f"ktuned: {target} has no job")
 
@@ -502,30 +516,14 @@ def test_kernels_of_a_path_asks_for_the_absolute_path(run: Run, serve: Serve, tm
     assert (ran.code, daemon.params_of("kernels")) == (1, {"path": str(tmp_path.resolve())})
 
 
-def test_status_and_backends_name_what_there_is(run: Run, serve: Serve) -> None:
-    """The tables hold the lanes, workers, channels, roots, and the devices of each backend."""
-    environments = status_map()["environments"]
-    serve(status=status_map(notices=["the disk is nearly full"]), backends={"environments": environments})
+def test_status_names_what_there_is(run: Run, serve: Serve) -> None:
+    """The tables hold the lanes, workers, channels and roots; what is paused has a line."""
+    serve(status=status_map(notices=["the disk is nearly full"], paused=["", "H200"]))
     ran = run("status")
     for words in ("pid 4242", "up 1 min 15 s", "cpu:0", "4243", "buffered=1 capacity=8", "/src"):
         assert words in ran.out
     assert ran.err == "notice: the disk is nearly full\n"
-    ran = run("backends")
-    assert re.search(rf"/venv/bin/python +tvm_ffi +0\.1\.0 +cpu:0 \({DEVICE}\)", ran.out)
-
-
-def test_backends_say_why_one_is_absent(run: Run, serve: Serve) -> None:
-    """Absence is shown with its reason and the command that mends it."""
-    absent = {"reason": "no_driver", "message": "libcuda.so is missing", "hint": "install a driver"}
-    backend: dict[str, Any] = {"version": "", "fingerprint": {}, "devices": [], "absent": absent, "error": None}
-    environments = [
-        {"python": "p", "error": None, "backends": {"nvrtc": backend}},
-        {"python": "q", "error": {"message": "it is gone", "hint": ""}, "backends": {}},
-    ]
-    serve(backends={"environments": environments})
-    ran = run("backends")
-    assert "no_driver: libcuda.so is missing (install a driver)" in ran.out
-    assert "it is gone" in ran.out
+    assert "paused     all tuning, H200; `ktuned jobs --resume` ends it" in ran.out
 
 
 def test_stop_waits_until_the_process_has_ended(run: Run, serve: Serve) -> None:
@@ -566,6 +564,30 @@ def test_what_only_asks_stays_light(serve: Serve, arguments: tuple[str, ...]) ->
     )
     ran = subprocess.run([sys.executable, "-c", program, *arguments], capture_output=True, text=True)
     assert ran.stderr.splitlines()[-1] == "[]"
+
+
+def test_help_has_each_command_s_own_words(run: Run) -> None:
+    """The lines of ``--help``, which imports no command, are the first of each command's own help; few are long."""
+    context = click.Context(cli)
+    for name, entry in COMMANDS.items():
+        command = cli.get_command(context, name)
+        assert command is not None
+        assert (command.help or "").partition("\n")[0] == entry.summary
+    shown = run("--help").out
+    assert [line for line in shown.splitlines() if line.endswith(":")] == [
+        "Options:", "Tune:", "Results:", "Share:", "Daemon:",
+    ]  # fmt: skip
+    assert len(COMMANDS) <= 26
+
+
+def test_advanced_options_stand_apart(run: Run) -> None:
+    """In a section of their own, below those that most users need; a whole number is ``N``."""
+    plain, _, advanced = run("tune", "--help").out.partition("Advanced options:")
+    assert "--trials N" in plain
+    assert "--time-limit SECONDS" in plain
+    assert "--priority" not in plain
+    for option in ("--priority", "--remeasure", "--cancel-on-interrupt", "--keep-going", "--no-spawn"):
+        assert option in advanced
 
 
 def test_an_argument_that_is_no_text_is_named(run: Run) -> None:
@@ -623,14 +645,14 @@ def test_status_marks_a_directory_that_is_gone(run: Run, serve: Serve) -> None:
 def test_pins_are_a_table(run: Run, serve: Serve) -> None:
     """Each pin has how many questions it decided, and its age."""
     serve(pins={"pins": [{"pin": "run-7", "questions": 12, "created": time.time() - 75}]})
-    ran = run("forget", "--pins")
+    ran = run("lookup", "--pins")
     assert ran.out == "pin    questions         age\nrun-7         12  1 min 15 s\n"
 
 
 def test_no_pins_is_said_and_not_printed(run: Run, serve: Serve) -> None:
     """Anyone who reads stdout finds no pin there."""
     serve(pins={"pins": []})
-    ran = run("forget", "--pins")
+    ran = run("lookup", "--pins")
     assert (ran.code, ran.out, ran.err) == (0, "", "there are no pins\n")
 
 
@@ -638,4 +660,4 @@ def test_one_of_a_thing_is_not_many(run: Run, serve: Serve) -> None:
     """What was forgotten is counted in words."""
     serve(forget={"kernel": KERNEL, "trials": 1}, unpin={"pin": "run-7", "questions": 2})
     assert run("forget", "gemm").out == f"{KERNEL}: 1 trial forgotten\n"
-    assert run("forget", "--pin", "run-7").out == "run-7: 2 questions forgotten\n"
+    assert run("lookup", "--release", "run-7").out == "run-7: 2 questions forgotten\n"

@@ -55,12 +55,12 @@ def parse(text: str) -> dict[str, dict[frozenset[tuple[str, str]], float]]:
 
 
 def test_a_daemons_metrics(tmp_path: Path) -> None:
-    """`ktuned metrics` reports what a tuning did: trials, lookups, lanes, queues, the store."""
+    """`ktuned status --openmetrics` reports what a tuning did: trials, lookups, lanes, queues, the store."""
     with Daemon(tmp_path) as daemon:
         daemon.kernel_file(kernel_text("space(us=[50.0, 60.0], tag=['a'])"))
         daemon.tune(path=str(tmp_path / "project"))
         daemon.client.lookup("it", {"n": 64})
-        ran = daemon.ktuned("metrics")
+        ran = daemon.ktuned("status", "--openmetrics")
         status = daemon.client.call("status")
     assert ran.returncode == 0, ran.stderr
     families = parse(ran.stdout)

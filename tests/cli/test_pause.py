@@ -21,66 +21,61 @@ def test_what_is_named_travels(
 ) -> None:
     """A number is a job, a word a kernel, nothing is everything; ``--json`` prints the answer as it came."""
     answer = {"jobs": [job_map(state="paused")], "paused": []}
-    daemon = serve(**{command: answer})
-    ran = run(command, *words, "--json")
+    daemon = serve(**{command: answer}, status={"paused": []})
+    ran = run("jobs", f"--{command}", *words, "--json")
     assert (ran.code, ran.values) == (0, [answer])
     assert daemon.params_of(command) == params
 
 
 @pytest.mark.parametrize(
-    ("words", "paused", "said"),
+    ("action", "before", "after", "said"),
     [
-        ((), [""], "all tuning is paused; `ktuned resume` resumes it"),
-        (("--device", "H200"), ["H200"], "paused: H200; `ktuned resume --device DEVICE` resumes one"),
+        ("pause", [], [""], "paused: all tuning\npaused now: all tuning (`ktuned jobs --resume` ends it; "),
+        ("pause", ["H200"], ["H200"], "nothing was paused that was not before\npaused now: H200 ("),
+        ("resume", ["", "H200"], ["H200"], "resumed: all tuning\npaused now: H200 ("),
+        ("resume", ["H200"], [], "resumed: H200\nnothing is paused\n"),
+        ("resume", [], [], "nothing was paused there\nnothing is paused\n"),
     ],
 )
 def test_devices_are_told_in_a_line(
-    run: Run, serve: Serve, words: tuple[str, ...], paused: list[str], said: str
+    run: Run, serve: Serve, action: str, before: list[str], after: list[str], said: str
 ) -> None:
-    """After a pause of devices the line says what is paused now, and what ends it."""
-    serve(pause={"jobs": [], "paused": paused})
-    ran = run("pause", *words)
+    """Both say what they did, and what is paused now."""
+    serve(**{action: {"jobs": [], "paused": after}}, status={"paused": before}, jobs={"jobs": []})
+    ran = run("jobs", f"--{action}")
     assert (ran.code, ran.out) == (0, "")
-    assert said in ran.err
+    assert ran.err.startswith(said)
 
 
-@pytest.mark.parametrize(
-    ("jobs", "said"),
-    [
-        ([], "nothing is paused\n"),
-        ([job_map(3), job_map(5)], "still paused: job 3, 5; `ktuned resume JOB` resumes one\n"),
-    ],
-)
-def test_when_no_device_is_paused_any_more_jobs_may_be(
-    run: Run, serve: Serve, jobs: list[dict[str, object]], said: str
-) -> None:
-    """``resume`` says that nothing is paused, or which jobs are, because it does not resume those."""
-    daemon = serve(resume={"jobs": [], "paused": []}, jobs={"jobs": jobs})
-    ran = run("resume")
-    assert (ran.code, ran.out, ran.err) == (0, "", said)
+def test_paused_jobs_are_named_as_they_are_not_resumed_with_a_device(run: Run, serve: Serve) -> None:
+    """They need their own ``--resume``."""
+    paused = [job_map(3), job_map(5)]
+    daemon = serve(resume={"jobs": [], "paused": []}, status={"paused": [""]}, jobs={"jobs": paused})
+    ran = run("jobs", "--resume")
+    assert ran.err.startswith("resumed: all tuning\npaused now: job 3, 5 (")
     assert daemon.params_of("jobs") == {"state": "paused"}
 
 
 def test_jobs_are_told_in_their_table(run: Run, serve: Serve) -> None:
     """A paused job is shown as it stands; a kernel without jobs is a result not reached."""
-    serve(pause={"jobs": [job_map(state="paused", waits_for="it is paused")], "paused": []})
-    ran = run("pause", "1")
-    assert ran.code == 0
+    serve(pause={"jobs": [job_map(state="paused", waits_for="it is paused")], "paused": []}, status={"paused": []})
+    ran = run("jobs", "1", "--pause")
+    assert (ran.code, ran.err) == (0, "paused job 1\n")
     assert KERNEL in ran.out
     assert "it is paused" in ran.out
 
 
 def test_nothing_to_pause_exits_1(run: Run, serve: Serve) -> None:
     """A kernel without jobs is a result not reached, and says where jobs are listed."""
-    serve(pause={"jobs": [], "paused": []})
-    ran = run("pause", "gemm")
+    serve(pause={"jobs": [], "paused": []}, status={"paused": []})
+    ran = run("jobs", "gemm", "--pause")
     assert ran.code == 1
     assert "gemm has no job that could be paused" in ran.err
 
 
 def test_target_and_device_are_wrong_usage(run: Run) -> None:
     """They are two things."""
-    ran = run("pause", "gemm", "--device", "cpu:0")
+    ran = run("jobs", "gemm", "--pause", "--device", "cpu:0")
     assert ran.code == 2
     assert "give one of them" in ran.err
 

@@ -1,4 +1,4 @@
-"""``init``, ``config`` and ``logs``: they work without a daemon."""
+"""``config`` and ``logs``: they work without a daemon."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def test_init_writes_a_file_whose_every_setting_holds(run: Run, tmp_path: Path) 
     """The file is valid as it is and with its comments taken away; a second ``init`` changes nothing."""
     place = tmp_path / "my kernels!"
     place.mkdir()
-    ran = run("init", str(place))
+    ran = run("config", "--init", str(place))
     file = place / "ktuned.toml"
     assert (ran.code, ran.out) == (0, f"wrote {file}: the project is named my-kernels\n")
     written = file.read_text()
@@ -26,7 +26,7 @@ def test_init_writes_a_file_whose_every_setting_holds(run: Run, tmp_path: Path) 
     assert (project.python, project.env, project.defaults.trials) == (
         ".venv/bin/python", {"OMP_NUM_THREADS": "8"}, 200,
     )  # fmt: skip
-    ran = run("init", str(place))
+    ran = run("config", "--init", str(place))
     assert (ran.code, file.read_text()) == (2, written)
     assert "is there already" in ran.err
 

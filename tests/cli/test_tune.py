@@ -63,7 +63,7 @@ def test_configs_to_measure_again(run: Run, serve: Serve) -> None:
     """Each --config is one config, with values read as those of a problem; --again goes with or without them."""
     daemon = tuning(serve)
     given = ["--config", "BM=64,fast=true", "--config", "BM=32,fast=false"]
-    assert run("tune", "gemm", "--again", *given, "--no-spawn").code == 0
+    assert run("tune", "gemm", "--remeasure", *given, "--no-spawn").code == 0
     configs = [{"BM": 64, "fast": True}, {"BM": 32, "fast": False}]
     assert daemon.params_of("tune") == {"kernel": "gemm", "configs": configs, "again": True}
     for wrong in ("BM", "BM=1,BM=2", "=3"):
@@ -123,7 +123,9 @@ def test_a_speed_up_that_is_hardly_known_is_a_warning(run: Run, serve: Serve) ->
     assert out.count("unlocked clocks") == 1
 
 
-@pytest.mark.parametrize(("option", "words"), [("--trials", "a valid whole number"), ("--seconds", "a valid number")])
+@pytest.mark.parametrize(
+    ("option", "words"), [("--trials", "a valid whole number"), ("--time-limit", "a valid number")]
+)
 def test_a_budget_that_is_no_number_is_one_line(run: Run, option: str, words: str) -> None:
     """In words of people, not of the parser."""
     ran = run("tune", "gemm", option, "ten")
@@ -209,14 +211,22 @@ def test_a_daemon_that_goes_away_exits_3(run: Run, serve: Serve) -> None:
     assert len(ran.err.splitlines()) == 1
 
 
-@pytest.mark.parametrize("cancels", [False, True])
-def test_ctrl_c_detaches_or_cancels(serve: Serve, cancels: bool) -> None:
-    """Ctrl-C leaves the job running and says how to see and cancel it; with ``--cancel`` it cancels."""
+@pytest.mark.parametrize(("cancels", "number"), [(False, signal.SIGINT), (True, signal.SIGINT), (True, signal.SIGTERM)])
+def test_ctrl_c_detaches_or_cancels(serve: Serve, cancels: bool, number: signal.Signals) -> None:
+    """Ctrl-C leaves the job running, and says how to see and cancel it; with the option it cancels, as SIGTERM does."""
     daemon = tuning(serve, events=STORY[:2], cancel={"jobs": []})
-    command = [sys.executable, "-m", "ktuned", "tune", "gemm", "--no-spawn", *(["--cancel"] if cancels else [])]
+    command = [
+        sys.executable,
+        "-m",
+        "ktuned",
+        "tune",
+        "gemm",
+        "--no-spawn",
+        *(["--cancel-on-interrupt"] if cancels else []),
+    ]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert daemon.told.wait(30)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, err = process.communicate(timeout=30)
     assert process.returncode == 130
     assert "Traceback" not in err
@@ -227,7 +237,7 @@ def test_ctrl_c_detaches_or_cancels(serve: Serve, cancels: bool) -> None:
     else:
         assert cancelled == []
         assert "`ktuned jobs`" in err
-        assert "`ktuned cancel 1`" in err
+        assert "`ktuned jobs 1 --cancel`" in err
 
 
 def test_a_terminal_gets_a_live_view(serve: Serve) -> None:
@@ -335,5 +345,5 @@ def test_ctrl_c_before_the_jobs_are_known_says_that_they_follow(run: Run, serve:
     is_over.set()
     assert (ran.code, ran.out) == (130, "")
     assert ran.err.splitlines()[0] == (
-        "the daemon goes on with the request: `ktuned jobs` shows its jobs, `ktuned cancel JOB` cancels one"
+        "the daemon goes on with the request: `ktuned jobs` has its jobs, `ktuned jobs JOB --cancel` cancels one"
     )

@@ -64,7 +64,17 @@ def activated(directory: Path, manager: socket.socket, *arguments: str) -> Itera
     options = [f"--setenv={name}={value}" for name, value in given.items()]
     with (directory / "serve.log").open("wb") as log:
         process = subprocess.Popen(
-            [ACTIVATE, f"--listen={place / 'k.sock'}", *options, sys.executable, "-m", "ktuned", "serve", *arguments],
+            [
+                ACTIVATE,
+                f"--listen={place / 'k.sock'}",
+                *options,
+                sys.executable,
+                "-m",
+                "ktuned",
+                "start",
+                "--foreground",
+                *arguments,
+            ],
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=log,

@@ -1,4 +1,4 @@
-"""``ktuned gc``: what would go, what goes, and what is never lost by it."""
+"""``ktuned prune``: what would go, what goes, and what is never lost by it."""
 
 from __future__ import annotations
 
@@ -20,21 +20,21 @@ def test_artifacts_go_and_results_stay(tmp_path: Path) -> None:
             return len(list((tmp_path / "home" / "cache" / "artifacts").glob("[!.]*/*/kernel.json")))
 
         before = daemon.client.call("status")["artifacts"]["bytes"]
-        asked = json.loads(daemon.ktuned("gc", "--dry-run", "--keep", "0", "--json").stdout)
+        asked = json.loads(daemon.ktuned("prune", "--dry-run", "--keep", "0", "--json").stdout)
         assert (asked["artifacts"], asked["freed_bytes"], asked["bytes"]) == (3, before, before)
         assert artifacts() == 3
-        assert json.loads(daemon.ktuned("gc", "--json").stdout)["artifacts"] == 0, "the cap holds already"
+        assert json.loads(daemon.ktuned("prune", "--json").stdout)["artifacts"] == 0, "the cap holds already"
 
         room_for_one = str((before / 3 + 1) / 2**30)
-        assert json.loads(daemon.ktuned("gc", "--keep", room_for_one, "--json").stdout)["artifacts"] == 2
+        assert json.loads(daemon.ktuned("prune", "--keep", room_for_one, "--json").stdout)["artifacts"] == 2
         hit = daemon.client.lookup("it", {"n": 64})
         assert hit.status == "fresh"
         assert hit.artifact is not None
         assert Path(hit.artifact, "kernel.json").exists()
 
-        said = daemon.ktuned("gc", "--keep", "0").stdout
+        said = daemon.ktuned("prune", "--keep", "0").stdout
         assert said.startswith("1 artifact removed, ")
         hit = daemon.client.lookup("it", {"n": 64})
         assert (hit.status, hit.artifact) == ("fresh", None)
         assert {trial["outcome"] for trial in daemon.trials().values()} == {"measured"}
-        assert daemon.ktuned("gc", "--keep", "-1").returncode == 2
+        assert daemon.ktuned("prune", "--keep", "-1").returncode == 2

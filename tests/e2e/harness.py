@@ -31,7 +31,7 @@ UNHURRIED = "dict(compile=60.0, first_launch=60.0, floor=60.0)"
 
 
 class Daemon:
-    """A ``ktuned serve`` process with a home, a socket and an environment of its own.
+    """A ``ktuned start --foreground`` process with a home, a socket and an environment of its own.
 
     A worker's import of torch would be the largest cost of most tests: the fake backend's tensors are NumPy's, unless
     ``tensors`` says torch. Most lose no worker, either: ``spares`` says which keep one. Its workers are ``forked`` from
@@ -82,7 +82,7 @@ class Daemon:
             if self._is_forking:
                 variables, descriptors = lending.enter_context(lent(self.env))
             self.process = subprocess.Popen(
-                [sys.executable, *flags, "-m", program, "serve"],
+                [sys.executable, *flags, "-m", program, "start", "--foreground"],
                 env={**self.env, **variables},
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -1,4 +1,4 @@
-"""``ktuned tune --again``: known configs are measured again, and nothing is forgotten meanwhile."""
+"""``ktuned tune --remeasure``: known configs are measured again, and nothing is forgotten meanwhile."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def test_again_measures_the_named_configs_and_keeps_results_until_then(daemon: D
     daemon.tune(path=str(path))
     before = told_apart(daemon)
     slow.close()
-    daemon.ktuned("tune", "it", "--again", "--config", "us=900.0,does=work,tag=slow,gate=door", "--detach")
+    daemon.ktuned("tune", "it", "--remeasure", "--config", "us=900.0,does=work,tag=slow,gate=door", "--detach")
     slow.wait_reached()
     (job,) = daemon.client.call("jobs", state="running")["jobs"]
     assert served(daemon) == ("fresh", "quick")
@@ -57,7 +57,7 @@ def test_again_alone_measures_everything_known_again(daemon: Daemon) -> None:
     assert {tag: trial[0] for tag, trial in told_apart(daemon).items()} == {
         tag: trial[0] for tag, trial in before.items()
     }
-    ran = daemon.ktuned("tune", "it", "--again", "--json")
+    ran = daemon.ktuned("tune", "it", "--remeasure", "--json")
     assert ran.returncode == 0, ran.stderr
     (job,) = json.loads(ran.stdout.splitlines()[-1])["jobs"]
     assert (job["state"], job["done"]) == ("done", 2)
@@ -71,6 +71,6 @@ def test_a_config_that_is_none_of_the_space_is_refused(daemon: Daemon) -> None:
     daemon.client.call("pause")
     daemon.ktuned("add", str(path))
     for config in ("us=5.0,does=work,tag=slow,gate=door", "us=900.0", "nonsense=1"):
-        ran = daemon.ktuned("tune", "it", "--again", "--config", config, "--detach")
+        ran = daemon.ktuned("tune", "it", "--remeasure", "--config", config, "--detach")
         assert (ran.returncode, ran.stderr.count("\n")) == (2, 1), ran.stderr
     assert daemon.client.call("jobs")["jobs"] == []

@@ -190,7 +190,7 @@ def test_a_pin_sees_one_winner_while_a_tuning_finds_better_ones(daemon: Daemon) 
     assert told == {str([("fresh", str(before.config), before.latency_us)])}
     (pin,) = daemon.client.call("pins")["pins"]
     assert pin["pin"] == "run-7"
-    assert daemon.ktuned("forget", "--pin", "run-7").returncode == 0
+    assert daemon.ktuned("lookup", "--release", "run-7").returncode == 0
     with Client(daemon.socket, deadline_s=DEADLINE_S, pin="run-7") as client:
         assert client.lookup("it", PROBLEM).config == best.config
 
@@ -257,10 +257,13 @@ def test_captured_inputs_are_what_is_measured_with(daemon: Daemon) -> None:
 def test_winners_are_shared_through_files(tuned: Daemon, tmp_path: Path) -> None:
     """Exported, looked up with no daemon, taken back in; those of other sources as stale, what does not fit refused."""
     shared = tmp_path / "shared"
-    assert tuned.ktuned("export", str(shared), "--with-artifacts", str(shared / "artifacts")).returncode == 0
+    assert tuned.ktuned("export", str(shared), "--all", "--with-artifacts", str(shared / "artifacts")).returncode == 0
     (file,) = shared.glob("*.json")
     text = file.read_text()
-    assert "unchanged" in tuned.ktuned("export", str(shared), "--with-artifacts", str(shared / "artifacts")).stdout
+    assert (
+        "unchanged"
+        in tuned.ktuned("export", str(shared), "--all", "--with-artifacts", str(shared / "artifacts")).stdout
+    )
     with Client(winners=shared) as client:
         hit = client.lookup("it", PROBLEM, DEFAULT)
         assert (hit.status, hit.config) == ("stale", {"us": 300.0})

@@ -46,7 +46,7 @@ def test_tuning_after_compiling_compiles_nothing(tmp_path: Path) -> None:
     with running(tmp_path) as daemon:
         path = daemon.kernel_file(KERNEL, "tune_twice.py")
         path.with_name("twice.cc").write_text(SOURCE)
-        compiled = daemon.ktuned("compile", str(path), "--json", timeout_s=4 * PATIENCE_S)
+        compiled = daemon.ktuned("tune", str(path), "--compile-only", "--json", timeout_s=4 * PATIENCE_S)
         assert compiled.returncode == 0, compiled.stderr
         *told, jobs = map(json.loads, compiled.stdout.splitlines())
         outcomes = {entry["config"]["STEP"]: entry["outcome"] for entry in told}
@@ -68,7 +68,10 @@ def test_interrupting_cancels(tmp_path: Path) -> None:
     with running(tmp_path) as daemon:
         path = daemon.kernel_file(kernel_text("space([dict(does='gate_compile', gate='door')])", deadlines=UNHURRIED))
         command = subprocess.Popen(
-            [sys.executable, "-m", "ktuned", "compile", str(path)], env=daemon.env, stderr=subprocess.PIPE, text=True
+            [sys.executable, "-m", "ktuned", "tune", str(path), "--compile-only"],
+            env=daemon.env,
+            stderr=subprocess.PIPE,
+            text=True,
         )
         daemon.gate("door").wait_reached()
         daemon.until(lambda: daemon.client.call("jobs")["jobs"][0]["waiters"] == 1, "the command to follow its job")

@@ -36,7 +36,7 @@ def _one_line(text: str) -> str:
 
 def _serve(env: dict[str, str], *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, "-m", "ktuned", "serve", *words],
+        [sys.executable, "-m", "ktuned", "start", "--foreground", *words],
         env=env,
         capture_output=True,
         text=True,
@@ -107,7 +107,7 @@ def test_no_daemon(tmp_path: Path) -> None:
     for words in (["status"], ["lookup", "it", "-p", "n=64"], ["jobs"], ["tune", "it", "--no-spawn"], ["stop"]):
         refused = daemon.ktuned(*words)
         assert refused.returncode == NO_DAEMON, words
-        assert "ktuned serve" in _one_line(refused.stderr)
+        assert "ktuned start --foreground" in _one_line(refused.stderr)
 
 
 def test_malformed_kernel_file(daemon: Daemon) -> None:
@@ -166,7 +166,7 @@ def test_full_disk(tmp_path: Path) -> None:
     config = (home / "config.toml").read_text()
     script = (
         f"mount -t tmpfs -o size=2m,mode=700 tmpfs {home} && printf '%s' '{config}' > {home}/config.toml && "
-        f"mkdir -p {home}/cache && exec {sys.executable} -m ktuned serve"
+        f"mkdir -p {home}/cache && exec {sys.executable} -m ktuned start --foreground"
     )
     with daemon.log.open("ab") as log:
         daemon.process = subprocess.Popen(
@@ -256,16 +256,16 @@ def test_reload_follows_the_config_or_leaves_everything_as_it_was(daemon: Daemon
 
 
 def test_reload_tells_what_changed_or_what_is_wrong(shared: Daemon) -> None:
-    """``ktuned reload`` names the settings that changed; a wrong file is its one error, and changes nothing."""
+    """``config --reload`` names the settings that changed; a wrong file is its one error, and changes nothing."""
     config = shared.home / "config.toml"
     before = config.read_text()
     config.write_text(before + "idle_exit_s = 0\nartifacts_gib = 1.0\n")
-    told = shared.ktuned("reload")
+    told = shared.ktuned("config", "--reload")
     assert (told.returncode, told.stdout.strip()) == (DONE, f"{config}: artifacts_gib, idle_exit_s changed")
     assert shared.client.call("status")["artifacts"]["cap_bytes"] == 2**30
 
     config.write_text(before + "artifacts_gib = -1\n")
-    refused = shared.ktuned("reload")
+    refused = shared.ktuned("config", "--reload")
     assert (refused.returncode, refused.stdout) == (USAGE, "")
     assert f"{config}: artifacts_gib is -1" in refused.stderr
     assert shared.client.call("status")["artifacts"]["cap_bytes"] == 2**30
@@ -428,5 +428,7 @@ def test_a_refused_file_s_line_says_what_mends_it(shared: Daemon) -> None:
     """In ``tune`` and in ``kernels``."""
     path = shared.kernel_file(kernel_text(SPACE))
     path.chmod(0o666)
-    assert f"chmod go-w {path}" in _one_line(shared.ktuned("tune", str(path)).stderr)
+    complaint, watched = shared.ktuned("tune", str(path)).stderr.splitlines()
+    assert f"chmod go-w {path}" in complaint
+    assert "is watched from now on" in watched
     assert f"chmod go-w {path}" in shared.ktuned("kernels").stdout

@@ -59,15 +59,15 @@ def test_new_toolchain_costs_the_best_five(tmp_path: Path) -> None:
 
 
 def test_pause_outlives_the_daemon(tmp_path: Path) -> None:
-    """What was paused altogether stays so in the next daemon's life, status says so, and `ktuned resume` ends it."""
+    """What was paused altogether stays so in the next daemon's life, status says so, and `--resume` ends it."""
     with running(tmp_path) as daemon:
         daemon.kernel_file(kernel_text(MANY))
-        assert "all tuning is paused" in daemon.ktuned("pause").stderr
+        assert "paused: all tuning" in daemon.ktuned("jobs", "--pause").stderr
         daemon.client.call("tune", path=str(tmp_path / "project"))
         assert "waiting: 1 because all tuning is paused" in daemon.ktuned("status").stdout
     with running(tmp_path) as daemon:
         assert daemon.client.call("status")["paused"] == [""]
         daemon.until(lambda: job(daemon, 1)["waits_for"] == "all tuning is paused", "the job to be taken up")
         daemon.client.call("cancel", job=1)
-        assert "nothing is paused" in daemon.ktuned("resume").stderr
+        assert "nothing is paused" in daemon.ktuned("jobs", "--resume").stderr
         assert daemon.client.call("status")["paused"] == []

@@ -240,7 +240,7 @@ def test_broken_file_is_one_line_and_hides_nothing(daemon: Daemon) -> None:
     hit = daemon.client.lookup("it", dict(n=64))
     assert (hit.status, hit.message) == ("stale", error["message"])
     assert hit.config is not None
-    assert error["message"] in daemon.ktuned("kernels", "it", "--why").stdout
+    assert error["message"] in daemon.ktuned("kernels", "it").stdout
 
     other = daemon.kernel_file(_text().replace("def it(", "def other("), "tune_other.py")
     daemon.until(lambda: _settled(daemon, 2), "the other kernel's tuning")
@@ -356,7 +356,7 @@ def test_edit_that_does_not_compile_keeps_the_old_winner(daemon: Daemon) -> None
     assert hit.status == "stale"
     assert "compile_error: fake.c:1: error: no" in hit.message
     assert "compile_error: fake.c:1: error: no" in daemon.ktuned("lookup", "it", "-p", "n=64").stdout
-    told = daemon.ktuned("kernels", "it", "--why").stdout
+    told = daemon.ktuned("kernels", "it").stdout
     assert "stale" in told
     assert "tune_it.py: `reference` changed" in told
     assert "fake.c:1: error: no" in told
@@ -367,7 +367,7 @@ def test_edit_that_does_not_compile_keeps_the_old_winner(daemon: Daemon) -> None
     daemon.until(lambda: _settled(daemon, 3), "the job that finds all known")
     assert not _jobs(daemon)[-1]["cost"].get("lane_s")
     assert len(daemon.compiles.read_text().splitlines()) == compiled
-    assert "fresh; nothing changed since" in daemon.ktuned("kernels", "it", "--why").stdout
+    assert "fresh; nothing changed since" in daemon.ktuned("kernels", "it").stdout
 
 
 def test_config_that_an_edit_removes_is_not_served(daemon: Daemon) -> None:
@@ -399,7 +399,7 @@ def test_config_that_an_edit_removes_is_not_served(daemon: Daemon) -> None:
     daemon.gate("door").wait_reached()
     daemon.until(lambda: us(served()) is None, "no answer from the old space")
     assert served().status == "default"
-    assert "is not in the space any more: it is not served" in daemon.ktuned("kernels", "it", "--why").stdout
+    assert "is not in the space any more: it is not served" in daemon.ktuned("kernels", "it").stdout
     daemon.gate("door").open()
     daemon.until(lambda: _settled(daemon, 4), "the last re-tune")
     assert served().status == "fresh"

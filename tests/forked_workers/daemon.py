@@ -1,7 +1,7 @@
-"""``ktuned serve``, whose workers are forked by the tests' parents: they end with it, like a daemon's own.
+"""``ktuned start --foreground``, whose workers are forked by the tests' parents: they end with it, like a daemon's own.
 
-Run with the options of ``ktuned serve``; a variable has the connections to the parents. A worker in another environment
-than theirs is started as users' daemons do.
+Run with its options; a variable has the connections to the parents. A worker in another environment than theirs is
+started as users' daemons do.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _connection(number: int) -> socket.socket:
 def main() -> None:
     """Serve, with forked workers."""
     from ktuned.cli import main
-    from ktuned.cli.commands.serve import lean_imports
+    from ktuned.cli.commands.start import lean_imports
 
     forkers = Forkers(json.loads(os.environ.pop(LENT)))
     with lean_imports():

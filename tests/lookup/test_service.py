@@ -13,7 +13,8 @@ from ktuned.model.job import Job, JobState
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import WinnerKey
 from ktuned.model.plan import Plan
-from ktuned.model.values import Problem
+from ktuned.model.trial import TrialResult
+from ktuned.model.values import Outcome, Problem
 from ktuned.scheduling.job_requests import Wish
 from ktuned.serve.connection import Connection
 from ktuned.serve.explain import Explainer
@@ -25,6 +26,7 @@ from tests.fake_tensors import REFERENCE
 
 pytestmark = pytest.mark.anyio
 
+UNTUNED = "not tuned yet for this problem"
 CONSTRAINED = "us=[10.0, 20.0, 30.0], where=lambda p, c: c.us <= p.n"
 GATED = "[dict(us=1.0, does='gate_compile_error', gate='door')]"
 
@@ -108,7 +110,8 @@ async def test_wrong_questions_are_refused(parts: Parts) -> None:
     parts.write(kernel_text(), str(other / "tune_it.py"))
     tune = parts.daemon.methods["tune"]
     accepted = await tune.answer(TuneParams(path=str(other)), cast(Connection, None))
-    (notice,) = accepted["notices"]
+    watched, notice = accepted["notices"]
+    assert watched.startswith(f"{other} is watched from now on")
     assert notice.startswith("'it' alone may mean q:it or project:it now")
     assert (await tune.answer(TuneParams(path=str(other)), cast(Connection, None)))["notices"] == []
     with pytest.raises(AmbiguousName):
@@ -254,13 +257,13 @@ async def test_what_failed_is_told_and_not_asked_for_again(parts: Parts) -> None
     await parts.store.update_job(replace(before, state=JobState.DONE))
     kernel = await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.5"))
     parts.lookups.caches.changed(kernel.name)
-    assert ask(parts)["message"] == ""
+    assert ask(parts)["message"] == UNTUNED
     async with parts.working():
         await parts.jobs.submit(
             wanted({"n": 64}), {"n": 64}, priority=300, reason="saved", plan=replace(kernel.plan, trials=1)
         )
         await parts.told.ended(1)
-        assert ask(parts)["message"] == "", "one that was to try less has not tried all"
+        assert ask(parts)["message"] == UNTUNED, "one that was to try less has not tried all"
         assert ask(parts, tune=True)["status"] == "default", "the space has lost the winner's config"
         await parts.told.ended(2)
         answer = ask(parts)
@@ -270,14 +273,14 @@ async def test_what_failed_is_told_and_not_asked_for_again(parts: Parts) -> None
         parts.jobs.forget_failures("project:another")
         await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.25"))
         parts.lookups.caches.changed(kernel.name)
-        assert ask(parts)["message"] == "", "another state of the files may work"
+        assert ask(parts)["message"] == UNTUNED, "another state of the files may work"
         await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.5"))
         parts.lookups.caches.changed(kernel.name)
         assert ask(parts, tune=True)["message"] == answer["message"]
 
         parts.jobs.forget_failures(kernel.name)
         parts.lookups.caches.changed(kernel.name)
-        assert ask(parts)["message"] == ""
+        assert ask(parts)["message"] == UNTUNED
         await parts.jobs.submit(wanted({"n": 1}, device="none"), {"n": 1}, priority=1, reason="a marker", plan=Plan())
         await parts.told.ended(3)
     assert [job.reason for job in parts.store.jobs()] == ["a marker", "looked up", "saved", "asked"]
@@ -395,3 +398,38 @@ async def test_a_near_config_that_fails_here_is_not_served_on(parts: Parts) -> N
     answer = ask(parts)
     assert (answer["status"], answer["config"]) == ("default", None)
     assert "mismatch" in answer["message"]
+
+
+async def test_a_default_says_why_it_is_only_that(parts: Parts) -> None:
+    """Its tuning is queued, or was not asked for; a name that is not known gets the one that was meant."""
+    await parts.inspect(kernel_text(default="dict(us=50.0)"))
+    assert ask(parts)["message"] == UNTUNED
+    assert ask(parts, tune=True)["message"] == f"{UNTUNED}; its tuning is queued"
+    unknown = parts.lookups.lookup("itt", {"n": 64}, None, tune=False)
+    assert unknown.status == "unknown"
+    assert "did you mean" in unknown.message
+    parts.kill_workers()
+
+
+async def test_a_lookup_that_may_wait_is_near_at_the_first_ask(parts: Parts) -> None:
+    """A worker says in its time whether the space holds the winner of the nearest size."""
+    await tuned(parts, configs=CONSTRAINED, default="dict(us=10.0)")
+    answer = await parts.lookups.settle("it", {"n": 40}, None, tune=False)
+    assert answer.status == "near"
+    assert (await parts.lookups.settle("it", {"n": 15}, None, tune=False)).status == "default"
+
+
+async def test_a_noisy_winner_is_not_served_with_confidence(parts: Parts) -> None:
+    """Its spread is more than half of it: the answer says so, and is not final."""
+    kernel = await parts.inspect(kernel_text(configs="[dict(us=1.0), dict(us=2.0)]"))
+    device = parts.machine.device(parts.environment, "fake", None)
+    context = parts.machine.context(kernel, parts.environment, {"n": 64}, device)
+    job = await parts.store.create_job(context.key, {"n": 64}, priority=1, reason="", plan=kernel.plan, now=0.0)
+    trial = await parts.store.begin_trial(context, {"n": 64}, job.id, {"us": 1.0})
+    result = TrialResult(Outcome.MEASURED, 10.0, 8.0, detail={"rounds": 1000})
+    await parts.store.finish_trial(trial, result)
+    await parts.store.decide_winner(trial)
+    answer = ask(parts)
+    assert answer["status"] == "fresh"
+    assert answer["message"].startswith("noisy: measured to ±40 %")
+    assert "final" not in answer

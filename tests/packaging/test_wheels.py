@@ -17,6 +17,7 @@ from pathlib import Path
 import pytest
 
 from tests.packaging.distributions import PROJECTS, ROOT
+from tests.packaging.release_check import HEAVY, try_one
 
 pytestmark = pytest.mark.timeout(300)
 
@@ -73,6 +74,15 @@ def test_make_builds_every_distribution() -> None:
     found = {path.parent for pattern in ("*", "client/*", "plugins/*/*") for path in ROOT.glob(pattern)
              if path.name == "pyproject.toml"}  # fmt: skip
     assert built == found == {project for project, _ in PROJECTS.values()}
+
+
+def test_make_checks_a_release(wheels: dict[str, Path], tmp_path: Path) -> None:
+    """``make release-check`` runs the program that builds and tries them; here it tries those that are light."""
+    steps = subprocess.run(["make", "-n", "release-check"], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert "tests/packaging/release_check.py" in steps
+    (tmp_path / "home").mkdir()
+    try_one("ktuned-client", wheels, tmp_path, with_dependencies=False)
+    assert set(PROJECTS) > HEAVY
 
 
 def test_licences_are_one(wheels: dict[str, Path]) -> None:
@@ -212,7 +222,7 @@ def test_the_readme_works_from_the_wheels(installed: Path, environment: dict[str
     try:
         output = _run(installed, environment, project, "ktuned", "tune", ".", "--preset", "fast", "--json")
         last = json.loads(output.splitlines()[-1])
-        backends = json.loads(_run(installed, environment, project, "ktuned", "backends", "--json"))
+        backends = json.loads(_run(installed, environment, project, "ktuned", "doctor", "--json"))
         looked_up = _run(installed, environment, project, "python", "-c", lookup)
         results = json.loads(_run(installed, environment, project, "ktuned", "results", "dot", "--json"))
     finally:

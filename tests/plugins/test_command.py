@@ -116,9 +116,14 @@ def test_without_a_pattern_the_clock_decides(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (("/no/such/program",), "/no/such/program cannot be started"),
+        (("/no/such/program",), "`/no/such/program` cannot be started"),
         (("sh", "-c", "echo took x ms"), "'x', which is no number"),
         (("sh", "-c", "printf '%s' \0"), "cannot be started"),
+        (
+            ("sh", "-c", "exit 3", "--tile={TILE}"),
+            r"`sh -c 'exit 3' '--tile=\{TILE\}'` exited with 3; \{TILE\} is no placeholder",
+        ),
+        (("sh", "-c", "head -c 4000 /dev/zero >&2; exit 3"), r"exited with 3: \(4,000 characters that are no text\)"),
     ],
 )
 def test_a_program_that_cannot_be_run_is_one_message(tmp_path: Path, argv: Any, words: str) -> None:

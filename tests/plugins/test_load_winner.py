@@ -132,7 +132,7 @@ def test_a_damaged_artifact_is_not_loaded(client: Client) -> None:
 
 def test_exported_winners_are_loaded_without_a_daemon(daemon: Daemon, tmp_path: Path) -> None:
     """An artifact that travels with its file holds all that a call needs; a function of a kernel file does not."""
-    done = daemon.ktuned("export", str(tmp_path / "winners"), "--with-artifacts", str(tmp_path / "artifacts"))
+    done = daemon.ktuned("export", "--all", str(tmp_path / "winners"), "--with-artifacts", str(tmp_path / "artifacts"))
     assert done.returncode == 0, done.stderr
     alone = Client(str(tmp_path / "no.sock"), winners=tmp_path / "winners")
     x, y = torch.rand(64), torch.empty(64)

@@ -219,7 +219,7 @@ def test_exported_winners_are_loaded_without_a_daemon(daemon: Daemon, kernel: st
         pytest.skip("torch's winners are functions of the kernel file")
     from ktuned_client import Client, Hit
 
-    done = daemon.ktuned("export", str(tmp_path / "winners"), "--with-artifacts", str(tmp_path / "artifacts"))
+    done = daemon.ktuned("export", "--all", str(tmp_path / "winners"), "--with-artifacts", str(tmp_path / "artifacts"))
     assert done.returncode == 0, done.stderr
     exported = Client(str(tmp_path / "no.sock"), winners=tmp_path / "winners").lookup(kernel, {"n": SIZE})
     assert isinstance(exported, Hit)

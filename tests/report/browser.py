@@ -71,7 +71,9 @@ class Opened:
     def draw_all(self) -> None:
         """Have every card draw, as if the reader had scrolled to the end."""
         self.page.evaluate("() => { for (const card of state.cards) if (!card.isSeen) card.show(); }")
-        self.page.wait_for_function("state.cards.every(card => card.body || card.chart)")
+        self.page.wait_for_function(
+            "() => state.cards.every(card => card.body || card.chart || card.box.querySelector('.empty'))"
+        )
 
 
 def file(path: Path) -> str:

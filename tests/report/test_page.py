@@ -236,3 +236,18 @@ def test_a_hundred_thousand_trials(browser: Browser, tmp_path: Path) -> None:
     with Opened(browser, file(place)) as opened:
         assert 0.05 < opened.cpu_s < OPENED_S
         assert opened.complaints == []
+
+
+def test_pages_of_few_configs_and_useless_models_draw_less(browser: Browser, tmp_path: Path) -> None:
+    """Charts that say nothing of five configs are not there, and a model that explains nothing is a sentence."""
+    store = SampleStore(tmp_path / "ktuned.sqlite")
+    store.add("kernels:few", {"N": 1}, 5)
+    with Overview(tmp_path / "ktuned.sqlite") as overview:
+        place = tmp_path / "report.html"
+        place.write_text(page(survey(overview, "1.0")))
+    with Opened(browser, file(place)) as opened:
+        opened.draw_all()
+        titles = set(opened.page.locator("section.card h2").all_inner_texts())
+        assert "Fastest configs" in titles
+        assert not titles & {"Distribution of latencies", "Pairs of knobs", "Configs as lines", "Which knobs matter"}
+        assert opened.complaints == []

@@ -192,7 +192,11 @@ def test_a_home_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> N
         "KTUNED_SOCKET": str(tmp_path / "run" / "k.sock"),
     }
     done = subprocess.run(
-        [sys.executable, "-m", "ktuned", "serve"], env=environment, capture_output=True, text=True, timeout=PATIENCE_S
+        [sys.executable, "-m", "ktuned", "start", "--foreground"],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=PATIENCE_S,
     )
     assert done.returncode == 1
     assert f"can be written by others (mode {mode:04o})" in done.stderr

@@ -101,7 +101,7 @@ def test_install_status_uninstall(home: Path, capsys: pytest.CaptureFixture[str]
 
     assert main(["service", "install"]) == 0
     service = (place / units.SERVICE).read_text()
-    assert f"ExecStart={sys.executable} -m ktuned serve\n" in service
+    assert f"ExecStart={sys.executable} -m ktuned start --foreground\n" in service
     assert f'Environment="PATH={os.environ["PATH"]}"\n' in service
     assert f"ListenStream={units.DEFAULT_LISTEN}\n" in (place / units.SOCKET).read_text()
     assert orders(home) == ["daemon-reload", f"enable --now {units.SOCKET}"]

@@ -172,7 +172,7 @@ async def test_without_device_and_target_there_is_nothing_to_compile_for(parts: 
     tuned, compiled = await ask(parts, Wish()), await ask(parts, COMPILE)
     reason = (
         "backend 'fake' cannot run here: there is no fake device; "
-        "set FAKE_DEVICES=1; or name what to compile for: `ktuned compile --arch`"
+        "set FAKE_DEVICES=1; or name what to compile for: `ktuned tune --compile-only --arch`"
     )
     assert [(job.state, job.message) for job in (tuned, compiled)] == [(JobState.FAILED, reason)] * 2
     with pytest.raises(BackendError):

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ktuned.cli import doctor as checks
-from ktuned.cli import equipment, output, spawn, versions
+from ktuned.cli import equipment, output, spawn, text, versions
 from ktuned.cli.cluster_check import check_cluster, check_team
-from ktuned.cli.commands.status import PROBE_DEADLINE_S
-from ktuned.cli.commands.tune import announce
 from ktuned.cli.doctor import Finding, Level
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import json_option
@@ -21,13 +19,16 @@ from ktuned.model import MEMORY, PRECISIONS
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 from ktuned_client.paths import socket_path
 
+PROBE_DEADLINE_S = 60.0
+"""Deadline of probing every backend: each is imported in a worker."""
+
 PEAKS_DEADLINE_S = 600.0
 """For all devices of a large machine, one after the other, behind what their lanes measure now."""
 
 
 @click.command()
 @click.option("--peaks", is_flag=True, help="Measure the limits of each device, once, and show them instead.")
-@click.option("--again", is_flag=True, help="With --peaks: measure those that are known, too.")
+@click.option("--remeasure", "again", is_flag=True, help="With --peaks: measure those that are known, too.")
 @json_option
 def doctor(peaks: bool, again: bool, as_json: bool) -> int:
     """Check this installation.
@@ -35,19 +36,22 @@ def doctor(peaks: bool, again: bool, as_json: bool) -> int:
     Works without a daemon, and reports more with one; --peaks starts one. Exits with 1 if a check fails.
     """
     if again and not peaks:
-        raise click.UsageError("--again goes with --peaks", click.get_current_context())
+        raise click.UsageError("--remeasure goes with --peaks", click.get_current_context())
     if peaks:
         return _show_peaks(again=again, as_json=as_json)
     findings = _examine()
     if as_json:
         output.emit_json([finding.to_wire() for finding in findings])
     else:
+        # What is to be done stands last, where the eye is.
+        findings.sort(key=lambda finding: list(Level).index(finding.level))
         output.table(["state", "what", "how it is", "remedy"], ([*map(str, _row(finding))] for finding in findings))
+        output.say(_verdict(findings))
     return Exit.NOT_REACHED if any(finding.level is Level.FAIL for finding in findings) else Exit.DONE
 
 
 def _show_peaks(*, again: bool, as_json: bool) -> int:
-    announce(spawn.ensure())
+    spawn.announce(spawn.ensure())
     with Client() as client, output.patience("measuring the devices"):
         answer = client.call("peaks", measure=True, again=again, deadline_s=PEAKS_DEADLINE_S)
     status = Exit.DONE if any(peaks["gbps"] for peaks in answer["peaks"]) else Exit.NOT_REACHED
@@ -66,6 +70,23 @@ def _show_peaks(*, again: bool, as_json: bool) -> int:
         rows += [(peaks["device"], "all", why) for kind, why in peaks["absent"].items() if kind == "all"]
     output.table(["device", "limit", "measured"], rows)
     return status
+
+
+def _verdict(findings: Sequence[Finding]) -> str:
+    """Return the last line: whether anything is to be done."""
+    counts = [(sum(finding.level is level for finding in findings), level) for level in (Level.FAIL, Level.WARN)]
+    if not any(count for count, _ in counts):
+        return "all is well"
+    words = {Level.FAIL: "failure", Level.WARN: "warning"}
+    return ", ".join(text.number(count, words[level]) for count, level in counts if count)
+
+
+def _is_new(home: Path) -> bool:
+    """Return whether no daemon runs, nor has ever run with this state directory."""
+    # Not at the top: `--help` needs no database.
+    from ktuned.store import STORE_NAME
+
+    return not ((home / STORE_NAME).exists() or spawn.is_serving(socket_path()))
 
 
 def _row(finding: Finding) -> tuple[str, str, str, str]:
@@ -90,7 +111,7 @@ def _examine() -> list[Finding]:
         equipment.check_gpu(),
         checks.check_inotify(),
         checks.check_plugins(list(entry_points(group=ENTRY_POINT_GROUP))),
-        checks.check_daemon(status, version(), *absence),
+        checks.check_daemon(status, version(), *absence, is_new=_is_new(home)),
     ]
     if status is None:
         return [*findings, *equipment.check_backends([equipment.probe_here()])]

@@ -1,4 +1,4 @@
-"""``ktuned jobs`` and ``ktuned cancel``."""
+"""``ktuned jobs``: lists jobs, and cancels, pauses and resumes them."""
 
 from __future__ import annotations
 
@@ -23,15 +23,54 @@ MAX_LIMIT = 1_999
 
 
 @click.command()
-@click.argument("kernel", required=False, shell_complete=complete_kernel)
+@click.argument("target", metavar="[JOB|KERNEL]", required=False, shell_complete=complete_kernel)
+@click.option("--cancel", "action", flag_value="cancel", help="Cancel the job, or all jobs of the kernel.")
+@click.option("--pause", "action", flag_value="pause", help="Pause them; without a target a device, or all tuning.")
+@click.option("--resume", "action", flag_value="resume", help="Undo a pause.")
+@click.option("--device", metavar="DEVICE", help="With --pause or --resume: this device (cpu:0, cuda:1) or model.")
 @click.option("--state", type=click.Choice([str(state) for state in JobState]), help="Only jobs in this state.")
 @click.option("--limit", type=WholeNumber(min=1), help=f"At most this many, the newest. Default: {DEFAULT_LIMIT}.")
 @json_option
-def jobs(kernel: str | None, state: str | None, limit: int | None, as_json: bool) -> int:
-    """List jobs, or those of KERNEL."""
+def jobs(
+    target: str | None,
+    action: str | None,
+    device: str | None,
+    state: str | None,
+    limit: int | None,
+    as_json: bool,
+) -> int:
+    """List, cancel, pause or resume jobs.
+
+    A pause lasts until it is resumed, across restarts of the daemon too. Measurements are kept, and lookups are still
+    answered. A job that was paused by itself is not resumed with its device.
+    """
+    if action is None:
+        if device is not None:
+            raise click.UsageError("--device goes with --pause or --resume", click.get_current_context())
+        return _list(target, state, limit, as_json)
+    if state is not None or limit is not None:
+        raise click.UsageError(f"--state and --limit do not go with --{action}", click.get_current_context())
+    if action == "cancel" and target is None:
+        raise click.UsageError("--cancel needs a job or a kernel", click.get_current_context())
+    if action == "cancel" and device is not None:
+        raise click.UsageError("--device goes with --pause or --resume", click.get_current_context())
+    if target is not None and device is not None:
+        raise click.UsageError(
+            "a target and --device exclude each other; give one of them", click.get_current_context()
+        )
+    return _act(action, target, device, as_json)
+
+
+def _chosen(target: str | None) -> dict[str, Any]:
+    if target is None:
+        return {}
+    return {"job": int(target)} if target.isdecimal() else {"kernel": target}
+
+
+def _list(target: str | None, state: str | None, limit: int | None, as_json: bool) -> int:
     at_most = min(limit or DEFAULT_LIMIT, MAX_LIMIT)
     with Client() as client:
-        found = client.call("jobs", **given(kernel=kernel, state=state, limit=at_most + 1))["jobs"]
+        found = client.call("jobs", **given(**_chosen(target), state=state, limit=at_most + 1))["jobs"]
     found, is_cut = found[:at_most], len(found) > at_most
     if as_json:
         output.emit_json(found)
@@ -44,22 +83,47 @@ def jobs(kernel: str | None, state: str | None, limit: int | None, as_json: bool
     return Exit.DONE
 
 
-@click.command()
-@click.argument("target", metavar="JOB|KERNEL", shell_complete=complete_kernel)
-@json_option
-def cancel(target: str, as_json: bool) -> int:
-    """Cancel a job, or all jobs of a kernel."""
-    chosen: dict[str, Any] = {"job": int(target)} if target.isdecimal() else {"kernel": target}
+_DONE = {"cancel": "cancelled", "pause": "paused", "resume": "resumed"}
+
+
+def _act(action: str, target: str | None, device: str | None, as_json: bool) -> int:
+    """Cancel, pause or resume; say what was done, and what is still paused."""
     with Client() as client:
-        stopped = client.call("cancel", **chosen)["jobs"]
-    if as_json:
-        output.emit_json(stopped)
-    elif stopped:
-        show(stopped)
-    if not stopped:
-        output.complain(f"{target} has no job that could be cancelled", "`ktuned jobs` lists them")
+        before = set() if action == "cancel" else set(client.call("status").get("paused", ()))
+        answer = client.call(action, **given(**_chosen(target), device=device))
+        changed = answer["jobs"]
+        if as_json:
+            output.emit_json(answer)
+        else:
+            if changed:
+                show(changed)
+                numbers = ", ".join(str(job["id"]) for job in changed)
+                output.say(f"{_DONE[action]} job {numbers}")
+            if target is None:
+                output.say(_devices_line(action, before, set(answer["paused"])))
+                output.say(_still_paused(client, answer["paused"]))
+    if target is not None and not changed:
+        output.complain(f"{target} has no job that could be {_DONE[action]}", "`ktuned jobs` lists them")
         return Exit.NOT_REACHED
     return Exit.DONE
+
+
+def _devices_line(action: str, before: set[str], after: set[str]) -> str:
+    """Return what a pause or its end has changed."""
+    changed = sorted(after - before if action == "pause" else before - after)
+    if not changed:
+        return f"nothing was {'paused that was not before' if action == 'pause' else 'paused there'}"
+    return f"{_DONE[action]}: {', '.join(name or 'all tuning' for name in changed)}"
+
+
+def _still_paused(client: Client, devices: Iterable[str]) -> str:
+    """Return what is paused now, and how that ends."""
+    paused = [str(job["id"]) for job in client.call("jobs", state="paused")["jobs"]]
+    parts = [name or "all tuning" for name in sorted(devices)]
+    parts += [f"job {', '.join(paused)}"] if paused else []
+    if not parts:
+        return "nothing is paused"
+    return f"paused now: {'; '.join(parts)} (`ktuned jobs --resume` ends it; add --device DEVICE, or name a JOB)"
 
 
 def show(found: Iterable[Mapping[str, Any]]) -> None:

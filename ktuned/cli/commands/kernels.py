@@ -1,4 +1,4 @@
-"""``ktuned kernels`` and ``ktuned which``: the declared kernels of the watched roots."""
+"""``ktuned kernels``: the declared kernels of the watched roots."""
 
 from __future__ import annotations
 
@@ -9,27 +9,32 @@ from typing import Any
 import click
 
 from ktuned.cli import lines, output, text
-from ktuned.cli.completion import complete_kernel, complete_target
+from ktuned.cli.completion import complete_target
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.options import as_path, given, is_path, json_option
+from ktuned.cli.options import as_path, is_path, json_option
 from ktuned.model import sentence
 from ktuned_client import Client
 
 
 @click.command()
 @click.argument("target", metavar="[NAME|PATH]", required=False, shell_complete=complete_target)
-@click.option("--why", is_flag=True, help="Show the changes since each winner was measured.")
 @json_option
-def kernels(target: str | None, why: bool, as_json: bool) -> int:
-    """List kernels, and errors in kernel files."""
-    chosen: dict[str, Any] = {"why": True} if why else {}
+def kernels(target: str | None, as_json: bool) -> int:
+    """List kernels, or show one and how its winners stand.
+
+    Of a NAME it shows the full name that it means here, where it is declared, its interpreter and environment, and for
+    each winner what has changed since it was measured. Errors in kernel files are listed, too.
+    """
+    is_one = target is not None and not is_path(target)
+    chosen: dict[str, Any] = {}
     if target is not None:
-        chosen |= {"path": as_path(target)} if is_path(target) else {"kernel": target}
+        chosen = {"kernel": target, "why": True} if is_one else {"path": as_path(target)}
     with Client() as client:
-        answer = client.call("kernels", **given(**chosen))
+        answer = client.call("kernels", **chosen)
     if as_json:
-        output.emit_json(answer)
-    elif why:
+        output.emit_json({**answer, "root": _root_of(answer)} if is_one else answer)
+    elif is_one:
+        _describe(answer)
         _explain(answer)
     elif target is None or answer["kernels"] or answer["errors"]:
         show(answer)
@@ -42,33 +47,29 @@ def kernels(target: str | None, why: bool, as_json: bool) -> int:
     return Exit.NOT_REACHED if answer["errors"] and target is not None else Exit.DONE
 
 
-@click.command()
-@click.argument("kernel", shell_complete=complete_kernel)
-@json_option
-def which(kernel: str, as_json: bool) -> int:
-    """Show where a kernel is declared.
-
-    Prints the full name that KERNEL means here, its file and line, backend, root, interpreter and environment.
-    """
-    with Client() as client:
-        answer = client.call("kernels", kernel=kernel)
+def _root_of(answer: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the innermost root that holds the one kernel of an answer."""
     (found,) = answer["kernels"]
     holders = [root for root in answer["roots"] if f"{found['file']}/".startswith(f"{root['path'].rstrip('/')}/")]
-    root = max(holders, key=lambda root: len(root["path"]))
-    if as_json:
-        output.emit_json({"name": found["name"], "file": found["file"], "line": found["line"], "root": root})
-        return Exit.DONE
+    return max(holders, key=lambda root: len(root["path"]), default={})
+
+
+def _describe(answer: Mapping[str, Any]) -> None:
+    (found,) = answer["kernels"]
+    root = _root_of(answer)
     output.emit(found["name"])
     facts = {
         "declared at": f"{found['file']}:{found['line']}",
         "backend": found["backend"],
-        "root": root["path"],
-        "python": root["python"],
-        "environment": text.flat(root["env"]),
+        "space": _space(found["space"]),
+        "problems": "; ".join(text.flat(problem) for problem in found["problems"]) or text.ABSENT,
+        "default": text.flat(found["default"]),
+        "root": root.get("path", text.ABSENT),
+        "python": root.get("python", text.ABSENT),
+        "environment": text.flat(root.get("env")),
     }
     for name, value in facts.items():
         output.emit(f"  {name:<12} {value}")
-    return Exit.DONE
 
 
 def show(answer: Mapping[str, Any]) -> None:

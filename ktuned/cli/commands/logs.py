@@ -34,13 +34,13 @@ def logs(follow: bool, lines: int) -> int:
     """Show the daemon's log.
 
     It comes from the journal if systemd runs the daemon, else from the file that a daemon started by a command writes.
-    `ktuned serve` in a terminal logs to that terminal.
+    `ktuned start --foreground` in a terminal logs to that terminal.
     """
     if _is_a_service():
         return _show_journal(lines, follow=follow)
     path = state_directory() / LOG_NAME
     if not path.exists():
-        output.complain(f"there is no log at {path}", "`ktuned serve` logs to its own stderr")
+        output.complain(f"there is no log at {path}", "`ktuned start --foreground` logs to its own stderr")
         return Exit.NOT_REACHED
     try:
         _show_file(path, lines, follow=follow)

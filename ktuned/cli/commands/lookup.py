@@ -1,7 +1,8 @@
-"""``ktuned lookup``: the best config known now."""
+"""``ktuned lookup``: the best config known now, and the pins that keep answers as they are."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping
 from typing import Any
 
@@ -11,39 +12,67 @@ from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.limits import limits, share_of
-from ktuned.cli.options import device_option, given, json_option, objective_option, problem_option
-from ktuned.model import LATENCY, Status, sentence
+from ktuned.cli.options import (
+    AdvancedOption,
+    SectionedCommand,
+    device_option,
+    given,
+    json_option,
+    objective_option,
+    problem_option,
+)
+from ktuned.model import LATENCY, JobState, Status, sentence
 from ktuned_client import Client
 from ktuned_client.answers import LEFT_OUT
 
+SETTLE_DEADLINE_S = 10.0
+"""Deadline of a lookup that may wait for a worker."""
 
-@click.command()
-@click.argument("kernel", shell_complete=complete_kernel)
+MAX_JOBS = 1_000
+"""Jobs among which the one of a lookup is looked for."""
+
+
+@click.command(cls=SectionedCommand)
+@click.argument("kernel", required=False, shell_complete=complete_kernel)
 @problem_option
 @device_option
-@objective_option
-@click.option("--pin", help="Look up under this pin: all who use it keep the same winner.")
 @click.option("--why", is_flag=True, help="Show the changes that made the answer stale.")
 @json_option
+@objective_option
+@click.option("--pin", cls=AdvancedOption, help="Look up under this pin: all who use it keep the same winner.")
+@click.option("--pins", "lists_pins", cls=AdvancedOption, is_flag=True, help="List the pins instead.")
+@click.option("--release", cls=AdvancedOption, metavar="PIN", help="Give a pin up instead.")
 def lookup(
-    kernel: str,
+    kernel: str | None,
     problem: dict[str, Any],
     device: str | None,
     objective: str | None,
     pin: str | None,
+    lists_pins: bool,
+    release: str | None,
     why: bool,
     as_json: bool,
 ) -> int:
-    """Print the best config known for KERNEL."""
+    """Print the best config known for a kernel."""
+    if [kernel is not None, lists_pins, release is not None].count(True) != 1:
+        raise click.UsageError("lookup needs a kernel, or --pins, or --release PIN", click.get_current_context())
+    if lists_pins:
+        return _list_pins(as_json)
+    if release is not None:
+        return _release_pin(release, as_json)
+    assert kernel is not None
     with Client() as client:
         place = given(device=device, pin=pin, objective=objective)
-        answer = client.call("lookup", kernel=kernel, problem=problem, **place)
+        # A person may wait until a worker has said whether the winner of a near problem is valid for this one.
+        waits = {} if pin is not None else {"settle": True, "deadline_s": SETTLE_DEADLINE_S}
+        answer = client.call("lookup", kernel=kernel, problem=problem, **place, **waits)
         if answer["status"] == Status.UNKNOWN and not as_json:
             # It is refused, with the name that is near.
             client.call("kernels", kernel=kernel)
         if why and answer["status"] != Status.UNKNOWN:
             answer["changes"] = _changes(client, answer)
         metrics = answer.get("metrics") or {}
+        place_in_line = _place_in_line(client, answer) if answer["status"] in (Status.DEFAULT, Status.NEAR) else ""
         # Few kernels have metrics: the others' lookups ask for nothing more.
         share = share_of(metrics, limits(client), answer["device"]) if metrics else ""
     if as_json:
@@ -64,12 +93,26 @@ def lookup(
             output.emit(answer["artifact"])
         if answer.get("message"):
             output.emit(text.first_line(answer["message"]))
+        if place_in_line:
+            output.emit(place_in_line)
         for change in answer.get("changes", ()):
             output.emit(f"  {sentence(change)}")
     if answer["status"] == Status.UNKNOWN:
         output.complain(f"no kernel {kernel!r} is known", "`ktuned kernels` lists them; `ktuned tune PATH` adds a file")
         return Exit.NOT_REACHED
     return Exit.DONE
+
+
+def _place_in_line(client: Client, answer: Mapping[str, Any]) -> str:
+    """Return where the job stands that a lookup has queued; nothing where there is none, or not yet."""
+    waiting = client.call("jobs", limit=MAX_JOBS)["jobs"]
+    live = [job for job in waiting if job["state"] in (JobState.RUNNING, JobState.QUEUED)]
+    for place, job in enumerate(live):
+        if job["kernel"] == answer["kernel"] and job["problem"].items() <= answer["problem"].items():
+            if job["state"] == JobState.RUNNING:
+                return f"job {job['id']} tunes it now"
+            return f"job {job['id']} will tune it, after {text.number(place, 'other job')}"
+    return ""
 
 
 def _changes(client: Client, answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
@@ -82,3 +125,31 @@ def _changes(client: Client, answer: Mapping[str, Any]) -> list[Mapping[str, Any
         if entry["device"] == answer["device"] and entry.get("objective") == answer.get("objective")
     )
     return [change for entry in entries if entry["problem"].items() <= asked for change in entry["changes"]]
+
+
+def _list_pins(as_json: bool) -> int:
+    """Print the pins, and how many answers each holds."""
+    with Client() as client:
+        found = client.call("pins")
+    if as_json:
+        output.emit_json(found)
+    elif found["pins"]:
+        output.table(["pin", "questions", "age"], map(_pin_row, found["pins"]), right=["questions", "age"])
+    else:
+        output.say("there are no pins")
+    return Exit.DONE
+
+
+def _pin_row(pin: Mapping[str, Any]) -> list[str]:
+    return [pin["pin"], str(pin["questions"]), text.duration(max(0.0, time.time() - pin["created"]))]
+
+
+def _release_pin(pin: str, as_json: bool) -> int:
+    """Give a pin up: its questions get the best answers again."""
+    with Client() as client:
+        found = client.call("unpin", pin=pin)
+    if as_json:
+        output.emit_json(found)
+    else:
+        output.emit(f"{pin}: {text.number(found['questions'], 'question')} forgotten")
+    return Exit.DONE

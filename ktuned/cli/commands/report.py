@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ktuned.cli import output, text
+from ktuned.cli import lines, output, text
 from ktuned.cli.completion import complete_target
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import as_path, is_path
+from ktuned.cli.progress import begin
 from ktuned.cli.versions import version
 from ktuned.model import LATENCY, KtunedError, UsageError, WinnerKey, sentence
 from ktuned_client import Client, DaemonError, DaemonUnavailable
@@ -78,6 +79,8 @@ def report(targets: tuple[str, ...], place: Path, opens: bool, live: bool) -> in
 
 def _follow(client: Client, store: Path, kernels: set[str] | None, *, opens: bool) -> int:
     """Serve the report until Ctrl-C."""
+    from msgspec.structs import replace
+
     from ktuned.report import Latest, LiveServer, survey
     from ktuned.store import Overview
 
@@ -87,7 +90,8 @@ def _follow(client: Client, store: Path, kernels: set[str] | None, *, opens: boo
         except (DaemonUnavailable, DaemonError):
             # It may be restarting; the store says the rest.
             standings = {}
-        return survey(overview, version(), kernels=kernels, standings=standings, is_live=True)
+        found = survey(overview, version(), kernels=kernels, standings=standings, is_live=True)
+        return replace(found, notices=(*_running(client, kernels), *found.notices))
 
     with Overview(store) as overview, LiveServer(Latest(read, overview.version)) as server:
         output.emit(server.address)
@@ -97,6 +101,15 @@ def _follow(client: Client, store: Path, kernels: set[str] | None, *, opens: boo
                 _open(doorway.as_uri(), "the address")
             server.serve_forever()
     return Exit.DONE
+
+
+def _running(client: Client, kernels: set[str] | None) -> list[str]:
+    """Return a line for each job that runs or waits, as far as they belong to the kernels."""
+    try:
+        jobs = [job for state in ("running", "queued") for job in client.call("jobs", state=state)["jobs"]]
+    except (DaemonUnavailable, DaemonError):
+        return []
+    return lines.standing(begin(job for job in jobs if kernels is None or job["kernel"] in kernels))
 
 
 def _open(address: str, shown: str) -> None:

@@ -16,7 +16,7 @@ from ktuned.cli.limits import Limits, limits, share_of
 from ktuned.cli.options import WholeNumber, device_option, given, json_option, problem_option
 from ktuned.cli.trial_facts import facts_of, messages_of
 from ktuned.cli.trial_pages import all_trials
-from ktuned.model import LATENCY, Outcome, canonical
+from ktuned.model import LATENCY, Outcome, canonical, is_noisy
 from ktuned.report import FORMATS, best_so_far, figure_of, front, rendered
 from ktuned_client import Client
 
@@ -159,7 +159,7 @@ def _show(trials: Iterable[Mapping[str, Any]], known: Limits, *, with_age: bool)
             text.flat(trial["config"]),
             trial["outcome"] or "under way",
             text.latency(trial["latency_us"]),
-            text.spread(trial["spread_us"]),
+            _spread(trial),
             *([share or text.ABSENT] if limit else []),
             *(text.figure(found.get(name)) for name in figures),
             text.duration(trial["compile_s"]),
@@ -172,6 +172,11 @@ def _show(trials: Iterable[Mapping[str, Any]], known: Limits, *, with_age: bool)
     columns = [column for column in _COLUMNS if with_age or column != "age"]
     columns[columns.index("compile") : columns.index("compile")] = [*limit, *figures]
     output.table(columns, rows, right=[*_FIGURES, *figures])
+
+
+def _spread(trial: Mapping[str, Any]) -> str:
+    badge = " noisy" if is_noisy(trial["latency_us"], trial["spread_us"]) else ""
+    return f"{text.spread(trial['spread_us'])}{badge}"
 
 
 def _star(trial: Mapping[str, Any]) -> str:

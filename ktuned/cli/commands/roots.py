@@ -1,4 +1,4 @@
-"""``ktuned add`` and ``ktuned unwatch``: which directories the daemon watches."""
+"""``ktuned add`` and ``ktuned remove``: which directories the daemon watches."""
 
 from __future__ import annotations
 
@@ -8,14 +8,13 @@ import click
 
 from ktuned.cli import output, spawn, text
 from ktuned.cli.commands.kernels import show
-from ktuned.cli.commands.tune import announce
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.options import as_path, json_option, no_spawn_option
+from ktuned.cli.options import SectionedCommand, as_path, json_option, no_spawn_option
 from ktuned_client import Client
 from ktuned_client.answers import TUNE_DEADLINE_S
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("path")
 @no_spawn_option
 @json_option
@@ -26,7 +25,7 @@ def add(path: str, no_spawn: bool, as_json: bool) -> int:
     """
     place = as_path(path, "a kernel's name is none")
     if not no_spawn:
-        announce(spawn.ensure())
+        spawn.announce(spawn.ensure())
     with Client() as client, output.patience(f"inspecting {place}"):
         # As a tuning: it inspects every kernel file below the path.
         added = client.call("add", deadline_s=TUNE_DEADLINE_S, path=place)
@@ -37,14 +36,14 @@ def add(path: str, no_spawn: bool, as_json: bool) -> int:
         for notice in added.get("notices", ()):
             output.say(notice)
         show(added)
-        output.say(f"watching {added['root']['path']}; `ktuned unwatch {added['root']['path']}` ends it")
+        output.say(f"watching {added['root']['path']}; `ktuned remove {added['root']['path']}` ends it")
     return Exit.NOT_REACHED if added["errors"] else Exit.DONE
 
 
 @click.command()
 @click.argument("path")
 @json_option
-def unwatch(path: str, as_json: bool) -> int:
+def remove(path: str, as_json: bool) -> int:
     """Stop watching a directory.
 
     Its jobs are cancelled and its kernels are forgotten; results stay for the time when it is watched again.

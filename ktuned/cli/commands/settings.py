@@ -1,4 +1,4 @@
-"""``ktuned config`` and ``ktuned init``: the settings in effect and their sources, and a new ``ktuned.toml``."""
+"""``ktuned config``: the settings in effect and their sources, their reload, and a new ``ktuned.toml``."""
 
 from __future__ import annotations
 
@@ -12,10 +12,12 @@ from typing import Any, NamedTuple
 
 import click
 
-from ktuned.cli import output
+from ktuned.cli import output, versions
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import json_option
 from ktuned.model import UsageError
+from ktuned_client import Client
+from ktuned_client.answers import TUNE_DEADLINE_S
 
 _PROJECT_TEXT = """\
 # Settings of this project for ktuned, to be kept in git; docs/kernel-files.md describes them.
@@ -46,13 +48,30 @@ class Setting(NamedTuple):
 
 
 @click.command()
+@click.option("--reload", "reloads", is_flag=True, help="Make a running daemon read config.toml again.")
+@click.option(
+    "--init",
+    "directory",
+    is_flag=False,
+    flag_value=".",
+    metavar="[DIRECTORY]",
+    type=click.Path(exists=True, file_okay=False, path_type=Path),
+    help="Write a ktuned.toml there (default: here), which names the project.",
+)
 @json_option
-def config(as_json: bool) -> int:
-    """Show the settings in effect, and where each comes from.
+def config(reloads: bool, directory: Path | None, as_json: bool) -> int:
+    """Show, or reload, the settings in effect.
 
     They are those of config.toml and of the environment, as a daemon that starts now has them, and those of the
-    nearest ktuned.toml above the working directory. A running daemon reads config.toml again at `ktuned reload`.
+    nearest ktuned.toml above the working directory, each with where it comes from. An error in config.toml changes
+    nothing, and exits with 2.
     """
+    if reloads and directory is not None:
+        raise click.UsageError("--reload and --init exclude each other", click.get_current_context())
+    if directory is not None:
+        return _write_project_file(directory)
+    if reloads:
+        return _reload(as_json)
     found = [*_of_daemon(os.environ), *_of_project(os.getcwd())]
     if as_json:
         output.emit_json([setting._asdict() for setting in found])
@@ -124,13 +143,20 @@ def _shown(value: Any) -> str:
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
 
 
-@click.command()
-@click.argument("directory", default=".", type=click.Path(exists=True, file_okay=False, path_type=Path))
-def init(directory: Path) -> int:
-    """Write a ktuned.toml into DIRECTORY (default: here).
+def _reload(as_json: bool) -> int:
+    versions.check()
+    with Client() as client, output.patience("reading config.toml and inspecting what it changes"):
+        # Roots with another interpreter are inspected again.
+        done = client.call("reload", deadline_s=TUNE_DEADLINE_S)
+    if as_json:
+        output.emit_json(done)
+    else:
+        output.emit(f"{done['path']}: {', '.join(done['changed']) or 'nothing'} changed")
+    return Exit.DONE
 
-    It names the project, so that worktrees and clones share their winners, and has the other settings as comments.
-    """
+
+def _write_project_file(directory: Path) -> int:
+    """Write a ktuned.toml that names the project, so that worktrees and clones share their winners."""
     place = directory.resolve() / "ktuned.toml"
     name = re.sub(r"[^A-Za-z0-9_.-]+", "-", place.parent.name).strip("-.")[:200] or "project"
     try:

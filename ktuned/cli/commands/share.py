@@ -42,6 +42,7 @@ class CannotShare(KtunedError):
 
 @click.command()
 @click.argument("directory", type=click.Path(file_okay=False, path_type=Path), default="winners")
+@click.option("--all", "everything", is_flag=True, help="All projects' winners, not this project's alone.")
 @click.option("--kernel", help="Only this kernel's winners.")
 @click.option("--device", help="Only those on this device model.")
 @click.option(
@@ -62,6 +63,7 @@ class CannotShare(KtunedError):
 @json_option
 def export(
     directory: Path,
+    everything: bool,
     kernel: str | None,
     device: str | None,
     artifacts: Path | None,
@@ -71,7 +73,8 @@ def export(
 ) -> int:
     """Write winners into a directory, as files for git.
 
-    Each kernel and device model has one file in DIRECTORY (default: winners).
+    They are those of the project in whose directory this is typed. Each kernel and device model has one file in
+    DIRECTORY (default: winners).
 
     Equal winners give equal files, sorted, with one winner per line, so that git shows the changes. The formats vllm
     (JSON by one size) and c (a header that finds the nearest problem) are for programs without ktuned.
@@ -86,6 +89,9 @@ def export(
         if kernel is not None and not shared:
             # One that is not known is refused, with the name that is near.
             client.call("kernels", kernel=kernel)
+        if kernel is None and not everything:
+            project = _project_here(client)
+            shared = [entry for entry in shared if entry["kernel"].partition(":")[0] == project]
         for entry in shared:
             answer = client.call("export", deadline_s=_DEADLINE_S, kernel=entry["kernel"], device=entry["device"])
             document = answer["document"]
@@ -105,9 +111,27 @@ def export(
     if as_json:
         output.emit_json({"files": written})
     elif not written:
+        more = "" if everything or kernel else ", --all has those of all projects"
         of = "" if kernel is None else f" of a kernel {kernel!r}"
-        output.complain(f"there are no winners{of} to export", "`ktuned tune PATH` finds some")
+        output.complain(f"there are no winners{of} to export", f"`ktuned tune PATH` finds some{more}")
     return Exit.DONE if written else Exit.NOT_REACHED
+
+
+def _project_here(client: Client) -> str:
+    """Return the name of the innermost watched project that holds the working directory.
+
+    Raises:
+        CannotShare: none does.
+    """
+    here = f"{os.getcwd()}/"
+    roots = client.call("kernels")["roots"]
+    holders = [root for root in roots if here.startswith(f"{root['path'].rstrip('/')}/")]
+    if not holders:
+        raise CannotShare(
+            f"{os.getcwd()} is in no project that is watched",
+            hint="go to the project's directory, or name a kernel with --kernel, or export --all",
+        )
+    return str(max(holders, key=lambda root: len(root["path"]))["name"])
 
 
 def _exported_files(document: Mapping[str, Any], form: str, by: str) -> dict[str, str]:

@@ -79,7 +79,8 @@ def simulate(
 
 
 def _is_file(space: str) -> bool:
-    return Path(space).exists() or "/" in space or space.endswith((".json", ".gz"))
+    # A directory of a kernel's name is often its project's.
+    return Path(space).is_file() or "/" in space or space.endswith((".json", ".gz"))
 
 
 def _from_store(kernel: str, problem: dict[str, Any], device: str | None) -> RecordedSpace:

@@ -1,9 +1,9 @@
-"""``ktuned status`` and ``ktuned backends``."""
+"""``ktuned status``."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import click
@@ -15,19 +15,28 @@ from ktuned.cli.versions import version
 from ktuned_client import Client
 from ktuned_client.wire import PROTOCOL_VERSION
 
-PROBE_DEADLINE_S = 60.0
-"""Deadline of probing every backend: each is imported in a worker."""
-
 NOTICE_CHARS = 1000
 """Length of a notice: its end, the remedy, must not be cut off."""
 
 
 @click.command()
+@click.option("--openmetrics", is_flag=True, help="Print the daemon's figures for a Prometheus node exporter.")
 @json_option
-def status(as_json: bool) -> int:
-    """Show the daemon's state."""
+def status(openmetrics: bool, as_json: bool) -> int:
+    """Show the daemon's state.
+
+    With --openmetrics: `ktuned status --openmetrics > …/ktuned.prom` into the exporter's textfile directory, at regular
+    intervals.
+    """
+    if openmetrics and as_json:
+        raise click.UsageError("--openmetrics and --json exclude each other", click.get_current_context())
     with Client() as client:
         found = client.call("status")
+    if openmetrics:
+        from ktuned.cli.metrics import render
+
+        output.emit(render(found).removesuffix("\n"))
+        return Exit.DONE
     if as_json:
         output.emit_json(found)
         return Exit.DONE
@@ -51,19 +60,6 @@ def status(as_json: bool) -> int:
     return Exit.DONE
 
 
-@click.command()
-@json_option
-def backends(as_json: bool) -> int:
-    """Show backends and their devices."""
-    with Client() as client, output.patience("probing backends"):
-        environments = client.call("backends", deadline_s=PROBE_DEADLINE_S)["environments"]
-    if as_json:
-        output.emit_json(environments)
-    else:
-        output.table(["python", "backend", "version", "devices"], _backend_rows(environments))
-    return Exit.DONE
-
-
 def _summary(found: Mapping[str, Any]) -> Iterator[str]:
     store, artifacts = found["store"], found["artifacts"]
     yield (
@@ -73,6 +69,9 @@ def _summary(found: Mapping[str, Any]) -> Iterator[str]:
     yield f"socket     {found['socket']}"
     yield f"home       {found['home']}"
     yield f"jobs       {_jobs_line(found)}"
+    if found.get("paused"):
+        names = ", ".join(name or "all tuning" for name in found["paused"])
+        yield f"paused     {names}; `ktuned jobs --resume` ends it"
     yield (
         f"store      {text.number(store['trials'], 'trial')}, {text.number(store['winners'], 'winner')}, "
         f"{text.number(store['jobs'], 'job')}, {text.size(store['bytes'])}"
@@ -146,26 +145,6 @@ def _tables(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[lis
         ["path", "project", "python"],
         [[_place(root["path"]), root["name"], _or_absent(root.get("python"))] for root in found["roots"]],
     )
-
-
-def _backend_rows(environments: Iterable[Mapping[str, Any]]) -> Iterator[list[str]]:
-    for environment in environments:
-        node = environment.get("node")
-        python = f"{node}:{environment['python']}" if node else environment["python"]
-        if environment.get("error"):
-            yield [python, text.ABSENT, text.ABSENT, text.first_line(environment["error"]["message"])]
-        for name, backend in environment["backends"].items():
-            yield [python, name, backend.get("version") or text.ABSENT, _devices(backend)]
-
-
-def _devices(backend: Mapping[str, Any]) -> str:
-    if backend.get("error"):
-        return text.first_line(backend["error"]["message"])
-    absent = backend.get("absent")
-    if absent:
-        hint = f" ({absent['hint']})" if absent.get("hint") else ""
-        return f"{absent['reason']}: {absent['message']}{hint}"
-    return ", ".join(f"{device['name']} ({device['model']})" for device in backend["devices"]) or text.ABSENT
 
 
 def _place(path: str) -> str:

@@ -9,10 +9,10 @@ from typing import Any
 import click
 
 from ktuned.cli import output, spawn, text
-from ktuned.cli.commands.tune import announce, follow
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.limits import limits
-from ktuned.cli.options import given, json_option, no_spawn_option
+from ktuned.cli.options import SectionedCommand, given, json_option, no_spawn_option
+from ktuned.cli.present import choose, follow
 from ktuned_client import Client
 from ktuned_client.client import Tuning
 
@@ -28,13 +28,13 @@ def team() -> None:
     """
 
 
-@team.command()
+@team.command(cls=SectionedCommand)
 @no_spawn_option
 @json_option
 def status(no_spawn: bool, as_json: bool) -> int:
     """Show the store, what is shared, and what keeps it from being shared."""
     if not no_spawn:
-        announce(spawn.ensure())
+        spawn.announce(spawn.ensure())
     with Client() as client:
         state = client.call("team")
     if as_json:
@@ -59,7 +59,7 @@ def _ago(then: float) -> str:
     return f"{max(0.0, time.time() - then):.0f} s ago"
 
 
-@team.command()
+@team.command(cls=SectionedCommand)
 @no_spawn_option
 @json_option
 def push(no_spawn: bool, as_json: bool) -> int:
@@ -68,7 +68,7 @@ def push(no_spawn: bool, as_json: bool) -> int:
     For the end of a CI job, whose machine goes. Exits with 1 if the store cannot be reached or refuses.
     """
     if not no_spawn:
-        announce(spawn.ensure())
+        spawn.announce(spawn.ensure())
     with Client() as client, output.patience("publishing winners"):
         done = client.call("team_push", deadline_s=_EXCHANGE_S)
     if as_json:
@@ -78,7 +78,7 @@ def push(no_spawn: bool, as_json: bool) -> int:
     return Exit.NOT_REACHED if done["waiting"] else Exit.DONE
 
 
-@team.command()
+@team.command(cls=SectionedCommand)
 @click.argument("kernel", required=False)
 @no_spawn_option
 @json_option
@@ -89,14 +89,14 @@ def pull(kernel: str | None, no_spawn: bool, as_json: bool) -> int:
     the search begins with it.
     """
     if not no_spawn:
-        announce(spawn.ensure())
+        spawn.announce(spawn.ensure())
     with Client() as client:
         with output.patience("reading the team's winners"):
             accepted = client.call("team_pull", deadline_s=_EXCHANGE_S, **given(kernel=kernel))
         for notice in accepted["notices"]:
             output.say(notice)
         with Tuning(client, accepted) as tuning:
-            view = follow(tuning, as_json, limits(client)) if tuning.jobs else None
+            view = follow(tuning, choose(as_json=as_json), limits(client)) if tuning.jobs else None
             jobs = tuning.jobs
     if as_json:
         output.emit_json({name: accepted[name] for name in ("url", "found", "fresh")} | {"jobs": jobs})

@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+import signal
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+from click.core import ParameterSource
 
 from ktuned.cli import lines, output, spawn, text
 from ktuned.cli.commands import jobs as job_tables
+from ktuned.cli.commands.compile_report import compile_only as compile_alone
 from ktuned.cli.completion import complete_target
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.job_view import ENDED, FAILURES, JobView, View
-from ktuned.cli.limits import Limits, limits
+from ktuned.cli.limits import limits
 from ktuned.cli.options import (
+    AdvancedOption,
     Number,
+    SectionedCommand,
     WholeNumber,
     as_path,
     config_option,
@@ -28,8 +33,7 @@ from ktuned.cli.options import (
     priority_option,
     problem_option,
 )
-from ktuned.cli.present import choose
-from ktuned.cli.progress import begin, fold
+from ktuned.cli.present import choose, follow
 from ktuned.cli.t1_file import is_t1, kernel_file_of
 from ktuned.model import LATENCY, PRESETS, UNTIL
 from ktuned_client import Client, DaemonError, DaemonUnavailable
@@ -38,25 +42,51 @@ if TYPE_CHECKING:
     from ktuned_client.client import Tuning
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("target", metavar="PATH|KERNEL", shell_complete=complete_target)
 @problem_option
 @click.option("--preset", type=click.Choice(list(PRESETS)), help="How thoroughly to measure.")
 @click.option("--trials", type=WholeNumber(min=1), help="Try at most this many configs.")
-@click.option("--seconds", type=Number(min=0, min_open=True), help="Start no trial after this time.")
+@click.option(
+    "--time-limit",
+    "seconds",
+    type=Number(min=0, min_open=True),
+    metavar="SECONDS",
+    help="Stop trying configs after this time, whatever is queued.",
+)
 @click.option("--strategy", help="The search strategy (auto, guided, exhaustive, random, …).")
-@click.option("--until", type=click.Choice(UNTIL), help="Stop with the budget, or when little is left to find.")
-@click.option("--seed", type=int, help="The strategy's seed.")
-@config_option
-@click.option("--again", is_flag=True, help="Measure known configs again; their results stay until then.")
-@click.option("--no-team", is_flag=True, help="Search, whatever others share, and share nothing.")
-@objective_option
 @device_option
-@priority_option
 @click.option("--detach", is_flag=True, help="Queue the jobs and return at once.")
-@click.option("--cancel", "cancels", is_flag=True, help="Make Ctrl-C cancel the jobs instead of detaching from them.")
-@no_spawn_option
+@click.option("--compile-only", is_flag=True, help="Only compile, with or without a device; later jobs use the result.")
 @json_option
+@click.option("--arch", cls=AdvancedOption, metavar="ARCH", help="With --compile-only: what to compile for (sm_90a).")
+@click.option(
+    "--until",
+    cls=AdvancedOption,
+    type=click.Choice(UNTIL),
+    help="Stop with the budget, or when little is left to find.",
+)
+@click.option("--seed", cls=AdvancedOption, type=int, metavar="N", help="The strategy's seed.")
+@config_option
+@click.option(
+    "--remeasure",
+    "again",
+    cls=AdvancedOption,
+    is_flag=True,
+    help="Measure known configs again; their results stay until then.",
+)
+@click.option("--keep-going", cls=AdvancedOption, is_flag=True, help="Go on even if all configs fail alike.")
+@click.option("--no-team", cls=AdvancedOption, is_flag=True, help="Ignore the team's store, and share nothing.")
+@objective_option
+@priority_option
+@click.option(
+    "--cancel-on-interrupt",
+    "cancels",
+    cls=AdvancedOption,
+    is_flag=True,
+    help="Make Ctrl-C and SIGTERM cancel the jobs instead of detaching from them.",
+)
+@no_spawn_option
 def tune(
     target: str,
     problem: dict[str, Any],
@@ -64,10 +94,13 @@ def tune(
     trials: int | None,
     seconds: float | None,
     strategy: str | None,
+    compile_only: bool,
+    arch: str | None,
     until: str | None,
     seed: int | None,
     configs: list[dict[str, Any]] | None,
     again: bool,
+    keep_going: bool,
     no_team: bool,
     objective: str | None,
     device: str | None,
@@ -79,21 +112,31 @@ def tune(
 ) -> int:
     """Tune a kernel file, a directory, a kernel, or a T1 file.
 
-    Ctrl-C detaches from the jobs, which continue. Exits with 1 unless every job has a winner.
+    Ctrl-C detaches from the jobs, which continue. Exits with 1 unless every job has a winner, or with --compile-only
+    if nothing was compiled.
     """
+    if arch is not None and not compile_only:
+        raise click.UsageError("--arch goes with --compile-only", click.get_current_context())
     kernel, path = (None, as_path(target)) if is_path(target) else (target, None)
     if path is not None and is_t1(Path(path)):
         file, is_new = kernel_file_of(Path(path))
         path = str(file)
         if is_new:
             output.say(f"wrote {path}, which declares the kernel of {target}")
+    if compile_only:
+        _refuse_measuring_options()
+        wanted = given(kernel=kernel, path=path, problem=problem, arch=arch, trials=trials, seconds=seconds)
+        wanted |= given(strategy=strategy, seed=seed, keep_going=keep_going or None)
+        if not no_spawn:
+            spawn.announce(spawn.ensure())
+        return compile_alone(wanted, as_json)
     plan = given(problem=problem, device=device, preset=preset, trials=trials, seconds=seconds)
     plan |= given(strategy=strategy, until=until, seed=seed, priority=priority, objective=objective)
-    plan |= given(configs=configs, again=again or None, no_team=no_team or None)
+    plan |= given(configs=configs, again=again or None, no_team=no_team or None, keep_going=keep_going or None)
     if not no_spawn:
-        announce(spawn.ensure())
+        spawn.announce(spawn.ensure())
     with Client() as client, begun(client, kernel, path, **plan) as tuning:
-        complain_of(tuning.errors)
+        output.complain_of(tuning.errors)
         for notice in tuning.notices:
             output.say(notice)
         if detach:
@@ -101,9 +144,15 @@ def tune(
             return Exit.NOT_REACHED if tuning.errors or not tuning.jobs else Exit.DONE
         over = {job["id"] for job in tuning.jobs if job["state"] in ENDED}
         try:
-            view = follow(tuning, as_json, limits(client))
+            if cancels:
+                # Of a batch system, which ends its jobs by it.
+                signal.signal(signal.SIGTERM, signal.default_int_handler)
+            view = follow(tuning, choose(as_json=as_json), limits(client))
         except KeyboardInterrupt:
             return _interrupted(client, tuning, cancels)
+        finally:
+            if cancels:
+                signal.signal(signal.SIGTERM, signal.SIG_DFL)
         if as_json:
             _print_jobs(tuning, as_json)
         elif tuning.jobs:
@@ -114,43 +163,32 @@ def tune(
     return Exit.DONE if reached else Exit.NOT_REACHED
 
 
+_MEASURING = ("preset", "device", "detach", "until", "configs", "again", "no_team", "objective", "priority", "cancels")
+"""Parameters that say nothing of compiling."""
+
+
+def _refuse_measuring_options() -> None:
+    """Refuse options that mean nothing where nothing is measured.
+
+    Raises:
+        click.UsageError: one was given.
+    """
+    context = click.get_current_context()
+    for param in context.command.params:
+        if param.name in _MEASURING and context.get_parameter_source(param.name) is ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{param.opts[0]} does not go with --compile-only", context)
+
+
 def begun(client: Client, kernel: str | None, path: str | None, **plan: Any) -> Tuning:
     """Request a tuning; its kernel files are inspected first, and what they import may take long."""
     try:
         with output.patience(f"inspecting {path or kernel}"):
             return client.tune(kernel, path=path, **plan)
     except KeyboardInterrupt:
-        output.say("the daemon goes on with the request: `ktuned jobs` shows its jobs, `ktuned cancel JOB` cancels one")
+        output.say(
+            "the daemon goes on with the request: `ktuned jobs` has its jobs, `ktuned jobs JOB --cancel` cancels one"
+        )
         raise
-
-
-def announce(pid: int | None) -> None:
-    """Print that a daemon was started."""
-    if pid is not None:
-        output.say(f"started a daemon (pid {pid}); `ktuned stop` ends it")
-
-
-def complain_of(errors: Iterable[Mapping[str, Any]]) -> None:
-    """Print a line for each error in a kernel file."""
-    for error in errors:
-        what = lines.error_line(error.get("path"), error.get("line"), error["message"])
-        output.complain(what, error.get("hint", ""))
-        for line in lines.excerpt(error):
-            output.say(line)
-
-
-def follow(tuning: Tuning, as_json: bool, known: Limits | None = None) -> View:
-    """Show a tuning until its jobs have ended; return their final view. ``known`` are limits of devices."""
-    view = begin(tuning.jobs, known)
-    with choose(as_json) as presenter:
-        presenter.show(None, view, ())
-        for event in tuning:
-            view, news = fold(view, event)
-            presenter.show(event, view, news)
-    # A job's final map includes events from before the subscription.
-    for state in tuning.jobs:
-        view, _ = fold(view, {"type": "job_done", "job_state": state})
-    return view
 
 
 def _interrupted(client: Client, tuning: Tuning, cancels: bool) -> int:
@@ -163,7 +201,7 @@ def _interrupted(client: Client, tuning: Tuning, cancels: bool) -> int:
             client.call("cancel", job=job)
         output.say(f"cancelled job {numbers}")
     else:
-        output.say(f"detached; job {numbers} continues: `ktuned jobs` shows it, `ktuned cancel {active[0]}` cancels it")
+        output.say(f"detached; job {numbers} continues (`ktuned jobs`); `ktuned jobs {active[0]} --cancel` cancels it")
     return Exit.INTERRUPTED
 
 

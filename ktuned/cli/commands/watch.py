@@ -6,20 +6,21 @@ import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import click
 
 from ktuned.cli import output, regression, spawn, text
-from ktuned.cli.commands.tune import announce, begun, complain_of, follow
+from ktuned.cli.commands.tune import begun
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.job_view import ENDED, View
 from ktuned.cli.limits import limits
-from ktuned.cli.options import as_path, given, json_option, no_spawn_option
-from ktuned.cli.present import Presenter, choose
+from ktuned.cli.options import SectionedCommand, as_path, given, json_option, no_spawn_option
+from ktuned.cli.present import Presenter, choose, follow
 from ktuned.cli.progress import Event, begin, fold, remember, resync
-from ktuned.model import LATENCY, Objective, Problem, metric_of
-from ktuned_client import Client
+from ktuned.model import LATENCY, Objective, Problem, UsageError, metric_of
+from ktuned_client import Client, winners
 from ktuned_client.answers import TUNE_DEADLINE_S
 
 DEFAULT_TOLERANCE = 0.03
@@ -39,7 +40,7 @@ def _read_share(context: click.Context, parameter: click.Parameter, word: str | 
     return float(word.removesuffix("%")) / 100 if word.endswith("%") else float(word)
 
 
-@click.command()
+@click.command(cls=SectionedCommand)
 @click.argument("path", required=False)
 @click.option("--once", is_flag=True, help="Tune stale kernels, compare, and exit: 1 if a winner became slower.")
 @click.option(
@@ -48,9 +49,17 @@ def _read_share(context: click.Context, parameter: click.Parameter, word: str | 
     callback=_read_share,
     help="With --once: how much slower a winner may become, as 3% or 0.03; default 3%.",
 )
-@no_spawn_option
+@click.option(
+    "--against",
+    metavar="PATH",
+    type=click.Path(exists=True, path_type=Path),
+    help="With --once: compare with the winners of `ktuned export` there, so that slow rot is seen.",
+)
 @json_option
-def watch(path: str | None, once: bool, tolerance: float | None, no_spawn: bool, as_json: bool) -> int:
+@no_spawn_option
+def watch(
+    path: str | None, once: bool, tolerance: float | None, against: Path | None, no_spawn: bool, as_json: bool
+) -> int:
     """Tune the kernels that each save changes, and show them.
 
     PATH is a kernel file or a directory, which is watched from then on. Without it, everything that the daemon watches
@@ -58,17 +67,19 @@ def watch(path: str | None, once: bool, tolerance: float | None, no_spawn: bool,
     """
     if tolerance is not None and not once:
         raise click.UsageError("--tolerance goes with --once", click.get_current_context())
+    if against is not None and not once:
+        raise click.UsageError("--against goes with --once", click.get_current_context())
     root = None if path is None else as_path(path, "a kernel's name is none; `ktuned tune KERNEL` tunes one")
     if not no_spawn:
-        announce(spawn.ensure())
+        spawn.announce(spawn.ensure())
     with Client() as client:
         if once:
-            return _check(client, root, DEFAULT_TOLERANCE if tolerance is None else tolerance, as_json)
+            return _check(client, root, DEFAULT_TOLERANCE if tolerance is None else tolerance, against, as_json)
         project = since = None
         if root is not None:
             with output.patience(f"inspecting {root}"):
                 accepted = client.call("tune", deadline_s=TUNE_DEADLINE_S, path=root, stale_only=True)
-            complain_of(accepted["errors"])
+            output.complain_of(accepted["errors"])
             since = (accepted["epoch"], accepted["seq"])
         roots = client.call("kernels")["roots"]
         if root is not None:
@@ -76,16 +87,16 @@ def watch(path: str | None, once: bool, tolerance: float | None, no_spawn: bool,
         watched = _listed([entry["path"] for entry in roots])
         try:
             if not as_json and _has_screen():
-                # rich and asyncio take a moment to import, and only a screen needs them.
-                from ktuned.cli.watch import live
+                # Textual takes a moment to import, and only a screen needs it.
+                from ktuned.cli.watch import app
 
-                live.watch(root, project, since)
+                app.watch(root, project, since)
             else:
                 output.say(f"watching {watched if root is None else root}; Ctrl-C ends the view, the daemon goes on")
                 _follow(client, since, project, as_json)
         except KeyboardInterrupt:
             pass
-        output.say(f"the daemon goes on watching {watched}; `ktuned unwatch PATH` ends that, `ktuned stop` the daemon")
+        output.say(f"the daemon goes on watching {watched}; `ktuned remove PATH` ends that, `ktuned stop` the daemon")
     return Exit.DONE
 
 
@@ -101,21 +112,27 @@ def _listed(paths: Sequence[str]) -> str:
     return shown or "nothing yet (`ktuned add PATH` adds a file or a directory)"
 
 
-def _check(client: Client, root: str | None, tolerance: float, as_json: bool) -> int:
-    """Tune stale kernels below a path, or below all roots, and check that no winner became slower."""
+def _check(client: Client, root: str | None, tolerance: float, against: Path | None, as_json: bool) -> int:
+    """Tune stale kernels below a path, or below all roots, and check that no winner became slower.
+
+    The winners before are those of the daemon, or the committed ones ``against`` which they are compared.
+    """
     # Before any inspection: the present winners are the baseline of the comparison.
     before = [_before(client, answer) for answer in _winners(client, root)]
     roots = [root] if root is not None else [entry["path"] for entry in client.call("kernels")["roots"]]
     errors = []
     for place in roots:
         with begun(client, None, place, stale_only=True) as tuning:
-            complain_of(tuning.errors)
+            output.complain_of(tuning.errors)
             errors += tuning.errors
-            follow(tuning, as_json)
+            follow(tuning, choose(as_json=as_json))
     for kernel, problem, objective in _by_other_objectives(client, root):
         with begun(client, kernel, None, problem=problem, objective=objective, stale_only=True) as tuning:
-            follow(tuning, as_json)
-    found = regression.compare(before, _winners(client, root), tolerance)
+            follow(tuning, choose(as_json=as_json))
+    now = _winners(client, root)
+    if against is not None:
+        before = _committed(against, now)
+    found = regression.compare(before, now, tolerance)
     if as_json:
         output.emit_json(
             {"comparisons": [entry.to_wire() for entry in found], "tolerance": tolerance, "errors": errors}
@@ -127,6 +144,29 @@ def _check(client: Client, root: str | None, tolerance: float, as_json: bool) ->
         output.complain("there is no kernel to compare", "name a kernel file or a directory of them")
     regressions = [entry for entry in found if entry.is_regression]
     return Exit.NOT_REACHED if regressions or errors or not found else Exit.DONE
+
+
+def _committed(place: Path, answers: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """Return for each answer that of the winner in files of `ktuned export`, where one is of its problem and device.
+
+    Raises:
+        UsageError: a file cannot be read.
+    """
+    try:
+        documents = [winners.read_file(path) for path in winners.paths_of(str(place))]
+    except winners.WinnersError as error:
+        raise UsageError(str(error)) from error
+    found: list[Mapping[str, Any]] = []
+    for answer in answers:
+        objective = regression.objective_of(answer)
+        for document in documents:
+            if (document["kernel"], document["device"]) != (answer["kernel"], answer["device"]):
+                continue
+            by = document["winners"] if objective == LATENCY else document.get("objectives", {}).get(objective, [])
+            # A winner's problem is the part that the kernel is specialised for.
+            alike = [winner for winner in by if winner["problem"].items() <= answer["problem"].items()]
+            found += [{**answer, **winner, "problem": answer["problem"], "status": "stale"} for winner in alike[:1]]
+    return found
 
 
 def _winners(client: Client, root: str | None) -> list[Mapping[str, Any]]:
@@ -193,12 +233,12 @@ def _row(entry: regression.Comparison) -> list[str]:
         text.by_objective(entry.objective, entry.before),
         text.by_objective(entry.objective, entry.now),
         text.times(entry.gain),
-        entry.verdict,
+        f"{entry.verdict}, noisy" if entry.is_noisy else entry.verdict,
     ]
 
 
 def _follow(client: Client, since: tuple[int, int] | None, project: str | None, as_json: bool) -> None:
-    with client.events(since=since) as events, choose(as_json) as presenter:
+    with client.events(since=since) as events, choose(as_json=as_json) as presenter:
         view = _catch_up(client, project)
         presenter.show(None, view, ())
         for event in events:

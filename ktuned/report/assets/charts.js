@@ -18,12 +18,19 @@ function tip(title, pairs, note) {
   return make("div", { class: "tip" }, title ? make("b", {}, title) : null, rows, note ? make("div", {}, note) : null);
 }
 
+const NOISY_SPREAD = 0.5; // as in ktuned/model/noise.py
+
+/** Return whether a figure's spread is so wide that it says little. */
+function isNoisy(bar) {
+  return bar.spread_us !== null && bar.spread_us > NOISY_SPREAD * bar.latency_us;
+}
+
 function trialTip(section, row) {
   const best = section.best >= 0 ? section.latency[section.best] : NaN;
   const measured = section.isMeasured[row];
   const pairs = [["latency", measured ? latency(section.latency[row]) : section.outcome.values[section.outcome.codes[row]]]];
   if (measured) pairs.push(["beside the best", `${figure(section.latency[row] / best, 4)}×`]);
-  if (section.spread[row] > 0) pairs.push(["spread", latency(section.spread[row], 2)]);
+  if (section.spread[row] > 0) pairs.push(["spread", latency(section.spread[row], 2) + (section.spread[row] > NOISY_SPREAD * section.latency[row] ? " (noisy)" : "")]);
   pairs.push(null, ...section.knobs.map((knob) => [knob.name, knob.labels[knob.codes[row]]]));
   const further = [...section.metrics, ...section.facts].filter((one) => Number.isFinite(one.values[row]));
   if (further.length) pairs.push(null, ...further.slice(0, 12).map((one) => [one.name, figure(one.values[row])]));

@@ -12,6 +12,7 @@ const RATE = 0.18;
 const DEPTH = 3;
 const MIN_LEAF = 2;
 const MIN_TRIALS = 16; // below, a model has nothing to learn from and nothing left to be asked about
+const MIN_FIT = 0.2; // a model that explains less of what it has not seen explains nothing
 const MAX_LEARNED = 1200; // the shares of ten knobs do not move beyond
 
 /** A small generator with a seed (mulberry32), so that a page shows the same each time. */
@@ -73,11 +74,13 @@ function learned(section, measured) {
     });
   }
   const mean = (values) => values.reduce((sum, value) => sum + value, 0) / Math.max(1, values.length);
+  const fit = Math.max(0, mean(fits));
+  if (fit < MIN_FIT) return { knobs: [], absence: `No model explains these latencies: the best explains ${Math.round(100 * fit)} % of the variance of configs that it has not seen.` };
   const some = knobs.map((knob, k) => {
     const sorted = Float64Array.from(shares[k]).sort();
     return { name: knob.name, share: Math.max(0, mean(shares[k])), low: Math.max(0, quantile(sorted, 0.025)), high: Math.max(0, quantile(sorted, 0.975)) };
   });
-  return { knobs: some.sort((a, b) => b.share - a.share), fit: Math.max(0, mean(fits)) };
+  return { knobs: some.sort((a, b) => b.share - a.share), fit };
 }
 
 function varianceOf(target, places) {

@@ -29,10 +29,10 @@ class Card {
     }
     const option = this.draw(this);
     if (option === undefined) return;
-    if (!option) {
+    if (!option || typeof option === "string") {
       if (this.chart) this.chart.dispose();
       this.chart = null;
-      this.box.replaceChildren(make("p", { class: "empty" }, "No measured config passes the filters."));
+      this.box.replaceChildren(make("p", { class: "empty" }, typeof option === "string" ? option : "No measured config passes the filters."));
       return;
     }
     if (!this.chart) {
@@ -267,7 +267,35 @@ function heading(section) {
     config.length ? make("div", { class: "chips", title: "The winner's config; what differs from the default is marked." }, config.map(([knob, value]) => make("span", { class: `chip${plain.default && plain.default[knob] !== value ? " differs" : ""}` }, make("i", {}, `${knob}=`), scalar(value)))) : null,
     (plain.standing.reasons || []).length ? make("ul", { class: "reasons" }, plain.standing.reasons.map((reason) => make("li", {}, reason))) : null,
     plain.winner && plain.winner.note ? make("p", { class: "sub" }, plain.winner.note) : null,
+    insights(section).map((sentence) => make("p", { class: "sub insight" }, sentence)),
     (plain.others || []).map((other) => make("p", { class: "sub other" }, otherWinner(other))));
+}
+
+const NEAR_LIMIT = 0.7; // of a device's limit: what is left is less than most searches find
+
+/** Return what the facts say in plain sentences: where registers spill, how near a limit is, how noisy the winner is. */
+function insights(section) {
+  const found = [];
+  const share = shareOf(section.plain);
+  if (share && share.share >= NEAR_LIMIT) found.push(`${percent(share.share)} of ${share.what}: little is left to gain.`);
+  const spills = section.facts.find((one) => /spill/.test(one.name));
+  const rows = spills ? Array.from(spills.values.keys()).filter((row) => Number.isFinite(spills.values[row])) : [];
+  const spilling = rows.filter((row) => spills.values[row] > 0);
+  if (spilling.length && spilling.length < rows.length) {
+    for (const knob of section.knobs) {
+      if (!knob.values.every((value) => typeof value === "number")) continue;
+      const from = Math.min(...spilling.map((row) => knob.values[knob.codes[row]]));
+      const below = rows.filter((row) => knob.values[knob.codes[row]] < from);
+      // Every config from this value on spills, and none below it does.
+      if (below.length && below.length + spilling.length === rows.length) {
+        found.push(`Registers spill from ${knob.name} ≥ ${from}.`);
+        break;
+      }
+    }
+  } else if (spilling.length && spilling.length === rows.length) found.push("Every config spills registers.");
+  const winner = section.plain.bars.find((bar) => bar.name === "winner");
+  if (winner && isNoisy(winner)) found.push(`Noisy: the winner's figure is known to ±${figure((winner.spread_us / winner.latency_us) * 50, 2)} % alone.`);
+  return found;
 }
 
 /** Return the winner by another objective in words. */
@@ -282,7 +310,7 @@ function tiles(section) {
   const measured = section.isMeasured.reduce((sum, bit) => sum + bit, 0);
   const spread = (bar) => (bar && bar.spread_us !== null ? `±${figure((bar.spread_us / bar.latency_us) * 50, 2)} %` : "");
   const winner = plain.bars.find((bar) => bar.name === "winner");
-  if (winner) found.push(tile("winner", latency(winner.latency_us), `${spread(winner)} ${plain.winner.is_final ? "after a final round" : "no final round yet"}`.trim(), "lead"));
+  if (winner) found.push(tile("winner", latency(winner.latency_us), `${spread(winner)} ${isNoisy(winner) ? "noisy, " : ""}${plain.winner.is_final ? "after a final round" : "no final round yet"}`.trim(), "lead"));
   for (const name of ["default", "reference"]) {
     const bar = plain.bars.find((one) => one.name === name);
     if (bar && winner) found.push(tile(`beside the ${name}`, `${(bar.latency_us / winner.latency_us).toFixed(2)}×`, `${latency(bar.latency_us)} ${spread(bar)}`));
@@ -332,11 +360,16 @@ function remembered(name, start) {
   return { get value() { return state.choices[name] ?? start; }, set value(now) { state.choices[name] = now; } };
 }
 
+const FEWEST_CHARTED = 8;
+
 function cardsOf(section, filters) {
   const { plain } = section;
   const some = (draw) => (card) => (filters.measured.length ? draw(card) : null);
   const cards = [];
-  const varied = section.knobs.map((knob, i) => ({ knob, i })).filter(({ knob }) => knob.values.length > 1);
+  const measured = section.isMeasured.reduce((sum, bit) => sum + bit, 0);
+  // Of fewer configs the table says all, and a chart nothing more.
+  const isCharted = measured >= FEWEST_CHARTED;
+  const varied = !isCharted ? [] : section.knobs.map((knob, i) => ({ knob, i })).filter(({ knob }) => knob.values.length > 1);
 
   const by = remembered("by", "trials");
   const sofar = new Card("Best so far", some(() => bestSoFar(section, filters, colours(), by.value)), { size: plain.bars.length ? "most" : "wide", height: 330, controls: choice([["trials", "trials"], ["seconds", "seconds"]], by.value, (value) => { by.value = value; sofar.update(); }) });
@@ -346,7 +379,7 @@ function cardsOf(section, filters) {
     bars.follows = false;
     cards.push(bars);
   }
-  const hasModel = varied.length > 0 && section.isMeasured.reduce((sum, bit) => sum + bit, 0) >= MIN_TRIALS;
+  const hasModel = varied.length > 0 && measured >= MIN_TRIALS;
   let arrange = () => {};
   if (hasModel) {
     const matters = new Card("Which knobs matter", some((self) => {
@@ -361,17 +394,17 @@ function cardsOf(section, filters) {
         }, 50);
         return model && !model.absence ? importanceOf(model, colours()) : undefined;
       }
-      self.say(model.absence || `By boosted trees that explain ${percent(model.fit)} of the variance of configs that they have not seen${model.fit < 0.5 ? ": take it with care" : ""}. The whiskers hold 95 % of ${MODELS} models.`);
-      return model.absence ? null : importanceOf(model, colours());
+      self.say(model.absence ? " " : `By boosted trees that explain ${percent(model.fit)} of the variance of configs that they have not seen${model.fit < 0.5 ? ": take it with care" : ""}. The whiskers hold 95 % of ${MODELS} models.`);
+      return model.absence || importanceOf(model, colours());
     }), { height: Math.max(190, 54 + Math.min(14, varied.length) * 26), note: "Learning from the trials…" });
     cards.push(matters);
   }
-  const roofs = roofOf(section);
+  const roofs = isCharted ? roofOf(section) : null;
   if (roofs) {
     const card = new Card("Roofline", some(() => roofline(section, filters, colours(), roofs, state.sections)), { height: 330, note: plain.roof && plain.roof.gbps ? `Each point is a config, by the operations and bytes that its kernel file declares. Rings: winners of the kernel's other problems.` : "`ktuned doctor --peaks` measures the device's limits, which are not known yet." });
     cards.push(card);
   }
-  cards.push(new Card("Distribution of latencies", some(() => distribution(section, filters, colours())), { size: hasModel === Boolean(roofs) ? "wide" : "" }));
+  if (isCharted) cards.push(new Card("Distribution of latencies", some(() => distribution(section, filters, colours())), { size: hasModel === Boolean(roofs) ? "wide" : "" }));
   if (varied.length) {
     const minis = make("div", { class: "minis" });
     const parts = varied.map(({ knob }) => {
@@ -401,6 +434,7 @@ function cardsOf(section, filters) {
     arrange = (important) => {
       inOrder(important);
       if (state.choices[`${section.id} a`] !== undefined || state.choices[`${section.id} b`] !== undefined) return;
+      if (important.length < 2) return;
       [a.value, b.value] = important.slice(0, 2).map((name) => section.knobs.findIndex((knob) => knob.name === name));
       [pickers[0].value, pickers[2].value] = [a.value, b.value];
       map.update();
@@ -409,7 +443,7 @@ function cardsOf(section, filters) {
   const axes = axesOf(section).map((one, i) => [i, one.name]);
   const [x, y, kind] = [remembered(`${section.id} x`, section.facts.length ? 7 + section.metrics.length : section.compileS.some((v) => v > 0) ? 5 : 1), remembered(`${section.id} y`, 0), remembered(`${section.id} kind`, -1)];
   const free = new Card("Any two figures", some(() => explore(section, filters, colours(), Number(x.value), Number(y.value), Number(kind.value))), { size: varied.length > 1 ? "" : "wide", height: 360, controls: [picker(axes, x.value, (value) => { x.value = value; free.update(); }), "×", picker(axes, y.value, (value) => { y.value = value; free.update(); }), picker([[-1, "one colour"], ...varied.map(({ knob, i }) => [i, `by ${knob.name}`])], kind.value, (value) => { kind.value = value; free.update(); })] });
-  cards.push(free);
+  if (isCharted) cards.push(free);
   if (varied.length > 1) cards.push(parallelCard(section, filters, some));
   if (plain.failures.length) cards.push(failuresCard(section));
   const saves = plain.history.filter((save) => save.latency_us !== null);

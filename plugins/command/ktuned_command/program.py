@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import signal
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -11,10 +12,18 @@ from pathlib import Path
 from typing import Any
 
 from ktuned import backends
-from ktuned_command.build import UNITS_US, Build
+from ktuned_command.build import ARTIFACT, UNITS_US, Build
 
 MAX_MESSAGE_CHARS = 2000
 """Length of a program's last words that are kept: its own message, without its story."""
+
+MAX_COMMAND_CHARS = 300
+"""Length of a command line in a message: the program and its first arguments, for someone who types it again."""
+
+MAX_STRANGE = 0.05
+"""Share of control and undecodable characters from which on output is no text."""
+
+_PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_.]*\}")
 
 
 class Failed(Exception):
@@ -65,14 +74,36 @@ def run(argv: Sequence[str], directory: Path, env: Mapping[str, str]) -> str:
             errors="replace",
         )
     except (OSError, ValueError) as error:
-        raise Failed(f"{argv[0]} cannot be started: {error}") from None
+        raise Failed(f"`{_shown(argv)}` cannot be started: {error}{_placeholder_hint(argv)}") from None
     if done.returncode < 0:
-        raise Failed(f"{argv[0]} was killed by {signal.Signals(-done.returncode).name}")
+        name = signal.Signals(-done.returncode).name
+        raise Failed(f"`{_shown(argv)}` was killed by {name}{_placeholder_hint(argv)}")
     if done.returncode:
         words = _last_words(done.stderr) or _last_words(done.stdout)
-        raise Failed(f"{argv[0]} exited with {done.returncode}{': ' if words else ''}{words}")
+        ended = f"`{_shown(argv)}` exited with {done.returncode}"
+        raise Failed(f"{ended}{': ' if words else ''}{words}{_placeholder_hint(argv)}")
     return done.stdout + done.stderr
 
 
+def _shown(argv: Sequence[str]) -> str:
+    """Return a command line as it would be typed; a long one is cut."""
+    line = shlex.join(argv)
+    return line if len(line) <= MAX_COMMAND_CHARS else f"{line[: MAX_COMMAND_CHARS - 1]}…"
+
+
+def _placeholder_hint(argv: Sequence[str]) -> str:
+    """Return what is to be said if a failed command still has words in braces: nothing was put in there."""
+    left = [found for word in argv for found in _PLACEHOLDER.findall(word)]
+    if not left:
+        return ""
+    return (
+        f"; {left[0]} is no placeholder, only {ARTIFACT} is: write a knob's value into the word, f'--tile={{c.TILE}}'"
+    )
+
+
 def _last_words(said: str) -> str:
+    """Return the end of a program's output as text; output that is not text is counted, and not shown."""
+    strange = sum(not (letter.isprintable() or letter.isspace()) or letter == "\ufffd" for letter in said)
+    if strange > MAX_STRANGE * len(said):
+        return f"({len(said):,} characters that are no text)"
     return said.strip()[-MAX_MESSAGE_CHARS:]

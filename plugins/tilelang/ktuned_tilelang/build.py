@@ -31,7 +31,7 @@ class Build(backends.Build):
             tensor of ``inputs``, numbers are themselves. Without it, each parameter gets the tensor of its own name.
         out_idx: the parameters that an application's call returns instead of taking: an index or several; ``None`` for
             what ``@tilelang.jit`` says.
-        target: TileLang's target, a name or a map; its ``arch`` is the device's, or that of ``ktuned compile --arch``.
+        target: TileLang's target, a name or a map; its ``arch`` is the device's, or that of ``--compile-only --arch``.
         execution_backend: ``auto``, ``tvm_ffi``, ``nvrtc``, ``cython``, ``cutedsl`` or ``torch``.
         pass_configs: TileLang's ``pass_configs``, over those of ``@tilelang.jit``.
         compile_flags: more options for the CUDA compiler, behind those of ``@tilelang.jit``.

@@ -1,4 +1,4 @@
-"""``ktuned serve`` and ``ktuned stop``."""
+"""``ktuned start`` and ``ktuned stop``."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from click.core import ParameterSource
 
-from ktuned.cli import output
+from ktuned.cli import output, spawn
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import Number, json_option
 from ktuned_client import DaemonError, paths
@@ -34,6 +35,7 @@ UNUSED = ("better_exceptions", "colorama", "greenlet", "rich", "twisted")
 
 
 @click.command()
+@click.option("--foreground", is_flag=True, help="Run it here, until it is stopped; for service managers.")
 @click.option("--socket", type=click.Path(path_type=Path), help="The socket to listen at, in a private directory.")
 @click.option("--home", type=click.Path(file_okay=False, path_type=Path), help="The directory for state and artifacts.")
 @click.option("--config", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="The config.toml to read.")
@@ -54,7 +56,8 @@ UNUSED = ("better_exceptions", "colorama", "greenlet", "rich", "twisted")
 @click.option("--no-team", is_flag=True, help="Do without the team's store of config.toml.")
 @click.option("--auto-started", is_flag=True, hidden=True, help="Started by a command: exit when idle by default.")
 @click.option("--json", "as_json", is_flag=True, help="Log as JSON, one event a line, on stderr.")
-def serve(
+def start(
+    foreground: bool,
     socket: Path | None,
     home: Path | None,
     config: Path | None,
@@ -64,11 +67,14 @@ def serve(
     auto_started: bool,
     as_json: bool,
 ) -> int:
-    """Run the daemon in the foreground until it is stopped.
+    """Start the daemon.
 
-    Under systemd it takes over the socket unit's socket, reports readiness and liveness, and logs to the journal with
+    It runs in the background, and logs to serve.log in the state directory. With --foreground it runs here: under
+    systemd it takes over the socket unit's socket, reports readiness and liveness, and logs to the journal with
     priorities, as JSON.
     """
+    if not foreground:
+        return _start_in_background(socket, home)
     with lean_imports():
         from ktuned.daemon import load_settings, logs, run
         from ktuned.model import StoreDamaged
@@ -86,6 +92,25 @@ def serve(
             raise
         output.complain(error.message, "starting again, which moves it aside")
         return run(settings, starts_by_itself=auto_started)
+
+
+def _start_in_background(socket: Path | None, home: Path | None) -> int:
+    """Start this very command with ``--foreground`` in a session of its own, unless a daemon answers already."""
+    listen_at = paths.socket_path() if socket is None else str(socket.absolute())
+    if spawn.is_serving(listen_at):
+        output.say(f"a daemon listens at {listen_at} already; `ktuned stop` ends it")
+        return Exit.DONE
+    context = click.get_current_context()
+    words = []
+    for param in context.command.params:
+        value = context.params.get(param.name or "")
+        if param.name == "foreground" or context.get_parameter_source(param.name or "") is ParameterSource.DEFAULT:
+            continue
+        place = str(value.absolute()) if isinstance(value, Path) else str(value)
+        words += [param.opts[0]] if value is True else [param.opts[0], place]
+    state = spawn.state_directory() if home is None else home.absolute()
+    spawn.announce(spawn.start(listen_at, state, arguments=words) or None)
+    return Exit.DONE
 
 
 def _may_open_files() -> None:

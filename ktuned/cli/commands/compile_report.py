@@ -1,4 +1,4 @@
-"""``ktuned compile``: compiles a space without measuring, with or without a device."""
+"""``ktuned tune --compile-only``: compiles a space without measuring, with or without a device."""
 
 from __future__ import annotations
 
@@ -6,22 +6,8 @@ from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
-import click
-
-from ktuned.cli import output, spawn, text
-from ktuned.cli.commands.tune import announce, complain_of
-from ktuned.cli.completion import complete_target
+from ktuned.cli import output, text
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.options import (
-    Number,
-    WholeNumber,
-    as_path,
-    given,
-    is_path,
-    json_option,
-    no_spawn_option,
-    problem_option,
-)
 from ktuned.model import Outcome
 from ktuned_client import Client, DaemonError
 from ktuned_client.answers import TUNE_DEADLINE_S
@@ -37,40 +23,13 @@ _WIDTH = len("compile_timeout")
 _MESSAGE_CHARS = 160
 
 
-@click.command()
-@click.argument("target", metavar="PATH|KERNEL", shell_complete=complete_target)
-@problem_option
-@click.option(
-    "--arch", metavar="ARCH", help="The architecture to compile for (sm_90a); default: that of a device here."
-)
-@click.option("--trials", type=WholeNumber(min=1), help="Compile at most this many configs.")
-@click.option("--seconds", type=Number(min=0, min_open=True), help="Start no config after this time.")
-@click.option("--strategy", help="The order of the configs (auto, guided, exhaustive, random, …).")
-@click.option("--seed", type=int, help="The strategy's seed.")
-@no_spawn_option
-@json_option
-def compile(  # noqa: A001 - the command's name
-    target: str,
-    problem: dict[str, Any],
-    arch: str | None,
-    trials: int | None,
-    seconds: float | None,
-    strategy: str | None,
-    seed: int | None,
-    no_spawn: bool,
-    as_json: bool,
-) -> int:
-    """Compile a kernel file's configs for later jobs.
+def compile_only(wanted: Mapping[str, Any], as_json: bool) -> int:
+    """Compile a space's configs for later jobs, and print the result of each; Ctrl-C cancels.
 
-    Needs no device. Prints the result of every config. Ctrl-C cancels. Exits with 1 if nothing was compiled.
+    ``wanted`` are the params of the protocol's ``compile``.
     """
-    kernel, path = (None, as_path(target)) if is_path(target) else (target, None)
-    wanted = given(kernel=kernel, path=path, problem=problem, arch=arch, trials=trials, seconds=seconds)
-    wanted |= given(strategy=strategy, seed=seed)
-    if not no_spawn:
-        announce(spawn.ensure())
     with Client() as client, Tuning(client, _ask(client, wanted)) as compiling:
-        complain_of(compiling.errors)
+        output.complain_of(compiling.errors)
         try:
             reported, refusal = _follow(compiling, as_json)
         except KeyboardInterrupt:

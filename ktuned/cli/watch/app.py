@@ -1,0 +1,572 @@
+"""``ktuned watch`` on a terminal: one table of kernels, and everything about the chosen one beside or below it.
+
+The widgets are Textual's. They show what :mod:`~ktuned.cli.watch.cells` says of the session's board, and are drawn
+again at most ten times a second, however many events come.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Coroutine, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from rich.text import Text
+from textual.app import App, ComposeResult
+from textual.binding import Binding
+from textual.containers import Container, Vertical, VerticalScroll
+from textual.events import Resize
+from textual.screen import ModalScreen
+from textual.timer import Timer
+from textual.widgets import DataTable, Footer, Input, Sparkline, Static
+
+from ktuned.cli import text
+from ktuned.cli.job_view import Case
+from ktuned.cli.trial_facts import facts_of, messages_of
+from ktuned.cli.watch import cells
+from ktuned.cli.watch.board import BoardRow
+from ktuned.cli.watch.choice import Choice
+from ktuned.cli.watch.session import Session
+from ktuned.cli.watch.shown_text import ShownText
+from ktuned.cli.watch.trial_log import Tried
+from ktuned.model import LATENCY, unit_of
+from ktuned_client import AsyncClient, DaemonError, DaemonUnavailable
+
+DRAWING_S = 0.1
+"""Least time between two pictures; more would not be readable."""
+
+AGES_S = 5.0
+"""Ages are drawn again this often where nothing happens."""
+
+FLASH_S = 1.5
+"""For this long a new best is marked."""
+
+SIDE_BY_SIDE = 150
+"""Columns from which on the chosen kernel stands beside the table, else below it."""
+
+ROOMY = 30
+"""Lines from which on the best so far is drawn over the whole width."""
+
+MAX_CONFIGS = 500
+"""Configs in the table: more than an author scrolls through; a report has all."""
+
+MAX_WARNINGS = 4
+
+KEYS = (
+    ("↑ ↓ k j PgUp PgDn Home End", "choose a line"),
+    ("Enter, Tab", "go to the configs of the kernel, and on one of them see everything about it"),
+    ("Esc", "back; in the list it clears the filter"),
+    ("/", "filter by words: kernels by name, problem, device, state; configs by knobs and outcomes"),
+    ("s, r", "sort by another column; the other way round"),
+    ("t", "tune the kernel now, before all else"),
+    ("p, c", "pause or resume its job; cancel it: what is measured is kept"),
+    ("P", "pause or resume all tuning"),
+    ("e", "all problems with their full messages"),
+    ("?", "this page"),
+    ("q, Ctrl-C", "quit; the daemon goes on. Ctrl-Z suspends"),
+)
+"""The keys and their meanings, for the page of keys."""
+
+
+class Rows(DataTable[Text]):
+    """A table whose cursor moves by lines alone."""
+
+    BINDINGS: ClassVar[list[Binding | tuple[str, str] | tuple[str, str, str]]] = [
+        Binding("home", "scroll_top", show=False),
+        Binding("end", "scroll_bottom", show=False),
+        Binding("k", "cursor_up", show=False),
+        Binding("j", "cursor_down", show=False),
+    ]
+
+
+class TextPage(ModalScreen[None]):
+    """A page of text over the screen: the keys, the problems, one trial."""
+
+    BINDINGS: ClassVar[list[Binding | tuple[str, str] | tuple[str, str, str]]] = [
+        Binding("escape,q,enter,question_mark", "dismiss", "back")
+    ]
+
+    def __init__(self, title: str, lines: Sequence[Text]) -> None:
+        super().__init__()
+        self._title = title
+        self._lines = lines
+
+    def compose(self) -> ComposeResult:
+        """Lay the page out."""
+        with VerticalScroll(id="page"):
+            yield Static(ShownText(self._title, style="bold"))
+            for line in self._lines:
+                yield Static(line)
+        yield Footer()
+
+
+class WatchApp(App[None]):
+    """The live screen over a session."""
+
+    CSS = """
+    #head { height: auto; color: $text-muted; }
+    #warnings { height: auto; }
+    #body { height: 1fr; }
+    #kernels { height: auto; max-height: 50%; }
+    #detail { height: 1fr; border-top: solid $panel; }
+    #facts, #message { height: auto; }
+    #message { max-height: 30%; }
+    #spark { height: 2; }
+    #configs { height: 1fr; min-height: 4; }
+    #filter { display: none; height: 1; }
+    #filter.shown { display: block; }
+    .wide #body { layout: horizontal; }
+    .wide #kernels { height: 1fr; max-height: 100%; width: 58%; }
+    .wide #detail { border-top: none; border-left: solid $panel; height: 1fr; }
+    #page { padding: 1 2; }
+    DataTable { scrollbar-size-horizontal: 1; scrollbar-size-vertical: 1; }
+    """
+    ENABLE_COMMAND_PALETTE = False
+    BINDINGS: ClassVar[list[Binding | tuple[str, str] | tuple[str, str, str]]] = [
+        Binding("question_mark", "show_keys", "keys", key_display="?"),
+        Binding("q", "quit", "quit"),
+        Binding("ctrl+c", "interrupt", show=False, priority=True),
+        Binding("ctrl+z", "suspend_process", show=False, priority=True),
+        # Before the focused widget: what is typed on at once goes to where these keys lead.
+        Binding("slash", "filter", "filter", key_display="/", priority=True),
+        Binding("enter", "open", show=False, priority=True),
+        Binding("s", "sort", "sort"),
+        Binding("r", "reverse", "reverse", show=False),
+        Binding("t", "tune", "tune now"),
+        Binding("p", "pause", "pause"),
+        Binding("c", "cancel_job", "cancel"),
+        Binding("P", "pause_all", "pause all", show=False),
+        Binding("e", "show_problems", "problems"),
+        Binding("escape", "leave", "back", show=False),
+    ]
+
+    def __init__(self, session: Session, title: str = "ktuned watch") -> None:
+        super().__init__()
+        self.session = session
+        self.failure: Exception | None = None
+        self.was_interrupted = False
+        self._title = title
+        self._kernels = Choice()
+        self._configs = Choice()
+        self._said = ""
+        self._is_due = asyncio.Event()
+        self._shown: list[Case] = []
+        self._columns: list[str] = []
+        self._bests: dict[Case, float | None] = {}
+        self._flashes: dict[Case, float] = {}
+        self._open: Case | None = None
+        self._trials: list[int] = []
+        self._knobs: list[str] = []
+        self._ticker: Timer | None = None
+
+    def compose(self) -> ComposeResult:
+        """Lay the screen out."""
+        yield Static(id="head")
+        yield Static(id="warnings")
+        with Container(id="body"):
+            yield Rows(id="kernels", cursor_type="row", zebra_stripes=True)
+            with Vertical(id="detail"):
+                yield Static(id="facts")
+                yield Sparkline([], id="spark", summary_function=min)
+                yield Rows(id="configs", cursor_type="row")
+                with VerticalScroll(id="message"):
+                    yield Static(id="said")
+        yield Input(id="filter", placeholder="words to filter by; Enter keeps them, Esc clears them", compact=True)
+        yield Footer()
+
+    def on_mount(self) -> None:
+        """Begin to follow the daemon."""
+        self.session.on_change = self._is_due.set
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            with suppress(ValueError, RuntimeError):
+                # Not in a thread other than the main one, as in tests.
+                asyncio.get_running_loop().add_signal_handler(number, self.exit)
+        self.query_one("#kernels", Rows).focus()
+        self._arrange(self.size.width)
+        for part in (self.session.follow(), self.session.observe_load(), self._draw()):
+            self.run_worker(self._guarded(part), exit_on_error=False)
+
+    async def _guarded(self, part: Coroutine[Any, Any, None]) -> None:
+        try:
+            await part
+        except (DaemonUnavailable, DaemonError) as error:
+            self.failure = error
+            self.exit()
+
+    def on_resize(self, event: Resize) -> None:
+        """Put the chosen kernel beside the table where there is room."""
+        self._arrange(event.size.width)
+        self._columns = []
+        self._is_due.set()
+
+    def _arrange(self, width: int) -> None:
+        self.set_class(width >= SIDE_BY_SIDE, "wide")
+        self.query_one("#filter", Input).can_focus = self.query_one("#filter", Input).has_class("shown")
+
+    # What is shown
+
+    async def _draw(self) -> None:
+        while True:
+            self.show()
+            await asyncio.sleep(DRAWING_S)
+            try:
+                async with asyncio.timeout(FLASH_S / 2 if self._flashes else AGES_S):
+                    await self._is_due.wait()
+            except TimeoutError:
+                pass
+            self._is_due.clear()
+
+    @property
+    def rows(self) -> list[BoardRow]:
+        """The rows that the table has, in its order."""
+        return cells.ROWS.shown(self.session.board.rows.values(), self._kernels)
+
+    @property
+    def selected(self) -> BoardRow | None:
+        """The row that keys act on."""
+        place = self.query_one("#kernels", Rows).cursor_row
+        return self.session.board.rows.get(self._shown[place]) if 0 <= place < len(self._shown) else None
+
+    @property
+    def trials(self) -> list[Tried]:
+        """The configs of the chosen row that the table has, in its order."""
+        log = self.session.log
+        return [] if log is None else log.listed.shown(log.trials.values(), self._configs)[:MAX_CONFIGS]
+
+    @property
+    def selected_trial(self) -> Tried | None:
+        """The config that is chosen, if its table has the focus."""
+        table = self.query_one("#configs", Rows)
+        log = self.session.log
+        if log is None or not table.has_focus or not 0 <= table.cursor_row < len(self._trials):
+            return None
+        return log.trials.get(self._trials[table.cursor_row])
+
+    def show(self) -> None:
+        """Bring all widgets up to date."""
+        if len(self.screen_stack) > 1:
+            # A page of text covers them.
+            return
+        session, now = self.session, time.time()
+        head = ShownText(self._title, style="bold").append(f"   {cells.head(session.board, session.load)}", style="dim")
+        if self._kernels.query:
+            head.append(f"   filter: {self._kernels.query}", style="bold yellow")
+        if self._said:
+            head.append(f"   {self._said}", style="italic")
+        self.query_one("#head", Static).update(head)
+        warnings = cells.warnings_of(session.board, session.load, session.notices)
+        shown = [Text(line, style=style) for line, style in warnings[:MAX_WARNINGS]]
+        if len(warnings) > MAX_WARNINGS:
+            shown.append(ShownText(f"and {len(warnings) - MAX_WARNINGS} more: e shows them", style="dim"))
+        self.query_one("#warnings", Static).update(ShownText("\n").join(shown))
+        self._show_kernels(now)
+        self._show_detail()
+
+    def _show_kernels(self, now: float) -> None:
+        table = self.query_one("#kernels", Rows)
+        rows = self.rows
+        width = int(self.size.width * 0.58) if self.has_class("wide") else self.size.width
+        # Two cells around each column's words are the table's, and two are for its scrollbar.
+        names = cells.names_of(self.session.board)
+        columns = cells.columns_for(width - 4, rows, names)
+        titles = [f"{column.title}:{column.width}" for column in columns]
+        cases: list[Case] = [row.case for row in rows]
+        if titles != self._columns or cases != self._shown:
+            chosen = self.selected
+            table.clear(columns=True)
+            for column in columns:
+                title = ShownText(column.title, justify="right" if column.is_figure else "left")
+                table.add_column(title, width=column.width, key=column.title)
+            for row in rows:
+                table.add_row(*self._cells(row, columns, names, now), key=str(row.case), height=None)
+            self._columns, self._shown = titles, cases
+            if chosen is not None and chosen.case in cases:
+                table.move_cursor(row=cases.index(chosen.case))
+        else:
+            for row in rows:
+                for column, words in zip(columns, self._cells(row, columns, names, now), strict=True):
+                    if table.get_cell(str(row.case), column.title) != words:
+                        table.update_cell(str(row.case), column.title, words)
+        if not rows:
+            said = "no kernel yet: a kernel file is named tune_*.py and declares an @kernel"
+            if self.session.board.rows:
+                said = f"none of {text.number(len(self.session.board.rows), 'row')} has {self._kernels.query!r}"
+            self.query_one("#facts", Static).update(ShownText(said, style="dim"))
+
+    def _cells(
+        self, row: BoardRow, columns: Sequence[cells.Column], names: dict[object, str], now: float
+    ) -> list[Text]:
+        best = row.job.best if row.job is not None and row.is_open else row.current
+        before = self._bests.get(row.case)
+        if best is not None and before is not None and best != before and row.is_open:
+            self._flashes[row.case] = now + FLASH_S
+        self._bests[row.case] = best
+        is_flashing = self._flashes.get(row.case, 0.0) > now
+        if not is_flashing:
+            self._flashes.pop(row.case, None)
+        found: list[Text] = []
+        for column in columns:
+            words, style = (
+                (names[row.case], "") if column.title == "kernel" else cells.cell(row, column.title, now, column.width)
+            )
+            if column.title == "best" and is_flashing:
+                style = "bold black on green"
+            if column.title == "kernel" and row.is_problem:
+                style = "red"
+            found.append(ShownText(words, style=style, justify="right" if column.is_figure else "left"))
+        return found
+
+    def _show_detail(self) -> None:
+        row, log = self.selected, self.session.log
+        detail = self.query_one("#detail")
+        detail.display = row is not None or not self._shown
+        if row is None:
+            return
+        if row.case != self._open:
+            self._open = row.case
+            self.session.log = log = None
+            self.run_worker(self._acted(self.session.open(row)), group="open", exclusive=True)
+        facts = ShownText()
+        for name, words, style in cells.detail_of(row, log):
+            facts.append(f"{name:<11}" if name else "", style="dim").append(words, style=style).append("\n")
+        facts.rstrip()
+        self.query_one("#facts", Static).update(facts)
+        steps = list(row.job.best_so_far) if row.job is not None else []
+        spark = self.query_one("#spark", Sparkline)
+        # On a small screen its lines are worth more to the configs.
+        spark.display = len(set(steps)) > 1 and self.size.height >= ROOMY
+        spark.data = steps
+        self._show_configs()
+        words, style = cells.message_of(row, self.selected_trial)
+        message = self.query_one("#message")
+        message.display = bool(words)
+        self.query_one("#said", Static).update(ShownText(words, style=style))
+
+    def _show_configs(self) -> None:
+        table, log, trials = self.query_one("#configs", Rows), self.session.log, self.trials
+        table.display = bool(trials)
+        if log is None:
+            return
+        knobs = cells.varied_knobs(log)
+        numbers = [trial.id for trial in trials]
+        titles = ["trial", "latency" if log.row.objective == LATENCY else unit_of(log.row.objective), "× best"]
+        titles += [*knobs, "outcome"]
+        if titles != self._knobs or numbers != self._trials:
+            chosen = self._trials[table.cursor_row] if 0 <= table.cursor_row < len(self._trials) else None
+            table.clear(columns=titles != self._knobs)
+            if titles != self._knobs:
+                table.add_columns(*titles)
+            for trial in trials:
+                found = cells.config_cells(log, trial, knobs)
+                table.add_row(*(ShownText(words, style=style) for words, style in found), key=str(trial.id))
+            self._knobs, self._trials = titles, numbers
+            if chosen in numbers:
+                table.move_cursor(row=numbers.index(chosen))
+
+    # What keys do
+
+    def on_data_table_row_highlighted(self, event: DataTable.RowHighlighted) -> None:
+        """Show the row that is chosen now."""
+        self._is_due.set()
+
+    def check_action(self, action: str, parameters: tuple[object, ...]) -> bool | None:
+        """Leave the keys of the filter's line to it, and those of a page of text to that."""
+        is_covered = len(self.screen_stack) > 1
+        is_typing = not is_covered and self.query_one("#filter", Input).has_class("shown")
+        if action == "filter":
+            return not (is_covered or is_typing)
+        return not is_covered if action == "open" else True
+
+    async def action_open(self) -> None:
+        """Go from a kernel to its configs, and from a config to everything about it; keep a filter that is typed."""
+        if self.query_one("#filter", Input).has_class("shown"):
+            self._hide_filter()
+            return
+        configs = self.query_one("#configs", Rows)
+        if not configs.has_focus:
+            if self._trials:
+                # At once, so that the next key is the configs'.
+                self.screen.set_focus(configs)
+            self._is_due.set()
+            return
+        trial = self.selected_trial
+        found = None if trial is None else await self.session.trial(trial.id)
+        if found is not None:
+            await self.push_screen(TextPage(f"trial {found['id']}", trial_lines(found)))
+
+    async def on_data_table_row_selected(self, event: DataTable.RowSelected) -> None:
+        """Do on a click what Enter does."""
+        await self.action_open()
+
+    def on_input_changed(self, event: Input.Changed) -> None:
+        """Filter while the words are typed."""
+        self._set_query(event.value)
+
+    def _set_query(self, query: str) -> None:
+        if self._is_on_configs:
+            self._configs = replace(self._configs, query=query)
+        else:
+            self._kernels = replace(self._kernels, query=query)
+        self._is_due.set()
+
+    _is_on_configs = False
+
+    def action_filter(self) -> None:
+        """Have words typed that the rows, or the configs, must have."""
+        self._is_on_configs = self.query_one("#configs", Rows).has_focus
+        entry = self.query_one("#filter", Input)
+        entry.add_class("shown")
+        entry.can_focus = True
+        entry.value = (self._configs if self._is_on_configs else self._kernels).query
+        # At once, so that the next key is a letter of the filter.
+        self.screen.set_focus(entry)
+
+    def _hide_filter(self) -> None:
+        entry = self.query_one("#filter", Input)
+        entry.remove_class("shown")
+        entry.can_focus = False
+        self.screen.set_focus(self.query_one("#configs" if self._is_on_configs and self._trials else "#kernels", Rows))
+
+    def action_leave(self) -> None:
+        """Clear the filter, or go back to the list of kernels."""
+        if self.query_one("#filter", Input).has_class("shown"):
+            self._set_query("")
+            self._hide_filter()
+        elif self.query_one("#configs", Rows).has_focus:
+            self._configs = replace(self._configs, query="")
+            self.screen.set_focus(self.query_one("#kernels", Rows))
+        else:
+            self._kernels = replace(self._kernels, query="")
+        self._is_due.set()
+
+    def action_sort(self) -> None:
+        """Sort by the next column."""
+        if self.query_one("#configs", Rows).has_focus and self.session.log is not None:
+            self._configs = replace(self._configs, order=self._configs.order + 1)
+            self._said = f"configs by {self.session.log.listed.order(self._configs)}"
+        else:
+            self._kernels = replace(self._kernels, order=self._kernels.order + 1)
+            self._said = f"by {cells.ROWS.order(self._kernels)}"
+        self._is_due.set()
+
+    def action_reverse(self) -> None:
+        """Sort the other way round."""
+        if self.query_one("#configs", Rows).has_focus:
+            self._configs = replace(self._configs, is_reversed=not self._configs.is_reversed)
+        else:
+            self._kernels = replace(self._kernels, is_reversed=not self._kernels.is_reversed)
+        self._is_due.set()
+
+    def action_tune(self) -> None:
+        """Tune the chosen kernel now."""
+        self._act(self.session.tune)
+
+    def action_pause(self) -> None:
+        """Pause or resume the chosen kernel's job."""
+        self._act(self.session.toggle_pause)
+
+    def action_cancel_job(self) -> None:
+        """Cancel the chosen kernel's job."""
+        self._act(self.session.cancel)
+
+    def action_pause_all(self) -> None:
+        """Pause or resume all tuning."""
+        self.run_worker(self._acted(self.session.toggle_pause_of_all()))
+
+    def _act(self, action: Any) -> None:
+        row = self.selected
+        if row is None:
+            self._said = "there is no kernel to act on"
+            self._is_due.set()
+        else:
+            self.run_worker(self._acted(action(row)))
+
+    async def _acted(self, action: Coroutine[Any, Any, str | None]) -> None:
+        """Carry a request out, and say what came of it."""
+        try:
+            said = await action
+        except DaemonError as error:
+            said = f"{error.message}; {error.hint}" if error.hint else error.message
+        except DaemonUnavailable as error:
+            self.failure = error
+            self.exit()
+            return
+        if said:
+            self._said = text.first_line(said)
+        self._is_due.set()
+
+    def action_show_keys(self) -> None:
+        """Show the keys and their meanings."""
+        width = max(len(key) for key, _ in KEYS)
+        lines = [Text(f"{key:<{width}}  ", style="bold").append(meaning, style="") for key, meaning in KEYS]
+        self.push_screen(TextPage("keys", lines))
+
+    def action_show_problems(self) -> None:
+        """Show all problems with their full messages."""
+        self.push_screen(TextPage("problems", problem_lines(self.session)))
+
+    def action_interrupt(self) -> None:
+        """End as Ctrl-C ends other commands."""
+        self.was_interrupted = True
+        self.exit()
+
+
+def trial_lines(trial: Any) -> list[Text]:
+    """Return everything about one trial: what it came to, its messages, its facts."""
+    known = facts_of(trial)
+    width = max(map(len, known))
+
+    def fact(name: str, words: str) -> Text:
+        return ShownText(f"{name:<{width}}  ", style="dim").append(words, style="")
+
+    lines = [fact(name, known.pop(name)) for name in ("config", "outcome", "latency")]
+    for name, words in messages_of(trial).items():
+        lines += [Text(""), ShownText(f"{name}:", style="dim"), ShownText(text.clean(words))]
+    return [*lines, ShownText(""), *(fact(name, words) for name, words in known.items())]
+
+
+def problem_lines(session: Session) -> list[Text]:
+    """Return all problems: of kernel files, jobs, configs, and the daemon."""
+    lines: list[Text] = []
+    for error in session.board.errors.values():
+        lines += [Text(error.line, style="red"), *(ShownText(line) for line in error.excerpt)]
+        lines += [*([Text(error.hint)] if error.hint else []), ShownText("")]
+    for row in session.board.rows.values():
+        said = [] if row.job is None or row.state != "failed" else [row.job.message]
+        if row.job is not None:
+            said += [f"{outcome}: {trial.get('message')}" for outcome, trial in row.job.failures.items()]
+        said = said or ([row.failure] if row.failure else [])
+        if said:
+            lines.append(ShownText(f"{cells.label(row)} on {row.device or 'no device'}: {row.state}", style="bold"))
+            lines += [Text(text.clean(message), style="red") for message in said]
+            lines.append(ShownText(""))
+    lines += [Text(notice) for notice in session.notices]
+    return lines or [Text("no problems", style="dim")]
+
+
+def watch(path: str | None, project: str | None, since: tuple[int, int] | None) -> None:
+    """Show the screen until the user quits.
+
+    Raises:
+        DaemonUnavailable: the daemon is gone.
+        KeyboardInterrupt: Ctrl-C was pressed.
+    """
+    for name in ("COLUMNS", "LINES"):
+        # Where a parent has exported them they do not follow this terminal's window.
+        os.environ.pop(name, None)
+
+    async def sit() -> None:
+        async with AsyncClient() as client:
+            session = Session(client, path=path, project=project, since=since)
+            app = WatchApp(session, f"ktuned watch {path or ''}".rstrip())
+            await app.run_async()
+            if app.failure is not None:
+                raise app.failure
+            if app.was_interrupted:
+                raise KeyboardInterrupt
+
+    asyncio.run(sit())

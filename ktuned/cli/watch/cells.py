@@ -1,0 +1,314 @@
+"""Words and cells of the live screen: what a row, a config and the head of the screen say. No IO, and no widgets.
+
+The table of kernels has a column for each question of an author: is it done, how fast is it, what did tuning gain, how
+did it get there, and when. On a narrow terminal columns give way in that order from the right; names wrap between
+words, and nothing is cut.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from ktuned.cli import lines, text
+from ktuned.cli.job_view import JobView
+from ktuned.cli.watch.board import Board, BoardRow, on_many
+from ktuned.cli.watch.choice import Listed
+from ktuned.cli.watch.load import Load, summary, time_left
+from ktuned.cli.watch.trial_log import TrialLog, Tried
+from ktuned.model import LATENCY, JobState, is_maximized
+
+STYLES: Mapping[str, str] = {
+    "tuned": "green",
+    "fresh": "green",
+    "running": "cyan",
+    "stale": "yellow",
+    "queued": "yellow",
+    "paused": "magenta",
+    "failed": "red",
+    "cancelled": "dim",
+}
+"""Styles of states."""
+
+SAME = 0.01
+"""Changes below this are noise: the precision of a winner (docs/kernel-files.md, presets)."""
+
+_URGENCY = ("failed", "running", "queued", "paused", "stale", "default", "cancelled", "tuned", "fresh")
+"""States, those first that an author looks for first."""
+
+_BARS = "▁▂▃▄▅▆▇█"
+_BAR_CELLS = 8
+
+_STATE = 9
+_COUNT = 10
+"""Columns of the progress without its bar."""
+
+MIN_NAME = 12
+"""Columns that a kernel's name and problem need; they wrap between words."""
+
+GAP = 2
+"""Cells that a table puts around a column's words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """A column of the table of kernels: its title, its width, and whether it stands at the right."""
+
+    title: str
+    width: int
+    is_figure: bool = False
+
+
+_WANTED = (Column("best", 9, True), Column("× default", 9, True), Column("progress", 17))
+"""Columns beside the name and the state, the most wanted first."""
+
+_OPTIONAL = (Column("best so far", 14), Column("age", 7, True), Column("× before", 8, True))
+"""Columns that come after them, where some row has something to say there."""
+
+_ORDER = ("kernel", "state", "progress", "best", "× default", "best so far", "× before", "age")
+
+
+def columns_for(width: int, rows: Sequence[BoardRow], names: Mapping[object, str]) -> list[Column]:
+    """Return the columns that fit a terminal; an optional one in which every cell would be empty is left out."""
+    words = [word for row in rows for word in names[row.case].split()]
+    # A name wraps between words, and no word is broken.
+    name = max([MIN_NAME, *map(len, words)])
+    longest = max([name, *(len(names[row.case]) for row in rows)])
+    left = width - name - _STATE - 2 * GAP
+    found = []
+    for column in _WANTED:
+        if left >= column.width + GAP:
+            left -= column.width + GAP
+            found.append(column)
+    if not any(column.title == "progress" for column in found) and left >= _COUNT + GAP:
+        left -= _COUNT + GAP
+        found.append(Column("progress", _COUNT))
+    for column in _OPTIONAL:
+        is_filled = any(cell(row, column.title, 0.0)[0] for row in rows)
+        if is_filled and left >= column.width + GAP:
+            left -= column.width + GAP
+            found.append(column)
+    extra = min(longest - name, max(0, left))
+    name, left = name + extra, left - extra
+    state = _STATE + min(20, max(0, left))
+    return sorted([Column("kernel", name), Column("state", state), *found], key=lambda one: _ORDER.index(one.title))
+
+
+def cell(row: BoardRow, column: str, now: float, width: int = 99) -> tuple[str, str]:
+    """Return the words of a cell, and their style; no words where nothing is known."""
+    job = row.job
+    match column:
+        case "state":
+            return state_of(row), STYLES.get(row.state, "")
+        case "progress":
+            return progress_of(row, with_bar=width > _COUNT), "cyan" if row.state == JobState.RUNNING else "dim"
+        case "best":
+            best = row.current if row.current is not None else (job.best if job is not None and row.is_open else None)
+            return ("" if best is None else text.by_objective(row.objective, best)), ""
+        case "× default":
+            speedup = None if job is None else job.speedup
+            return ("" if speedup is None else text.times(speedup)), _gain_style(speedup)
+        case "× before":
+            return ("" if row.gain is None else text.times(row.gain)), _gain_style(row.gain)
+        case "best so far":
+            return sparkline(job.best_so_far if job is not None else (), 14), "cyan"
+        case "age":
+            return _age(row, now), "dim"
+    return "", ""
+
+
+def _gain_style(value: float | None) -> str:
+    if value is None or abs(value - 1) < SAME:
+        return ""
+    return "green" if value > 1 else "red"
+
+
+def _age(row: BoardRow, now: float) -> str:
+    """Return how long ago a row was saved, or its job ended or began, in one unit."""
+    job = row.job
+    at = row.saved_at or (None if job is None else job.finished or job.started)
+    if at is None:
+        return ""
+    seconds = max(0, int(now - at))
+    for size, unit in ((86400, "d"), (3600, "h"), (60, "min")):
+        if seconds >= size:
+            return f"{seconds // size} {unit}"
+    return f"{seconds} s"
+
+
+def label(row: BoardRow) -> str:
+    """Return a row's name: kernel, problem, and the objective where it is not the latency."""
+    named = f"{row.name} {text.flat(row.problem)}" if row.problem else row.name
+    return named if row.objective == LATENCY else f"{named} by {row.objective}"
+
+
+def names_of(board: Board) -> dict[object, str]:
+    """Return each row's name by its case: with the project or the device where another row has the same one."""
+    short = Counter(name.rpartition(":")[2] for name in {row.kernel for row in board.rows.values()})
+    found: dict[object, str] = {}
+    for case, row in board.rows.items():
+        project = row.kernel.rpartition(":")[0]
+        named = f"{project}:{label(row)}" if short[row.name] > 1 and project else label(row)
+        found[case] = f"{named} on {row.device}" if on_many(board, row) else named
+    return found
+
+
+def state_of(row: BoardRow) -> str:
+    """Return a row's state in words."""
+    match row.state, row.job:
+        case "running", JobView(round=tuple() as turn):
+            return f"final {turn[0]}/{turn[1]}"
+        case "running", _:
+            return "tuning"
+        case "tuned", JobView(share=share) if share:
+            return f"tuned, {share}"
+    return row.state
+
+
+def progress_of(row: BoardRow, *, with_bar: bool = True) -> str:
+    """Return a bar and the number of configs that were tried; those that failed are counted beside it."""
+    job = row.job
+    if job is None or not (job.done or row.is_open):
+        return ""
+    failed = f" {row.failed}✗" if row.failed else ""
+    if not job.total:
+        return f"{job.done} tried{failed}"
+    filled = round(_BAR_CELLS * min(1.0, job.done / job.total)) if row.state == JobState.RUNNING else 0
+    bar = f"{'━' * filled}{'─' * (_BAR_CELLS - filled)} " if with_bar and row.state == JobState.RUNNING else ""
+    return f"{bar}{job.done}/{job.total}{failed}"
+
+
+def sparkline(values: Sequence[float], width: int) -> str:
+    """Lay values out as a row of bars, on a logarithmic scale; of more than fit, each bar is the least of its share."""
+    positive = [value for value in values if value > 0]
+    if not positive or width < 1:
+        return ""
+    columns = min(width, len(positive))
+    shares = [
+        positive[place * len(positive) // columns : (place + 1) * len(positive) // columns] for place in range(columns)
+    ]
+    least = [min(share) for share in shares]
+    low, high = math.log(min(least)), math.log(max(least))
+    if high - low < 1e-9:
+        return _BARS[0] * columns
+    top = len(_BARS) - 1
+    return "".join(_BARS[round((math.log(value) - low) / (high - low) * top)] for value in least)
+
+
+def head(board: Board, load: Load) -> str:
+    """Return the line above the table: jobs, trials per second, load, time left."""
+    jobs = board.view.active
+    waits = sum(job.state != JobState.RUNNING for job in jobs)
+    return summary(load, time_left(jobs, board.sizes), running=len(jobs) - waits, waiting=waits)
+
+
+def warnings_of(board: Board, load: Load, notices: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the lines that an author has to see above the table, each with its style."""
+    found = []
+    if board.stalled:
+        found.append((f"nothing is tuned: {board.stalled}", "magenta"))
+    elif board.paused_everything:
+        found.append(("all tuning is paused: P resumes it", "magenta"))
+    elif board.paused:
+        found.append((f"paused: {', '.join(sorted(board.paused))}", "magenta"))
+    found += [(f"{device} is sick: {text.first_line(reason)}", "red") for device, reason in load.sick.items()]
+    found += [(error.line, "red") for error in board.errors.values()]
+    found += [(text.first_line(notice, 300), "yellow") for notice in notices]
+    return found
+
+
+def detail_of(row: BoardRow, log: TrialLog | None) -> list[tuple[str, str, str]]:
+    """Return what is known of a row, as names, words and styles."""
+    job = row.job
+    found = [("", f"{label(row)}{f' on {row.device}' if row.device else ''}", "bold")]
+    if row.config:
+        found.append(("winner" if row.current is not None else "before", text.flat(row.config), ""))
+    against = []
+    if row.current is not None:
+        against.append(text.by_objective(row.objective, row.current))
+    if job is not None and job.speedup:
+        default = text.by_objective(row.objective, job.default)
+        against.append(f"{text.times(job.speedup)} the default ({default})")
+    if job is not None and job.reference_us is not None:
+        against.append(f"reference {text.latency(job.reference_us)}")
+    if row.gain is not None:
+        against.append(f"{text.times(row.gain)} what it was ({text.by_objective(row.objective, row.before)})")
+    if job is not None and job.share:
+        against.append(job.share)
+    if against:
+        found.append(("figures", ", ".join(against), ""))
+    if job is not None and job.outcomes:
+        found.append(("configs", text.counts(job.outcomes), ""))
+    if job is not None and row.is_open:
+        standing = ", ".join(filter(None, (lines.progress(job) + " tried", text.left(job.left_s), job.waits_for)))
+        found.append(("job", f"{job.id} {job.state}, {standing}", ""))
+    saves = [] if log is None else [cost for trial in log.history if (cost := log.cost(trial)) is not None]
+    if log is not None and len(saves) > 1:
+        first, last = (_of_cost(log, cost) for cost in (saves[0], saves[-1]))
+        found.append(("over saves", f"{first} {sparkline(saves, 30)} {last} in {len(saves)} versions", ""))
+    return found
+
+
+def message_of(row: BoardRow, trial: Tried | None) -> tuple[str, str]:
+    """Return the message of the chosen config, or else of the row's first failure or its job, and its style."""
+    if trial is not None and trial.message:
+        return text.clean(trial.message), "red" if trial.failed else ""
+    if row.job is not None and row.job.failures:
+        outcome, failed = next(iter(row.job.failures.items()))
+        return text.clean(f"{outcome}: {failed.get('message') or ''}"), "red" if row.is_problem else "yellow"
+    if row.failure:
+        return text.clean(row.failure), "red"
+    if row.job is not None and row.job.message:
+        return text.clean(row.job.message), "red" if row.state == JobState.FAILED else "dim"
+    return "", ""
+
+
+def varied_knobs(log: TrialLog) -> list[str]:
+    """Return the knobs that differ between configs; of a single config all of them."""
+    values: dict[str, set[str]] = {}
+    for trial in log.trials.values():
+        for knob, value in trial.config.items():
+            values.setdefault(knob, set()).add(str(value))
+    varied = [knob for knob, known in values.items() if len(known) > 1]
+    return varied or list(values)
+
+
+def config_cells(log: TrialLog, trial: Tried, knobs: Sequence[str]) -> list[tuple[str, str]]:
+    """Return a config's cells: its figure, how it compares with the best, its knobs, its outcome."""
+    best = min((cost for one in log.trials.values() if (cost := log.cost(one)) is not None), default=None)
+    cost = log.cost(trial)
+    styles = {"measured": "green", "slower": "yellow", "under way": "cyan"}
+    outcome = trial.outcome.replace("_", " ")
+    return [
+        (f"{'★ ' if trial.is_winner else ''}{trial.id}", "bold green" if trial.is_winner else "dim"),
+        (text.by_objective(log.row.objective, trial.figure), ""),
+        (text.times(cost / best) if cost and best else text.ABSENT, ""),
+        *((str(trial.config.get(knob, text.ABSENT)), "") for knob in knobs),
+        (outcome, styles.get(trial.outcome, "red")),
+    ]
+
+
+def _of_cost(log: TrialLog, cost: float) -> str:
+    objective = log.row.objective
+    return text.by_objective(objective, 1 / cost if is_maximized(objective) else cost)
+
+
+def _urgency(row: BoardRow) -> tuple[int, str]:
+    is_known = row.state in _URGENCY
+    return (_URGENCY.index(row.state) if is_known else len(_URGENCY)), row.kernel
+
+
+ROWS: Listed[BoardRow] = Listed(
+    identity=lambda row: row.case,
+    words=lambda row: f"{row.kernel} {label(row)} {row.device} {row.state} {row.failure}",
+    orders={
+        "kernel": lambda row: row.kernel,
+        "state": _urgency,
+        "best": lambda row: row.current,
+        "× default": lambda row: None if row.job is None or row.job.speedup is None else -row.job.speedup,
+        "age": lambda row: None if row.saved_at is None else -row.saved_at,
+    },
+)
+"""The list of the board's rows: by kernel, so that one's problems stand together, or by another column."""

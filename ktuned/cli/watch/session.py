@@ -1,0 +1,208 @@
+"""The live screen's side of the daemon: the board as events change it, and the requests that keys make."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+
+from ktuned.backends import read_ticks
+from ktuned.cli.limits import Limits
+from ktuned.cli.options import given
+from ktuned.cli.watch.board import Board, BoardRow, catch_up, estimate, fold, keep, know
+from ktuned.cli.watch.load import Load, Sample, load_between, sample
+from ktuned.cli.watch.trial_log import MAX_TRIALS, TrialLog, followed, is_outdated, opened
+from ktuned.model import MAX_PRIORITY, Outcome, Priority
+from ktuned_client import AsyncClient, DaemonError
+from ktuned_client.answers import TUNE_DEADLINE_S
+
+ESTIMATE_S = 2.0
+"""Interval of requests for load and remaining time, while there are jobs."""
+
+REST_S = 10.0
+"""The same without jobs: a screen that is left open must not keep a resting daemon awake."""
+
+MAX_CASES = 500
+"""Cases that are looked up when the screen opens; more than fit on any screen."""
+
+MAX_PASTS = 40
+"""Rows whose best so far is requested when the screen opens: a screenful of kernels that were tuned before."""
+
+PAST_TRIALS = 200
+"""Trials of each."""
+
+
+class Session:
+    """The knowledge of one screen, of ``project`` (all projects without one), below ``path`` if given.
+
+    ``board``, ``load`` and ``notices`` are as the newest event has left them, ``log`` has the trials of the row that is
+    open. ``on_change`` is called after each change.
+    """
+
+    def __init__(
+        self,
+        client: AsyncClient,
+        *,
+        path: str | None,
+        project: str | None,
+        since: tuple[int, int] | None,
+    ) -> None:
+        self.board = Board()
+        self.load = Load()
+        self.notices: tuple[str, ...] = ()
+        self.log: TrialLog | None = None
+        self.on_change: Callable[[], None] = lambda: None
+        self._client = client
+        self._path = path
+        self._project = project
+        self._since = since
+        self._sample: Sample | None = None
+        self._stirred = asyncio.Event()
+
+    async def follow(self) -> None:
+        """Fold events into the board until cancelled.
+
+        Raises:
+            DaemonUnavailable: the daemon is gone.
+        """
+        async with await self._client.events(since=self._since) as events:
+            await self._catch_up()
+            self.on_change()
+            async for event in events:
+                if event.get("fresh") or event.get("type") == "reloaded":
+                    await self._catch_up()
+                elif self._concerns(event):
+                    await self._take(event)
+                self.on_change()
+
+    async def _take(self, event: Mapping[str, Any]) -> None:
+        self.board = fold(self.board, event, time.time())
+        if self.log is not None:
+            row = self.board.rows.get(self.log.row.case, self.log.row)
+            self.log = followed(replace(self.log, row=row), event)
+            if is_outdated(self.log, event):
+                await self.open(row)
+        if event.get("type") in ("job_queued", "job_started"):
+            self._stirred.set()
+
+    async def observe_load(self) -> None:
+        """Request the load and the remaining time of open jobs until cancelled: often while there are any."""
+        while True:
+            status = await self._client.call("status")
+            now = sample(status, read_ticks(), time.monotonic())
+            self.load = load_between(self._sample, now, status)
+            self._sample = now
+            open_jobs = [job.id for job in self.board.view.active]
+            jobs = (await self._client.call("jobs", ids=open_jobs))["jobs"] if open_jobs else []
+            self.board = estimate(self.board, jobs)
+            self.notices = tuple(status.get("notices", ()))
+            self.on_change()
+            self._stirred.clear()
+            await asyncio.sleep(ESTIMATE_S)
+            if not open_jobs:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(REST_S - ESTIMATE_S):
+                        await self._stirred.wait()
+
+    async def _catch_up(self) -> None:
+        """Request the present state."""
+        known = await self._client.call("kernels", **given(path=self._path))
+        cases = [(kernel["name"], problem) for kernel in known["kernels"] for problem in kernel["problems"]]
+        lookups = [{"kernel": name, "problem": problem, "tune": False} for name, problem in cases[:MAX_CASES]]
+        answers = (await self._client.call("lookup_many", lookups=lookups))["answers"] if lookups else []
+        jobs = [job for job in (await self._client.call("jobs"))["jobs"] if self._concerns(job)]
+        status = await self._client.call("status")
+        board = replace(self.board, view=replace(self.board.view, limits=await self._limits()))
+        self.board = fold_pauses(keep(know(catch_up(board, jobs), answers), known), status)
+        await self._read_pasts()
+
+    async def _read_pasts(self) -> None:
+        """Request how the best came about of rows that were tuned before the screen opened."""
+        for row in list(self.board.rows.values())[:MAX_PASTS]:
+            if row.job is None or row.job.best_so_far or not row.job.done:
+                continue
+            trials = await self._trials(row, current=True, limit=PAST_TRIALS)
+            steps = tuple(opened(row, trials, ()).best_so_far)
+            now = self.board.rows.get(row.case)
+            if now is not None and now.job is not None and not now.job.best_so_far:
+                past = replace(now, job=replace(now.job, best_so_far=steps))
+                self.board = replace(self.board, rows={**self.board.rows, row.case: past})
+
+    async def _trials(self, row: BoardRow, **options: Any) -> list[Mapping[str, Any]]:
+        asked = given(kernel=row.kernel, problem=dict(row.problem), device=row.device or None)
+        try:
+            found: list[Mapping[str, Any]] = (
+                await self._client.call("results", order="newest", **{"limit": MAX_TRIALS, **asked, **options})
+            )["trials"]
+        except DaemonError:
+            # The kernel has gone meanwhile.
+            return []
+        return found
+
+    async def _limits(self) -> Limits:
+        try:
+            answer = await self._client.call("peaks")
+        except DaemonError:
+            # A daemon of an earlier version measures none.
+            return {}
+        return {peaks["device"]: peaks for peaks in answer.get("peaks", ())}
+
+    def _concerns(self, subject: Mapping[str, Any]) -> bool:
+        kernel = subject.get("kernel")
+        return self._project is None or not kernel or str(kernel).startswith(f"{self._project}:")
+
+    async def open(self, row: BoardRow) -> None:
+        """Request the trials of a row, for ``log``."""
+        current = await self._trials(row, current=True)
+        measured = await self._trials(row, outcome=Outcome.MEASURED)
+        self.log = opened(row, current, measured)
+        self.on_change()
+
+    async def trial(self, number: int) -> Mapping[str, Any] | None:
+        """Return everything about one trial."""
+        found = (await self._client.call("results", trial=number))["trials"]
+        return found[0] if found else None
+
+    async def tune(self, row: BoardRow) -> str:
+        """Have a row tuned before all else; return what to say."""
+        wanted: dict[str, Any] = {"kernel": row.kernel, "problem": dict(row.problem), "objective": row.objective}
+        if row.device:
+            wanted["device"] = row.device
+        # Above all jobs that other clients wait for, because the user is watching the screen.
+        priority = min(MAX_PRIORITY, Priority.WAITED_FOR + 1)
+        answer = await self._client.call("tune", deadline_s=TUNE_DEADLINE_S, priority=priority, **wanted)
+        return f"job {answer['jobs'][0]['id']} tunes {row.kernel} now"
+
+    async def toggle_pause(self, row: BoardRow) -> str:
+        """Pause a row's job, or resume it; return what to say."""
+        if row.job is None or not row.is_open:
+            return f"{row.kernel} has no job to pause"
+        method = "resume" if row.state == "paused" else "pause"
+        await self._client.call(method, job=row.job.id)
+        return f"{method}d job {row.job.id}"
+
+    async def toggle_pause_of_all(self) -> str:
+        """Pause all tuning, or resume it; return what to say."""
+        method = "resume" if self.board.paused_everything else "pause"
+        await self._client.call(method)
+        return f"{method}d all tuning"
+
+    async def cancel(self, row: BoardRow) -> str:
+        """Cancel a row's job; return what to say."""
+        if row.job is None or not row.is_open:
+            return f"{row.kernel} has no job to cancel"
+        await self._client.call("cancel", job=row.job.id)
+        return f"cancelled job {row.job.id}"
+
+
+def fold_pauses(board: Board, status: Mapping[str, Any]) -> Board:
+    """Return the board with the pauses in a status."""
+    now = frozenset(status.get("paused", ()))
+    for device in board.paused - now:
+        board = fold(board, {"type": "resumed", "device": device}, 0.0)
+    for device in now - board.paused:
+        board = fold(board, {"type": "paused", "device": device}, 0.0)
+    return board

@@ -1,0 +1,134 @@
+"""Hopeless jobs: nothing was measured, and all that was tried failed for one and the same reason. No IO.
+
+A kernel with a missing macro fails at the same line in each of its thousand configs, and one that never ends costs a
+deadline in each. A few failures that are alike say so, provided that the failed configs have little else in common:
+
+1. *Suspected*: as many configs as :data:`ENOUGH` says failed alike, and none was measured. The job then asks for some
+   configs from anywhere in the space, because neighbours of a walk may share the value that is at fault.
+2. *Hopeless*: each knob that varies among all the configs proposed so far has at least two values among the failed
+   ones. No single value is to blame then.
+
+Any config that was measured, or given up as too slow, ends the suspicion for good.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+
+from ktuned.model import RETRIED_BY_NEXT_JOB, Config, Outcome, Scalar
+
+PROBES = 4
+"""Configs from anywhere in the space that a suspected job proposes: enough to show which knobs vary."""
+
+ENOUGH: Mapping[Outcome, int] = {
+    # A source that lacks a macro, or a kernel that computes something else, is wrong in each config.
+    Outcome.COMPILE_ERROR: 8,
+    Outcome.MISMATCH: 8,
+    Outcome.CRASHED: 8,
+    # Each costs a deadline of seconds.
+    Outcome.HUNG: 4,
+    Outcome.COMPILE_TIMEOUT: 4,
+    # Most configs of a space may want more registers or shared memory than there is.
+    Outcome.LAUNCH_ERROR: 24,
+    Outcome.UNSUPPORTED: 24,
+}
+"""Failures alike, by their outcome, after which a job is suspected to be hopeless."""
+
+ENOUGH_ASSERTIONS = 24
+"""As many for compile errors that an assertion about the config's own numbers raises."""
+
+_PLACE = re.compile(r"[^\s:()]+[:(]\d+")
+"""``file.cu:12`` or ``file.cu(12``, which a compiler's message begins with."""
+
+_NUMBER = re.compile(r"0x[0-9a-fA-F]+|\d+(\.\d+)?")
+
+_Values = dict[str, set[Scalar]]
+
+
+class Hopelessness:
+    """The outcomes of a job's configs, as far as they say whether to go on.
+
+    ``reason`` is why not, for people; empty as long as there is hope. With ``keeps_going`` there always is.
+    """
+
+    def __init__(self, *, keeps_going: bool = False) -> None:
+        self.reason = ""
+        self._is_open = not keeps_going
+        self._has_probed = False
+        self._suspect: tuple[Outcome, str] | None = None
+        self._proposed: _Values = {}
+        self._failed: dict[tuple[Outcome, str], tuple[int, str, _Values]] = {}
+
+    @property
+    def wants_probes(self) -> bool:
+        """True if configs from anywhere in the space should be proposed next."""
+        return self._is_open and self._suspect is not None and not self._has_probed
+
+    def propose(self, configs: Iterable[Config], *, are_probes: bool = False) -> None:
+        """Take note of configs that are about to be tried."""
+        if not self._is_open:
+            return
+        for config in configs:
+            _add_values(self._proposed, config)
+        self._has_probed |= are_probes
+        self._decide()
+
+    def note(self, config: Config, outcome: Outcome, message: str, phase: str | None = None) -> None:
+        """Take note of a config's outcome."""
+        if not self._is_open or outcome in RETRIED_BY_NEXT_JOB:
+            return
+        if outcome not in ENOUGH:
+            self._is_open = False
+            return
+        symptom = outcome, symptom_of(outcome, message, phase)
+        count, said, values = self._failed.get(symptom, (0, first_line(message), {}))
+        _add_values(values, config)
+        self._failed[symptom] = count + 1, said, values
+        if self._suspect is None and count + 1 >= _enough(*symptom):
+            self._suspect = symptom
+        self._decide()
+
+    def _decide(self) -> None:
+        if self._suspect is None or not self._has_probed or not self._is_open:
+            return
+        for (outcome, symptom), (count, said, values) in self._failed.items():
+            if count < _enough(outcome, symptom):
+                continue
+            if all(len(known) < 2 or len(values.get(knob, ())) > 1 for knob, known in self._proposed.items()):
+                self._is_open = False
+                self.reason = (
+                    f"stopped after {count} configs that failed alike and none that could be measured "
+                    f"(`--keep-going` tries the others, too); "
+                    f"{outcome}: {said or symptom}"
+                )
+                return
+
+
+def symptom_of(outcome: Outcome, message: str, phase: str | None) -> str:
+    """Return what equal failures have in common: the compiler's line, else the message without its numbers."""
+    if outcome in (Outcome.HUNG, Outcome.COMPILE_TIMEOUT):
+        return phase or ""
+    line = next((line for line in message.splitlines() if "error" in line.lower()), first_line(message))
+    if outcome is Outcome.COMPILE_ERROR:
+        place = _PLACE.search(line)
+        if place is not None:
+            return f"{place.group()} {_NUMBER.sub('#', line[place.end() :])}"
+    return _NUMBER.sub("#", line)
+
+
+def first_line(message: str) -> str:
+    """Return the first line with text."""
+    return next((line.strip() for line in message.splitlines() if line.strip()), "")
+
+
+def _enough(outcome: Outcome, symptom: str) -> int:
+    return ENOUGH_ASSERTIONS if "assert" in symptom.lower() else ENOUGH[outcome]
+
+
+def _add_values(known: _Values, config: Config) -> None:
+    for knob, value in config.items():
+        values = known.setdefault(knob, set())
+        # Whether a knob varies is all that is asked.
+        if len(values) < 2:
+            values.add(value)

@@ -1,0 +1,140 @@
+"""What a new user stumbles over in the first hour, each by the command that was typed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.e2e.harness import Daemon, kernel_text
+
+SPACE = "space([dict(us=50.0, does='work', tag='a'), dict(us=90.0, does='work', tag='b')])"
+DONE, NOT_REACHED, USAGE = 0, 1, 2
+
+
+@pytest.fixture(scope="module")
+def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Daemon]:
+    """Run a daemon that has one tuned kernel."""
+    with Daemon(tmp_path_factory.mktemp("shared"), forked=False) as running:
+        running.ktuned("tune", str(running.kernel_file(kernel_text(SPACE))))
+        yield running
+
+
+def _project(daemon: Daemon, name: str, text: str) -> Path:
+    """Write a kernel file into a project of its own, and return its path."""
+    path = daemon.directory / name / f"tune_{name}.py"
+    path.parent.mkdir()
+    path.write_text(text.replace("def it(", f"def {name}("))
+    return path
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("--strategy", "bogus"),
+        ("-p", "bogus=3"),
+        ("-p", "n=64", "--config", "us=1.0"),
+        ("--device", "cuda:99"),
+        ("--objective", "bogus"),
+    ],
+    ids=lambda words: words[-2],
+)
+def test_a_wrong_argument_leaves_nothing_watched(shared: Daemon, words: tuple[str, ...]) -> None:
+    """All arguments are checked before the directory is watched or a job is made."""
+    name = f"wrong{words[-2].strip('-')}"
+    path = _project(shared, name, kernel_text(SPACE))
+    before = shared.client.call("status")
+    refused = shared.ktuned("tune", str(path), *words)
+    assert refused.returncode in (NOT_REACHED, USAGE)
+    assert refused.stderr.startswith("ktuned: ")
+    after = shared.client.call("status")
+    assert after["roots"] == before["roots"]
+    assert shared.client.call("jobs")["jobs"][0]["kernel"] == "project:it"
+
+
+def test_the_first_tune_says_what_is_watched_from_now_on(shared: Daemon) -> None:
+    """Once: the second does not."""
+    path = _project(shared, "told", kernel_text(SPACE))
+    line = f"{path.parent} is watched from now on"
+    assert line in shared.ktuned("tune", str(path)).stderr
+    again = shared.ktuned("tune", str(path))
+    assert line not in again.stderr
+    assert "2 of 2 configs measured earlier" in again.stdout
+
+
+def test_a_misspelt_knob_is_one_error_of_the_declaration(shared: Daemon) -> None:
+    """With its line and what was meant, and no job that tries a thousand configs."""
+    text = kernel_text(SPACE, body="Build(us=c.us, does=c.dose, tag=c.tag)")
+    path = _project(shared, "misspelt", text)
+    refused = shared.ktuned("tune", str(path))
+    line = next(number for number, words in enumerate(path.read_text().splitlines(), 1) if "c.dose" in words)
+    assert refused.returncode == NOT_REACHED
+    assert f"{path}:{line}" in refused.stderr
+    assert "there is no knob 'dose'" in refused.stderr
+    assert "does" in refused.stderr
+    assert not [job for job in shared.client.call("jobs")["jobs"] if job["kernel"] == "misspelt:misspelt"]
+
+
+def test_a_forgotten_decorator_is_named(shared: Daemon) -> None:
+    """The function is there, and its decorator is not."""
+    path = shared.directory / "bare" / "tune_bare.py"
+    path.parent.mkdir()
+    path.write_text("def gemm(p, c):\n    return None\n")
+    refused = shared.ktuned("tune", str(path))
+    assert refused.returncode == USAGE
+    assert "its function 'gemm' has no decorator: write @kernel(…) above it" in refused.stderr
+
+
+def test_export_is_of_the_current_project(shared: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Elsewhere it says so, and ``--all`` has the whole store."""
+    other = _project(shared, "other", kernel_text(SPACE))
+    assert shared.ktuned("tune", str(other)).returncode == DONE
+    monkeypatch.chdir(other.parent)
+    written = json.loads(shared.ktuned("export", "--json").stdout)["files"]
+    assert [entry["kernel"] for entry in written] == ["other:other"]
+    everything = json.loads(shared.ktuned("export", "--all", "--json").stdout)["files"]
+    assert {"other:other", "project:it"} <= {entry["kernel"] for entry in everything}
+    monkeypatch.chdir("/")
+    refused = shared.ktuned("export")
+    assert refused.returncode == USAGE
+    assert "--all" in refused.stderr
+
+
+def test_simulate_takes_a_kernel_before_a_directory_of_its_name(
+    shared: Daemon, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A project's directory is often called as its kernel."""
+    (shared.directory / "project" / "it").mkdir()
+    monkeypatch.chdir(shared.directory / "project")
+    ran = shared.ktuned("simulate", "it", "--trials", "2", "--seeds", "1", "--json")
+    assert (ran.returncode, ran.stderr) == (DONE, "")
+
+
+def test_slow_rot_is_seen_beside_committed_winners(shared: Daemon, tmp_path: Path) -> None:
+    """A winner that is slower than the one in git is a regression, though nothing was saved since."""
+    project = shared.directory / "project"
+    assert shared.ktuned("export", str(tmp_path), "--kernel", "it").returncode == DONE
+    (file,) = tmp_path.glob("*.json")
+    assert shared.ktuned("watch", str(project), "--once", "--against", str(tmp_path)).returncode == DONE
+    document = json.loads(file.read_text())
+    document["winners"][0]["latency_us"] /= 2
+    file.write_text(json.dumps(document))
+    ran = shared.ktuned("watch", str(project), "--once", "--against", str(tmp_path))
+    assert ran.returncode == NOT_REACHED
+    assert "slower" in ran.stdout
+
+
+def test_a_lookup_says_why_it_is_only_the_default(shared: Daemon) -> None:
+    """And which job will tune it; a wrong name gets the one that was meant."""
+    _project(shared, "plain", kernel_text(SPACE, default="dict(us=90.0, does='work', tag='b')", problems="[]"))
+    shared.ktuned("add", str(shared.directory / "plain"))
+    shared.ktuned("jobs", "--pause")
+    try:
+        ran = shared.ktuned("lookup", "plain", "-p", "n=7")
+        assert "not tuned yet for this problem; its tuning is queued" in ran.stdout
+    finally:
+        shared.ktuned("jobs", "--resume")
+    answer = shared.client.call("lookup", kernel="plan", problem=dict(n=7))
+    assert (answer["status"], "did you mean" in answer["message"]) == ("unknown", True)

@@ -1,0 +1,108 @@
+"""Program that ends a release's preparation: builds all distributions, installs each alone, and tries it.
+
+``make release-check`` runs it. For each distribution a wheel and an sdist are built into ``dist/``, the wheel from the
+sdist. Each wheel is then installed with its dependencies into a new virtual environment, as ``pipx`` would, and its
+smoke test runs there: its packages are imported, its entry points are loaded, and ``ktuned`` starts, checks the
+installation and stops. Those whose dependencies take gigabytes are installed without them unless ``--all`` is given.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import venv
+from collections.abc import Sequence
+from pathlib import Path
+
+if __package__ in (None, ""):
+    sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+
+from tests.packaging.distributions import PROJECTS, ROOT
+
+HEAVY = frozenset({"ktuned-cutedsl", "ktuned-nvrtc", "ktuned-ray", "ktuned-tilelang", "ktuned-torch", "ktuned-triton"})
+"""Distributions that require torch, Ray, or CUDA's compilers in Python."""
+
+DEADLINE_S = 900.0
+"""Deadline of one installation: a slow network, and NumPy, SciPy or torch at the other end."""
+
+SMOKE = """\
+import importlib, importlib.util, sys
+from importlib.metadata import distribution
+package, name, loads = sys.argv[1], sys.argv[2], sys.argv[3] == "1"
+found = distribution(name)
+assert found.version, name
+needs = set()
+if loads:
+    importlib.import_module(package)
+    for point in found.entry_points:
+        try:
+            point.load()
+        except ModuleNotFoundError as error:
+            # An extra's, or one of the project's interpreter, where strategies and backends run.
+            assert not (error.name or "ktuned").startswith("ktuned"), error
+            needs.add(error.name)
+else:
+    assert importlib.util.find_spec(package) is not None, package
+print(name, found.version, len(found.entry_points), "entry points", *(f"needs {one}" for one in sorted(needs)))
+"""
+
+
+def build(names: Sequence[str], into: Path) -> dict[str, Path]:
+    """Build the sdist and, from it, the wheel of each distribution; return the wheels."""
+    wheels = {}
+    for name in names:
+        place = into / name
+        place.mkdir(parents=True, exist_ok=True)
+        command = [sys.executable, "-m", "build", "--no-isolation", "--outdir", str(place), str(PROJECTS[name][0])]
+        _run(command)
+        (wheels[name],) = place.glob("*.whl")
+        assert list(place.glob("*.tar.gz")), f"{name} has no sdist"
+    return wheels
+
+
+def try_one(name: str, wheels: dict[str, Path], directory: Path, *, with_dependencies: bool) -> None:
+    """Install a wheel into a new environment, and run its smoke test."""
+    environment = directory / f"env-{name}"
+    venv.create(environment, with_pip=False)
+    python = environment / "bin/python"
+    links = [word for wheel in wheels.values() for word in ("--find-links", str(wheel.parent))]
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "-q", *links]
+    _run([*pip, *([] if with_dependencies else ["--no-deps"]), str(wheels[name])])
+    _run([str(python), "-I", "-c", SMOKE, PROJECTS[name][1], name, "1" if with_dependencies else "0"])
+    if name == "ktuned":
+        home = directory / "home"
+        variables = {"KTUNED_HOME": str(home), "KTUNED_SOCKET": str(directory / "run/k.sock")}
+        for words in (["--version"], ["--help"], ["start"], ["status"], ["stop"]):
+            _run([str(environment / "bin/ktuned"), *words], {**os.environ, **variables})
+    shutil.rmtree(environment)
+
+
+def _run(command: Sequence[str], env: dict[str, str] | None = None) -> None:
+    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} exited with {done.returncode}:\n{done.stdout}{done.stderr}")
+    if done.stdout.strip():
+        sys.stdout.write(f"  {done.stdout.strip().splitlines()[0]}\n")
+
+
+def main() -> None:
+    """Build and try the distributions that are named, or all."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0] if __doc__ else None)
+    parser.add_argument("names", nargs="*", default=[], help="default: all")
+    parser.add_argument("--all", action="store_true", help="install the dependencies of heavy ones, too")
+    parser.add_argument("--dist", type=Path, default=ROOT / "dist", help="where they are built")
+    given = parser.parse_args()
+    wheels = build(list(PROJECTS), given.dist)
+    with tempfile.TemporaryDirectory(prefix="ktuned-release-") as directory:
+        for name in given.names or PROJECTS:
+            sys.stdout.write(f"{name}\n")
+            try_one(name, wheels, Path(directory), with_dependencies=given.all or name not in HEAVY)
+    sys.stdout.write(f"{len(given.names or PROJECTS)} distributions can be released; they are in {given.dist}\n")
+
+
+if __name__ == "__main__":
+    main()

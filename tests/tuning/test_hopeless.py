@@ -1,0 +1,171 @@
+"""When a job gives up: pure rules first, then whole jobs of the fake backend."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from time import monotonic
+
+import pytest
+
+from ktuned.model.plan import Plan
+from ktuned.model.values import Config, Outcome
+from ktuned.tuning.hopeless import ENOUGH, PROBES, Hopelessness, symptom_of
+from tests.assembled import Parts, kernel_text, wanted
+
+MISSING = "it.cu:12:9: error: identifier 'UNROL' is undefined"
+
+
+def _configs(count: int) -> list[Config]:
+    return [{"tile": 2**number, "unroll": 1 + number % 2} for number in range(count)]
+
+
+def _told(configs: Iterable[Config], outcome: Outcome, message: str, **options: bool) -> Hopelessness:
+    found = Hopelessness(**options)
+    for config in configs:
+        found.propose([config])
+        found.note(config, outcome, message, "first_launch")
+    return found
+
+
+@pytest.mark.parametrize("outcome", list(ENOUGH))
+def test_enough_failures_alike_end_a_job_once_probes_are_known(outcome: Outcome) -> None:
+    """Probes are asked for at the last failure that is needed and not before, and then the job is hopeless."""
+    almost = _told(_configs(ENOUGH[outcome] - 1), outcome, MISSING)
+    assert not almost.wants_probes
+    found = _told(_configs(ENOUGH[outcome]), outcome, MISSING)
+    assert found.wants_probes
+    assert not found.reason
+    found.propose(_configs(PROBES), are_probes=True)
+    assert not found.wants_probes
+    assert found.reason.startswith(f"stopped after {ENOUGH[outcome]} configs that failed alike")
+    assert MISSING in found.reason
+    assert "--keep-going" in found.reason
+
+
+def test_a_value_that_all_failures_share_may_be_at_fault() -> None:
+    """Where probes show that a knob has other values, these have to fail as well."""
+    found = _told([{"tile": n, "mma": True} for n in range(20)], Outcome.COMPILE_ERROR, MISSING)
+    found.propose([{"tile": 3, "mma": False}], are_probes=True)
+    assert not found.reason
+    found.note({"tile": 3, "mma": False}, Outcome.COMPILE_ERROR, MISSING)
+    assert found.reason
+
+
+@pytest.mark.parametrize("outcome", [Outcome.MEASURED, Outcome.SLOWER])
+def test_one_config_that_works_is_hope_for_good(outcome: Outcome) -> None:
+    """Whatever fails after or before it."""
+    found = _told(_configs(3), Outcome.HUNG, "")
+    found.note({"tile": 1, "unroll": 1}, outcome, "")
+    for config in _configs(50):
+        found.note(config, Outcome.HUNG, "", "first_launch")
+    assert not found.wants_probes
+    assert not found.reason
+
+
+def test_failures_for_other_reasons_do_not_add_up() -> None:
+    """Seven errors at one line and seven at another are not fourteen alike."""
+    found = _told(_configs(7), Outcome.COMPILE_ERROR, MISSING)
+    for config in _configs(7):
+        found.note(config, Outcome.COMPILE_ERROR, "it.cu:13:1: error: expected a ';'")
+    assert not found.wants_probes
+
+
+def test_keep_going_never_gives_up() -> None:
+    """Nor does it ask for probes."""
+    found = _told(_configs(100), Outcome.COMPILE_ERROR, MISSING, keeps_going=True)
+    found.propose((), are_probes=True)
+    assert not found.wants_probes
+    assert not found.reason
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "is_same"),
+    [
+        (MISSING, "it.cu:12:30: error: identifier 'UNROL' is undefined", True),
+        (MISSING, "it.cu:14:9: error: identifier 'UNROL' is undefined", False),
+        (MISSING, "it.cu:12:9: error: identifier 'TILE' is undefined", False),
+        (f"1 error\n{MISSING}", f"2 errors\n{MISSING}", False),
+    ],
+)
+def test_compile_errors_are_alike_by_place_and_words(first: str, second: str, is_same: bool) -> None:
+    """Not by the column, which a macro's length moves."""
+    symptoms = {symptom_of(Outcome.COMPILE_ERROR, message, None) for message in (first, second)}
+    assert (len(symptoms) == 1) is is_same
+
+
+def test_numbers_do_not_tell_mismatches_apart() -> None:
+    """An error of 3.5 in 12 elements is that of 4.25 in 16."""
+    one, other = (f"output y: {n} of {m} elements differ, by {x}" for n, m, x in ((12, 64, 3.5), (16, 128, 4.25)))
+    assert symptom_of(Outcome.MISMATCH, one, None) == symptom_of(Outcome.MISMATCH, other, None)
+
+
+@pytest.mark.anyio
+class TestJobs:
+    """Whole jobs: what ends them, and when."""
+
+    @staticmethod
+    async def tune(parts: Parts, **plan: object) -> dict[str, object]:
+        """Run one job to its end."""
+        full = Plan(**{"preset": "fast", "strategy": "exhaustive", **plan})  # type: ignore[arg-type]
+        await parts.jobs.submit(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=full)
+        async with parts.working():
+            (ended,) = await parts.told.ended()
+        return ended
+
+    async def test_a_thousand_configs_that_do_not_compile_end_after_a_few(self, parts: Parts) -> None:
+        """The job fails with the one message; what is queued has no outcome."""
+        await parts.inspect(kernel_text(configs="[dict(us=float(us), does='compile_error') for us in range(1, 1001)]"))
+        ended = await self.tune(parts)
+        assert ended["state"] == "failed"
+        assert "fake.c:1: error: no" in str(ended["message"])
+        assert "failed alike" in str(ended["message"])
+        outcomes = [trial.outcome for trial in parts.store.trials(limit=2000)]
+        assert 8 <= outcomes.count(Outcome.COMPILE_ERROR) <= 200
+
+    async def test_keep_going_tries_them_all(self, parts: Parts) -> None:
+        """With ``keep_going`` every config has its own outcome."""
+        await parts.inspect(kernel_text(configs="[dict(us=float(us), does='compile_error') for us in range(1, 101)]"))
+        ended = await self.tune(parts, keep_going=True)
+        assert ended["outcomes"] == {"compile_error": 100}
+        assert "failed alike" not in str(ended["message"])
+
+    async def test_launches_that_all_hang_cost_a_few_deadlines(self, parts: Parts) -> None:
+        """Not one for each of the configs."""
+        text = kernel_text(
+            configs="[dict(us=float(us), does='hang') for us in range(1, 61)]",
+            deadlines="dict(first_launch=0.2, floor=0.2)",
+        )
+        await parts.inspect(text)
+        ended = await self.tune(parts)
+        assert ended["state"] == "failed"
+        assert "hung" in str(ended["message"])
+        hung = [trial for trial in parts.store.trials(limit=2000) if trial.outcome is Outcome.HUNG]
+        assert 4 <= len(hung) <= 12
+
+    async def test_the_value_of_a_slow_knob_is_not_held_against_the_kernel(self, parts: Parts) -> None:
+        """Neighbours that all fail share a value; a draw from the whole space finds the configs that work."""
+        configs = "[dict(us=50.0 + n, does=does, tag='x') for does in ('compile_error', 'work') for n in range(300)]"
+        await parts.inspect(kernel_text(configs=configs))
+        ended = await self.tune(parts, trials=400)
+        assert ended["state"] == "done"
+
+    async def test_the_time_limit_is_one(self, parts: Parts) -> None:
+        """What is queued when it passes is dropped, however many configs are compiled and wait."""
+        await parts.inspect(kernel_text(configs="[dict(us=200_000.0 + us, does='work') for us in range(100)]"))
+        began = monotonic()
+        ended = await self.tune(parts, seconds=2.0)
+        assert ended["state"] == "done"
+        assert int(str(ended["done"])) < 10
+        # Two seconds, what a lane's batch and the final round take, and a busy machine.
+        assert monotonic() - began < 20
+
+    async def test_a_launch_that_never_ends_does_not_outlast_the_time_limit(self, parts: Parts) -> None:
+        """It is stopped soon after, though its own deadline is a minute."""
+        text = kernel_text(
+            configs="[dict(us=50.0, does='hang')]", deadlines="dict(first_launch=60.0, floor=60.0, compile=60.0)"
+        )
+        await parts.inspect(text)
+        began = monotonic()
+        ended = await self.tune(parts, seconds=1.0)
+        assert (ended["state"], ended["message"]) == ("failed", "no config was measured within 1 s")
+        assert monotonic() - began < 20
