@@ -23,7 +23,7 @@ import structlog
 
 from ktuned.adoption.adopted_files import CALL_KEY, AdoptedDirectory, identity_of
 from ktuned.catalog import Catalog, Project, environment_of, make_root
-from ktuned.devices import Environments
+from ktuned.devices import Machine
 from ktuned.fleet import FrontEnds
 from ktuned.lookup import Answer, Lookups
 from ktuned.model import (
@@ -106,7 +106,7 @@ class Adoptions:
         lookups: Lookups,
         jobs: Jobs,
         front_ends: FrontEnds,
-        environments: Environments,
+        machine: Machine,
         deadlines: Mapping[str, float],
     ) -> None:
         self._spool = spool_directory(home)
@@ -117,7 +117,8 @@ class Adoptions:
         self._lookups = lookups
         self._jobs = jobs
         self._front_ends = front_ends
-        self._environments = environments
+        self._machine = machine
+        self._without_device: set[str] = set()
         self._deadlines = deadlines
         self._kernels: dict[str, str] = {}
         self._job_of: dict[str, int] = {}
@@ -130,8 +131,12 @@ class Adoptions:
 
     @property
     def notices(self) -> list[str]:
-        """Records that were refused since the start, one line each."""
-        return list(self._refused)
+        """Records that were refused since the start, and those that wait for a device, one line each."""
+        if not self._without_device:
+            return list(self._refused)
+        one = len(self._without_device) == 1
+        calls = "a call of an application waits" if one else f"{len(self._without_device)} calls of applications wait"
+        return [*self._refused, f"{calls} for a GPU: none is found here"]
 
     @property
     def waiting(self) -> int:
@@ -162,7 +167,7 @@ class Adoptions:
         # As the root of its records will be.
         root = make_root(str(workers / "library"), python=python, project=Project(env=variables, workers=".."))
         environment = environment_of(root)
-        self._environments.expect_measuring(environment, tool)
+        self._machine.environments.expect_measuring(environment, tool)
         self._front_ends.prepare(environment, tool, library, self._deadlines)
 
     def look(self) -> None:
@@ -326,7 +331,7 @@ class Adoptions:
         async with self._limiter:
             for name, record in records:
                 try:
-                    await self._take_in(record)
+                    is_taken = await self._take_in(record)
                 except StoreError as error:
                     # It stays where it is, and is taken in when the store can be written again.
                     _log.warning("record_not_kept", record=name, reason=error.message)
@@ -337,12 +342,20 @@ class Adoptions:
                 except (KtunedError, OSError) as error:
                     self._refuse(self._spool / name, str(error).partition("\n")[0])
                 else:
+                    if not is_taken:
+                        # Looked at again by each survey: a daemon finds a device later, or another one has it.
+                        self._without_device.add(name)
+                        self._under_way.discard(name)
+                        continue
                     await anyio.to_thread.run_sync(self._remove, self._spool / name)
+                self._without_device.discard(name)
                 self._under_way.discard(name)
             await self._add_launches(())
 
-    async def _take_in(self, record: CallRecord) -> None:
+    async def _take_in(self, record: CallRecord) -> bool:
         """Have a record's key tuned, unless the winner that it has holds and is one of its configs.
+
+        Return whether that was done: without a device it waits, unless the settings name what to compile for.
 
         Raises:
             KtunedError: its kernel cannot be declared, or its job cannot be kept.
@@ -363,9 +376,16 @@ class Adoptions:
                 raise KernelFileError(wrong.message, path=wrong.path, line=wrong.line, hint=wrong.hint)
             (kernel,) = added.kernels
         if self._is_served(kernel, record):
-            return
+            return True
+        environment = self._catalog.environment(kernel)
+        await self._machine.environments.probe(environment)
+        if not self._machine.arch and not self._machine.has_device(environment, kernel.backend, None):
+            await self._machine.environments.probe_nodes(environment)
+            if not self._machine.has_device(environment, kernel.backend, None):
+                return False
         for job in await self._requests.tune(kernel, wish):
             self._job_of[_place(kernel.name, kernel.specialized(record.problem))] = job.id
+        return True
 
     def _is_served(self, kernel: KernelInfo, record: CallRecord) -> bool:
         found = self._lookups.lookup(

@@ -390,7 +390,7 @@ def assemble(
         lookups=lookups,
         jobs=jobs,
         front_ends=fleet.front_ends,
-        environments=environments,
+        machine=machine,
         deadlines=deadlines,
     )
 

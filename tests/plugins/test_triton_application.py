@@ -204,3 +204,24 @@ def test_the_function_of_a_script_is_tuned_from_its_source(daemon: Daemon, tmp_p
     daemon.start()
     (job,) = ended_jobs(daemon, 1)
     assert (job["state"], job["kernel"]) == ("done", "one_file:scaled"), job
+
+
+def test_without_a_device_a_call_waits(daemon: Daemon, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is compiled that nobody asked for; a daemon with a device tunes it."""
+    call(daemon, "4096")
+    with_device = daemon.env["PYTHONPATH"]
+    daemon.env["PYTHONPATH"] = os.pathsep.join(filter(None, sys.path))
+    daemon.start()
+
+    def notices() -> str:
+        return " ".join(daemon.client.call("status")["notices"])
+
+    daemon.until(lambda: "a call of an application waits for a GPU" in notices(), "the notice")
+    assert daemon.client.call("jobs")["jobs"] == []
+    assert len(spooled(daemon)) == 1
+    daemon.stop()
+    daemon.env["PYTHONPATH"] = with_device
+    daemon.start()
+    (job,) = ended_jobs(daemon, 1)
+    assert job["state"] == "done", job
+    assert spooled(daemon) == []
