@@ -94,7 +94,7 @@ def _choose_fault(faults: list[str], value: Any, hint: Any) -> str:
     containers = [one for one in typing.get_args(hint) if typing.get_origin(one) in (tuple, abc.Mapping, dict)]
     if len(containers) == 1:
         return _find_fault(value, containers[0])
-    if not isinstance(value, (*_PLAIN, tuple, list, Mapping)):
+    if value is not None and not isinstance(value, (*_PLAIN, tuple, list, Mapping)):
         return f" is {_show(value)}; a tensor is given by its name, all else as numbers and strings"
     names = [getattr(one, "__name__", str(one)) for one in typing.get_args(hint)]
     return f" is {_show(value)}, not {' or '.join(names)}"
