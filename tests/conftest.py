@@ -1,5 +1,6 @@
 """What every test gets: no leaks, no other daemon in reach, one event loop's flavour."""
 
+import atexit
 import compileall
 import fcntl
 import inspect
@@ -45,6 +46,13 @@ def pytest_configure(config: pytest.Config) -> None:
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         # A shell that starts us in the background has it ignored, and so would what the tests start and interrupt.
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_unconfigure() -> None:
+    """Have this process end without telling the user's own daemon what its tests have launched."""
+    launch_counts = sys.modules.get("ktuned.dropin.launch_counts")
+    if launch_counts is not None:
+        atexit.unregister(launch_counts.leave_launch_counts)
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -21,12 +21,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from ktuned.spool import CallRecord, digest_of
-
-CALLS: Final = "calls"
-
-CALL_KEY: Final = "@call"
-"""The problem key that names a call, as :mod:`ktuned.dropin.adopted_files` has it."""
+from ktuned.spool import CALLS, CallRecord, digest_of
 
 MAX_VARIANTS: Final = 8
 """Kernels that are kept of one function of one version of a library: an author edits it, and each edit is another. The

@@ -21,7 +21,7 @@ import anyio.to_thread
 import msgspec
 import structlog
 
-from ktuned.adoption.adopted_files import CALL_KEY, AdoptedDirectory, identity_of
+from ktuned.adoption.adopted_files import AdoptedDirectory, identity_of
 from ktuned.catalog import Catalog, Project, environment_of, make_root
 from ktuned.devices import Machine
 from ktuned.fleet import FrontEnds
@@ -40,6 +40,7 @@ from ktuned.model import (
 )
 from ktuned.scheduling import Intake, JobRequests, Jobs, Wish
 from ktuned.spool import (
+    CALL_KEY,
     COUNTS_SUFFIX,
     MAX_RECORDS,
     RECORD_SUFFIX,

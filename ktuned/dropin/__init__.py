@@ -2,9 +2,6 @@
 
 from ktuned.dropin.account import RECORDED, TUNED, Account, account
 from ktuned.dropin.adopted_files import (
-    CALL_KEY,
-    CALLS,
-    TYPES_KEY,
     Calls,
     called_file,
     declaration_of,
@@ -29,7 +26,16 @@ from ktuned.dropin.launch_machine import (
     carry_out,
 )
 from ktuned.dropin.takeover import when_imported
-from ktuned.spool import CallRecord, digest_of, home_directory, leave_record, spool_directory
+from ktuned.spool import (
+    CALL_KEY,
+    CALLS,
+    TYPES_KEY,
+    CallRecord,
+    digest_of,
+    home_directory,
+    leave_record,
+    spool_directory,
+)
 
 __all__ = [
     "CALLS",

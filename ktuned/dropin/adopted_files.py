@@ -14,14 +14,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final, Generic, TypeVar
 
-CALL_KEY: Final = "@call"
-"""The problem key that names a call; it does not enter the winner's key. No parameter can have the name."""
-
-TYPES_KEY: Final = "@types"
-"""The problem key that holds the dtypes of a call's tensors, shortly: ``f32,f32,i64``."""
-
-CALLS: Final = "calls"
-"""The directory beside a kernel file for all that is read with it."""
+from ktuned.spool import CALL_KEY, CALLS
 
 Call = TypeVar("Call")
 

@@ -13,16 +13,24 @@ a while without another try, after pauses that grow. Other libraries have other 
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager
+from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from time import monotonic
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import structlog
 
 from ktuned.fleet.executor import Environment, Worker
-from ktuned.fleet.failures import DeadlineExpired, NodeAbsent, NodeLost, RequestFailed, WorkerDied, is_outside_kill
+from ktuned.fleet.failures import (
+    DeadlineExpired,
+    NodeAbsent,
+    NodeLost,
+    Output,
+    RequestFailed,
+    WorkerDied,
+    is_outside_kill,
+)
 from ktuned.fleet.health import Health
 from ktuned.fleet.priority_semaphore import NO_JOB, RankOf, Turns
 from ktuned.fleet.quiet import COURTESY_S, QuietGate
@@ -30,6 +38,8 @@ from ktuned.ipc import replies, requests
 from ktuned.model import Phase, Role, WorkerError, canonical
 
 _log = structlog.get_logger()
+
+R = TypeVar("R")
 
 LIBRARY = "library"
 """The field of a Build that says, as plain data, what its function is found in; without one that is the kernel file."""
@@ -188,18 +198,7 @@ class _FrontEnd:
             worker = await self._opened(opening, job, deadlines)
             # Not around the import: one that hangs would keep others from having quiet.
             async with self._compiling():
-                try:
-                    lowered, _ = await worker.exchange(request, deadlines)
-                except RequestFailed as error:
-                    self._raise_if_import(error)
-                    raise
-                except (WorkerDied, DeadlineExpired) as error:
-                    self.let_go()
-                    self._raise_if_import(error)
-                    raise
-                except BaseException:
-                    self.let_go()
-                    raise
+                lowered, _ = await self._exchange(worker, request, deadlines)
             self.used_at = monotonic()
             return lowered
 
@@ -234,12 +233,26 @@ class _FrontEnd:
         return self._worker
 
     async def _import(self, worker: Worker, opening: requests.OpenFrontEnd, deadlines: Mapping[str, float]) -> None:
-        try:
+        # Of a kernel file that cannot be imported the unit's own request says so.
+        with suppress(RequestFailed):
             async with self._lender.gate_of(self.key.environment.node).computing(COURTESY_S):
-                await worker.exchange(opening, deadlines)
+                await self._exchange(worker, opening, deadlines)
+        # Only what comes on top of what it has imported wears it out.
+        worker.settle()
+
+    async def _exchange(
+        self, worker: Worker, request: requests.Request[R, Any], deadlines: Mapping[str, float]
+    ) -> tuple[R, Output]:
+        """Have a request done; a worker that did not answer it is not used again.
+
+        Raises:
+            WorkerError: the library cannot be imported, or what the request itself ended with.
+        """
+        try:
+            return await worker.exchange(request, deadlines)
         except RequestFailed as error:
-            # Of a kernel file that cannot be imported the unit's own request says so.
             self._raise_if_import(error)
+            raise
         except (WorkerDied, DeadlineExpired) as error:
             self.let_go()
             self._raise_if_import(error)
@@ -247,8 +260,6 @@ class _FrontEnd:
         except BaseException:
             self.let_go()
             raise
-        # Only what comes on top of what it has imported wears it out.
-        worker.settle()
 
     def _raise_if_import(self, error: WorkerDied | DeadlineExpired | RequestFailed) -> None:
         """Raise the error of a library that cannot be imported, which no unit is to blame for.

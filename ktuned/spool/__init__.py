@@ -12,13 +12,16 @@ from ktuned.spool.directory import (
     read_file,
     spool_directory,
 )
-from ktuned.spool.records import CallRecord, InvalidRecord, LaunchCounts, digest_of
+from ktuned.spool.records import CALL_KEY, CALLS, TYPES_KEY, CallRecord, InvalidRecord, LaunchCounts, digest_of
 
 __all__ = [
+    "CALLS",
+    "CALL_KEY",
     "COUNTS_SUFFIX",
     "MAX_RECORDS",
     "RECORD_SUFFIX",
     "STAGED_PREFIX",
+    "TYPES_KEY",
     "CallRecord",
     "InvalidRecord",
     "LaunchCounts",

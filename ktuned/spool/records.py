@@ -26,6 +26,15 @@ _PACKAGE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _RELEASE = re.compile(r"([A-Za-z0-9_][A-Za-z0-9_.+!-]{0,59})?")
 _FILE = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,120}")
 
+CALL_KEY: Final = "@call"
+"""The problem key that names a call; it does not enter the winner's key. No parameter can have the name."""
+
+TYPES_KEY: Final = "@types"
+"""The problem key that holds the dtypes of a call's tensors, shortly: ``f32,f32,i64``."""
+
+CALLS: Final = "calls"
+"""The directory beside an adopted function's kernel file for all that is read with it."""
+
 
 class InvalidRecord(ValueError):
     """A file of the spool that no application of this version wrote; the message says what is wrong with it."""
