@@ -29,6 +29,7 @@ from ktuned.lookup import Answer, Lookups
 from ktuned.model import (
     DeviceModel,
     Job,
+    JobState,
     KernelFileError,
     KernelInfo,
     KtunedError,
@@ -197,14 +198,13 @@ class Adoptions:
         job = self._job(kernel, problem, found.device)
         if job is not None and waiter is not None:
             self._jobs.attend(waiter, [job.id])
-        message = found.message if found.status is not Status.FRESH else ""
         return KeyAnswer(
             found.status,
             found.config,
             is_open=job is not None,
             artifact=found.artifact,
             latency_us=found.latency_us,
-            message=message or (self._ending(kernel, problem) if job is None else ""),
+            message="" if job is not None or found.status is Status.FRESH else self._ending(kernel, problem, found),
         )
 
     def _job(self, kernel: KernelInfo, problem: Problem, device: str | None) -> Job | None:
@@ -217,11 +217,16 @@ class Adoptions:
                 return job
         return None
 
-    def _ending(self, kernel: KernelInfo, problem: Problem) -> str:
-        """Return how the last tuning of a key ended; empty if there was none since the start."""
+    def _ending(self, kernel: KernelInfo, problem: Problem, found: Answer) -> str:
+        """Return why the last tuning of a key has no winner; empty if it has, or none has ended yet.
+
+        What a lookup says besides (not tuned yet, a file is looked at) is no ending: an application waits on.
+        """
+        if found.failure:
+            return found.failure
         number = self._job_of.get(_place(kernel.name, kernel.specialized(problem)))
         job = None if number is None else self._jobs.job(number)
-        return "" if job is None else job.message or f"its tuning is {job.state}"
+        return "" if job is None or job.state is JobState.DONE else job.message or f"its tuning is {job.state}"
 
     def _kernel_of(self, identity: str) -> KernelInfo | None:
         name = self._kernels.get(identity)

@@ -22,6 +22,7 @@ class Answer(msgspec.Struct, frozen=True):
     measured for, where that is another one. ``generation`` grows whenever the kernel's answers may have changed. One
     that is not certain may be better in a moment, and is not pinned. ``is_final``: a final round has decided it, here.
     ``undecided`` are configs that might be served instead: a worker has yet to say whether the space holds them.
+    ``failure`` is why no tuning is queued that would fail again; ``message`` may say other things.
     ``expected_loss`` is what a portfolio's config is expected to lose against the best one.
     """
 
@@ -43,6 +44,7 @@ class Answer(msgspec.Struct, frozen=True):
     objective: Objective = LATENCY
     undecided: tuple[Config, ...] = ()
     expected_loss: float | None = None
+    failure: str = ""
 
     def to_wire(self) -> dict[str, Any]:
         """Return the protocol's map, with the age that the answer has now, without what is as in ``LEFT_OUT``."""

@@ -321,6 +321,7 @@ class Lookups:
             objective=by,
             undecided=found.undecided,
             expected_loss=found.expected_loss,
+            failure=failure,
         )
 
     async def settle(

@@ -180,6 +180,27 @@ def test_a_wait_gets_the_winner_in_its_first_call(daemon: Daemon) -> None:
     assert "2 tuning keys: 2 tuned, 0 recorded now" in lines[-1], lines
 
 
+def test_a_key_whose_record_is_on_its_way_has_no_ending_yet(daemon: Daemon) -> None:
+    """An application that waits for it is told nothing that it would take for the end of a tuning."""
+    call(daemon, "4096")
+    (place,) = spooled(daemon)
+    record = CallRecord.from_bytes(place.read_bytes())
+    daemon.start()
+    ended_jobs(daemon, 1)
+
+    def answer(size: int) -> dict[str, Any]:
+        key = {
+            "identity": record.identity,
+            "problem": {**record.problem, "size": size},
+            "device": record.device or None,
+        }
+        (found,) = daemon.client.call("calls", keys=[key])["answers"]
+        return dict(found)
+
+    assert (answer(4096)["status"], answer(4096)["message"]) == ("fresh", "")
+    assert (answer(2048)["is_open"], answer(2048)["message"]) == (False, "")
+
+
 SCRIPTS_END = """
 import torch
 from triton.runtime.jit import JITFunction
