@@ -57,6 +57,7 @@ def a_record(daemon: Daemon, place: Path) -> Path:
     return place
 
 
+@pytest.mark.timeout(3600)
 def test_records_outlive_both(daemon: Daemon, tmp_path: Path, scale: Scale, row: Row) -> None:
     """Kills of the writer while it writes, and of the daemon while it takes records in and tunes."""
     dice, pause = random.Random(scale.seed), Event()

@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ktuned.cli.watch.board import Board, BoardRow, catch_up, estimate, fold, keep, know
+from ktuned.cli.watch.cells import shorten_path
 from ktuned.model.objective import LATENCY
 from ktuned.model.values import canonical
 from tests.cli.samples import DEVICE, KERNEL, PROBLEM, answer_map, job_map, state_event, trial_event, trial_map
@@ -199,3 +200,13 @@ def test_problems_are_errors_of_files_and_rows_without_a_figure() -> None:
     assert not row(after(winner(9.0), board=begun)).is_problem
     failed = after(state_event("job_done", job_map(state="failed", message="no")))
     assert failed.problems == 1
+
+
+def test_paths_below_a_watched_directory_are_short() -> None:
+    """They begin with the name of the innermost directory that is watched; other lines stay."""
+    roots = ["/home/me/work", "/home/me/work/deep/kernels", "/"]
+    assert shorten_path("/home/me/work/tune_it.py:1: no", roots) == "work/tune_it.py:1: no"
+    assert shorten_path("/home/me/work/deep/kernels/tune_it.py", roots) == "kernels/tune_it.py"
+    for line in ("/home/me/workshop/tune_it.py", "the daemon has no /home/me/work/a", ""):
+        assert shorten_path(line, roots) == line
+        assert shorten_path(line, []) == line

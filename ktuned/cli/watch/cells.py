@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import PurePath
 
 from ktuned.cli import lines, text
 from ktuned.cli.job_view import JobView
@@ -214,9 +215,19 @@ def warnings_of(board: Board, load: Load, notices: Sequence[str]) -> list[tuple[
     elif board.paused:
         found.append((f"paused: {', '.join(sorted(board.paused))}", "magenta"))
     found += [(f"{device} is sick: {text.first_line(reason)}", "red") for device, reason in load.sick.items()]
-    found += [(error.line, "red") for error in board.errors.values()]
+    found += [(shorten_path(error.line, board.roots), "red") for error in board.errors.values()]
     found += [(text.first_line(notice, 300), "yellow") for notice in notices]
     return found
+
+
+def shorten_path(line: str, roots: Sequence[str]) -> str:
+    """Return a line that begins with a path below a watched directory with that directory's name alone before it.
+
+    >>> shorten_path("/home/me/work/gemm/tune_it.py:1: no", ["/home/me/work"])
+    'work/gemm/tune_it.py:1: no'
+    """
+    root = max((root for root in roots if line.startswith(f"{root}/")), key=len, default="")
+    return line[len(root) - len(PurePath(root).name) :]
 
 
 def detail_of(row: BoardRow, log: TrialLog | None) -> list[tuple[str, str, str]]:
