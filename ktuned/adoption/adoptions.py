@@ -1,13 +1,15 @@
 """What becomes of the spool's records, and what applications are told of their keys.
 
 A record's way: read with suspicion, its files written, its job committed, and only then removed. Whoever is killed
-between two of these steps, the next daemon begins the record again and finds done what was done. Records of one
-interpreter are taken in one after the other, in the order in which they were left; those of another do not wait for an
-interpreter that hangs. A record that cannot be read, or whose kernel cannot be declared, is one notice, and gone.
+between two of these steps, the next daemon begins the record again and finds done what was done. Where a function has
+very many keys, :mod:`~ktuned.adoption.key_choice` says which of them are tuned. Records of one interpreter are taken
+in one after the other, in the order in which they were left; those of another do not wait for an interpreter that
+hangs. A record that cannot be read, or whose kernel cannot be declared, is one notice, and gone.
 """
 
 from __future__ import annotations
 
+import json
 import os
 import threading
 from collections.abc import Hashable, Iterable, Mapping
@@ -22,6 +24,7 @@ import msgspec
 import structlog
 
 from ktuned.adoption.adopted_files import AdoptedDirectory, identity_of
+from ktuned.adoption.key_choice import KeyChoice
 from ktuned.catalog import Catalog, Project, environment_of, make_root
 from ktuned.devices import Machine
 from ktuned.fleet import FrontEnds
@@ -36,6 +39,7 @@ from ktuned.model import (
     Problem,
     Status,
     StoreError,
+    Winner,
     WinnerKey,
     canonical,
 )
@@ -53,6 +57,7 @@ from ktuned.spool import (
     read_file,
     spool_directory,
 )
+from ktuned.store import Store
 from ktuned.watch import DirectoryGone, Notifications, WatchError
 
 _log = structlog.get_logger()
@@ -72,8 +77,14 @@ RETRY_S: Final = 2.0
 MAX_NOTICES: Final = 20
 """Refused records that a status lists; the log has all of them."""
 
+MAX_CONFIGS: Final = 1_000
+"""Measured configs of a key that are looked through for one."""
+
 MAX_COUNTED: Final = 10_000
 """Keys of functions that are not known yet whose launches are kept."""
+
+CHOICE_S: Final = 1.0
+"""While keys wait to be chosen, it is seen at this interval whether the tuning of the last choice has ended."""
 
 MAX_AT_ONCE: Final = 4
 """Interpreters whose records are taken in at once."""
@@ -109,6 +120,7 @@ class Adoptions:
         jobs: Jobs,
         front_ends: FrontEnds,
         machine: Machine,
+        store: Store,
         deadlines: Mapping[str, float],
     ) -> None:
         self._spool = spool_directory(home)
@@ -120,6 +132,8 @@ class Adoptions:
         self._jobs = jobs
         self._front_ends = front_ends
         self._machine = machine
+        self._store = store
+        self._choices: dict[tuple[str, str], KeyChoice] = {}
         self._without_device: set[str] = set()
         self._deadlines = deadlines
         self._kernels: dict[str, str] = {}
@@ -129,6 +143,7 @@ class Adoptions:
         self._news = anyio.Event()
         self._under_way: set[str] = set()
         self._stuck: set[str] = set()
+        self._turns: dict[Path, anyio.Lock] = {}
         self._limiter = anyio.CapacityLimiter(MAX_AT_ONCE)
 
     @property
@@ -154,10 +169,14 @@ class Adoptions:
                 self._news = anyio.Event()
                 groups, counts = await anyio.to_thread.run_sync(self._read_spool)
                 await self._add_launches(counts)
-                for records in groups:
+                for interpreter, records in groups.items():
                     self._under_way |= {name for name, _ in records}
-                    tasks.start_soon(self._take_in_all, records)
-                with anyio.move_on_after(SURVEY_S):
+                    # After those that were read before: a lock is handed on in the order in which it is asked for.
+                    turn = self._turns.setdefault(interpreter, anyio.Lock())
+                    tasks.start_soon(self._take_in_all, records, turn)
+                await self._tune_chosen_keys()
+                has_waiting = any(choice.has_waiting for choice in self._choices.values())
+                with anyio.move_on_after(CHOICE_S if has_waiting else SURVEY_S):
                     await self._news.wait()
 
     def prepare_library(self, tool: str, python: str, variables: Mapping[str, str], library: Mapping[str, Any]) -> None:
@@ -198,14 +217,22 @@ class Adoptions:
         job = self._job(kernel, problem, found.device)
         if job is not None and waiter is not None:
             self._jobs.attend(waiter, [job.id])
+        is_open = job is not None or self._awaits_near_key(kernel, problem, device)
         return KeyAnswer(
             found.status,
             found.config,
-            is_open=job is not None,
+            is_open=is_open,
             artifact=found.artifact,
             latency_us=found.latency_us,
-            message="" if job is not None or found.status is Status.FRESH else self._ending(kernel, problem, found),
+            message="" if is_open or found.status is Status.FRESH else self._ending(kernel, problem, device, found),
         )
+
+    def _awaits_near_key(self, kernel: KernelInfo, problem: Problem, device: str | None) -> bool:
+        """Return whether a key that is not tuned itself may soon be served by another, whose tuning is open."""
+        choice = self._choices.get((kernel.name, device or ""))
+        if choice is None or not choice.is_waiting(kernel.specialized(problem)):
+            return False
+        return any(job.kernel == kernel.name and device in (None, job.device) for job in self._jobs.live())
 
     def _job(self, kernel: KernelInfo, problem: Problem, device: str | None) -> Job | None:
         """Return the live job of a key."""
@@ -217,13 +244,16 @@ class Adoptions:
                 return job
         return None
 
-    def _ending(self, kernel: KernelInfo, problem: Problem, found: Answer) -> str:
+    def _ending(self, kernel: KernelInfo, problem: Problem, device: str | None, found: Answer) -> str:
         """Return why the last tuning of a key has no winner; empty if it has, or none has ended yet.
 
         What a lookup says besides (not tuned yet, a file is looked at) is no ending: an application waits on.
         """
         if found.failure:
             return found.failure
+        choice = self._choices.get((kernel.name, device or ""))
+        if choice is not None and choice.is_waiting(kernel.specialized(problem)):
+            return "it is served by a tuned key near it, and little would be gained by its own tuning"
         number = self._job_of.get(_place(kernel.name, kernel.specialized(problem)))
         job = None if number is None else self._jobs.job(number)
         return "" if job is None or job.state is JobState.DONE else job.message or f"its tuning is {job.state}"
@@ -251,11 +281,11 @@ class Adoptions:
     def _make_spool(self) -> None:
         self._spool.mkdir(parents=True, exist_ok=True, mode=0o700)
 
-    def _read_spool(self) -> tuple[list[list[tuple[str, CallRecord]]], list[LaunchCounts]]:
+    def _read_spool(self) -> tuple[dict[Path, list[tuple[str, CallRecord]]], list[LaunchCounts]]:
         """Return the records that are not under way yet, those of one interpreter together, and counts of launches;
         refuse what is neither.
         """
-        by_environment: dict[Path, list[tuple[str, CallRecord]]] = {}
+        by_interpreter: dict[Path, list[tuple[str, CallRecord]]] = {}
         counts: list[LaunchCounts] = []
         for path in _oldest_first(self._spool):
             if path.name in self._under_way or path.name in self._stuck:
@@ -266,12 +296,12 @@ class Adoptions:
                 record = self._read(path)
                 if record is not None:
                     place = self._directory.workers_directory(record.tool, record.python, record.variables)
-                    by_environment.setdefault(place, []).append((path.name, record))
+                    by_interpreter.setdefault(place, []).append((path.name, record))
             elif not path.name.startswith(STAGED_PREFIX):
                 self._refuse(path, "it is no record")
             elif _age_s(path) > STAGED_S:
                 self._remove(path)
-        return list(by_environment.values()), counts
+        return by_interpreter, counts
 
     def _read(self, path: Path) -> CallRecord | None:
         try:
@@ -327,14 +357,16 @@ class Adoptions:
             found = self._lookups.lookup(kernel.name, problem, device or None, tune=False, admits=_admits_any)
             if found.device is not None:
                 known[kernel.winner_key(problem, DeviceModel(found.device), kernel.objective(None))] = number
+                if (choice := self._choices.get((kernel.name, device))) is not None:
+                    choice.count_launches(kernel.specialized(problem), number)
         for place in list(self._launches)[:-MAX_COUNTED]:
             del self._launches[place]
         if known:
             with suppress(StoreError):
                 await self._jobs.note_launches(known)
 
-    async def _take_in_all(self, records: Iterable[tuple[str, CallRecord]]) -> None:
-        async with self._limiter:
+    async def _take_in_all(self, records: Iterable[tuple[str, CallRecord]], turn: anyio.Lock) -> None:
+        async with turn, self._limiter:
             for name, record in records:
                 try:
                     is_taken = await self._take_in(record)
@@ -368,12 +400,6 @@ class Adoptions:
             OSError: its files cannot be written.
         """
         file, call = await anyio.to_thread.run_sync(self._directory.write, record)
-        wish = Wish(
-            problem={**record.problem, CALL_KEY: call},
-            device=record.device or None,
-            any_plan=True,
-            reason="called by an application",
-        )
         kernel = self._kernel_of(record.identity)
         if kernel is None or kernel.file != str(file):
             added = await self._intake.add_path(str(file), record.python, measures=True)
@@ -389,9 +415,67 @@ class Adoptions:
             await self._machine.environments.probe_nodes(environment)
             if not self._machine.has_device(environment, kernel.backend, None):
                 return False
-        for job in await self._requests.tune(kernel, wish):
-            self._job_of[_place(kernel.name, kernel.specialized(record.problem))] = job.id
+        if self._choice(kernel, record.device).bring(kernel.specialized(record.problem), call):
+            await self._tune(kernel, record.problem, call, record.device)
         return True
+
+    async def _tune(self, kernel: KernelInfo, problem: Problem, call: str, device: str) -> None:
+        """Have a key tuned as one of its calls says.
+
+        Raises:
+            KtunedError: its job cannot be kept.
+        """
+        wish = Wish(
+            problem={**problem, CALL_KEY: call},
+            device=device or None,
+            any_plan=True,
+            reason="called by an application",
+        )
+        for job in await self._requests.tune(kernel, wish):
+            self._job_of[_place(kernel.name, kernel.specialized(problem))] = job.id
+
+    def _choice(self, kernel: KernelInfo, device: str) -> KeyChoice:
+        """Return the choice among a function's keys on a device model; the ones with a winner are chosen already."""
+        choice = self._choices.get((kernel.name, device))
+        if choice is None:
+            winners = self._store.winners(kernel.name)
+            tuned = [json.loads(one.key.problem) for one in winners if device in ("", one.key.device)]
+            choice = self._choices[kernel.name, device] = KeyChoice(tuned)
+        return choice
+
+    async def _tune_chosen_keys(self) -> None:
+        """Have the next key of each function with many tuned, where the one before has ended."""
+        for (name, device), choice in list(self._choices.items()):
+            if not choice.has_waiting:
+                continue
+            try:
+                kernel = self._catalog.resolve(name)
+                if choice.under_way is not None and self._job(kernel, choice.under_way.problem, device or None) is None:
+                    choice.end_tuning(self._loss_before(kernel, device, choice))
+                if (chosen := choice.choose_next()) is not None:
+                    await self._tune(kernel, chosen.problem, chosen.call, device)
+            except KtunedError as error:
+                # Its function has gone, or the store cannot be written: applications bring the keys again.
+                _log.warning("keys_not_chosen", kernel=name, reason=error.message)
+                del self._choices[name, device]
+
+    def _loss_before(self, kernel: KernelInfo, device: str, choice: KeyChoice) -> float | None:
+        """Return what the key that was tuned last had lost with the config of its nearest tuned key, if known."""
+        assert choice.under_way is not None
+        nearest = choice.nearest_tuned(choice.under_way.problem)
+        own = self._winner(kernel, device, choice.under_way.problem)
+        other = None if nearest is None else self._winner(kernel, device, nearest)
+        if own is None or other is None:
+            return None
+        measured = self._store.measured_configs(own.context, MAX_CONFIGS)
+        before = next((known.figure for known in measured if known.text == canonical(other.config)), None)
+        return None if before is None else before / own.latency_us - 1.0
+
+    def _winner(self, kernel: KernelInfo, device: str, problem: Problem) -> Winner | None:
+        for winner in self._store.winners(kernel.name):
+            if device in ("", winner.key.device) and winner.key.problem == canonical(problem):
+                return winner
+        return None
 
     def _is_served(self, kernel: KernelInfo, record: CallRecord) -> bool:
         found = self._lookups.lookup(

@@ -391,6 +391,7 @@ def assemble(
         jobs=jobs,
         front_ends=fleet.front_ends,
         machine=machine,
+        store=store,
         deadlines=deadlines,
     )
 

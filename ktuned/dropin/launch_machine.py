@@ -19,7 +19,7 @@ A key's story, as an application's calls see it:
 - **NEW**: no call has been answered yet. The machine asks what the daemon knows.
 - **FIRST**: nothing usable is known, so the first config that the pruning left, and that the device can launch.
 - **KNOWN**: a config that the daemon knows, which may be of an older state, of a near problem, or of a tuning that goes
-  on.
+  on. A key that is not tuned for itself ends here, too, when the keys near it have been.
 - **WINNER**: the winner of a tuning that has ended. The key changes no more, unless its upgrades go on for ever.
 - **FRAMEWORK**: the framework's own tuner decides, as if ktuned were not there.
 
@@ -307,8 +307,8 @@ class LaunchMachine:
             self.standing, self.config = self._target, config
             return [Launch(config)]
         if self.is_followed and config in self.configs:
-            # A winner that came while the application went on.
-            self.standing, self.config = Standing.WINNER, config
+            # It came while the application went on.
+            self.standing, self.config = self._target, config
             self.is_followed = self.policy.upgrade == "always"
             return [Launch(config)]
         return []
@@ -326,12 +326,14 @@ class LaunchMachine:
     def _follow(self, answer: Answer) -> list[Instruction]:
         if not self.is_followed or self.standing in (Standing.NEW, Standing.FRAMEWORK) or answer.is_open:
             return []
-        if not answer.is_final or answer.config not in self.configs:
-            # Its tuning ended without a winner that may be launched.
+        if answer.config not in self.configs:
+            # Its tuning ended without a config that may be launched.
             self.is_followed = self.policy.upgrade == "always"
             return []
+        # Without a winner of its own a key gets what a first call would launch now, such as a near key's winner.
+        self._target = Standing.WINNER if answer.is_final else Standing.KNOWN
         if answer.config == self.config:
-            self.standing = Standing.WINNER
+            self.standing = self._target
             self.is_followed = self.policy.upgrade == "always"
             return []
         return [Load(answer.config, answer.artifact)]

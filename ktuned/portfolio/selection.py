@@ -9,7 +9,7 @@ what was tuned, by the rate at which tuned problems would have lost with the con
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 
 from ktuned.model import Scalar, canonical
 
@@ -106,12 +106,16 @@ class Selection:
         total = sum(self._weights.values())
         return sum(self._expected_loss(key) * weight for key, weight in self._weights.items()) / (total or 1.0)
 
-    def next_problem(self) -> Mapping[str, Scalar] | None:
-        """Return the problem that is expected to lose most time; ``None`` when it is enough."""
+    def next_problem(self, among: Container[str] | None = None) -> Mapping[str, Scalar] | None:
+        """Return the problem that is expected to lose most time; ``None`` when it is enough.
+
+        ``among`` holds the canonical texts of the problems that can be tuned now; without it all can.
+        """
         if len(self._tuned) >= self.max_tunings or self.mean_expected_loss() <= self.wanted_loss:
             return None
-        waiting = [key for key in self._weights if key not in self._tuned]
-        return self._problems[max(waiting, key=lambda key: (self._weights[key] * self._expected_loss(key), key))]
+        waiting = [key for key in self._weights if key not in self._tuned and (among is None or key in among)]
+        chosen = max(waiting, key=lambda key: (self._weights[key] * self._expected_loss(key), key), default=None)
+        return None if chosen is None else self._problems[chosen]
 
     def _expected_loss(self, key: str) -> float:
         if key in self._tuned:

@@ -246,3 +246,22 @@ def test_without_a_device_a_call_waits(daemon: Daemon, monkeypatch: pytest.Monke
     (job,) = ended_jobs(daemon, 1)
     assert job["state"] == "done", job
     assert spooled(daemon) == []
+
+
+def test_of_a_function_with_many_keys_few_are_tuned_and_the_others_get_the_config_of_one_near_them(
+    daemon: Daemon,
+) -> None:
+    """The first 16 of 24 lengths that hardly differ; then a far one when it takes much time, and not its neighbour."""
+    daemon.start()
+    close = [4096 + number for number in range(24)]
+    call(daemon, ",".join(map(str, close)))
+    jobs = ended_jobs(daemon, 16)
+    daemon.until(lambda: not spooled(daemon), "the records to be taken in")
+    assert sorted(job["problem"]["size"] for job in jobs) == close[:16]
+    assert call(daemon, ",".join(map(str, close))) == ["called " + " ".join(["256"] * 24)]
+    call(daemon, ",".join(["64"] * 200))
+    ended_jobs(daemon, 17)
+    call(daemon, "65")
+    daemon.until(lambda: not spooled(daemon), "the records to be taken in")
+    jobs = ended_jobs(daemon, 17)
+    assert [job["problem"]["size"] for job in jobs if job["problem"]["size"] < 4096] == [64]

@@ -1,0 +1,118 @@
+"""Which keys of an application's function are tuned, where a length or a batch size makes many of them. No IO.
+
+::
+
+    a key comes ─▶ one of the first 16 ─────────────────────────────────────────────────▶ tuned
+               └─▶ a further one ─▶ waits ─▶ the one that is expected to lose most time ─▶ tuned, one after the other
+                                      └────▶ little is left to gain, or 40 are tuned: served by a tuned key near it
+
+Most functions have few keys, and each of those is tuned. One that has a sequence length among its keys would be tuned
+for hours, and each tuning would gain less than the one before. So further keys are chosen by the time that they take
+and by how much they are expected to lose with the config of a tuned key near them, which each tuning teaches
+(:class:`~ktuned.portfolio.Selection`). One after the other, so that launches are counted and losses learned meanwhile.
+
+A key that waits is known as long as the daemon lives. The next process that calls it brings it again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from ktuned.model import Problem, canonical
+from ktuned.portfolio import Selection
+
+MAX_TUNED_AS_THEY_COME: Final = 16
+"""Keys that are tuned whatever is expected: a function with dtypes, flags and a few sizes has no more."""
+
+MAX_TUNED: Final = 40
+"""Keys that are tuned in all: 24 further ones stand every quarter of an octave from a length of 64 to one of 4096."""
+
+ENOUGH_LOSS: Final = 0.01
+"""Mean loss over all launches at which no further key is tuned: as much as a measurement may be wrong."""
+
+MAX_WAITING: Final = 2_000
+"""Keys of a function that wait; beyond these the oldest is forgotten."""
+
+
+@dataclass(frozen=True, slots=True)
+class WaitingKey:
+    """A key that is to be tuned, with the call that has it."""
+
+    problem: Problem
+    call: str
+
+
+class KeyChoice:
+    """The keys of one function on one device model; ``tuned`` are those that have a winner already.
+
+    >>> choice = KeyChoice([])
+    >>> all(choice.bring({"length": 64 + number}, "…") for number in range(16))
+    True
+    >>> choice.bring({"length": 8192}, "…"), choice.bring({"length": 65}, "…")
+    (False, True)
+    >>> choice.choose_next()
+    WaitingKey(problem={'length': 8192}, call='…')
+    """
+
+    def __init__(self, tuned: Iterable[Problem]) -> None:
+        self._selection = Selection(MAX_TUNED, ENOUGH_LOSS)
+        self._chosen: set[str] = set()
+        self._waiting: dict[str, WaitingKey] = {}
+        self.under_way: WaitingKey | None = None
+        """The key whose tuning teaches what the others lose; the next one is chosen when it has ended."""
+        for problem in tuned:
+            self._choose(problem)
+
+    @property
+    def has_waiting(self) -> bool:
+        """True if keys wait, or the last choice is under way."""
+        return bool(self._waiting) or self.under_way is not None
+
+    def is_waiting(self, problem: Problem) -> bool:
+        """Return whether a key was brought, and is served by a tuned key near it."""
+        return canonical(problem) in self._waiting
+
+    def bring(self, problem: Problem, call: str) -> bool:
+        """Take a called key in; return whether it is tuned at once."""
+        text = canonical(problem)
+        if text not in self._chosen and self._selection.tunings < MAX_TUNED_AS_THEY_COME:
+            self._choose(problem)
+        if text in self._chosen:
+            self._selection.add(problem, 1.0)
+            return True
+        if text not in self._waiting:
+            self._selection.add(problem, 1.0)
+        self._waiting[text] = WaitingKey(problem, call)
+        if len(self._waiting) > MAX_WAITING:
+            del self._waiting[next(iter(self._waiting))]
+        return False
+
+    def count_launches(self, problem: Problem, launches: int) -> None:
+        """Take in that applications have launched a key."""
+        self._selection.add(problem, float(launches))
+
+    def choose_next(self) -> WaitingKey | None:
+        """Return the key that is to be tuned now; ``None`` while one is, or if it is enough."""
+        if self.under_way is not None:
+            return None
+        problem = self._selection.next_problem(among=self._waiting)
+        if problem is not None:
+            self.under_way = self._waiting.pop(canonical(problem))
+            self._chosen.add(canonical(problem))
+        return self.under_way
+
+    def nearest_tuned(self, problem: Problem) -> Problem | None:
+        """Return the tuned key whose config another key gets."""
+        return self._selection.nearest_tuned(problem)
+
+    def end_tuning(self, lost: float | None) -> None:
+        """Take in that the choice's tuning has ended, and what its key had lost before, if that is known."""
+        if self.under_way is not None:
+            self._selection.tuned(self.under_way.problem, lost)
+            self.under_way = None
+
+    def _choose(self, problem: Problem) -> None:
+        self._chosen.add(canonical(problem))
+        self._selection.tuned(problem)
