@@ -34,8 +34,8 @@ from ktuned.serve import limits, methods, server
 from ktuned.serve.connection import Connection
 from ktuned.serve.listener import bind_socket
 from ktuned.serve.params import NoParams
+from ktuned.sharing.settings import MIN_PULL_S, ShareSettings
 from ktuned.spec.tensors import FILLS
-from ktuned.team.settings import MIN_PULL_S, TeamSettings
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
 from ktuned_client import wire
 from tests.assembled import Parts
@@ -159,7 +159,7 @@ def test_settings() -> None:
     assert (set(example), set(example["roots"][0])) == (set(names), set(root_names))
     assert sorted(_names("docs/settings.md", "## `config.toml`")) == sorted(names)
     assert _names("docs/settings.md", "## `[[roots]]`") == list(root_names)
-    assert _names("docs/settings.md", "## `[team]`") == list(TeamSettings.__struct_fields__)
+    assert _names("docs/settings.md", "## `[share]`") == list(ShareSettings.__struct_fields__)
 
 
 def test_project_settings() -> None:
@@ -184,10 +184,10 @@ def test_defaults_of_settings() -> None:
         assert documented[name] == str(getattr(config.File(), name)).lower()
     assert documented["arch"] == f'`"{DEFAULT_TARGET}"`'
     assert documented["idle_exit_s"] == f"{AUTO_IDLE_EXIT_S:g}, or 0"
-    team = {row[0].strip("`"): row[1:] for row in _table("docs/settings.md", "## `[team]`")}
+    team = {row[0].strip("`"): row[1:] for row in _table("docs/settings.md", "## `[share]`")}
     assert {name: default for name, (default, _) in team.items()} == {
         name: f"{value:g}" if type(value) is float else str(value).lower() or "none"
-        for name, value in msgspec.structs.asdict(TeamSettings()).items()
+        for name, value in msgspec.structs.asdict(ShareSettings()).items()
     }
     assert team["pull_s"][1].endswith(f"at least {MIN_PULL_S:g}")
     assert _names("docs/cluster.md", "## `[cluster]`") == list(config.ClusterSettings.__struct_fields__)

@@ -16,6 +16,7 @@ PLUGINS = {
     "ktuned_nvrtc": ROOT / "plugins/nvrtc",
     "ktuned_optuna": ROOT / "plugins/optuna",
     "ktuned_ray": ROOT / "plugins/ray",
+    "ktuned_team": ROOT / "plugins/team",
     "ktuned_tilelang": ROOT / "plugins/tilelang",
     "ktuned_torch": ROOT / "plugins/torch",
     "ktuned_triton": ROOT / "plugins/triton",
@@ -24,10 +25,10 @@ PLUGINS = {
 STRATEGIES = {"ktuned_optuna"}
 """Plugins without a backend: one is imported when a job names its strategy, and imports the rooms that it extends."""
 
-SERVICES = {"ktuned_ray"}
+SERVICES = {"ktuned_ray", "ktuned_team"}
 """Plugins of the bridge, which imports them in its own process; on a cluster's nodes they have the fleet."""
 
-SERVICES_MAY_IMPORT = {"bridge", "fleet", "ipc", "model"}
+SERVICES_MAY_IMPORT = {"bridge", "fleet", "ipc", "model", "sharing"}
 
 SOURCES = {"ktuned": ROOT, "ktuned_client": ROOT / "client", **PLUGINS}
 
@@ -43,7 +44,7 @@ ORDER = (
     "devices",
     "watch",
     "tuning",
-    "team",
+    "sharing",
     "catalog",
     "fleet",
     "store",
@@ -100,9 +101,9 @@ AT_REST = {
     "portfolio",
     "scheduling",
     "serve",
+    "sharing",
     "spool",
     "store",
-    "team",
     "tuning",
     "watch",
 }
@@ -346,20 +347,17 @@ def test_the_daemon_imports_nothing_heavy() -> None:
     assert heavy == []
 
 
-def test_extras_are_imported_by_the_storage_that_needs_them() -> None:
-    """Object storage and Redis are libraries of an extra: their modules name them, and are imported when named."""
-    storages = {"ktuned.team.object_storage": "obstore", "ktuned.team.redis_storage": "redis"}
+def test_a_storages_library_is_imported_by_that_storage() -> None:
+    """Object storage and Redis have a library each: one module names it, and is imported when a URL does."""
+    storages = {"ktuned_team.object_storage": "obstore", "ktuned_team.redis_storage": "redis"}
     found = [
         f"{entry.where}: {top}"
-        for module in _of("ktuned")
+        for module in MODULES
         for top, entry in _foreign(module)
         if top in storages.values() and storages.get(module) != top
     ]
     found += [
-        entry.where
-        for module in _of("ktuned")
-        for entry in _imports(module)
-        if entry.is_eager and entry.target in storages
+        entry.where for module in MODULES for entry in _imports(module) if entry.is_eager and entry.target in storages
     ]
     assert found == []
 

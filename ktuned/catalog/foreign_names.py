@@ -2,11 +2,13 @@
 
 A winner's digest covers the names that its machine had learned, without their contents. They are looked at here; if
 that makes the digest of a winner from there, all of them hold what they held there, and are learned here, too.
+
+It is the one question about winners from elsewhere, whether they come in a file or from a shared store.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import replace
 
 from ktuned.catalog.catalog import Catalog, environment_of
@@ -17,25 +19,33 @@ from ktuned.model import KernelInfo, Observation, without
 
 
 class ForeignNames:
-    """Matches the names of other machines' winners with the files, variables and distributions of this one."""
+    """Matches the names of other machines' winners with the files, variables and distributions of this one.
 
-    def __init__(self, catalog: Catalog, inspector: FileInspector, traces: Traces) -> None:
+    Args:
+        digest: returns what a kernel means for a specialised problem.
+    """
+
+    def __init__(
+        self, catalog: Catalog, inspector: FileInspector, traces: Traces, digest: Callable[[KernelInfo, str], str]
+    ) -> None:
         self._catalog = catalog
         self._inspector = inspector
         self._traces = traces
+        self._digest = digest
 
     async def match(
         self,
         kernel: KernelInfo,
         names: Iterable[Observation],
-        is_known: Callable[[str], bool],
+        winners: Collection[tuple[str, str]],
         *,
         learns: bool = True,
-    ) -> tuple[KernelInfo, str]:
+    ) -> tuple[KernelInfo, str | None]:
         """Return a kernel with these names, too, and the digest that it has with these names alone.
 
-        They are learned, with ``learns``, if ``is_known`` says that this digest is another machine's: then no winner of
-        its depends on another name. Otherwise the kernel stays as it is.
+        They are learned, with ``learns``, if that is the digest of one of the ``winners``: pairs of a specialised
+        problem and a digest. Then none of them depends on another name. Otherwise the kernel stays as it is, and there
+        is no digest.
 
         Raises:
             WorkerError: they cannot be looked at.
@@ -43,14 +53,15 @@ class ForeignNames:
         """
         root = self._catalog.root_of(kernel.file)
         if root is None:
-            return kernel, kernel.digest
+            return kernel, None
         wanted = {entry.name: entry for entry in names}
         missing = [entry for name, entry in wanted.items() if name not in kernel.learned]
         found = await self._inspector.look(kernel, missing) if missing else ()
         named = kernel.observed(found)
         exported = without(named.digest, [entry for name, entry in named.learned.items() if name not in wanted])
-        if not is_known(exported):
-            return kernel, kernel.digest
+        alone = replace(kernel, digest=exported)
+        if all(self._digest(alone, problem) != digest for problem, digest in winners):
+            return kernel, None
         if not learns or not found:
             return named, exported
         directory = environment_of(root).cwd

@@ -1,4 +1,4 @@
-"""Checks of what lies beyond this machine: a cluster and, for each node, what is missing there; a team's store."""
+"""Checks of what lies beyond this machine: a cluster and, for each node, what is missing there."""
 
 from __future__ import annotations
 
@@ -35,21 +35,6 @@ def check_cluster(
     here = {name for report in reports if not report.get("node") for name in _usable(report)}
     for node in nodes:
         yield _check_node(node, reports, here, version)
-
-
-def check_team(team: Mapping[str, Any]) -> Iterator[Finding]:
-    """Check a team's store, as the method ``team`` describes it; nothing without one."""
-    url = team.get("url")
-    if not url:
-        return
-    if team["fault"]:
-        fault = team["fault"] if url in team["fault"] else f"{url}: {team['fault']}"
-        mend = "`ktuned team status` says more; the bridge's interpreter ([cluster] python) needs ktuned[team]"
-        yield Finding(Level.WARN, "team's store", text.first_line(fault, 400), mend)
-        return
-    ours = f"{text.number(team['published'], 'winner')} of ours there"
-    there = f"{team['read']} for this machine's contexts" if team["looked"] is not None else "not read yet"
-    yield Finding(Level.OK, "team's store", f"{url}{', only read' if team['read_only'] else ''}: {ours}, {there}")
 
 
 def _check_node(node: Mapping[str, Any], reports: Iterable[Mapping[str, Any]], here: set[str], version: str) -> Finding:

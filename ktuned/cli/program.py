@@ -51,7 +51,7 @@ GROUPS: Mapping[str, Mapping[str, Entry]] = {
     "Share": {
         "export": Entry("share", "Write winners into a directory, as files for git."),
         "import": Entry("share", "Take winners from files of `ktuned export`."),
-        "team": Entry("team", "Share winners with a team through a store that it has."),
+        "share": Entry("shared_store", "Exchange winners with other daemons through a shared store."),
     },
     "Daemon": {
         "status": Entry("status", "Show the daemon's state."),

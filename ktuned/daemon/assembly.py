@@ -54,6 +54,7 @@ from ktuned.lookup import AnswerCaches, Certainty, Lookups, ServedWinners, Winne
 from ktuned.model import KernelInfo, KernelName, Observation, Priority, Root
 from ktuned.scheduling import (
     Dispatcher,
+    DueKernels,
     HostObserver,
     IdlePolicy,
     Intake,
@@ -69,9 +70,8 @@ from ktuned.scheduling import (
     Reverification,
     RootExpiry,
     RootMoves,
-    TeamExchange,
-    TeamLink,
-    TeamWinners,
+    SharedWinners,
+    ShareExchange,
 )
 from ktuned.serve import (
     Activity,
@@ -87,9 +87,9 @@ from ktuned.serve import (
     PortfolioMethods,
     RootMethods,
     Server,
+    ShareMethods,
     StatusReport,
     Subscriptions,
-    TeamMethods,
     Traffic,
     TrialCount,
     WinnerExchange,
@@ -158,11 +158,10 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     root_expiry: RootExpiry
     router: EventRouter
     server: Server
+    share_exchange: ShareExchange
+    shared_winners: SharedWinners
     stopping: anyio.Event
     store: Store
-    team_exchange: TeamExchange
-    team_link: TeamLink
-    team_winners: TeamWinners
     traces: Traces
     toolchain_survey: ToolchainSurvey
     inspector: FileInspector
@@ -248,7 +247,7 @@ def assemble(
     artifact_cleanup = ArtifactCleanup(store, artifacts, on_collected=caches.changed_all)
     probes = Probes(catalog, environments, str(settings.state), changed=caches.changed_all)
 
-    team_link = TeamLink(bridge, settings.team)
+    to_share = DueKernels()
 
     def node_up(link: NodeLink) -> None:
         fleet.add_node(link.info.name, link.cores)
@@ -262,7 +261,11 @@ def assemble(
     router = EventRouter(
         events,
         routes(
-            artifact_cleanup=artifact_cleanup, caches=caches, probes=probes, team=team_link, trial_count=trial_count
+            artifact_cleanup=artifact_cleanup,
+            caches=caches,
+            probes=probes,
+            to_share=to_share,
+            trial_count=trial_count,
         ),
     )
 
@@ -281,10 +284,8 @@ def assemble(
     traces = Traces(catalog, store, renamed=names_learned, publish=router.publish)
 
     # What others share.
-    foreign_names = ForeignNames(catalog, inspector, traces)
-    team_winners = TeamWinners(
-        team_link, catalog=catalog, machine=machine, foreign_names=foreign_names, artifacts=artifacts
-    )
+    foreign_names = ForeignNames(catalog, inspector, traces, machine.digest)
+    shared_winners = SharedWinners(settings.share, bridge, catalog=catalog, foreign_names=foreign_names)
 
     # What tunes.
     served = ServedWinners(catalog, store, machine, admission, caches)
@@ -302,7 +303,7 @@ def assemble(
         captured=captured_inputs.digest_for,
         served=served.of,
         portfolios=kept_portfolios,
-        team=team_winners,
+        shared=shared_winners,
     )
     courtesy = Courtesy(
         is_waited_for=lambda job: job_machine.queue.level(job) >= Priority.WAITED_FOR, is_used=observer.is_used
@@ -398,16 +399,8 @@ def assemble(
     def in_use() -> set[str]:
         return {*lookups.looked_up(), *(job.kernel for job in jobs.live())}
 
-    team_exchange = TeamExchange(
-        team_link,
-        team_winners,
-        admission=admission,
-        artifacts=artifacts,
-        catalog=catalog,
-        machine=machine,
-        store=store,
-        jobs=jobs,
-        in_use=lookups.looked_up,
+    share_exchange = ShareExchange(
+        shared_winners, to_share, admission=admission, catalog=catalog, machine=machine, store=store, jobs=jobs
     )
 
     async def toolchain_probed(kernels: Sequence[KernelInfo], outdated: Sequence[KernelInfo]) -> None:
@@ -456,7 +449,7 @@ def assemble(
         root_expiry=root_expiry,
         root_moves=moves,
         store=store,
-        team=team_link,
+        shared=shared_winners,
         watcher=watcher,
     )
     status = StatusReport(
@@ -494,7 +487,7 @@ def assemble(
         preparation=preparation,
         renewal=renewal,
         store=store,
-        team_link=team_link,
+        share_exchange=share_exchange,
         inspector=inspector,
         trust=trust,
     )
@@ -545,8 +538,8 @@ def assemble(
         **RootMethods(
             catalog=catalog, intake=intake, renewal=renewal, store=store, configured=configured_roots
         ).table(),
-        **TeamMethods(
-            catalog=catalog, events=events, exchange=team_exchange, jobs=jobs, link=team_link, winners=team_winners
+        **ShareMethods(
+            catalog=catalog, events=events, exchange=share_exchange, jobs=jobs, shared=shared_winners
         ).table(),
         **PortfolioMethods(catalog, portfolios).table(),
         **artifact_cleanup.table(),
@@ -585,11 +578,10 @@ def assemble(
         root_expiry=root_expiry,
         router=router,
         server=Server(table, shortcuts=caches.shortcuts, traffic=traffic, subscribers=subscriptions),
+        share_exchange=share_exchange,
+        shared_winners=shared_winners,
         stopping=stopping,
         store=store,
-        team_exchange=team_exchange,
-        team_link=team_link,
-        team_winners=team_winners,
         traces=traces,
         toolchain_survey=toolchain_survey,
         inspector=inspector,

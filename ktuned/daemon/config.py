@@ -19,7 +19,7 @@ from ktuned.catalog import make_root
 from ktuned.fleet import compilers_for, memory
 from ktuned.model import Root, SettingsError, listed
 from ktuned.scheduling import POLICIES, default_compile_slots
-from ktuned.team import TeamSettings
+from ktuned.sharing import ShareSettings
 from ktuned.tuning import DEFAULT_DEADLINES
 from ktuned_client.paths import socket_path
 
@@ -72,13 +72,13 @@ class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     idle_exit_s: float | None = None
     trusted_directories: tuple[str, ...] = ()
     cluster: ClusterSettings = ClusterSettings()
-    team: TeamSettings = TeamSettings()
+    share: ShareSettings = ShareSettings()
 
 
 class Settings(msgspec.Struct, frozen=True):
     """The settings of a daemon. ``state`` is kept, ``cache`` can be made again.
 
-    ``file`` is what ``config.toml`` says, ``asked`` and ``no_team`` what the daemon was started with.
+    ``file`` is what ``config.toml`` says, ``asked`` and ``no_share`` what the daemon was started with.
     """
 
     socket: str
@@ -101,7 +101,7 @@ class Settings(msgspec.Struct, frozen=True):
     idle_exit_s: float | None
     trusted_directories: tuple[str, ...]
     file: File = File()
-    no_team: bool = False
+    no_share: bool = False
     asked: tuple[str | None, str | None, str | None, float | None] = (None, None, None, None)
 
     @property
@@ -120,9 +120,9 @@ class Settings(msgspec.Struct, frozen=True):
         return os.path.expanduser(self.file.cluster.python) or sys.executable
 
     @property
-    def team(self) -> TeamSettings:
-        """The team's store; none for a daemon that was started without it."""
-        return TeamSettings() if self.no_team else self.file.team
+    def share(self) -> ShareSettings:
+        """The shared store; none for a daemon that was started without it."""
+        return ShareSettings() if self.no_share else self.file.share
 
     @property
     def captures(self) -> Path:
@@ -140,7 +140,7 @@ class Settings(msgspec.Struct, frozen=True):
         Raises:
             SettingsError: it cannot be followed.
         """
-        return load_settings(*self.asked, no_team=self.no_team)
+        return load_settings(*self.asked, no_share=self.no_share)
 
     def changed_since(self, before: Settings) -> list[str]:
         """Return the names of what ``config.toml`` says otherwise than it did."""
@@ -154,7 +154,7 @@ def load_settings(
     idle_exit_s: float | None = None,
     environment: Mapping[str, str] | None = None,
     *,
-    no_team: bool = False,
+    no_share: bool = False,
 ) -> Settings:
     """Return the settings that arguments, environment and ``config.toml`` give, in that order of precedence.
 
@@ -199,7 +199,7 @@ def load_settings(
         idle_exit_s=file.idle_exit_s if idle_exit_s is None else idle_exit_s,
         trusted_directories=_absolute(file.trusted_directories, config_path),
         file=file,
-        no_team=no_team,
+        no_share=no_share,
         asked=asked,
     )
 
@@ -238,9 +238,9 @@ def _read(path: Path, *, must_exist: bool) -> File:
         value = getattr(file, field)
         if value is not None and not 0 < value < math.inf:
             raise SettingsError(f"{path}: {field} is {value}", hint="give GiB above 0")
-    if fault := file.team.fault():
+    if fault := file.share.fault():
         name, _, _ = fault.partition(" is ")
-        raise SettingsError(f"{path}: [team] {fault}", hint=f"docs/settings.md describes `{name}`")
+        raise SettingsError(f"{path}: [share] {fault}", hint=f"docs/settings.md describes `{name}`")
     if file.idle_exit_s is not None and not 0 <= file.idle_exit_s < math.inf:
         raise SettingsError(f"{path}: idle_exit_s is {file.idle_exit_s}", hint="give seconds, or 0 for never")
     return file

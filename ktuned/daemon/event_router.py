@@ -12,7 +12,7 @@ from typing import Any
 from ktuned.daemon.artifact_cleanup import ArtifactCleanup
 from ktuned.devices import Probes
 from ktuned.lookup import AnswerCaches
-from ktuned.scheduling import TeamLink
+from ktuned.scheduling import DueKernels
 from ktuned.serve import Events, TrialCount
 
 Route = Callable[[Mapping[str, Any]], None]
@@ -38,7 +38,7 @@ def routes(
     artifact_cleanup: ArtifactCleanup,
     caches: AnswerCaches,
     probes: Probes,
-    team: TeamLink,
+    to_share: DueKernels,
     trial_count: TrialCount,
 ) -> dict[str, tuple[Route, ...]]:
     """Return the table: for each type of event the parts that act on it."""
@@ -58,7 +58,7 @@ def routes(
             probes.device_failed()
 
     def winner_decided(event: Mapping[str, Any]) -> None:
-        team.winner_decided()
+        to_share.add(event["kernel"])
 
     def trial_ended(event: Mapping[str, Any]) -> None:
         if event.get("trial") is not None:

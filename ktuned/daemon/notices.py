@@ -8,7 +8,7 @@ from ktuned.adoption import Adoptions
 from ktuned.daemon.reload import CurrentSettings
 from ktuned.devices import Machine
 from ktuned.fleet import Bridge, Cluster, Fleet
-from ktuned.scheduling import Jobs, Renewal, RootExpiry, RootMoves, TeamLink
+from ktuned.scheduling import Jobs, Renewal, RootExpiry, RootMoves, SharedWinners
 from ktuned.store import Store
 from ktuned.watch import Watcher
 
@@ -31,7 +31,7 @@ class Notices:
         root_expiry: RootExpiry,
         root_moves: RootMoves,
         store: Store,
-        team: TeamLink,
+        shared: SharedWinners,
         watcher: Watcher,
     ) -> None:
         self._adoptions = adoptions
@@ -46,7 +46,7 @@ class Notices:
         self._root_expiry = root_expiry
         self._root_moves = root_moves
         self._store = store
-        self._team = team
+        self._shared = shared
         self._watcher = watcher
 
     def lines(self) -> list[str]:
@@ -67,6 +67,6 @@ class Notices:
         yield from self._adoptions.notices
         yield from self._fleet.notices
         yield from self._bridge.notices
-        yield from self._team.notices
+        yield from self._shared.notices
         yield from self._cluster.notices
         yield from self._machine.notices

@@ -159,7 +159,7 @@ class Daemon:
         self.parts.lookups.caught_up()
         await self.parts.reverification.run()
         # Contexts are what they are now, and jobs wait no longer for a first look.
-        await self.parts.team_exchange.run()
+        await self.parts.share_exchange.run()
 
 
 def _first(group: BaseExceptionGroup[KtunedError]) -> KtunedError:

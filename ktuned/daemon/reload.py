@@ -18,7 +18,7 @@ from ktuned.devices import Machine
 from ktuned.fleet import Bridge, Cluster, Fleet
 from ktuned.ipc import Trust
 from ktuned.model import KtunedError, Root
-from ktuned.scheduling import IdlePolicy, Jobs, JobSettings, Preparation, Renewal, TeamLink
+from ktuned.scheduling import IdlePolicy, Jobs, JobSettings, Preparation, Renewal, ShareExchange
 from ktuned.serve import Connection, Method, NoParams
 from ktuned.store import Artifacts, Store
 
@@ -72,7 +72,7 @@ class Reload:
         preparation: Preparation,
         renewal: Renewal,
         store: Store,
-        team_link: TeamLink,
+        share_exchange: ShareExchange,
         inspector: FileInspector,
         trust: Trust,
     ) -> None:
@@ -92,7 +92,7 @@ class Reload:
         self._preparation = preparation
         self._renewal = renewal
         self._store = store
-        self._team_link = team_link
+        self._share_exchange = share_exchange
         self._inspector = inspector
         self._trust = trust
         self._lock = anyio.Lock()
@@ -146,7 +146,7 @@ class Reload:
         self._artifacts.cap_bytes = settings.artifacts_bytes
         self._machine.arch, self._machine.chosen = settings.arch, settings.devices
         self._artifact_cleanup.due()
-        self._team_link.follow(settings.team)
+        self._share_exchange.follow(settings.share)
         if self._bridge.python != settings.bridge_python:
             self._bridge.python = settings.bridge_python
             self._bridge.kill("its interpreter is another one now")

@@ -54,7 +54,7 @@ class Plan(Record):
     """Plan of a job for a space: objective, strategy, seed, preset, budgets; or only compiling.
 
     ``until`` is in :data:`UNTIL`, ``objective`` a text of :mod:`ktuned.model.objective`. ``configs`` are tried in place
-    of the space that they are part of; with ``again``, known measurements are repeated; with ``no_team`` nothing that
+    of the space that they are part of; with ``again``, known measurements are repeated; with ``no_share`` nothing that
     others share is used, and nothing of it is shared. With ``keep_going`` a job whose configs all fail alike goes on.
     """
 
@@ -70,7 +70,7 @@ class Plan(Record):
     configs: tuple[Config, ...] = ()
     again: bool = False
     objective: str = LATENCY
-    no_team: bool = False
+    no_share: bool = False
     keep_going: bool = False
 
     def to_wire(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class Plan(Record):
         """
         plain = dataclasses.asdict(self)
         plain["configs"] = [dict(config) for config in self.configs]
-        unset = {"configs": [], "again": False, "objective": LATENCY, "no_team": False, "keep_going": False}
+        unset = {"configs": [], "again": False, "objective": LATENCY, "no_share": False, "keep_going": False}
         return {name: value for name, value in plain.items() if name not in unset or value != unset[name]}
 
     @classmethod

@@ -15,15 +15,15 @@ from ktuned.scheduling.renewal import Renewal
 from ktuned.scheduling.reverification import Reverification
 from ktuned.scheduling.root_expiry import RootExpiry
 from ktuned.scheduling.root_moves import RootMoves
-from ktuned.scheduling.team_exchange import TeamExchange
-from ktuned.scheduling.team_link import TeamLink
-from ktuned.scheduling.team_winners import TeamWinners
+from ktuned.scheduling.share_exchange import DueKernels, ShareExchange
+from ktuned.scheduling.shared_winners import SharedWinners
 
 __all__ = [
     "EVERYTHING",
     "POLICIES",
     "Build",
     "Dispatcher",
+    "DueKernels",
     "HostObserver",
     "IdlePolicy",
     "Intake",
@@ -40,9 +40,8 @@ __all__ = [
     "Reverification",
     "RootExpiry",
     "RootMoves",
-    "TeamExchange",
-    "TeamLink",
-    "TeamWinners",
+    "ShareExchange",
+    "SharedWinners",
     "Wish",
     "default_compile_slots",
 ]

@@ -53,7 +53,7 @@ class Wish(msgspec.Struct, frozen=True):
     arch: str | None = None
     configs: tuple[Config, ...] = ()
     again: bool = False
-    no_team: bool = False
+    no_share: bool = False
     keep_going: bool = False
 
     def plan(self, declared: Plan) -> Plan:
@@ -75,7 +75,7 @@ class Wish(msgspec.Struct, frozen=True):
         names = ("preset", "trials", "seconds", "strategy", "until", "seed")
         wished = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         wished |= {"configs": self.configs, "again": self.again}
-        wished |= {"no_team": self.no_team, "keep_going": self.keep_going}
+        wished |= {"no_share": self.no_share, "keep_going": self.keep_going}
         # By whatever a config is judged, it is compiled alike.
         objective = LATENCY if self.compile_only else declared.objective if self.objective is None else self.objective
         return replace(declared, **wished, objective=objective, compile_only=self.compile_only)

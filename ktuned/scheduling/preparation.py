@@ -15,7 +15,7 @@ from ktuned.fleet import Environment, Fleet
 from ktuned.ipc import Trust
 from ktuned.model import PRESETS, Job, KernelFileError, KernelInfo, NotFound, Problem, Unsupported, Winner, unmeasurable
 from ktuned.scheduling.kept_portfolios import KeptPortfolios
-from ktuned.tuning import Compiler, Team, Work, merged
+from ktuned.tuning import Compiler, SharedConfigs, Work, merged
 
 
 def default_compile_slots(cores: int, lanes: int = 1) -> int:
@@ -35,7 +35,7 @@ class Preparation:
 
     ``captured`` returns the digest of the inputs that were captured for a kernel's problem, empty without any;
     ``served`` the winners that lookups of a kernel are answered with; ``portfolios`` those of
-    kernels; ``team`` is what others share.
+    kernels; ``shared`` is what others have found.
     """
 
     def __init__(
@@ -52,7 +52,7 @@ class Preparation:
         captured: Callable[[KernelInfo, Problem], str],
         served: Callable[[KernelInfo, Environment], Sequence[Winner]],
         portfolios: KeptPortfolios,
-        team: Team | None = None,
+        shared: SharedConfigs | None = None,
     ) -> None:
         self.settings = settings
         self._admission = admission
@@ -65,7 +65,7 @@ class Preparation:
         self._captured = captured
         self._served = served
         self._portfolios = portfolios
-        self._team = team
+        self._shared = shared
 
     def prepare(self, job: Job) -> Work:
         """Return the work that a job means now, and set the compilers' cores by the devices that there are for it.
@@ -108,7 +108,7 @@ class Preparation:
             served=partial(self._served, kernel, environment),
             portfolio=partial(self._portfolios.configs, kernel, context.device, objective, job.problem),
             toolchain=self._machine.environments.toolchain_files(environment),
-            team=self._team,
+            shared=self._shared,
             group_size=self._machine.group_size(replace(environment, node=aim.model.node), kernel.backend),
             compilers=tuple(
                 Compiler(site, self._machine.environments.toolchain_files(site))

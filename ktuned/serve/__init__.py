@@ -17,9 +17,9 @@ from ktuned.serve.peaks import DevicePeaks
 from ktuned.serve.portfolios import PortfolioMethods
 from ktuned.serve.roots import RootMethods
 from ktuned.serve.server import Server
+from ktuned.serve.share import ShareMethods
 from ktuned.serve.status import StatusReport
 from ktuned.serve.subscriptions import Subscriptions
-from ktuned.serve.team import TeamMethods
 from ktuned.serve.traffic import Traffic
 
 __all__ = [
@@ -40,9 +40,9 @@ __all__ = [
     "PortfolioMethods",
     "RootMethods",
     "Server",
+    "ShareMethods",
     "StatusReport",
     "Subscriptions",
-    "TeamMethods",
     "Traffic",
     "TrialCount",
     "UnpinParams",

@@ -7,7 +7,7 @@ reader is imported when there is one to read: a daemon at rest holds 0.1 MiB les
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import replace
 from time import time
 from typing import Any, Final
@@ -129,7 +129,9 @@ class WinnerExchange:
             kernel: KernelInfo = self._catalog.resolve(document["kernel"])
         except NotFound as error:
             raise self._unknown(document["kernel"]) from error
-        kernel, exported = await self._with_names(kernel, document, is_dry=wanted.dry_run)
+        kernel, exported = await self._with_names(
+            kernel, document.get("names"), [winner for _, winner in offered], is_dry=wanted.dry_run
+        )
         taken: list[Offer] = []
         entries = []
         for objective, winner in offered:
@@ -165,25 +167,25 @@ class WinnerExchange:
         )
 
     async def _with_names(
-        self, kernel: KernelInfo, document: Mapping[str, Any], *, is_dry: bool
+        self,
+        kernel: KernelInfo,
+        names: Mapping[str, Collection[str]] | None,
+        winners: Iterable[Mapping[str, Any]],
+        *,
+        is_dry: bool,
     ) -> tuple[KernelInfo, str]:
         """Return a kernel with a document's names too, and the digest that it has with these names alone.
 
         They are learned, unless the run is dry, if that is the digest of one of the winners.
         """
-        names = document.get("names")
         if names is None:
             return kernel, kernel.digest
         entries = [
             Observation(name, "", is_source="source" in ends, is_data="data" in ends) for name, ends in names.items()
         ]
-        wanted = {winner["digest"] for winner in document["winners"]}
-        problems = [canonical(winner["problem"]) for winner in document["winners"]]
-
-        def is_known(exported: str) -> bool:
-            return bool(wanted & {self._digest(kernel, problem, exported) for problem in problems})
-
-        return await self._foreign_names.match(kernel, entries, is_known, learns=not is_dry)
+        known = [(canonical(winner["problem"]), winner["digest"]) for winner in winners]
+        named, exported = await self._foreign_names.match(kernel, entries, known, learns=not is_dry)
+        return named, exported or kernel.digest
 
     def _digest(self, kernel: KernelInfo, specialized: str, digest: str = "") -> str:
         """Return what a kernel means for a specialised problem; with another ``digest``, what that would mean."""

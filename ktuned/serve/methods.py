@@ -202,7 +202,7 @@ class Methods:
             until=wanted.until,
             configs=_configs(wanted.configs),
             again=wanted.again,
-            no_team=wanted.no_team,
+            no_share=wanted.no_share,
             objective=None if wanted.objective is None else read_objective(wanted.objective),
         )
         return await self._take_in(wanted, wish)

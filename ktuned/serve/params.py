@@ -60,7 +60,7 @@ class JobParams(msgspec.Struct, frozen=True):
 class TuneParams(JobParams, frozen=True):
     """``tune``: also the device, the thoroughness, the priority and the objective.
 
-    ``configs`` alone, or known ones ``again``; with ``no_team`` without what others share, and not shared. ``beside``
+    ``configs`` alone, or known ones ``again``; with ``no_share`` without what others share, and not shared. ``beside``
     is the process of an application that uses the device, and goes on while it is tuned.
     """
 
@@ -73,7 +73,7 @@ class TuneParams(JobParams, frozen=True):
     configs: list[dict[str, Scalar]] | None = None
     again: bool = False
     objective: str | None = None
-    no_team: bool = False
+    no_share: bool = False
 
 
 class CompileParams(JobParams, frozen=True):

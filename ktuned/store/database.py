@@ -58,7 +58,6 @@ from ktuned.store.learned import Learned
 from ktuned.store.pins import Pinned
 from ktuned.store.portfolios import StoredPortfolio
 from ktuned.store.projects import Projects
-from ktuned.store.published import PublishedWinners
 from ktuned.store.reader import Reader
 from ktuned.store.trial_writes import Recovered
 from ktuned.store.writer import Writer, WriterStatistics
@@ -97,7 +96,6 @@ class Store:
         self.projects = Projects(self._reader, self._write)
         self.admissions = Admissions(self._reader, self._write)
         self.learned = Learned(self._reader, self._write)
-        self.published = PublishedWinners(self._reader, self._write)
         self._identity = database_file.identity(path)
         self._writer = Writer(connection, partial(database_file.reopen_for_writing, path, vfs=vfs))
         self._writer.start()

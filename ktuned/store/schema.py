@@ -22,8 +22,6 @@
 
     portfolios                          (few configs for many problems, and the tree that chooses among them)
 
-    published_winners                      (which decisions a team's storage has)
-
     meanings   fingerprints             (contents of the digests in contexts, to find what has changed since)
 """
 
@@ -179,6 +177,8 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             PRIMARY KEY (kernel, device, objective)
         ) WITHOUT ROWID""",
     ),
+    # A shared store knows itself what it has.
+    ("DROP TABLE published_winners",),
 )
 """Statements that lead from each version (the position) to the next; what has been released never changes."""
 

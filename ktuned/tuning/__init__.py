@@ -5,7 +5,7 @@ from ktuned.tuning.deadlines import DEFAULT_DEADLINES, merged
 from ktuned.tuning.job_events import Publish, publish_job, publish_winner
 from ktuned.tuning.pipeline import Pipeline
 from ktuned.tuning.prior_results import restore
-from ktuned.tuning.shared_lead import Team
+from ktuned.tuning.shared_lead import SharedConfigs
 from ktuned.tuning.stages import JobStage
 from ktuned.tuning.winner_check import Checked, Sanitizers, WinnerCheck
 from ktuned.tuning.work import Compiler, Work
@@ -19,7 +19,7 @@ __all__ = [
     "Pipeline",
     "Publish",
     "Sanitizers",
-    "Team",
+    "SharedConfigs",
     "WinnerCheck",
     "Work",
     "merged",

@@ -301,9 +301,9 @@ class Outcomes:
     async def _shared_lead(self) -> SharedLead:
         """Return what the job begins with if others share a winner of its context."""
         work, plan = self._work, self._work.job.plan
-        if work.team is None or plan.no_team or plan.configs or plan.again:
+        if work.shared is None or plan.no_share or plan.configs or plan.again:
             return SharedLead(objective=work.objective)
-        candidate = await work.team.best(work.kernel, work.context, work.objective)
+        candidate = await work.shared.best(work.kernel, work.context, work.objective)
         served = [*self.opening.served, *([] if work.kernel.default is None else [work.kernel.default])]
         # A job for a context that has a winner is to find a better one.
         return SharedLead(candidate, served, objective=work.objective, is_decisive=not self._has_winner)

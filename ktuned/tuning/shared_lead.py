@@ -21,11 +21,11 @@ from ktuned.model import (
     is_maximized,
     unit_of,
 )
-from ktuned.team import Candidate, holds
+from ktuned.sharing import Candidate, holds
 
 
-class Team(Protocol):
-    """A team's knowledge."""
+class SharedConfigs(Protocol):
+    """What others have found."""
 
     async def best(self, kernel: KernelInfo, context: Context, objective: Objective) -> Candidate | None:
         """Return the best config that others have found in a context; bounded in time, and raises nothing."""
@@ -72,12 +72,12 @@ class SharedLead:
             return ""
         there = self._figure(self._candidate.cost)
         if self._cost is None:
-            return f"the team's config, {there} where it was found, ended as {self._outcome} here"
+            return f"the shared config, {there} where it was found, ended as {self._outcome} here"
         here = self._figure(self._cost)
         if self.ends_job:
-            return f"the team's config holds here, {here}, {there} where it was found; nothing else was searched"
+            return f"the shared config holds here, {here}, {there} where it was found; nothing else was searched"
         if not holds(self._candidate.cost, self._cost):
-            return f"the team's config takes {here} here, {there} where it was found; the search went on"
+            return f"the shared config takes {here} here, {there} where it was found; the search went on"
         return ""
 
     def _figure(self, cost: float) -> str:

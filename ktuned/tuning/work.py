@@ -40,7 +40,7 @@ from ktuned.model import (
     cost_of,
     with_captured,
 )
-from ktuned.tuning.shared_lead import Team
+from ktuned.tuning.shared_lead import SharedConfigs
 from ktuned.tuning.trial_detail import rounds_name
 
 _COMPILED_IN = frozenset({"defines", "flags", "library", "source", "cache_key", "globals_read"})
@@ -64,7 +64,7 @@ class Work(msgspec.Struct, eq=False, weakref=True):
     Without ``devices`` its configs are only compiled, for ``target``; ``absence`` then says why nothing is measured, if
     measuring was asked for. ``compilers`` are where the context's toolchain is, this machine first. ``toolchain`` are
     the sights of the files by which it is known there.
-    ``team`` is asked what others share, if anything may be used of it. ``served`` returns the winners that the kernel's
+    ``shared`` is asked what others have found, if that may be used. ``served`` returns the winners that the kernel's
     lookups are answered with, ``portfolio`` the configs that its portfolio has for this problem, if there is one.
     """
 
@@ -87,7 +87,7 @@ class Work(msgspec.Struct, eq=False, weakref=True):
     absence: str = ""
     captured: str = ""
     toolchain: Mapping[str, str] = msgspec.field(default_factory=dict)
-    team: Team | None = None
+    shared: SharedConfigs | None = None
     compilers: tuple[Compiler, ...] = ()
     _named: requests.KernelRef | None = None
 

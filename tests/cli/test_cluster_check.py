@@ -1,9 +1,9 @@
-"""The doctor's view of a cluster and a team's store: what is missing where, without either."""
+"""The doctor's view of a cluster: what is missing where, without either."""
 
 import platform
 from typing import Any
 
-from ktuned.cli.cluster_check import check_cluster, check_team
+from ktuned.cli.cluster_check import check_cluster
 from ktuned.cli.doctor import Level
 
 PYTHON = platform.python_version()
@@ -49,30 +49,3 @@ def test_a_node_says_what_it_lacks() -> None:
         assert words in second.message
     assert "rack" in second.mend
     assert third.message == "no ktuned_ray"
-
-
-def _team(**changes: Any) -> dict[str, Any]:
-    return {
-        "url": "s3://bucket/team",
-        "read_only": False,
-        "published": 3,
-        "read": 2,
-        "looked": 1.0,
-        "fault": "",
-        **changes,
-    }
-
-
-def test_a_teams_store_has_a_line() -> None:
-    """Where it is and what is shared; none without a store."""
-    assert list(check_team({"url": None})) == []
-    (finding,) = check_team(_team(read_only=True))
-    assert (finding.level, finding.mend) == (Level.OK, "")
-    assert finding.message == "s3://bucket/team, only read: 3 winners of ours there, 2 for this machine's contexts"
-
-
-def test_a_teams_store_that_fails_says_why() -> None:
-    """A fault is a warning, with its reason and where to look: tuning goes on without the store."""
-    (finding,) = check_team(_team(fault="connection refused"))
-    assert (finding.level, finding.message) == (Level.WARN, "s3://bucket/team: connection refused")
-    assert "ktuned team status" in finding.mend

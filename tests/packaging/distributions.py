@@ -11,6 +11,7 @@ PROJECTS = {
     "ktuned-nvrtc": (ROOT / "plugins/nvrtc", "ktuned_nvrtc"),
     "ktuned-optuna": (ROOT / "plugins/optuna", "ktuned_optuna"),
     "ktuned-ray": (ROOT / "plugins/ray", "ktuned_ray"),
+    "ktuned-team": (ROOT / "plugins/team", "ktuned_team"),
     "ktuned-tilelang": (ROOT / "plugins/tilelang", "ktuned_tilelang"),
     "ktuned-torch": (ROOT / "plugins/torch", "ktuned_torch"),
     "ktuned-triton": (ROOT / "plugins/triton", "ktuned_triton"),

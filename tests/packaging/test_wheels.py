@@ -99,7 +99,6 @@ def test_entry_points(wheels: dict[str, Path]) -> None:
     assert _entry_points(wheels["ktuned"]) == {
         "console_scripts": {"ktuned": "ktuned.cli:main"},
         "ktuned.loaders": {"winner": "ktuned.backends:load_winner"},
-        "ktuned.services": {"team": "ktuned.team.storage_service:TeamStorage"},
         "ktuned.strategies": {
             "annealing": "ktuned.search:Annealing",
             "exhaustive": "ktuned.search:Exhaustive",
@@ -123,6 +122,10 @@ def test_entry_points(wheels: dict[str, Path]) -> None:
         }
     }
     assert _entry_points(wheels["ktuned-ray"]) == {"ktuned.services": {"cluster": "ktuned_ray.service:Cluster"}}
+    team = _entry_points(wheels["ktuned-team"])
+    assert team["ktuned.services"] == {"team": "ktuned_team.service:TeamStorage"}
+    assert {"file", "s3", "gs", "az", "redis", "rediss", "unix"} <= team["ktuned.shared_stores"].keys()
+    assert set(team["ktuned.shared_stores"].values()) == {"ktuned_team.team_store:TeamStore"}
     assert _entry_points(wheels["ktuned-tilelang"]) == {"ktuned.backends": {"tilelang": "ktuned_tilelang:TileLang"}}
     assert _entry_points(wheels["ktuned-torch"]) == {"ktuned.backends": {"torch": "ktuned_torch:Torch"}}
     assert _entry_points(wheels["ktuned-triton"]) == {"ktuned.backends": {"triton": "ktuned_triton:Triton"}}

@@ -48,7 +48,7 @@ def sharing(parts: Parts) -> WinnerExchange:
     return WinnerExchange(
         admission=parts.daemon.admission,
         catalog=parts.catalog,
-        foreign_names=ForeignNames(parts.catalog, parts.inspector, parts.daemon.traces),
+        foreign_names=ForeignNames(parts.catalog, parts.inspector, parts.daemon.traces, parts.machine.digest),
         machine=parts.machine,
         store=parts.store,
         artifacts=parts.artifacts,

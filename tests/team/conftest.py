@@ -26,7 +26,7 @@ Home = Callable[..., Daemon]
 
 @pytest.fixture
 def home(tmp_path: Path) -> Iterator[Home]:
-    """Return a function that starts a member's daemon with a ``[team]`` table, over a project that all have alike."""
+    """Return a function that starts a member's daemon with a ``[share]`` table, over a project that all have alike."""
     with ExitStack() as stack:
 
         def start(name: str, table: str, **env: str) -> Daemon:
@@ -34,7 +34,7 @@ def home(tmp_path: Path) -> Iterator[Home]:
             directory.mkdir()
             (directory / "project").mkdir()
             (directory / "project" / "ktuned.toml").write_text('name = "shop"\n')
-            return stack.enter_context(Daemon(directory, config=f"[team]\n{table}\n", env=env))
+            return stack.enter_context(Daemon(directory, config=f"[share]\n{table}\n", env=env))
 
         yield start
 

@@ -7,23 +7,23 @@ from dataclasses import replace
 
 import pytest
 
-from ktuned.team.decision import (
+from ktuned.sharing.decision import (
     BETTER_BY,
     MAX_CANDIDATES,
     Action,
     Candidate,
     Decided,
-    Kept,
     Ours,
     action,
     candidates,
     holds,
     is_published,
-    surplus,
 )
+from ktuned_team.retention import surplus
+from ktuned_team.storage import Entry
 from tests.team.test_objects import WINNER
 
-SHARED = Candidate({"BM": 64}, 100.0, WINNER)
+SHARED = Candidate({"BM": 64}, 100.0)
 
 
 @pytest.mark.parametrize(
@@ -80,7 +80,7 @@ def test_every_case_of_publishing() -> None:
 
 def test_retention_comes_before_the_cap() -> None:
     """What is too old goes first, then the oldest until the rest fits; nothing goes that need not."""
-    kept = [Kept(f"o{age}", 10, 1000.0 - age) for age in range(0, 100, 10)]
+    kept = [Entry(f"o{age}", 10, 1000.0 - age) for age in range(0, 100, 10)]
     assert surplus(kept, 1000.0, 0, 1000) == []
     assert surplus(kept, 1000.0, 75.0, 1000) == ["o90", "o80"]
     assert surplus(kept, 1000.0, 75.0, 50) == ["o90", "o80", "o70", "o60", "o50"]

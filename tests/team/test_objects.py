@@ -13,13 +13,11 @@ from ktuned.model.keys import DeviceModel, KernelName, KeyProblem
 from ktuned.model.objective import ENERGY, LATENCY
 from ktuned.model.trace import Observation, combine
 from ktuned.model.trial import Context
-from ktuned.team.objects import (
+from ktuned.sharing import LearnedName, SharedWinner, address_of
+from ktuned_team.objects import (
     DamagedObject,
-    LearnedName,
     NewerObject,
     ObjectName,
-    SharedWinner,
-    address_of,
     config_digest,
     is_ours,
     kernel_path,
@@ -43,7 +41,6 @@ WINNER = SharedWinner(
     decided=1.0,
     metrics={"energy": 0.5},
     names=(LearnedName("b.h", is_source=True), LearnedName("env:X", is_data=True)),
-    trials=7,
 )
 
 

@@ -20,13 +20,12 @@ import anyio.lowlevel
 import pytest
 
 from ktuned.model.record import Record
-from ktuned.team.calls import Fetched, FetchObjects, FindWinners, Listing, Object
-from ktuned.team.directory_storage import MAX_HANGING, DirectoryStorage
-from ktuned.team.objects import ObjectName
-from ktuned.team.settings import TeamSettings
-from ktuned.team.storage import Storage, StorageError, fault, shown
-from ktuned.team.storage_kinds import open_storage
-from ktuned.team.storage_service import TeamStorage
+from ktuned.sharing import ShareSettings, hide_secrets
+from ktuned_team.calls import Fetched, FetchObjects, FindWinners, Listing, Object
+from ktuned_team.directory_storage import MAX_HANGING, DirectoryStorage
+from ktuned_team.objects import ObjectName
+from ktuned_team.service import TeamStorage
+from ktuned_team.storage import Storage, StorageError, fault, open_storage
 from tests.assembled import PATIENCE_S
 from tests.team.conftest import Server
 
@@ -103,7 +102,7 @@ async def test_what_is_removed_is_gone(storage: Storage) -> None:
 
 WRITER = """
 import anyio, sys
-from ktuned.team.storage_kinds import open_storage
+from ktuned_team.storage import open_storage
 
 async def main():
     storage = open_storage(sys.argv[1])
@@ -217,7 +216,7 @@ async def test_a_file_is_no_store(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="is no directory"):
         await DirectoryStorage(str(tmp_path / "file")).entries("v1/")
-    assert TeamSettings("file://srv/team").fault().endswith("give a full path: file:///srv/team")
+    assert ShareSettings("file://srv/team").fault().endswith("give a full path: file:///srv/team")
 
 
 async def test_objects_in_a_directory_have_its_rights(tmp_path: Path) -> None:
@@ -341,11 +340,11 @@ async def test_a_file_system_that_hangs_takes_few_threads(tmp_path: Path) -> Non
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("password", ["hush", "hush@hush", "%68ush", "hush hush"])
-def test_passwords_are_never_shown(url: str, password: str) -> None:
+def test_passwords_are_never_hide_secrets(url: str, password: str) -> None:
     """Neither a URL's, however it is written, nor one that a library repeats in its message."""
     url = url.format(password)
     message = fault(ValueError(f"cannot connect to {url} with {password}, {unquote(password)}"), "listing it", url)
-    for words in (shown(url), message.message, TeamSettings(url).fault()):
+    for words in (hide_secrets(url), message.message, ShareSettings(url).fault()):
         assert "hush" not in words
         assert "user" not in words
     with suppress(StorageError, ValueError):
@@ -355,7 +354,7 @@ def test_passwords_are_never_shown(url: str, password: str) -> None:
 def test_urls_without_secrets_are_shown_as_they_are() -> None:
     """A bucket, a directory and a database are no secrets."""
     for url in ("s3://bucket/x", "/srv/a?b@c", "~/x", "file:///srv/x", "redis://host:6379/0", "unix:///run/x?db=1"):
-        assert (shown(url), TeamSettings(url).fault()) == (url, "")
+        assert (hide_secrets(url), ShareSettings(url).fault()) == (url, "")
 
 
 @pytest.mark.parametrize("wrong", ["ftp://host/x", "s3://", "redis://host:port/0"])

@@ -25,18 +25,18 @@ def test_ci_tunes_and_developers_pull(home: Home, store: Server, request: pytest
     assert job["done"] == 7
     ci.kill()
     ci.start()
-    pushed = ci.ktuned("team", "push")
+    pushed = ci.ktuned("share", "push")
     assert (pushed.returncode, pushed.stderr) == (0, "")
     developer = home("developer", f'url = "{store.url}"\nread_only = true', **store.env)
     assert developer.ktuned("add", str(developer.kernel_file(KERNEL).parent)).returncode == 0
-    pulled = developer.ktuned("team", "pull", "it")
+    pulled = developer.ktuned("share", "pull", "it")
     assert pulled.returncode == 0, pulled.stderr
     assert "nothing else was searched" in pulled.stdout
     hit = developer.client.lookup("it", {"n": 64})
     assert (hit.status, dict(hit.config or {})) == ("fresh", BEST)
-    refused = developer.ktuned("team", "push")
+    refused = developer.ktuned("share", "push")
     assert (refused.returncode, "only read here" in refused.stderr) == (2, True)
-    status = developer.ktuned("team", "status")
+    status = developer.ktuned("share", "status")
     assert status.returncode == 0
     assert "only read" in status.stdout
 
@@ -47,9 +47,9 @@ def test_a_server_that_is_gone_is_a_notice(home: Home) -> None:
     _, (job,) = ci.tune(path=str(ci.kernel_file(KERNEL)))
     assert (job["state"], job["done"]) == ("done", 7)
     for command in ("push", "status"):
-        done = ci.ktuned("team", command)
+        done = ci.ktuned("share", command)
         assert done.returncode == 1
         assert "redis://…@127.0.0.1:9/0" in done.stdout + done.stderr
         assert "secret" not in done.stdout + done.stderr
-    (notice,) = [line for line in ci.client.call("status")["notices"] if "team" in line]
+    (notice,) = [line for line in ci.client.call("status")["notices"] if "shared store" in line]
     assert "tuning goes on without it" in notice

@@ -12,12 +12,11 @@ from ktuned.model.keys import DeviceModel, KernelName
 from ktuned.model.objective import ENERGY, LATENCY, maximize
 from ktuned.model.trial import Trial
 from ktuned.model.values import Outcome
-from ktuned.team.decision import Candidate
+from ktuned.sharing.decision import Candidate
 from ktuned.tuning.shared_lead import SharedLead
-from tests.team.test_objects import WINNER
 
 CONFIG, SERVED, DEFAULT = {"BM": 1}, {"BM": 2}, {"BM": 3}
-SHARED = Candidate(CONFIG, 100.0, WINNER)
+SHARED = Candidate(CONFIG, 100.0)
 
 TRIAL = Trial(
     1, 1, KernelName("p:k"), {}, DeviceModel("M"), CONFIG, Outcome.MEASURED, 100.0, 1.0, 0.0, 0.0, "", None, "d", 0.0

@@ -10,7 +10,7 @@ import click
 
 from ktuned.cli import doctor as checks
 from ktuned.cli import equipment, output, spawn, text, versions
-from ktuned.cli.cluster_check import check_cluster, check_team
+from ktuned.cli.cluster_check import check_cluster
 from ktuned.cli.doctor import Finding, Level
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import json_option
@@ -99,7 +99,7 @@ def _examine() -> list[Finding]:
 
     from ktuned.backends import ENTRY_POINT_GROUP
 
-    status, environments, kernels, team, absence = _ask_daemon()
+    status, environments, kernels, absence = _ask_daemon()
     home = spawn.state_directory()
     findings = [
         checks.check_python(),
@@ -117,7 +117,7 @@ def _examine() -> list[Finding]:
         return [*findings, *equipment.check_backends([equipment.probe_here()])]
     roots = status.get("roots", ())
     findings += [*checks.check_notices(status), *checks.check_lanes(status)]
-    findings += [*check_cluster(status, status.get("environments", ()), version()), *check_team(team)]
+    findings += check_cluster(status, status.get("environments", ()), version())
     environments = [report for report in environments if not report.get("node")]
     findings += [*equipment.check_backends(environments, roots), *equipment.check_kernels(kernels, environments, roots)]
     place = status["artifacts"].get("directory")
@@ -129,17 +129,14 @@ def _examine() -> list[Finding]:
     return findings
 
 
-def _ask_daemon() -> tuple[
-    Mapping[str, Any] | None, list[Mapping[str, Any]], list[Mapping[str, Any]], Mapping[str, Any], tuple[str, ...]
-]:
-    """Return the daemon's status, backends, kernels and team's store, or the reason for its absence and the remedy."""
+def _ask_daemon() -> tuple[Mapping[str, Any] | None, list[Mapping[str, Any]], list[Mapping[str, Any]], tuple[str, ...]]:
+    """Return the daemon's status, backends and kernels, or the reason for its absence and the remedy."""
     try:
         versions.check()
         with Client() as client:
             status: Mapping[str, Any] = client.call("status")
             environments = client.call("backends", deadline_s=PROBE_DEADLINE_S)["environments"]
             kernels = client.call("kernels").get("kernels", [])
-            team: Mapping[str, Any] = client.call("team")
     except (DaemonUnavailable, DaemonError) as error:
-        return None, [], [], {}, (error.message, error.hint)
-    return status, environments, kernels, team, ()
+        return None, [], [], (error.message, error.hint)
+    return status, environments, kernels, ()

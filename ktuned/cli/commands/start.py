@@ -53,7 +53,7 @@ UNUSED = ("better_exceptions", "colorama", "greenlet", "rich", "twisted")
     metavar="SECONDS",
     help="Exit after this time without clients, jobs and watched directories; 0 never exits.",
 )
-@click.option("--no-team", is_flag=True, help="Do without the team's store of config.toml.")
+@click.option("--no-share", is_flag=True, help="Do without the shared store of config.toml.")
 @click.option("--auto-started", is_flag=True, hidden=True, help="Started by a command: exit when idle by default.")
 @click.option("--json", "as_json", is_flag=True, help="Log as JSON, one event a line, on stderr.")
 def start(
@@ -63,7 +63,7 @@ def start(
     config: Path | None,
     log_level: str,
     idle_exit_s: float | None,
-    no_team: bool,
+    no_share: bool,
     auto_started: bool,
     as_json: bool,
 ) -> int:
@@ -82,7 +82,7 @@ def start(
     _may_open_files()
     logs.configure(log_level, logs.choose(os.environ, sys.stderr.fileno(), as_json=as_json))
     listen_at = None if socket is None else socket.absolute()
-    settings = load_settings(home=home, socket=listen_at, config=config, idle_exit_s=idle_exit_s, no_team=no_team)
+    settings = load_settings(home=home, socket=listen_at, config=config, idle_exit_s=idle_exit_s, no_share=no_share)
     is_handed_over = "LISTEN_FDS" in os.environ
     try:
         return run(settings, starts_by_itself=auto_started)

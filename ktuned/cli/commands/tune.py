@@ -76,7 +76,7 @@ if TYPE_CHECKING:
     help="Measure known configs again; their results stay until then.",
 )
 @click.option("--keep-going", cls=AdvancedOption, is_flag=True, help="Go on even if all configs fail alike.")
-@click.option("--no-team", cls=AdvancedOption, is_flag=True, help="Ignore the team's store, and share nothing.")
+@click.option("--no-share", cls=AdvancedOption, is_flag=True, help="Ignore the shared store, and share nothing.")
 @objective_option
 @priority_option
 @click.option(
@@ -101,7 +101,7 @@ def tune(
     configs: list[dict[str, Any]] | None,
     again: bool,
     keep_going: bool,
-    no_team: bool,
+    no_share: bool,
     objective: str | None,
     device: str | None,
     priority: int | None,
@@ -132,7 +132,7 @@ def tune(
         return compile_alone(wanted, as_json)
     plan = given(problem=problem, device=device, preset=preset, trials=trials, seconds=seconds)
     plan |= given(strategy=strategy, until=until, seed=seed, priority=priority, objective=objective)
-    plan |= given(configs=configs, again=again or None, no_team=no_team or None, keep_going=keep_going or None)
+    plan |= given(configs=configs, again=again or None, no_share=no_share or None, keep_going=keep_going or None)
     if not no_spawn:
         spawn.announce(spawn.ensure())
     with Client() as client, begun(client, kernel, path, **plan) as tuning:
@@ -163,7 +163,7 @@ def tune(
     return Exit.DONE if reached else Exit.NOT_REACHED
 
 
-_MEASURING = ("preset", "device", "detach", "until", "configs", "again", "no_team", "objective", "priority", "cancels")
+_MEASURING = ("preset", "device", "detach", "until", "configs", "again", "no_share", "objective", "priority", "cancels")
 """Parameters that say nothing of compiling."""
 
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from enum import Enum, auto
 from typing import Final
 
 import msgspec
 
 from ktuned.model import Config, canonical, median
-from ktuned.team.objects import ObjectName, SharedWinner
+from ktuned.sharing.shared_store import SharedWinner
 
 HOLDS_WITHIN: Final = 1.10
 """A shared config needs no search if it costs here what it costs where it was found, within this factor either way."""
@@ -26,7 +26,6 @@ class Candidate(msgspec.Struct, frozen=True):
 
     config: Config
     cost: float
-    winner: SharedWinner
 
 
 def candidates(shared: Iterable[SharedWinner]) -> list[Candidate]:
@@ -38,7 +37,7 @@ def candidates(shared: Iterable[SharedWinner]) -> list[Candidate]:
     groups: dict[str, list[SharedWinner]] = {}
     for winner in newest:
         groups.setdefault(canonical(winner.config), []).append(winner)
-    found = [Candidate(group[0].config, median(winner.cost for winner in group), group[0]) for group in groups.values()]
+    found = [Candidate(group[0].config, median(winner.cost for winner in group)) for group in groups.values()]
     return sorted(found, key=lambda candidate: (candidate.cost, canonical(candidate.config)))
 
 
@@ -90,7 +89,7 @@ class Decided(msgspec.Struct, frozen=True):
 def is_published(decided: Decided, cost: float, config: Config, known: Sequence[Candidate]) -> bool:
     """Decide whether a winner of ours is worth publishing; ``known`` are the context's candidates so far.
 
-    One that was imported was not measured here, one that is withheld was tuned with ``--no-team``. A config whose
+    One that was imported was not measured here, one that is withheld was tuned with ``--no-share``. A config whose
     figure is known already says nothing new.
     """
     if not (decided.is_final and decided.is_current) or decided.is_imported or decided.is_withheld:
@@ -98,42 +97,3 @@ def is_published(decided: Decided, cost: float, config: Config, known: Sequence[
     text = canonical(config)
     same = next((candidate for candidate in known if canonical(candidate.config) == text), None)
     return same is None or not same.cost / HOLDS_WITHIN <= cost <= same.cost * HOLDS_WITHIN
-
-
-class Kept(msgspec.Struct, frozen=True):
-    """One object as a sweep of the store sees it; ``modified`` is Unix time in s."""
-
-    name: str
-    size: int
-    modified: float
-
-
-def newest(kept: Iterable[Kept], addresses: Collection[str], most: int) -> list[Kept]:
-    """Return the newest winners at each of some addresses."""
-    found: dict[str, list[Kept]] = {}
-    for entry in kept:
-        parts = ObjectName.parse(entry.name)
-        if parts is not None and parts.address in addresses:
-            found.setdefault(parts.address, []).append(entry)
-    by_age: Callable[[Kept], tuple[float, str]] = lambda entry: (-entry.modified, entry.name)  # noqa: E731
-    return [entry for entries in found.values() for entry in sorted(entries, key=by_age)[:most]]
-
-
-def surplus(kept: Collection[Kept], now: float, retention_s: float, cap_bytes: int) -> list[str]:
-    """Return the names of the objects to remove: those past their time, then the oldest until the cap holds.
-
-    Without a retention (0) nothing is too old. Ages are by the storage's clock: where ours is ahead of it, the newest
-    object's time is the present, for a sweep follows a write.
-    """
-    ordered = sorted(kept, key=lambda entry: (entry.modified, entry.name))
-    now = min(now, ordered[-1].modified) if ordered else now
-    expired = [entry for entry in ordered if retention_s and entry.modified < now - retention_s]
-    rest = ordered[len(expired) :]
-    size = sum(entry.size for entry in rest)
-    removed = [entry.name for entry in expired]
-    for entry in rest:
-        if size <= cap_bytes:
-            break
-        removed.append(entry.name)
-        size -= entry.size
-    return removed

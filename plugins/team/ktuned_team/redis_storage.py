@@ -16,7 +16,7 @@ from typing import Any, Final, TypeVar
 import redis.asyncio
 import redis.exceptions
 
-from ktuned.team.storage import (
+from ktuned_team.storage import (
     MAX_LISTED,
     OPERATION_S,
     Entry,

@@ -12,31 +12,15 @@ SHA-256 of the object's bytes. Two writers of one name therefore write equal byt
 from __future__ import annotations
 
 import hashlib
-import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import field
+from collections.abc import Mapping
 from typing import Final, NamedTuple
 
 import msgpack
 
 from ktuned.ipc import InvalidMessage, from_plain, to_plain
-from ktuned.model import (
-    LATENCY,
-    Context,
-    KtunedError,
-    Objective,
-    Observation,
-    Record,
-    Scalar,
-    UsageError,
-    canonical,
-    cost_of,
-    figure_of,
-    read_objective,
-    record,
-    without,
-)
+from ktuned.model import KtunedError, Scalar, UsageError, canonical
+from ktuned.sharing import SharedWinner
 
 FORMAT: Final = 1
 """The version of objects; a reader leaves out what is newer."""
@@ -45,16 +29,12 @@ MAX_OBJECT_BYTES: Final = 512 * 1024
 """A winner takes some 600 bytes, and 60 for each learned name, of which a kernel has 4,000 at most."""
 
 WINNERS: Final = f"v{FORMAT}/winners/"
-ARTIFACTS: Final = f"v{FORMAT}/artifacts/"
-"""Prefixes of the names of winners and of artifacts."""
+"""Prefix of all names."""
 
 _NAME: Final = re.compile(
     WINNERS + r"(?P<kernel>[\w.-]+)/(?P<address>[0-9a-f]{32})/(?P<config>[0-9a-f]{16})-(?P<digest>[0-9a-f]{64})",
     re.ASCII,
 )
-
-
-_ARTIFACT: Final = re.compile(ARTIFACTS + r"[0-9a-f]{64}/[0-9a-f]{64}", re.ASCII)
 
 _STAGED: Final = re.compile(rf"v{FORMAT}/[\w./-]*/\.staged-[0-9a-f]{{16}}", re.ASCII)
 
@@ -91,49 +71,6 @@ class ObjectName(NamedTuple):
         return f"{WINNERS}{self.kernel}/{self.address}/{self.config}-{self.digest}"
 
 
-@record
-class LearnedName(Record):
-    """A name that only compiling or measuring has shown, and what it was read for; without its content."""
-
-    name: str
-    is_source: bool = False
-    is_data: bool = False
-
-
-@record
-class SharedWinner(Record):
-    """A winner as a team shares it: its context, its config, its figures, and when it was decided (Unix seconds).
-
-    ``names`` are those that ``digest`` covers besides what an inspection finds. ``trials`` counts the configs that had
-    an outcome in this context; ``artifact`` is the name of the object with its compiled kernel, if there is one.
-    """
-
-    kernel: str
-    problem: Mapping[str, Scalar]
-    device: str
-    digest: str
-    toolchain: str
-    device_fingerprint: str
-    measuring_version: int
-    config: Mapping[str, Scalar]
-    latency_us: float
-    spread_us: float | None
-    decided: float
-    objective: str = LATENCY
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    names: tuple[LearnedName, ...] = ()
-    trials: int = 0
-    ktuned: str = ""
-    artifact: str = ""
-
-    @property
-    def cost(self) -> float:
-        """The cost of its figure: less is better."""
-        cost = cost_of(Objective(self.objective), figure_of(Objective(self.objective), self.latency_us, self.metrics))
-        assert cost is not None
-        return cost
-
-
 def kernel_path(kernel: str) -> str:
     """Return a kernel's name as one part of a path: readable, and another one for each name."""
     readable = re.sub(r"[^A-Za-z0-9_.]+", "-", kernel).strip("-.")[:60] or "kernel"
@@ -143,24 +80,6 @@ def kernel_path(kernel: str) -> str:
 def kernel_prefix(kernel: str) -> str:
     """Return the prefix of the names of a kernel's winners."""
     return f"{WINNERS}{kernel_path(kernel)}/"
-
-
-def address_of(context: Context, learned: Iterable[Observation], objective: Objective) -> str:
-    """Return where the winners of a context are: equal on machines that have learned different names so far.
-
-    ``learned`` are the names that the context's digest covers.
-    """
-    parts = {
-        "kernel": context.kernel,
-        "problem": context.problem,
-        "device": context.device,
-        "digest": without(context.digest, learned),
-        "toolchain": context.toolchain,
-        "device_fingerprint": context.device_fingerprint,
-        "measuring_version": context.measuring_version,
-        "objective": objective,
-    }
-    return _digest(canonical(parts))[:32]
 
 
 def config_digest(config: Mapping[str, Scalar]) -> str:
@@ -208,33 +127,11 @@ def read_object(name: str, data: bytes) -> SharedWinner:
         winner = from_plain(SharedWinner, plain)
     except (ValueError, TypeError, RecursionError, InvalidMessage) as error:
         raise DamagedObject(f"{name} holds no winner: {error}") from error
-    _check(name, parts, winner)
-    return winner
-
-
-def _check(name: str, parts: ObjectName, winner: SharedWinner) -> None:
-    """Check what a reader relies on.
-
-    Raises:
-        DamagedObject: a figure is none, or it is not the winner that its name says.
-    """
-    try:
-        objective = read_objective(winner.objective)
-    except UsageError as error:
-        raise DamagedObject(f"{name}: {error.message}") from error
-    figures = (winner.latency_us, winner.decided, winner.spread_us or 0.0, *winner.metrics.values())
-    if not all(map(math.isfinite, figures)) or winner.latency_us <= 0:
-        raise DamagedObject(f"{name} has no finite figures")
-    if cost_of(objective, figure_of(objective, winner.latency_us, winner.metrics)) is None:
-        raise DamagedObject(f"{name} has no figure by {objective}")
-    if not all(map(_is_finite, (*winner.problem.values(), *winner.config.values()))):
-        raise DamagedObject(f"{name} has a value that is no number")
+    if fault := winner.fault():
+        raise DamagedObject(f"{name} {fault}")
     if (kernel_path(winner.kernel), config_digest(winner.config)) != (parts.kernel, parts.config):
         raise DamagedObject(f"{name} holds the winner of {winner.kernel!r} with another config than its name says")
-
-
-def _is_finite(value: Scalar) -> bool:
-    return not isinstance(value, float) or math.isfinite(value)
+    return winner
 
 
 def _digest(text: str) -> str:
@@ -243,5 +140,4 @@ def _digest(text: str) -> str:
 
 def is_ours(name: str) -> bool:
     """Return whether a name is one that ktuned gives, so that a sweep may remove the object."""
-    is_object = ObjectName.parse(name) is not None or _ARTIFACT.fullmatch(name) is not None
-    return is_object or _STAGED.fullmatch(name) is not None
+    return ObjectName.parse(name) is not None or _STAGED.fullmatch(name) is not None

@@ -10,7 +10,7 @@ import anyio
 
 from ktuned.bridge import Call, CallFailed, Send, Service
 from ktuned.model import Record
-from ktuned.team.calls import (
+from ktuned_team.calls import (
     Fetched,
     FetchObjects,
     FindWinners,
@@ -22,10 +22,9 @@ from ktuned.team.calls import (
     SweepObjects,
     Swept,
 )
-from ktuned.team.decision import Kept, newest, surplus
-from ktuned.team.objects import is_ours
-from ktuned.team.storage import Entry, Storage, StorageError, UnreadableObject
-from ktuned.team.storage_kinds import open_storage
+from ktuned_team.objects import is_ours
+from ktuned_team.retention import newest, surplus
+from ktuned_team.storage import Entry, Storage, StorageError, UnreadableObject, open_storage
 
 MAX_AT_ONCE: Final = 16
 """Objects that are fetched or removed at once: what hides the latency of a server elsewhere."""
@@ -70,10 +69,10 @@ class TeamStorage(Service):
     async def _find(self, call: FindWinners) -> Listing:
         storage = self._storage(call.url)
         prefixes = [f"{call.kernel_prefix}{address}/" for address in call.addresses]
-        kept: list[Kept] = []
+        kept: list[Entry] = []
 
         async def find(prefix: str) -> None:
-            kept.extend(_kept(entry) for entry in await storage.entries(prefix))
+            kept.extend(await storage.entries(prefix))
 
         await _all_of(prefixes if len(prefixes) <= MAX_PREFIXES else [call.kernel_prefix], find)
         found = newest(kept, {*call.addresses}, call.most)
@@ -101,14 +100,10 @@ class TeamStorage(Service):
     async def _sweep(self, call: SweepObjects) -> Swept:
         storage = self._storage(call.url)
         found = [entry for entry in await storage.entries("v1/") if is_ours(entry.name)]
-        doomed = {*surplus([_kept(entry) for entry in found], time.time(), call.retention_s, call.cap_bytes)}
+        doomed = {*surplus(found, time.time(), call.retention_s, call.cap_bytes)}
         await _all_of(sorted(doomed), storage.remove)
         left = [entry for entry in found if entry.name not in doomed]
         return Swept(len(doomed), len(left), sum(entry.size for entry in left))
-
-
-def _kept(entry: Entry) -> Kept:
-    return Kept(entry.name, entry.size, entry.modified)
 
 
 async def _all_of(names: Any, work: Callable[[str], Any]) -> None:

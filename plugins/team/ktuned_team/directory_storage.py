@@ -18,7 +18,7 @@ from typing import Final, TypeVar
 
 import anyio.to_thread
 
-from ktuned.team.storage import MAX_LISTED, OPERATION_S, Entry, Storage, StorageError, UnreadableObject, within_deadline
+from ktuned_team.storage import MAX_LISTED, OPERATION_S, Entry, Storage, StorageError, UnreadableObject, within_deadline
 
 T = TypeVar("T")
 
@@ -90,7 +90,7 @@ class DirectoryStorage(Storage):
 
     def _check(self) -> None:
         if not stat.S_ISDIR(os.stat(self._directory).st_mode):
-            raise StorageError(f"{self._directory} is no directory", hint="name one as url of [team]")
+            raise StorageError(f"{self._directory} is no directory", hint="name one as url of [share]")
 
     def _entries(self, prefix: str) -> list[Entry]:
         self._check()

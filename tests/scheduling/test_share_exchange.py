@@ -1,4 +1,4 @@
-"""The exchange with a team's store, by real daemons' parts, a real bridge and a directory.
+"""The exchange with a shared store, by real daemons' parts, a real bridge and a directory.
 
 Configs are judged by the energy that the fake device says they take: figures that no load of this machine changes.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import re
 import shutil
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from dataclasses import replace
 from hashlib import sha256
 from pathlib import Path
@@ -21,16 +21,28 @@ import msgpack
 import pytest
 
 from ktuned.bridge.messages import Hello
+from ktuned.fleet import Bridge
 from ktuned.model.job import Job
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.objective import ENERGY
 from ktuned.model.trace import Observation
 from ktuned.model.trial import Context
 from ktuned.model.values import Status
+from ktuned.scheduling import shared_winners
 from ktuned.scheduling.job_requests import Wish
-from ktuned.scheduling.team_link import TeamDown, Use
-from ktuned.team.objects import LearnedName, SharedWinner, address_of, kernel_prefix, read_object, write_object
-from ktuned.team.settings import TeamSettings
+from ktuned.scheduling.shared_winners import Place, Use
+from ktuned.sharing import (
+    Found,
+    LearnedName,
+    SharedStore,
+    SharedStoreDown,
+    SharedWinner,
+    ShareSettings,
+    StoredWinner,
+    address_of,
+)
+from ktuned_team.objects import kernel_prefix, read_object, write_object
+from ktuned_team.team_store import TeamStore
 from tests.assembled import PATIENCE_S, Parts, assembled, kernel_text
 
 pytestmark = pytest.mark.anyio
@@ -43,9 +55,9 @@ SECOND = {"us": 50.0, "joules": 0.03}
 
 @pytest.fixture
 async def member(tmp_path: Path, store: Path) -> AsyncIterator[Parts]:
-    """Run a member's parts with a bridge to the team's store."""
+    """Run a member's parts with a bridge to the shared store."""
     async with assembled(tmp_path) as parts, parts.daemon.bridge.running():
-        parts.daemon.team_link.follow(TeamSettings(str(store)))
+        parts.daemon.share_exchange.follow(ShareSettings(str(store)))
         # Its tasks are the fixture's.
         await parts.daemon.bridge.exchange(Hello(), PATIENCE_S)
         yield parts
@@ -53,7 +65,7 @@ async def member(tmp_path: Path, store: Path) -> AsyncIterator[Parts]:
 
 @pytest.fixture
 def store(tmp_path: Path) -> Path:
-    """Return a directory for the team's store."""
+    """Return a directory for the shared store."""
     place = tmp_path / "store"
     place.mkdir()
     return place
@@ -96,7 +108,16 @@ def publish(
 ) -> Path:
     """Put a winner into the store as another member would that has this very context; return its place."""
     context = context_of(parts, kernel)
-    winner = SharedWinner(
+    winner = shared_winner(context, config, joules)
+    name, data = write_object(replace(winner, **fields), address_of(context, kernel.learned.values(), ENERGY))
+    (store / name).parent.mkdir(parents=True, exist_ok=True)
+    (store / name).write_bytes(data)
+    return store / name
+
+
+def shared_winner(context: Context, config: dict[str, float], joules: float) -> SharedWinner:
+    """Return a winner that another daemon has found in a context."""
+    return SharedWinner(
         kernel=context.kernel,
         problem={"n": 64},
         device=context.device,
@@ -111,10 +132,6 @@ def publish(
         objective=ENERGY,
         metrics={"energy": joules},
     )
-    name, data = write_object(replace(winner, **fields), address_of(context, kernel.learned.values(), ENERGY))
-    (store / name).parent.mkdir(parents=True, exist_ok=True)
-    (store / name).write_bytes(data)
-    return store / name
 
 
 async def decided(parts: Parts, kernel: KernelInfo) -> None:
@@ -132,10 +149,10 @@ async def test_a_shared_winner_is_verified_and_served_without_a_search(member: P
         job = await tuned(member, kernel)
         assert (job.outcomes, job.state) == ({"measured": 2}, "done")
         # The counter has steps: on a busy machine a short window's energy is one of few steps.
-        words = r"the team's config holds here, 0\.02\d* J, 0\.02 J where it was found; nothing else was searched"
+        words = r"the shared config holds here, 0\.02\d* J, 0\.02 J where it was found; nothing else was searched"
         assert re.fullmatch(words, job.message), job.message
         assert looked_up(member) == (Status.FRESH, BEST)
-        assert await member.daemon.team_exchange.push() == 0
+        assert await member.daemon.share_exchange.push() == 0
         # To tune what has a fresh winner is to look for a better one.
         assert (await tuned(member, kernel)).outcomes == {"measured": 5}
     assert len(objects(store)) == 1
@@ -149,17 +166,17 @@ async def test_a_config_that_does_not_hold_begins_the_search(member: Parts, stor
         job = await tuned(member, kernel)
     first = min(member.store.trials(kernel=job.kernel), key=lambda trial: trial.id)
     assert (first.config, job.outcomes) == (SECOND, {"measured": 5})
-    assert "the team's config takes 0.03 J here, 0.001 J where it was found; the search went on" in job.message
+    assert "the shared config takes 0.03 J here, 0.001 J where it was found; the search went on" in job.message
     assert looked_up(member) == (Status.FRESH, BEST)
 
 
-async def test_without_the_team_nothing_is_used_and_nothing_shared(member: Parts, store: Path) -> None:
-    """`--no-team` searches, and its winner stays here; then what is better there competes, once."""
+async def test_without_sharing_nothing_is_used_and_nothing_shared(member: Parts, store: Path) -> None:
+    """`--no-share` searches, and its winner stays here; then what is better there competes, once."""
     kernel = await member.inspect(KERNEL)
     place = publish(store, member, kernel, BEST, 0.02)
-    exchange = member.daemon.team_exchange
+    exchange = member.daemon.share_exchange
     async with member.working():
-        await tuned(member, kernel, no_team=True, configs=(SECOND,))
+        await tuned(member, kernel, no_share=True, configs=(SECOND,))
         assert looked_up(member) == (Status.FRESH, SECOND)
         assert (await exchange.push(), objects(store)) == (0, [place])
         pulled = await exchange.look_around()
@@ -174,7 +191,7 @@ async def test_a_look_around_verifies_for_what_is_stale(member: Parts, store: Pa
     await decided(member, await member.inspect(kernel_text(objective="'energy'")))
     kernel = await member.inspect(KERNEL)
     publish(store, member, kernel, BEST, 0.02)
-    exchange = member.daemon.team_exchange
+    exchange = member.daemon.share_exchange
     async with member.working():
         pulled = await exchange.pull([kernel])
         assert (pulled.found, pulled.fresh, len(pulled.jobs)) == (1, 0, 1)
@@ -183,7 +200,7 @@ async def test_a_look_around_verifies_for_what_is_stale(member: Parts, store: Pa
         await member.told.ended()
         job = member.jobs.job(pulled.jobs[0].id)
         assert job is not None
-        assert (job.reason, job.outcomes) == ("shared by the team", {"measured": 2})
+        assert (job.reason, job.outcomes) == ("found by others", {"measured": 2})
         assert looked_up(member) == (Status.FRESH, BEST)
         assert (await exchange.pull([kernel])).fresh == 1
 
@@ -201,21 +218,19 @@ async def test_damage_is_a_notice_and_no_answer(member: Parts, store: Path, dama
     else:
         changed = {"cut": data[:-7], "changed": data.replace(b"us", b"uz"), "empty": b"", "endless": bytes(10**6)}
         place.write_bytes(changed[damage])
-    link, winners, context = member.daemon.team_link, member.daemon.team_winners, context_of(member, kernel)
+    winners, context = member.daemon.shared_winners, context_of(member, kernel)
     assert await winners.best(kernel, context, ENERGY) is None
-    (notice,) = link.notices
-    assert "damaged objects, which are left out" in notice
+    (notice,) = winners.notices
+    assert "damaged winners, which are left out" in notice
     publish(store, member, kernel, SECOND, 0.03)
-    await winners.look(kernel, [])
     best = await winners.best(kernel, context, ENERGY)
-    assert (None if best is None else best.config, len(link.notices)) == (SECOND, 1)
+    assert (None if best is None else best.config, len(winners.notices)) == (SECOND, 1)
     for one in objects(store):
         if one != place:
             one.unlink()
     place.write_bytes(data)
-    await winners.look(kernel, [])
     best = await winners.best(kernel, context, ENERGY)
-    assert link.notices == ([] if damage != "newer" else link.notices)
+    assert winners.notices == ([] if damage != "newer" else winners.notices)
     assert best is not None
 
 
@@ -238,7 +253,7 @@ async def test_another_context_under_this_address_is_no_answer(
     """An object's place is what its writer says: what it holds is compared with the context, field by field."""
     kernel = await member.inspect(KERNEL)
     publish(store, member, kernel, BEST, 0.02, **foreign)
-    assert await member.daemon.team_winners.best(kernel, context_of(member, kernel), ENERGY) is None
+    assert await member.daemon.shared_winners.best(kernel, context_of(member, kernel), ENERGY) is None
 
 
 async def test_a_store_that_is_not_there_is_a_notice(member: Parts, store: Path) -> None:
@@ -246,62 +261,43 @@ async def test_a_store_that_is_not_there_is_a_notice(member: Parts, store: Path)
     store.rmdir()
     kernel = await member.inspect(kernel_text())
     await decided(member, kernel)
-    link, exchange = member.daemon.team_link, member.daemon.team_exchange
-    assert await member.daemon.team_winners.best(kernel, context_of(member, kernel), ENERGY) is None
-    with pytest.raises(TeamDown):
+    winners, exchange = member.daemon.shared_winners, member.daemon.share_exchange
+    assert await member.daemon.shared_winners.best(kernel, context_of(member, kernel), ENERGY) is None
+    with pytest.raises(SharedStoreDown):
         await exchange.push()
-    (notice,) = link.notices
+    (notice,) = winners.notices
     assert "it does not exist (make it, or mount what belongs there); tuning goes on without it" in notice
-    assert exchange.counts() == (0, 1)
     store.mkdir()
     # As after its pause.
-    link.follow(TeamSettings(str(store), pull_s=60.0))
+    exchange.follow(ShareSettings(str(store), pull_s=60.0))
     assert await exchange.push() == 1
-    assert (exchange.counts(), link.notices, await exchange.push()) == ((1, 0), [], 0)
+    assert (winners.notices, await exchange.push()) == ([], 0)
 
 
 async def test_a_bridge_that_is_killed_is_a_notice(tmp_path: Path, store: Path) -> None:
     """A later call starts another one, and publishes what the first could not."""
     async with assembled(tmp_path) as parts, parts.daemon.bridge.running():
-        link, exchange, bridge = parts.daemon.team_link, parts.daemon.team_exchange, parts.daemon.bridge
-        link.follow(TeamSettings(str(store)))
+        winners, exchange, bridge = parts.daemon.shared_winners, parts.daemon.share_exchange, parts.daemon.bridge
+        exchange.follow(ShareSettings(str(store)))
         await decided(parts, await parts.inspect(kernel_text()))
         await bridge.exchange(Hello(), PATIENCE_S)
         bridge.kill("killed by a test")
-        with pytest.raises(TeamDown):
+        with pytest.raises(SharedStoreDown):
             await exchange.push()
-        assert "killed by a test" in link.notices[0]
-        assert exchange.counts() == (0, 1)
+        assert "killed by a test" in winners.notices[0]
         # As after its pause.
-        link.follow(TeamSettings(str(store), pull_s=60.0))
+        exchange.follow(ShareSettings(str(store), pull_s=60.0))
         with anyio.fail_after(PATIENCE_S):
             while bridge.pause_s:  # noqa: ASYNC110 - nothing reports the end of a pause
                 await anyio.sleep(bridge.pause_s)
         assert (await exchange.push(), len(objects(store))) == (1, 1)
 
 
-async def test_what_was_sent_and_not_noted_is_sent_as_it_was(member: Parts, store: Path) -> None:
-    """A daemon that dies in between changes nothing: the same bytes, under the same name."""
-    kernel = await member.inspect(kernel_text())
-    await decided(member, kernel)
-    exchange, storage = member.daemon.team_exchange, member.daemon.team_link.settings.identity
-    assert await exchange.push() == 1
-    before = shared(store)
-    (winner,) = member.store.winners(kernel.name)
-    for is_lost, sent in ((False, 0), (True, 1)):
-        await member.store.published.note(storage, [replace(winner, decided=0.0)], is_there=True, now=0.0)
-        assert exchange.counts() == (0, 1)
-        if is_lost:
-            objects(store)[0].unlink()
-        assert await exchange.push() == sent
-        assert shared(store) == before
-
-
 async def test_what_is_not_decided_here_is_not_published(member: Parts, store: Path) -> None:
     """Neither a first measurement, nor a winner of an earlier state; one that holds again is."""
     kernel = await member.inspect(kernel_text())
     await member.measured(kernel, {50.0: 50.0})
-    exchange = member.daemon.team_exchange
+    exchange = member.daemon.share_exchange
     assert await exchange.push() == 0
     (winner,) = member.store.winners(kernel.name)
     await member.store.decide_winner(winner.trial)
@@ -311,16 +307,119 @@ async def test_what_is_not_decided_here_is_not_published(member: Parts, store: P
     assert await exchange.push() == 1
 
 
+async def test_a_daemon_that_starts_again_sends_nothing_twice(tmp_path: Path, store: Path) -> None:
+    """It keeps no account of what it published: the store itself says what it has."""
+    for sent in (1, 0):
+        async with assembled(tmp_path) as parts, parts.daemon.bridge.running():
+            parts.daemon.share_exchange.follow(ShareSettings(str(store)))
+            kernel = await parts.inspect(kernel_text())
+            if sent:
+                await decided(parts, kernel)
+            assert await parts.daemon.share_exchange.push() == sent
+    assert len(objects(store)) == 1
+
+
+class MemoryStore(SharedStore):
+    """A stranger's store: what the seam asks for, and no more. The first writes may be refused."""
+
+    def __init__(self, settings: ShareSettings, bridge: Bridge) -> None:
+        super().__init__(settings, bridge)
+        self.winners: list[StoredWinner] = []
+        self.refusals = 0
+        self.written = anyio.Event()
+
+    async def publish(self, address: str, winner: SharedWinner) -> None:
+        """Keep a winner."""
+        if self.refusals:
+            self.refusals -= 1
+            raise SharedStoreDown("it is full")
+        self.winners.append(StoredWinner(address, winner, time()))
+        self.written.set()
+
+    async def find(self, kernel: str, addresses: Collection[str]) -> Found:
+        """Return what is there."""
+        return Found(tuple(one for one in self.winners if one.address in addresses))
+
+
+@pytest.mark.parametrize("refusals", [0, 2])
+async def test_a_winner_is_published_when_its_job_ends(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, refusals: int
+) -> None:
+    """In the background, by a store that only implements the seam; one that refuses is tried again."""
+    monkeypatch.setattr(shared_winners, "FIRST_PAUSE_S", 0.01)
+    async with assembled(tmp_path) as parts, parts.working(), anyio.create_task_group() as tasks:
+        settings = ShareSettings("memory://", pull_s=1e6)
+        memory = MemoryStore(settings, parts.daemon.bridge)
+        memory.refusals = refusals
+        parts.daemon.shared_winners._opened = lambda settings, bridge: memory
+        parts.daemon.share_exchange.follow(settings)
+        tasks.start_soon(parts.daemon.share_exchange.run)
+        await tuned(parts, await parts.inspect(KERNEL))
+        with anyio.fail_after(PATIENCE_S):
+            await memory.written.wait()
+        (stored,) = memory.winners
+        assert (dict(stored.winner.config), memory.refusals) == (BEST, 0)
+        # A stranger's winner counts as any other's.
+        best = await parts.daemon.shared_winners.best(
+            parts.catalog.resolve("it"), context_of(parts, parts.catalog.resolve("it")), ENERGY
+        )
+        assert (None if best is None else best.config) == BEST
+        tasks.cancel_scope.cancel()
+
+
+async def test_a_store_that_is_wrong_harms_nothing(member: Parts) -> None:
+    """One that raises anything is a notice; so is a winner that has no figure, and another one beside it counts."""
+    kernel = await member.inspect(KERNEL)
+    place = Place(kernel, {"n": 64}, context_of(member, kernel), ENERGY)
+    memory = MemoryStore(ShareSettings("memory://"), member.daemon.bridge)
+    winners = member.daemon.shared_winners
+    winners._opened = lambda settings, bridge: memory
+    member.daemon.share_exchange.follow(memory.settings)
+    sound = shared_winner(place.context, BEST, 0.02)
+    memory.winners = [StoredWinner(place.address, one, 1.0) for one in (replace(sound, metrics={}), sound)]
+    best = await winners.best(kernel, place.context, ENERGY)
+    assert (None if best is None else best.config) == BEST
+    (notice,) = winners.notices
+    assert notice.endswith(f"a winner at {place.address} has no figure by energy")
+
+    async def broken(kernel: str, addresses: Collection[str]) -> Found:
+        raise KeyError("its own mistake")
+
+    memory.find = broken  # type: ignore[method-assign]
+    assert await winners.best(kernel, place.context, ENERGY) is None
+    assert winners.notices[0] == "the shared store: KeyError: 'its own mistake'; tuning goes on without it"
+
+
+async def test_a_missing_plugin_is_known_before_there_is_anything_to_share(member: Parts) -> None:
+    """A look around without kernels says so, too."""
+    member.daemon.share_exchange.follow(ShareSettings("corp://kernels"))
+    with pytest.raises(SharedStoreDown, match="no plugin that serves corp://"):
+        await member.daemon.share_exchange.look_around()
+
+
+async def test_a_url_that_no_plugin_serves_is_a_notice_with_the_remedy(member: Parts) -> None:
+    """Tuning goes on; `push` says the same."""
+    kernel = await member.inspect(kernel_text())
+    await decided(member, kernel)
+    exchange = member.daemon.share_exchange
+    exchange.follow(ShareSettings("corp://kernels"))
+    assert await member.daemon.shared_winners.best(kernel, context_of(member, kernel), ENERGY) is None
+    words = "corp://kernels: no plugin that serves corp:// is installed (pip install 'ktuned[team]')"
+    assert member.daemon.shared_winners.notices == [f"the shared store: {words}; tuning goes on without it"]
+    with pytest.raises(SharedStoreDown, match="no plugin that serves corp://"):
+        await exchange.push()
+
+
 async def test_read_only_writes_nothing(member: Parts, store: Path) -> None:
     """However long it runs; others' winners are read."""
     kernel = await member.inspect(kernel_text())
     await decided(member, kernel)
-    member.daemon.team_link.follow(TeamSettings(str(store), read_only=True))
+    member.daemon.share_exchange.follow(ShareSettings(str(store), read_only=True))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(member.daemon.team_exchange.run)
-        member.daemon.team_link.winner_decided()
-        while member.daemon.team_exchange.looked is None:
-            await anyio.lowlevel.checkpoint()
+        tasks.start_soon(member.daemon.share_exchange.run)
+        with anyio.fail_after(PATIENCE_S):
+            while member.daemon.share_exchange.last_look is None:
+                await anyio.lowlevel.checkpoint()
         tasks.cancel_scope.cancel()
     assert objects(store) == []
 
@@ -334,35 +433,10 @@ async def test_retention_and_cap_hold_after_publishing(member: Parts, store: Pat
     for path in (old, mine):
         os.utime(path, (0.0, 0.0))
     await decided(member, kernel)
-    assert await member.daemon.team_exchange.push() == 1
+    assert await member.daemon.share_exchange.push() == 1
     assert not old.exists()
     assert mine.exists()
     assert len(objects(store)) == 2
-
-
-async def test_artifacts_are_exchanged_only_where_they_are_trusted(tmp_path: Path, store: Path) -> None:
-    """Without that none is published, and none that is there is taken; with it nothing is compiled twice."""
-    text = kernel_text(configs="[dict(us=50.0, joules=0.02)]", objective="'energy'")
-    for name, is_trusting, artifacts, ours in (
-        ("alone", False, 0, 1), ("giver", True, 1, 1), ("taker", True, 1, 0), ("wary", False, 1, 1),
-    ):  # fmt: skip
-        directory = tmp_path / name
-        directory.mkdir()
-        async with (
-            assembled(directory, env={"FAKE_LOG": str(directory / "log")}) as parts,
-            parts.daemon.bridge.running(),
-            parts.working(),
-        ):
-            parts.daemon.team_link.follow(TeamSettings(str(store), trust_artifacts=is_trusting))
-            job = await tuned(parts, await parts.inspect(text))
-            await parts.daemon.team_exchange.push()
-        log = directory / "log"
-        compiled = len(log.read_text().splitlines()) if log.exists() else 0
-        assert (job.outcomes, compiled) == ({"measured": 1}, ours), name
-        assert len(list((store / "v1").glob("artifacts/*/*"))) == artifacts, name
-        if name == "alone":
-            (store / "v1").rename(tmp_path / "before")
-            (store / "v1").mkdir()
 
 
 async def test_learned_names_are_compared_by_content(tmp_path: Path, store: Path) -> None:
@@ -379,38 +453,33 @@ async def test_learned_names_are_compared_by_content(tmp_path: Path, store: Path
         directory = tmp_path / str(is_found)
         directory.mkdir()
         async with assembled(directory) as parts, parts.daemon.bridge.running():
-            parts.daemon.team_link.follow(TeamSettings(str(store)))
+            parts.daemon.share_exchange.follow(ShareSettings(str(store)))
             parts.write(content, "cfg.h")
             kernel = await parts.inspect(KERNEL)
             assert place.parent.name == address_of(context_of(parts, kernel), (), ENERGY)
-            best = await parts.daemon.team_winners.best(kernel, context_of(parts, kernel), ENERGY)
+            best = await parts.daemon.shared_winners.best(kernel, context_of(parts, kernel), ENERGY)
             assert (best is not None) is is_found
             assert ("cfg.h" in parts.catalog.resolve("it").learned) is is_found
 
 
 async def test_a_store_that_was_emptied_is_filled_again(member: Parts, store: Path) -> None:
-    """A cache that restarts, a bucket that is cleared: `push` sends what it lacks, and so does a look around."""
+    """A cache that restarts, a bucket that is cleared: the next pass sends what it lacks, whoever asks for it."""
     kernel = await member.inspect(kernel_text())
     await decided(member, kernel)
-    exchange = member.daemon.team_exchange
+    exchange = member.daemon.share_exchange
     assert (await exchange.push(), await exchange.push()) == (1, 0)
     before = shared(store)
     shutil.rmtree(store / "v1")
     assert (await exchange.push(), shared(store)) == (1, before)
     shutil.rmtree(store / "v1")
-    assert exchange.counts() == (1, 0)
-    await exchange.look_around()
-    assert exchange.counts() == (0, 1)
-    with anyio.fail_after(PATIENCE_S):
-        await member.daemon.team_link.await_winner()
-    assert (await exchange.publish(0.0), shared(store)) == (1, before)
+    assert ((await exchange.look_around()).sent, shared(store)) == (1, before)
 
 
 async def test_what_still_holds_is_sent_again_before_it_expires(member: Parts, store: Path) -> None:
     """Half way to its removal, and not before."""
     kernel = await member.inspect(kernel_text())
     await decided(member, kernel)
-    exchange = member.daemon.team_exchange
+    exchange = member.daemon.share_exchange
     assert await exchange.push() == 1
     (place,) = objects(store)
     days = {age: time() - age * 86_400 for age in (89, 91)}
@@ -432,13 +501,13 @@ async def test_a_store_that_cannot_be_written_is_read_nevertheless(member: Parts
     (winner,) = member.store.winners(other.name)
     await member.store.decide_winner(winner.trial)
     (store / kernel_prefix(other.name)).write_text("in the way")
-    link, exchange = member.daemon.team_link, member.daemon.team_exchange
-    with pytest.raises(TeamDown):
+    winners, exchange = member.daemon.shared_winners, member.daemon.share_exchange
+    with pytest.raises(SharedStoreDown):
         await exchange.push()
-    assert link.pause_s(Use.WRITE) > 0
-    best = await member.daemon.team_winners.best(kernel, context_of(member, kernel), ENERGY)
-    assert (None if best is None else best.config, link.pause_s(Use.READ)) == (SECOND, 0.0)
-    (notice,) = link.notices
+    assert winners.pause_s(Use.WRITE) > 0
+    best = await member.daemon.shared_winners.best(kernel, context_of(member, kernel), ENERGY)
+    assert (None if best is None else best.config, winners.pause_s(Use.READ)) == (SECOND, 0.0)
+    (notice,) = winners.notices
     assert "Not a directory; tuning goes on without it" in notice
 
 
@@ -447,12 +516,14 @@ async def test_a_sweep_that_is_refused_loses_nothing(
 ) -> None:
     """Where objects may be written and not removed `push` has published."""
 
-    async def refused() -> None:
-        raise TeamDown("access denied")
+    async def refused(shared: TeamStore) -> None:
+        raise SharedStoreDown("access denied")
 
     await decided(member, await member.inspect(kernel_text()))
-    monkeypatch.setattr(member.daemon.team_link, "sweep", refused)
-    assert (await member.daemon.team_exchange.push(), len(objects(store))) == (1, 1)
+    monkeypatch.setattr(TeamStore, "tidy", refused)
+    assert (await member.daemon.share_exchange.push(), len(objects(store))) == (1, 1)
+    (notice,) = member.daemon.shared_winners.notices
+    assert "access denied" in notice
 
 
 async def test_others_with_other_headers_hide_nothing(member: Parts, store: Path) -> None:
@@ -463,7 +534,7 @@ async def test_others_with_other_headers_hide_nothing(member: Parts, store: Path
     for number in range(6):
         names = (LearnedName(f"absent{number}.h", is_source=True),)
         publish(store, member, kernel, SECOND, 0.01, digest=f"{number}" * 64, names=names)
-    best = await member.daemon.team_winners.best(kernel, context_of(member, kernel), ENERGY)
+    best = await member.daemon.shared_winners.best(kernel, context_of(member, kernel), ENERGY)
     assert (None if best is None else best.config) == BEST
 
 
@@ -476,7 +547,7 @@ async def test_a_config_that_this_space_lacks_is_never_tried(
     publish(store, member, kernel, config, 0.001)
     async with member.working():
         job = await tuned(member, kernel)
-        assert (await member.daemon.team_exchange.look_around()).jobs == ()
+        assert (await member.daemon.share_exchange.look_around()).jobs == ()
     assert job.outcomes == {"measured": 5}
     assert looked_up(member) == (Status.FRESH, BEST)
 
@@ -487,7 +558,7 @@ async def test_absurd_figures_decide_nothing(member: Parts, store: Path) -> None
     many = {"energy": 0.001, **{str(number): 0.0 for number in range(10_000)}}
     fields: list[dict[str, Any]] = [
         {"decided": 1e300},
-        {"decided": -1e300, "spread_us": 1e300, "trials": -(2**62)},
+        {"decided": -1e300, "spread_us": 1e300},
         {"metrics": {"energy": 1.7e308}, "latency_us": 1.7e308},
         {"metrics": {"energy": 1.7e308}},
         {"metrics": {"energy": 5e-324}, "latency_us": 5e-324},
@@ -495,31 +566,8 @@ async def test_absurd_figures_decide_nothing(member: Parts, store: Path) -> None
     ]
     for one in fields:
         publish(store, member, kernel, SECOND, 0.001, **one)
-    best = await member.daemon.team_winners.best(kernel, context_of(member, kernel), ENERGY)
+    best = await member.daemon.shared_winners.best(kernel, context_of(member, kernel), ENERGY)
     assert (len(objects(store)), None if best is None else best.config) == (6, SECOND)
     async with member.working():
         await tuned(member, kernel)
     assert looked_up(member) == (Status.FRESH, BEST)
-
-
-async def test_an_artifact_that_was_changed_is_a_notice(tmp_path: Path, store: Path) -> None:
-    """Also where artifacts are trusted: it is compiled here."""
-    text = kernel_text(configs="[dict(us=50.0, joules=0.02)]", objective="'energy'")
-    for name in ("giver", "taker"):
-        directory = tmp_path / name
-        directory.mkdir()
-        async with (
-            assembled(directory, env={"FAKE_LOG": str(directory / "log")}) as parts,
-            parts.daemon.bridge.running(),
-            parts.working(),
-        ):
-            parts.daemon.team_link.follow(TeamSettings(str(store), trust_artifacts=True))
-            job = await tuned(parts, await parts.inspect(text))
-            await parts.daemon.team_exchange.push()
-            notices = parts.daemon.team_link.notices
-        for place in (store / "v1").glob("artifacts/*/*"):
-            place.write_bytes(place.read_bytes()[:-1] + b"x")
-        assert job.outcomes == {"measured": 1}
-        assert len((directory / "log").read_text().splitlines()) == 1
-    (notice,) = notices
-    assert "does not hold what its name says" in notice

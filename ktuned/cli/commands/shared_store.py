@@ -1,4 +1,4 @@
-"""``ktuned team``: the team's store, and an exchange with it at once."""
+"""``ktuned share``: the shared store, and an exchange with it at once."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ _EXCHANGE_S = 600.0
 
 
 @click.group()
-def team() -> None:
-    """Share winners with a team through a store that it has.
+def share() -> None:
+    """Exchange winners with other daemons through a shared store.
 
-    `[team] url = …` in config.toml says where: a directory, object storage or Redis.
+    `[share] url = …` in config.toml says where: a directory, object storage or Redis.
     """
 
 
-@team.command(cls=SectionedCommand)
+@share.command(cls=SectionedCommand)
 @no_spawn_option
 @json_option
 def status(no_spawn: bool, as_json: bool) -> int:
@@ -36,11 +36,11 @@ def status(no_spawn: bool, as_json: bool) -> int:
     if not no_spawn:
         spawn.announce(spawn.ensure())
     with Client() as client:
-        state = client.call("team")
+        state = client.call("share")
     if as_json:
         output.emit_json(state)
     elif state["url"] is None:
-        output.emit("there is no team's store; set `url` of [team] in config.toml")
+        output.emit("there is no shared store; set `url` of [share] in config.toml")
     else:
         for line in _lines(state):
             output.emit(line)
@@ -49,9 +49,11 @@ def status(no_spawn: bool, as_json: bool) -> int:
 
 def _lines(state: Mapping[str, Any]) -> Iterator[str]:
     yield f"{state['url']}{', only read' if state['read_only'] else ''}"
-    yield f"{text.number(state['published'], 'winner')} of ours there, {state['waiting']} to be published"
-    looked = "not looked at yet" if state["looked"] is None else f"looked at {_ago(state['looked'])}"
-    yield f"{text.number(state['read'], 'winner')} there for this machine's contexts, {looked}"
+    if state["looked"] is None:
+        yield "not looked at yet"
+    else:
+        found = text.number(state["found"], "problem")
+        yield f"winners for {found} of this machine's, {state['fresh']} fresh here; looked at {_ago(state['looked'])}"
     yield from state["notices"]
 
 
@@ -59,7 +61,7 @@ def _ago(then: float) -> str:
     return f"{max(0.0, time.time() - then):.0f} s ago"
 
 
-@team.command(cls=SectionedCommand)
+@share.command(cls=SectionedCommand)
 @no_spawn_option
 @json_option
 def push(no_spawn: bool, as_json: bool) -> int:
@@ -70,15 +72,15 @@ def push(no_spawn: bool, as_json: bool) -> int:
     if not no_spawn:
         spawn.announce(spawn.ensure())
     with Client() as client, output.patience("publishing winners"):
-        done = client.call("team_push", deadline_s=_EXCHANGE_S)
+        done = client.call("share_push", deadline_s=_EXCHANGE_S)
     if as_json:
         output.emit_json(done)
     else:
-        output.emit(f"{done['url']} has {text.number(done['published'], 'winner')} of ours, {done['sent']} sent now")
-    return Exit.NOT_REACHED if done["waiting"] else Exit.DONE
+        output.emit(f"{done['url']} has all winners of ours, {done['sent']} sent now")
+    return Exit.DONE
 
 
-@team.command(cls=SectionedCommand)
+@share.command(cls=SectionedCommand)
 @click.argument("kernel", required=False)
 @no_spawn_option
 @json_option
@@ -91,8 +93,8 @@ def pull(kernel: str | None, no_spawn: bool, as_json: bool) -> int:
     if not no_spawn:
         spawn.announce(spawn.ensure())
     with Client() as client:
-        with output.patience("reading the team's winners"):
-            accepted = client.call("team_pull", deadline_s=_EXCHANGE_S, **given(kernel=kernel))
+        with output.patience("reading what others have found"):
+            accepted = client.call("share_pull", deadline_s=_EXCHANGE_S, **given(kernel=kernel))
         for notice in accepted["notices"]:
             output.say(notice)
         with Tuning(client, accepted) as tuning:

@@ -16,7 +16,7 @@ import obstore
 import obstore.exceptions
 import obstore.store
 
-from ktuned.team.storage import (
+from ktuned_team.storage import (
     MAX_LISTED,
     OPERATION_S,
     Entry,

@@ -11,12 +11,16 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Final
-from urllib.parse import unquote
+from urllib.parse import unquote, urlsplit
 
 import anyio
 import msgspec
 
 from ktuned.model import KtunedError
+from ktuned.sharing import hide_secrets
+
+REDIS: Final = ("redis", "rediss", "unix")
+"""Schemes of URLs of a Redis or Valkey."""
 
 OPERATION_S: Final = 20.0
 """Deadline of one operation on one object: a slow link moves half a megabyte in a quarter of that."""
@@ -91,39 +95,42 @@ class Storage(ABC):
         return
 
 
-def shown(url: str) -> str:
-    """Return a URL without anything that may be a secret, as messages and logs have it.
+def open_storage(url: str, *, deadline_s: float = OPERATION_S) -> Storage:
+    """Return the storage at a URL: a path or ``file://``, ``redis://``, ``rediss://``, ``unix://``, or object storage.
 
-    That is all before its last ``@``, as a password that is not quoted may hold any character, and the values of all
-    parameters, of which ``db`` is none.
+    Raises:
+        StorageError: the URL means nothing.
     """
-    if url.startswith(("/", "~")):
-        return url
-    scheme, mark, place = url.partition("://") if "://" in url else ("", "", url)
-    hidden, at, rest = place.rpartition("@")
-    if "?" in hidden:
-        # A password may be on either side of this one.
-        return f"{scheme}{mark}…"
-    address, question, query = rest.partition("?")
-    kept = "&".join(part if part.startswith("db=") else f"{part.partition('=')[0]}=…" for part in query.split("&"))
-    return f"{scheme}{mark}{'…' if at else ''}{at}{address}{question}{kept if question else ''}"
+    scheme = urlsplit(url).scheme
+    # Each kind builds on this module, and imports a library: only the one that is named is imported.
+    if scheme in ("", "file"):
+        from ktuned_team.directory_storage import DirectoryStorage
+
+        return DirectoryStorage(url.removeprefix("file://"), deadline_s=deadline_s)
+    if scheme in REDIS:
+        from ktuned_team.redis_storage import RedisStorage
+
+        return RedisStorage(url, deadline_s=deadline_s)
+    from ktuned_team.object_storage import ObjectStorage
+
+    return ObjectStorage(url, deadline_s=deadline_s)
 
 
 def _secrets(url: str) -> list[str]:
-    """Return the words of a URL that :func:`shown` leaves out, as they stand there and unquoted, the longest first."""
-    seen = {*_WORDS.findall(shown(url)), "password", "username"}
+    """Return the words of a URL that must not be shown, as they stand there and unquoted, the longest first."""
+    seen = {*_WORDS.findall(hide_secrets(url)), "password", "username"}
     words = {form for word in _WORDS.findall(url) for form in (word, *_WORDS.findall(unquote(word)))}
     return sorted((word for word in words - seen if len(word) > 2), key=len, reverse=True)
 
 
 def fault(error: BaseException, doing: str, url: str, kind: type[StorageError] = StorageError) -> StorageError:
     """Return the error of a library as one line, with the place and without its secrets."""
-    return kind(f"{shown(url)}: {doing}: {_words(error, url) or type(error).__name__}")
+    return kind(f"{hide_secrets(url)}: {doing}: {_words(error, url) or type(error).__name__}")
 
 
 def _words(error: BaseException, url: str) -> str:
     # Object storage's errors end with their Rust source, which says the same again.
-    words = " ".join(str(error).split()).partition(" Debug source:")[0].replace(url, shown(url))
+    words = " ".join(str(error).split()).partition(" Debug source:")[0].replace(url, hide_secrets(url))
     for secret in _secrets(url):
         words = words.replace(secret, "…")
     # Its causes come after the request, which would take all the room, and servers answer in XML.
@@ -145,5 +152,6 @@ async def within_deadline(doing: str, url: str, deadline_s: float = OPERATION_S)
             yield
     except TimeoutError as error:
         raise StorageError(
-            f"{shown(url)}: {doing}: no answer within {deadline_s:g} s", hint="check that it is reachable from here"
+            f"{hide_secrets(url)}: {doing}: no answer within {deadline_s:g} s",
+            hint="check that it is reachable from here",
         ) from error

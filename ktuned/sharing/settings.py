@@ -1,18 +1,12 @@
-"""The ``[team]`` table of ``config.toml``: the daemon's settings hold it, and its parts follow it."""
+"""The ``[share]`` table of ``config.toml``, and its URL as messages show it."""
 
 from __future__ import annotations
 
-import hashlib
 import math
 from typing import Final
-from urllib.parse import urlsplit, urlunsplit
+from urllib.parse import urlsplit
 
 import msgspec
-
-from ktuned.team.storage import shown
-
-REDIS: Final = ("redis", "rediss", "unix")
-"""Schemes of URLs of a Redis or Valkey."""
 
 DAY_S: Final = 86_400.0
 
@@ -20,12 +14,11 @@ MIN_PULL_S: Final = 5.0
 """The shortest interval of looks at the store: below it requests cost more than what they find."""
 
 
-class TeamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The team's store: where it is, and what is done with it; nothing without a ``url``."""
+class ShareSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The shared store: where it is, and what is done with it; nothing without a ``url``."""
 
     url: str = ""
     read_only: bool = False
-    trust_artifacts: bool = False
     cap_gib: float = 1.0
     retention_days: float = 180.0
     pull_s: float = 300.0
@@ -37,25 +30,18 @@ class TeamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def cap_bytes(self) -> int:
-        """The bytes that all objects may take."""
+        """The bytes that everything in the store may take."""
         return int(self.cap_gib * 2**30)
 
     @property
     def retention_s(self) -> float:
-        """The time after which an object is removed; 0 is never."""
+        """The time after which a winner is removed; 0 is never."""
         return self.retention_days * DAY_S
-
-    @property
-    def identity(self) -> str:
-        """Identifies the store, whatever the credentials."""
-        parts = urlsplit(self.url)
-        place = urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
-        return hashlib.sha256(place.encode()).hexdigest()[:16]
 
     def fault(self) -> str:
         """Return the first field that cannot be followed and why; nothing if all can be."""
         if self.url and (wrong := _wrong(self.url)):
-            return f"url is {shown(self.url)!r}: {wrong}"
+            return f"url is {hide_secrets(self.url)!r}: {wrong}"
         if not 0 < self.cap_gib < math.inf:
             return f"cap_gib is {self.cap_gib}: give GiB above 0"
         if not 0 <= self.retention_days < math.inf:
@@ -66,7 +52,7 @@ class TeamSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _wrong(url: str) -> str:
-    """Return what is wrong with a URL; nothing if it may be used."""
+    """Return what is wrong with a URL; nothing if a plugin may be asked for it."""
     if url.startswith(("/", "~")):
         return ""
     try:
@@ -77,10 +63,26 @@ def _wrong(url: str) -> str:
         return "it cannot be read; write special characters of a password as %XX"
     if "://" not in url:
         return "give a full path, s3://BUCKET/PREFIX or redis://HOST:PORT/DATABASE"
-    if "@" not in parts.netloc and parts.scheme in REDIS and "@" in url:
-        return "write special characters of its password as %XX"
     if parts.scheme == "file" and parts.netloc:
-        return "give a full path: file:///srv/team"
+        return f"give a full path: file:///{parts.netloc}{parts.path}"
     if has_port and not parts.hostname:
         return "it names no host"
     return ""
+
+
+def hide_secrets(url: str) -> str:
+    """Return a URL without anything that may be a secret, as messages and logs have it.
+
+    That is all before its last ``@``, as a password that is not quoted may hold any character, and the values of all
+    parameters, of which ``db`` is none.
+    """
+    if url.startswith(("/", "~")):
+        return url
+    scheme, mark, place = url.partition("://") if "://" in url else ("", "", url)
+    hidden, at, rest = place.rpartition("@")
+    if "?" in hidden:
+        # A password may be on either side of this one.
+        return f"{scheme}{mark}…"
+    address, question, query = rest.partition("?")
+    kept = "&".join(part if part.startswith("db=") else f"{part.partition('=')[0]}=…" for part in query.split("&"))
+    return f"{scheme}{mark}{'…' if at else ''}{at}{address}{question}{kept if question else ''}"

@@ -1,0 +1,386 @@
+"""Exchange with a shared store: final winners of ours go there, and what is better there is tried here.
+
+One pass over a kernel does both. It reads what the store has at the addresses of our keys, publishes each winner of
+ours that this does not have yet, and queues a job where another's winner deserves a trial. Nothing remembers what was
+published before, for the store itself does: so nothing is lost when a daemon is killed or a bucket is emptied, and
+nothing is sent twice. Passes are made over
+
+- a kernel, when a job of it has ended: there may be a winner to publish;
+- all kernels with winners, every ``pull_s``: others may have found something;
+- the declared problems of a kernel, when someone asks (``ktuned share pull``).
+
+What another's winner means is decided by :mod:`ktuned.sharing.decision`. The work is an ordinary job, which begins with
+the shared config (:mod:`ktuned.tuning.shared_lead`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+from time import monotonic, time
+from typing import Final
+
+import anyio
+import anyio.lowlevel
+import msgspec
+import structlog
+
+from ktuned.catalog import Admission, Catalog, check_problem
+from ktuned.devices import Machine
+from ktuned.model import (
+    Job,
+    KernelInfo,
+    KtunedError,
+    NotFound,
+    Priority,
+    Problem,
+    StoreError,
+    UsageError,
+    Winner,
+    cost_of,
+)
+from ktuned.scheduling.jobs import Jobs
+from ktuned.scheduling.shared_winners import FIRST_PAUSE_S, Place, SharedWinners, Use
+from ktuned.sharing import (
+    Action,
+    Candidate,
+    Decided,
+    LearnedName,
+    Ours,
+    SharedStoreDown,
+    SharedWinner,
+    ShareSettings,
+    StoredWinner,
+    action,
+    candidates,
+    is_published,
+)
+from ktuned.store import Store
+
+_log = structlog.get_logger()
+
+REASON: Final = "found by others"
+
+TIDY_EVERY_S: Final = 6 * 3600.0
+"""Interval of tidying by one daemon: each time the whole storage is listed."""
+
+MAX_CONTEXTS: Final = 1_000
+"""Keys that the store is asked about at once."""
+
+
+class Exchanged(msgspec.Struct, frozen=True):
+    """The result of passes over some kernels.
+
+    ``found`` counts the keys that the store has winners for, ``fresh`` those of them that have a winner of the present
+    context here, ``sent`` our winners that were published. ``jobs`` try what others have found.
+    """
+
+    found: int
+    fresh: int
+    sent: int
+    jobs: tuple[Job, ...]
+
+
+class DueKernels:
+    """Kernels that may have a winner to publish: events add them, the exchange takes them."""
+
+    def __init__(self) -> None:
+        self._names: set[str] = set()
+        self._woken = anyio.Event()
+
+    def __bool__(self) -> bool:
+        return bool(self._names)
+
+    def add(self, kernel: str) -> None:
+        """Have a pass made over a kernel soon."""
+        self._names.add(kernel)
+        self._woken.set()
+
+    def add_again(self, kernels: Iterable[str]) -> None:
+        """Have passes made that failed, once their pause is over."""
+        self._names.update(kernels)
+
+    def take(self) -> set[str]:
+        """Return the kernels, which are due no more."""
+        names, self._names = self._names, set()
+        return names
+
+    def wake(self) -> None:
+        """End :meth:`wait`."""
+        self._woken.set()
+
+    async def wait(self, at_most_s: float | None) -> None:
+        """Wait until a kernel is added, or for so long."""
+        with anyio.move_on_after(at_most_s):
+            await self._woken.wait()
+        self._woken = anyio.Event()
+
+
+class ShareExchange:
+    """Makes the passes: in the background until cancelled, and at once for who asks.
+
+    ``last_look`` is the last pass over all kernels, and its time (Unix seconds).
+    """
+
+    def __init__(
+        self,
+        shared: SharedWinners,
+        due: DueKernels,
+        *,
+        admission: Admission,
+        catalog: Catalog,
+        machine: Machine,
+        store: Store,
+        jobs: Jobs,
+    ) -> None:
+        self._shared = shared
+        self._due = due
+        self._admission = admission
+        self._catalog = catalog
+        self._machine = machine
+        self._store = store
+        self._jobs = jobs
+        self._lock = anyio.Lock()
+        self._tidied = 0.0
+        self._forget()
+
+    def _forget(self) -> None:
+        """Know nothing of the store."""
+        self.last_look: tuple[float, Exchanged] | None = None
+        self._next_look = 0.0
+
+    def follow(self, settings: ShareSettings) -> None:
+        """Use other settings, at once."""
+        if settings != self._shared.settings:
+            self._shared.follow(settings)
+            self._forget()
+            self._due.wake()
+
+    async def run(self) -> None:
+        """Make passes in the background until cancelled."""
+        while True:
+            await self._due.wait(await self._make_due_passes() if self._shared.settings.is_on else None)
+
+    async def _make_due_passes(self) -> float:
+        """Make the passes that are due; return the seconds until the next one is."""
+        if pause_s := self._shared.pause_s(Use.READ):
+            return pause_s
+        due = self._due.take()
+        try:
+            if monotonic() >= self._next_look:
+                await self.look_around()
+            elif due:
+                await self._pass_over(self._of_winners(due), Priority.VERIFY)
+        except (SharedStoreDown, StoreError) as error:
+            self._due.add_again(due)
+            _log.info("shared_store_not_looked_at", reason=error.message)
+            return self._shared.pause_s(Use.READ) or FIRST_PAUSE_S
+        until_look_s = max(0.0, self._next_look - monotonic())
+        # Winners that could not be written are due again.
+        return min(until_look_s, self._shared.pause_s(Use.WRITE)) if self._due else until_look_s
+
+    async def look_around(self) -> Exchanged:
+        """Make a pass over all kernels with winners.
+
+        Raises:
+            SharedStoreDown: the store cannot be read now.
+            StoreError: a job cannot be recorded.
+        """
+        exchanged = await self._pass_over(self._of_winners(), Priority.VERIFY)
+        self.last_look = (time(), exchanged)
+        self._next_look = monotonic() + self._shared.settings.pull_s
+        return exchanged
+
+    async def push(self) -> int:
+        """Publish all that the store lacks; return how many winners were sent.
+
+        Raises:
+            SharedStoreDown: the store cannot be used now; what was sent is there.
+        """
+        exchanged = await self._pass_over(self._of_winners(), None)
+        if self._shared.pause_s(Use.WRITE):
+            raise SharedStoreDown(self._shared.fault)
+        return exchanged.sent
+
+    async def pull(self, kernels: Iterable[KernelInfo]) -> Exchanged:
+        """Make a pass over all declared problems of kernels.
+
+        Raises:
+            SharedStoreDown: the store cannot be read now.
+            StoreError: a job cannot be recorded.
+        """
+        return await self._pass_over((list(self._declared(kernel)) for kernel in kernels), Priority.REQUESTED)
+
+    async def _pass_over(self, kernels: Iterable[Sequence[Place]], priority: Priority | None) -> Exchanged:
+        """Make a pass over the keys of some kernels; without a priority nothing of others' is tried."""
+        found = fresh = sent = 0
+        jobs: dict[int, Job] = {}
+        async with self._lock:
+            await self._shared.open()
+            for places in kernels:
+                await anyio.lowlevel.checkpoint()
+                for start in range(0, len(places), MAX_CONTEXTS):
+                    part = places[start : start + MAX_CONTEXTS]
+                    there = await self._shared.find(part[0].kernel, part)
+                    for place in part:
+                        matching = await self._shared.match(place, there)
+                        # Matching may have learned names, which renames contexts.
+                        now = self._again(place)
+                        if now is None:
+                            continue
+                        sent += await self._publish(now, matching)
+                        if not matching:
+                            continue
+                        ours = self._ours(now)
+                        found += 1
+                        fresh += ours is not None and ours.is_current
+                        best = candidates(one.winner for one in matching)[0]
+                        job = None if priority is None else await self._try(now, best, ours, priority)
+                        if job is not None:
+                            jobs[job.id] = job
+            if sent and time() - self._tidied > TIDY_EVERY_S:
+                await self._tidy()
+        return Exchanged(found, fresh, sent, tuple(jobs.values()))
+
+    async def _tidy(self) -> None:
+        """Tidy the store; if that is refused there is a notice, and what was published is there nevertheless."""
+        self._tidied = time()
+        try:
+            await self._shared.call(Use.TIDY, lambda store: store.tidy())
+        except SharedStoreDown as error:
+            _log.info("shared_store_not_tidied", reason=error.message)
+
+    async def _publish(self, place: Place, matching: Sequence[StoredWinner]) -> bool:
+        """Publish our winner of a key if the store lacks it; return whether it was sent.
+
+        A store that cannot be written is read nevertheless: there is a notice, and the winner is due again.
+        """
+        settings = self._shared.settings
+        winner = self._store.winner(place.context.key_for(place.objective))
+        cost = None if winner is None else cost_of(winner.objective, winner.figure)
+        if winner is None or cost is None or settings.read_only:
+            return False
+        # Half way to its removal a winner that still holds is sent again.
+        half_way = time() - settings.retention_s / 2 if settings.retention_s else 0.0
+        known = candidates(one.winner for one in matching if one.written >= half_way)
+        if not is_published(self._decided(winner, place), cost, winner.config, known):
+            return False
+        shared = _shared(winner, place)
+        try:
+            await self._shared.call(Use.WRITE, lambda store: store.publish(place.address, shared))
+        except SharedStoreDown:
+            self._due.add_again([shared.kernel])
+            return False
+        _log.info("winner_shared", kernel=shared.kernel, problem=place.context.problem)
+        return True
+
+    def _decided(self, winner: Winner, place: Place) -> Decided:
+        trial = self._store.trial(winner.trial)
+        job = None if trial is None else self._store.job(trial.job)
+        return Decided(
+            is_final=winner.is_final,
+            is_current=winner.context == place.context and not place.kernel.unobserved,
+            is_imported=trial is None or trial.detail.get("phase") == "import",
+            is_withheld=job is None or job.plan.no_share,
+        )
+
+    async def _try(self, place: Place, candidate: Candidate, ours: Ours | None, priority: Priority) -> Job | None:
+        """Queue the job that a candidate calls for; return it, or the one that is open."""
+        key = place.context.key_for(place.objective)
+        known = self._store.known_trial(place.context, candidate.config)
+        wanted = action(
+            candidate,
+            ours,
+            is_tried=known is not None and known.outcome is not None,
+            is_open=any(job.key == key for job in self._jobs.live()),
+        )
+        if wanted is Action.NOTHING:
+            return None
+        kernel, plan = place.kernel, place.kernel.plan
+        try:
+            (is_admitted,) = await self._admission.ask(kernel, place.problem, [candidate.config])
+        except KtunedError as error:
+            _log.info("shared_config_not_asked", kernel=kernel.name, reason=error.message)
+            return None
+        if not is_admitted:
+            return None
+        if wanted is Action.COMPETE:
+            plan = replace(plan, configs=(candidate.config,))
+        arrival = await self._jobs.submit(
+            key, place.problem, priority=priority, reason=REASON, plan=plan, any_plan=wanted is Action.VERIFY
+        )
+        return arrival.job
+
+    def _ours(self, place: Place) -> Ours | None:
+        winner = self._store.winner(place.context.key_for(place.objective))
+        if winner is None or self._admission.known(place.kernel, place.problem, winner.config) is False:
+            return None
+        return Ours(cost_of(winner.objective, winner.figure), winner.context == place.context)
+
+    def _of_winners(self, kernels: Iterable[str] | None = None) -> Iterator[list[Place]]:
+        """Yield the keys of our winners as they are now, kernel by kernel: of some kernels, or of all."""
+        if kernels is None:
+            kernels = dict.fromkeys(winner.context.kernel for winner in self._store.winners())
+        for name in kernels:
+            places = [place for winner in self._store.winners(name) if (place := self._place_of(name, winner))]
+            if places:
+                yield places
+
+    def _place_of(self, name: str, winner: Winner) -> Place | None:
+        """Return a winner's key as it is now; ``None`` where it cannot be tuned."""
+        trial = self._store.trial(winner.trial)
+        # A winner keeps only what enters its key; the whole problem is to be had from the job that measured it.
+        job = None if trial is None else self._store.job(trial.job)
+        try:
+            kernel = self._catalog.resolve(name)
+            problem = winner.problem if job is None or not job.problem else job.problem
+            check_problem(kernel, problem)
+            return self._place(kernel, problem, winner.context.device, winner.objective)
+        except (NotFound, UsageError):
+            return None
+
+    def _declared(self, kernel: KernelInfo) -> Iterator[Place]:
+        environment = self._catalog.environment(kernel)
+        models = dict.fromkeys(device.model for device in self._machine.devices(environment, kernel.backend))
+        for problem in kernel.problems:
+            for model in models:
+                place = self._place(kernel, problem, model, kernel.objective(None))
+                if place is not None:
+                    yield place
+
+    def _again(self, place: Place) -> Place | None:
+        try:
+            kernel = self._catalog.resolve(place.kernel.name)
+        except NotFound:
+            return None
+        return self._place(kernel, place.problem, place.context.device, place.objective)
+
+    def _place(self, kernel: KernelInfo, problem: Problem, model: str, objective: str) -> Place | None:
+        environment = self._catalog.environment(kernel)
+        try:
+            device = self._machine.device(environment, kernel.backend, model)
+            context = self._machine.context(kernel, environment, problem, device)
+            return Place(kernel, problem, context, kernel.objective(objective))
+        except KtunedError:
+            return None
+
+
+def _shared(winner: Winner, place: Place) -> SharedWinner:
+    """Return a winner of ours as others read it."""
+    context = place.context
+    return SharedWinner(
+        kernel=context.kernel,
+        problem=dict(winner.problem),
+        device=context.device,
+        digest=context.digest,
+        toolchain=context.toolchain,
+        device_fingerprint=context.device_fingerprint,
+        measuring_version=context.measuring_version,
+        config=dict(winner.config),
+        latency_us=winner.latency_us,
+        spread_us=winner.spread_us,
+        decided=winner.decided,
+        objective=winner.objective,
+        metrics=dict(winner.metrics),
+        names=tuple(LearnedName(one.name, one.is_source, one.is_data) for one in place.kernel.learned.values()),
+    )

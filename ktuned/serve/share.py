@@ -1,0 +1,104 @@
+"""The methods ``share``, ``share_push`` and ``share_pull``: how a shared store stands, and an exchange with it now."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+
+from ktuned.catalog import Catalog
+from ktuned.model import UsageError
+from ktuned.scheduling import Jobs, SharedWinners, ShareExchange
+from ktuned.serve.connection import Connection
+from ktuned.serve.events import Events
+from ktuned.serve.method import Method
+from ktuned.serve.params import NoParams
+from ktuned.sharing import ShareSettings, hide_secrets
+
+
+class SharePullParams(msgspec.Struct, frozen=True):
+    """``share_pull``: one kernel, or all; ``directory`` decides which project a short name means."""
+
+    kernel: str | None = None
+    directory: str | None = None
+
+
+class ShareMethods:
+    """The shared store as clients see it."""
+
+    def __init__(
+        self, *, catalog: Catalog, events: Events, exchange: ShareExchange, jobs: Jobs, shared: SharedWinners
+    ) -> None:
+        self._catalog = catalog
+        self._events = events
+        self._exchange = exchange
+        self._jobs = jobs
+        self._shared = shared
+
+    def table(self) -> dict[str, Method[Any]]:
+        """Return the methods by their names on the wire."""
+        return {
+            "share": Method(NoParams, self.status),
+            "share_push": Method(NoParams, self.push),
+            "share_pull": Method(SharePullParams, self.pull),
+        }
+
+    def status(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+        """Return where the store is, and how the exchange with it stands."""
+        settings = self._shared.settings
+        if not settings.is_on:
+            return {"url": None}
+        looked, last = self._exchange.last_look or (None, None)
+        return {
+            "url": hide_secrets(settings.url),
+            "read_only": settings.read_only,
+            "looked": looked,
+            "found": None if last is None else last.found,
+            "fresh": None if last is None else last.fresh,
+            "fault": self._shared.fault,
+            "notices": self._shared.notices,
+        }
+
+    async def push(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+        """Publish what the store lacks, and return when it is there.
+
+        Raises:
+            UsageError: there is no store, or it is only read.
+            SharedStoreDown: it cannot be used now.
+        """
+        settings = self._required()
+        if settings.read_only:
+            raise UsageError(
+                "the shared store is only read here", hint="leave out `read_only` of [share] in config.toml"
+            )
+        return {"url": hide_secrets(settings.url), "sent": await self._exchange.push()}
+
+    async def pull(self, wanted: SharePullParams, connection: Connection) -> dict[str, Any]:
+        """Look for others' winners of declared problems, and queue what verifies them; return the jobs.
+
+        Raises:
+            UsageError: there is no store.
+            NotFound: there is no such kernel.
+            SharedStoreDown: the store cannot be used now.
+        """
+        settings = self._required()
+        kernels = self._catalog.kernels
+        if wanted.kernel is not None:
+            kernels = [self._catalog.resolve(wanted.kernel, wanted.directory)]
+        place = {"epoch": self._events.epoch, "seq": self._events.seq}
+        exchanged = await self._exchange.pull(kernels)
+        return {
+            "url": hide_secrets(settings.url),
+            "found": exchanged.found,
+            "fresh": exchanged.fresh,
+            "jobs": [self._jobs.describe(job) for job in exchanged.jobs],
+            "errors": [],
+            "notices": self._shared.notices,
+            **place,
+        }
+
+    def _required(self) -> ShareSettings:
+        settings = self._shared.settings
+        if not settings.is_on:
+            raise UsageError("there is no shared store", hint="set `url` of [share] in config.toml")
+        return settings
