@@ -17,8 +17,9 @@ A key that waits is known as long as the daemon lives. The next process that cal
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from typing import Final
+
+import msgspec
 
 from ktuned.model import Problem, canonical
 from ktuned.portfolio import Selection
@@ -36,8 +37,7 @@ MAX_WAITING: Final = 2_000
 """Keys of a function that wait; beyond these the oldest is forgotten."""
 
 
-@dataclass(frozen=True, slots=True)
-class WaitingKey:
+class WaitingKey(msgspec.Struct, frozen=True):
     """A key that is to be tuned, with the call that has it."""
 
     problem: Problem

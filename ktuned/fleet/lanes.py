@@ -21,7 +21,7 @@ from ktuned.fleet.pace import Pace
 from ktuned.fleet.priority_semaphore import Turns
 from ktuned.fleet.quiet import COURTESY_S, QuietGate
 from ktuned.ipc import replies, requests
-from ktuned.model import Device, Observation, Role, WorkerError
+from ktuned.model import Device, Observation, Outcome, Role, WorkerError
 
 _log = structlog.get_logger()
 
@@ -384,7 +384,7 @@ class Lane:
         """Have the opened worker measure something; the caller holds the lane.
 
         A worker that has mapped a file which has changed since is replaced first. One in which the last config has left
-        something is replaced at the next :meth:`open`.
+        something is replaced at the next :meth:`open`, and so is one that a config may have damaged and that fails.
 
         Raises:
             WorkerDied, DeadlineExpired: the worker is gone; the next :meth:`open` takes the spare.
@@ -402,15 +402,24 @@ class Lane:
                 self._let_go()
                 await self.open_now(bench, self._deadlines)
                 reply, output = await self._worker.exchange(request, deadlines, on_item=on_item)
-            if isinstance(reply, replies.Measurement) and reply.leftover:
-                _log.debug("lane_worker_spent", device=self.device.name, reason=reply.leftover)
-                self._is_spent = True
+            if isinstance(reply, replies.Measurement):
+                self._look_after_worker(reply)
             return reply, output
         except BaseException:
             self.drop()
             raise
         finally:
             self._courtesy.used(self.device, began, monotonic())
+
+    def _look_after_worker(self, measured: replies.Measurement) -> None:
+        """Replace the worker where the last config may have left it, or the device's context, in any state."""
+        was_doubtful, self.is_doubtful = self.is_doubtful, measured.is_guilty
+        failed_in_doubt = was_doubtful and measured.outcome is Outcome.MISMATCH
+        if measured.leftover:
+            _log.debug("lane_worker_spent", device=self.device.name, reason=measured.leftover)
+            self._is_spent = True
+        if measured.is_unsound or failed_in_doubt or measured.outcome is Outcome.LAUNCH_ERROR:
+            self.drop()
 
     async def expect(self, request: requests.Trial, deadlines: Mapping[str, float]) -> None:
         """Have the worker prepare for what the lane measures next, while it measures others."""

@@ -39,7 +39,6 @@ from ktuned.model.keys import (
     key_values,
     project_of,
 )
-from ktuned.model.lifecycle import TRIED_AGAIN, Event, Life
 from ktuned.model.near import most_similar, nearest_winners, stand_ins
 from ktuned.model.noise import IMPLAUSIBLE_RATIO, NOISY_SPREAD, is_noisy, noise_words
 from ktuned.model.objective import (
@@ -77,6 +76,7 @@ from ktuned.model.trial import Context, EarlierSearch, KnownConfig, Trial, Trial
 from ktuned.model.values import (
     FAILURES,
     RETRIED_BY_NEXT_JOB,
+    TRIED_AGAIN,
     Config,
     Outcome,
     Problem,
@@ -123,7 +123,6 @@ __all__ = [
     "DeviceModel",
     "DeviceName",
     "EarlierSearch",
-    "Event",
     "IllegalMove",
     "Job",
     "JobState",
@@ -133,7 +132,6 @@ __all__ = [
     "KeyProblem",
     "KnownConfig",
     "KtunedError",
-    "Life",
     "NotFound",
     "Objective",
     "Observation",

@@ -16,9 +16,8 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from ktuned.fleet import COURTESY_S, Fleet
 from ktuned.ipc import replies, requests
-from ktuned.model import Config, Event, JobState, Outcome, Role
+from ktuned.model import Config, JobState, Outcome, Role, TrialResult
 from ktuned.store import Artifacts
-from ktuned.tuning.attempt import Attempt, Compiled, Ended
 from ktuned.tuning.batches import MAX_BATCH
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.exploration import Explorer, opened
@@ -26,6 +25,8 @@ from ktuned.tuning.hopeless import PROBES, Hopelessness
 from ktuned.tuning.job_events import Publish
 from ktuned.tuning.progress import Progress
 from ktuned.tuning.stages import JobStage, StageReport
+from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent
+from ktuned.tuning.trial_machine import NotBuilt, ends_among
 from ktuned.tuning.work import Work
 
 _log = structlog.get_logger()
@@ -165,7 +166,8 @@ class CompileOnly:
             await channel.send(Attempt(0, proposal.config, self.work.unit(proposal.build)))
             return
         attempt = Attempt(0, proposal.config, requests.UnitRef("", {}))
-        self._report(Ended(attempt, attempt.unbuilt(proposal)))
+        for end in ends_among(self.work.trial_machine().handle(NotBuilt(attempt, proposal))):
+            self._report(end.attempt, end.result)
 
     async def _compile(self, channel: MemoryObjectReceiveStream[Attempt]) -> None:
         async with channel:
@@ -174,12 +176,12 @@ class CompileOnly:
                 for attempt in group:
                     # No lane loads it now, so damage must not wait to be found by a later job.
                     await self._artifacts.verified(attempt.unit.key)
-                for done in await self._compiling.compile(group):
-                    self._report(done)
+                results = {end.attempt: end.result for end in await self._compiling.compile(group)}
+                for attempt in group:
+                    self._report(attempt, results.get(attempt))
 
-    def _report(self, done: Compiled | Ended) -> None:
+    def _report(self, attempt: Attempt, result: TrialResult | None) -> None:
         """Publish a config that has its artifact, or the reason why it has none."""
-        attempt, result = done.attempt, done.result if isinstance(done, Ended) else None
         if result is None:
             self.progress.compiled += 1
         else:
@@ -199,8 +201,8 @@ class CompileOnly:
             outcome=None if result is None else result.outcome.value,
             message="" if result is None else result.message,
             compile_s=round(attempt.compile_s, 3),
-            facts=dict(done.facts) if isinstance(done, Compiled) else {},
+            facts=dict(attempt.facts) if result is None else {},
             artifact=None if result is not None else str(self._artifacts.place(attempt.unit.key)),
-            reused=Event.ARTIFACT_FOUND in attempt.life.story,
+            reused=TrialEvent.ARTIFACT_FOUND in attempt.story,
             **self.progress.to_wire(),
         )

@@ -26,17 +26,27 @@ from ktuned.fleet import (
     Output,
     RequestFailed,
     Turn,
+    Turns,
     WorkerDied,
-    is_outside_kill,
 )
 from ktuned.ipc import replies, requests
-from ktuned.model import Event, Outcome, Phase, Role, WorkerError
+from ktuned.model import Phase, Role, WorkerError
 from ktuned.store import DISK_ERRORS, Artifacts, file_fault
-from ktuned.tuning.attempt import Attempt, Compiled, Ended
-from ktuned.tuning.batches import COMPILE_S, BatchSize
-from ktuned.tuning.compile_groups import GroupSize, share_of_slot
-from ktuned.tuning.last_compiles import LAST_OF_SLOT
-from ktuned.tuning.trial_detail import TrialDetail
+from ktuned.tuning.batches import COMPILE_S, BatchSize, GroupSize, share_of_slot
+from ktuned.tuning.trial_lifecycle import Attempt, TrialState
+from ktuned.tuning.trial_machine import (
+    ArtifactFound,
+    Compile,
+    CompilerLeft,
+    CompilerTook,
+    ConfigCompiled,
+    End,
+    EndJob,
+    Failure,
+    Instruction,
+    ends_among,
+)
+from ktuned.tuning.trial_order import LAST_OF_SLOT
 from ktuned.tuning.work import Compiler, Work
 
 _log = structlog.get_logger()
@@ -59,6 +69,7 @@ class CompileStage:
         self, work: Work, fleet: Fleet, artifacts: Artifacts, *, on_begun: Callable[[], None] = lambda: None
     ) -> None:
         self._work = work
+        self._machine = work.trial_machine()
         self._fleet = fleet
         self._artifacts = artifacts
         self._group_size = GroupSize(work.group_size)
@@ -75,12 +86,12 @@ class CompileStage:
     @property
     def slots(self) -> int:
         """The number of compile slots, of all machines that compile for this job."""
-        return sum(int(self._fleet.slots_of(one.environment.node).total_tokens) for one in self._work.compilers)
+        return sum(int(self._slots_of(one).total_tokens) for one in self._work.compilers)
 
     @property
     def groups(self) -> int:
         """The number of groups under way at most: those in the slots, and those that are being sealed."""
-        return sum(self._fleet.slots_of(one.environment.node).most_inside for one in self._work.compilers)
+        return sum(self._slots_of(one).most_inside for one in self._work.compilers)
 
     async def open(self) -> None:
         """Have workers start, and import what they need, before there is a config to compile."""
@@ -97,7 +108,7 @@ class CompileStage:
         if in_channel or self._last:
             return True
         job = self._work.job.id
-        return any(job in self._fleet.slots_of(one.environment.node).waiting for one in self._work.compilers)
+        return any(job in self._slots_of(one).waiting for one in self._work.compilers)
 
     @property
     def running(self) -> int:
@@ -137,7 +148,8 @@ class CompileStage:
     ) -> list[Attempt]:
         """Return ``first`` and as many of those that wait in the channel as are to be compiled with it."""
         group = [first]
-        size = self._batch_size.now if self._is_batched else self._group_size.next(lanes_starve=lanes_starve)
+        is_batch = self._machine.compiles_one_by_one
+        size = self._batch_size.now if is_batch else self._group_size.next(lanes_starve=lanes_starve)
         most = share_of_slot(waiting=1 + channel.statistics().current_buffer_used, slots=self.slots)
         for _ in range(min(size, most) - 1):
             try:
@@ -149,15 +161,13 @@ class CompileStage:
     @property
     def _pays_together(self) -> bool:
         """True if a slot is to take several configs at once; the last ones are shared out one by one."""
-        return self._batch_size.now > 1 if self._is_batched else self._group_size.pays
+        return self._batch_size.now > 1 if self._machine.compiles_one_by_one else self._group_size.pays
 
-    @property
-    def _is_batched(self) -> bool:
-        """True if configs that travel together are compiled one after the other, because a group gains nothing."""
-        return self._work.group_size == 1 and not self._work.lowers
+    def _slots_of(self, compiler: Compiler) -> Turns:
+        return self._fleet.slots_of(compiler.environment.node)
 
-    async def compile(self, attempts: Sequence[Attempt], *, is_reference: bool = False) -> list[Compiled | Ended]:
-        """Bring each attempt to its artifact, or to its outcome.
+    async def compile(self, attempts: Sequence[Attempt], *, is_reference: bool = False) -> list[End]:
+        """Bring each trial to its artifact or to its end; return the ends.
 
         An artifact that is being compiled already, by this job or another, is waited for. What a ``reference`` takes is
         the time of the trial that finds its artifact.
@@ -167,47 +177,46 @@ class CompileStage:
                 that are no more.
             StoreError: an artifact cannot be kept.
         """
-        done: list[Compiled | Ended] = []
-        left = self._take_found(attempts, done)
-        if not left:
-            self._on_begun()
-        while left:
-            if self._work.lowers:
+        ends: list[End] = []
+        requests_to_make = deque([list(attempts)])
+        while requests_to_make:
+            missing = self._pass_found(requests_to_make.popleft())
+            if self._work.lowers and missing:
                 # Before there is a slot: a library may take long to be imported, and others compile meanwhile.
-                left = await self._lower(left, done)
-                if not left:
-                    break
-            compiler = await self._free()
-            node = compiler.environment.node
-            lost: list[Attempt] = []
+                lowered = await self._lower(missing)
+                ends += lowered
+                missing = [attempt for attempt in missing if attempt.outcome is None]
+            if not missing:
+                self._on_begun()
+                continue
+            compiler = await self._await_compiler()
+            slots, gate = self._slots_of(compiler), self._fleet.gate_of(compiler.environment.node)
             # The slot first: a job that waits for one does not compile, so it must not keep others from having quiet.
-            slots, gate = self._fleet.slots_of(node), self._fleet.gate_of(node)
             async with slots.hold(self._work.job.id) as slot, gate.compiling():
                 self._on_begun()
-                # Asked here: what only waits for a slot compiles nothing yet.
-                left = self._take_found(left, done)
-                mine = [
-                    attempt
-                    for attempt in left
-                    if not self._artifacts.is_making(attempt.unit.key)
-                    and not (self._work.lowers and attempt.lowered is None)
-                ]
-                others = [attempt for attempt in left if attempt not in mine]
+                # Looked at again: what only waited for a slot may have been compiled meanwhile.
+                missing = self._pass_found(missing)
+                others = [attempt for attempt in missing if not self._may_compile(attempt)]
+                mine = [attempt for attempt in missing if attempt not in others]
                 if mine:
                     with self._artifacts.making({attempt.unit.key for attempt in mine}):
-                        for attempt in mine:
-                            attempt.life.tell(Event.COMPILE_STARTED)
-                        ended = await self._compile_group(mine, compiler, lost, slot)
-                    done += ended
-                    if is_reference:
-                        self._spent_s |= {one.attempt.unit.key: one.attempt.compile_s for one in ended}
+                        instructions = await self._compile_together(mine, compiler, slot)
+                    ends += ends_among(instructions)
+                    requests_to_make.extend(list(one.attempts) for one in instructions if isinstance(one, Compile))
             for attempt in others:
                 await self._artifacts.await_made(attempt.unit.key)
-            left = lost + self._take_found(others, done)
-        return done
+            if others:
+                requests_to_make.append(others)
+        if is_reference:
+            self._spent_s |= {attempt.unit.key: attempt.compile_s for attempt in attempts}
+        return ends
 
-    def _take_found(self, attempts: Sequence[Attempt], done: list[Compiled | Ended]) -> list[Attempt]:
-        """Add to what is done the attempts whose artifacts are there; return the others."""
+    def _may_compile(self, attempt: Attempt) -> bool:
+        is_ready = attempt.lowered is not None or not self._work.lowers
+        return is_ready and not self._artifacts.is_making(attempt.unit.key)
+
+    def _pass_found(self, attempts: Sequence[Attempt]) -> list[Attempt]:
+        """Have the trials compiled whose artifacts are there; return the others."""
         missing = []
         for attempt in attempts:
             # Names may have been learned since it was proposed.
@@ -216,14 +225,14 @@ class CompileStage:
             if not self._artifacts.holds(key):
                 missing.append(attempt)
                 continue
-            attempt.life.tell(Event.ARTIFACT_FOUND)
+            self._machine.handle(ArtifactFound(attempt))
             attempt.compile_s += self._spent_s.pop(key, 0.0)
             sealed = self._artifacts.manifest(key)
-            facts, files = ({}, "") if sealed is None else (sealed.facts, sealed.content)
-            done.append(Compiled(attempt, facts, self._content(attempt, files)))
+            if sealed is not None:
+                attempt.facts, attempt.content = sealed.facts, self._identify(attempt, sealed.content)
         return missing
 
-    async def _free(self) -> Compiler:
+    async def _await_compiler(self) -> Compiler:
         """Return where the next group compiles: the first machine with a free slot, this one before nodes.
 
         A node that is not there is left out for a while; where no other has the toolchain, it is waited for.
@@ -235,99 +244,67 @@ class CompileStage:
                 for one in self._work.compilers
                 if now >= self._absent.get(one.environment.node, -ABSENT_S) + ABSENT_S
             ]
-            free = [one for one in there if not self._fleet.slots_of(one.environment.node).is_full]
+            free = [one for one in there if not self._slots_of(one).is_full]
             if free or there:
                 return (free or there)[0]
             await anyio.sleep(ABSENT_S / 4)
 
-    async def _compile_group(
-        self, group: list[Attempt], compiler: Compiler, lost: list[Attempt], slot: Turn
-    ) -> list[Compiled | Ended]:
-        """Compile a group in one request; one that fails as a whole is halved until the config at fault is alone.
-
-        The ``slot`` is given back when the last one is compiled, though what fails after that is tried once more.
-        With their node, attempts are ``lost``: they are to be compiled elsewhere.
-        Of a batch the first without a result is at fault; the others have not begun.
-        """
-        items: dict[str, replies.CompiledUnit] = {}
-        done: list[Compiled | Ended] = []
-        failure: WorkerDied | DeadlineExpired | RequestFailed | None = None
-        is_lost = False
-        with self._staged() as directory:
-            try:
-                await self._request(group, compiler, directory.name, items, slot)
-            except (NodeAbsent, NodeLost):
-                self._absent[compiler.environment.node] = monotonic()
-                is_lost = True
-            except (WorkerDied, DeadlineExpired, RequestFailed) as error:
-                await self._raise_if_general(error)
-                failure = error
-            await self._fleet.pace.step()
-            rest = [attempt for attempt in group if attempt.unit.key not in items]
-            for attempt in group:
-                if attempt not in rest:
-                    done.append(await self._take(attempt, items[attempt.unit.key]))
-        if is_lost:
-            for attempt in rest:
-                attempt.life.tell(Event.KILLED)
-            lost += rest
-            return done
-        if failure is None:
-            silent, detail = "the backend reported nothing about this config", TrialDetail(phase=Phase.COMPILE)
-            done += [Ended(attempt, attempt.result(Event.COMPILE_FAILED, silent, detail=detail)) for attempt in rest]
-            return done
-        if not rest:
-            return done
-        at_work = rest[:1] if self._is_batched else rest
-        excused = [attempt for attempt in at_work if attempt.excuse_kill(failure)]
-        if excused:
-            for attempt in excused:
-                attempt.life.tell(Event.COMPILE_STARTED)
-            blamed = [self._failed(attempt, failure) for attempt in at_work if attempt not in excused]
-            return [*done, *blamed, *await self._compile_group(excused + rest[len(at_work) :], compiler, lost, slot)]
-        if self._is_batched:
-            done.append(self._failed(rest[0], failure))
-            return [*done, *await self._compile_group(rest[1:], compiler, lost, slot)] if rest[1:] else done
-        if len(rest) == 1:
-            return [*done, self._failed(rest[0], failure)]
-        half = len(rest) // 2
-        done += await self._compile_group(rest[:half], compiler, lost, slot)
-        return done + await self._compile_group(rest[half:], compiler, lost, slot)
-
-    async def _raise_if_general(self, error: WorkerDied | DeadlineExpired | RequestFailed) -> None:
-        """Raise a failure that is no config's fault.
+    async def _compile_together(self, group: list[Attempt], compiler: Compiler, slot: Turn) -> list[Instruction]:
+        """Compile a group in one request; return what is to be done with those that have no artifact.
 
         Raises:
-            WorkerError: the backend cannot be imported, or a source changed.
-            StoreError: the disk cannot be written.
+            WorkerError, StoreError: as :meth:`compile`.
         """
-        if isinstance(error, RequestFailed) and error.code == "source_changed":
-            # The watcher follows what is known alone, and the job waits for it.
-            await self._work.learn(error.failure.observed)
-            raise error
-        if error.phase == Phase.LOAD and not is_outside_kill(error):
+        units: dict[str, replies.CompiledUnit] = {}
+        error: Failure | None = None
+        self._machine.handle(CompilerTook(group))
+        with self._lend_directory() as directory:
+            try:
+                await self._send(group, compiler, directory.name, units, slot)
+            except (WorkerDied, DeadlineExpired, RequestFailed, NodeAbsent) as raised:
+                error = raised
+            await self._fleet.pace.step()
+            instructions: list[Instruction] = []
+            for attempt in group:
+                if (unit := units.get(attempt.unit.key)) is not None:
+                    instructions += await self._take(attempt, unit)
+        if isinstance(error, NodeAbsent | NodeLost):
+            self._absent[compiler.environment.node] = monotonic()
+        silent = [attempt for attempt in group if attempt.state is TrialState.COMPILING]
+        instructions += self._machine.handle(CompilerLeft(silent, error))
+        await self._raise_if_over(instructions)
+        return instructions
+
+    async def _raise_if_over(self, instructions: Sequence[Instruction]) -> None:
+        """Raise the error that ends the job, as its clients are to read it."""
+        for error in [one.error for one in instructions if isinstance(one, EndJob)]:
+            if isinstance(error, RequestFailed) and error.errno in DISK_ERRORS:
+                fault = OSError(error.errno, error.message)
+                raise file_fault(fault, f"{self._work.job.kernel} cannot be compiled") from error
+            if isinstance(error, RequestFailed) and error.code == "source_changed":
+                # The watcher follows what is known alone, and the job waits for it.
+                await self._work.learn(error.failure.observed)
+                raise error
             raise WorkerError(
                 f"the backend {self._work.kernel.backend!r} cannot be loaded: {error.message}",
                 hint=error.hint or "`ktuned doctor` says more",
             ) from error
-        if isinstance(error, RequestFailed) and error.errno in DISK_ERRORS:
-            fault = OSError(error.errno, error.message)
-            raise file_fault(fault, f"{self._work.job.kernel} cannot be compiled") from error
 
-    async def _request(
+    async def _send(
         self,
         group: list[Attempt],
         compiler: Compiler,
         staging: str,
-        items: dict[str, replies.CompiledUnit],
+        reported: dict[str, replies.CompiledUnit],
         slot: Turn,
     ) -> None:
+        """Have a worker compile a group; ``reported`` has what it says of each config, also where it then fails."""
         work, environment = self._work, compiler.environment
         units = {attempt.unit.key: replace(attempt.unit, lowered=attempt.lowered or b"") for attempt in group}
-        together = 1 if self._is_batched else len(group)
+        together = 1 if self._machine.compiles_one_by_one else len(group)
         deadlines = {**work.deadlines, Phase.COMPILE: work.deadlines[Phase.COMPILE] * together}
         place = f"{environment.node} slot {staging.rpartition('-')[2]}".lstrip()
-        slots = self._fleet.slots_of(environment.node)
+        slots = self._slots_of(compiler)
         async with (
             self._fleet.compile_slot(environment.node),
             self._fleet.lend(Role.COMPILE, environment) as worker,
@@ -348,18 +325,19 @@ class CompileStage:
                 await worker.exchange(
                     request,
                     deadlines,
-                    on_item=lambda item: items.update({item.key: item}),
+                    on_item=lambda unit: reported.update({unit.key: unit}),
+                    # Though what fails after that is tried once more.
                     on_computed=slot.give_back,
                 )
             finally:
                 for attempt in group:
-                    if attempt.unit.key in items:
-                        attempt.worked("compile", place, until)
-                        until += items[attempt.unit.key].seconds
+                    if attempt.unit.key in reported:
+                        attempt.note_place("compile", place, until)
+                        until += reported[attempt.unit.key].seconds
         self._longest_s = max(self._longest_s, monotonic() - began)
-        self._batch_size.took(len(items), monotonic() - began)
-        if items and all(item.outcome is None for item in items.values()):
-            self._group_size.took(len(items), sum(item.seconds for item in items.values()))
+        self._batch_size.took(len(reported), monotonic() - began)
+        if reported and all(unit.outcome is None for unit in reported.values()):
+            self._group_size.took(len(reported), sum(unit.seconds for unit in reported.values()))
 
     @asynccontextmanager
     async def _may_straggle(self, group: Sequence[Attempt]) -> AsyncIterator[float]:
@@ -387,27 +365,23 @@ class CompileStage:
             return keys, requests.OpenFrontEnd(backend, library=library, build=build)
         return keys, requests.OpenFrontEnd(backend, work.kernel_ref)
 
-    async def _lower(self, attempts: Sequence[Attempt], done: list[Compiled | Ended]) -> list[Attempt]:
-        """Have functions translated, so that compiling imports nothing; return the attempts that go on.
+    async def _lower(self, attempts: Sequence[Attempt]) -> list[End]:
+        """Have functions translated, so that compiling imports nothing; return the ends of those that cannot be.
 
         Raises:
             WorkerError: what they are found in cannot be imported, or a source changed.
         """
-        going_on = []
+        ends: list[End] = []
         for attempt in attempts:
-            ended = None
-            while attempt.lowered is None and ended is None and not self._artifacts.is_making(attempt.unit.key):
-                ended = await self._lower_one(attempt)
-            if ended is None:
-                going_on.append(attempt)
-            else:
-                done.append(ended)
-        return going_on
+            is_made_by_others = self._artifacts.is_making
+            while attempt.lowered is None and attempt.outcome is None and not is_made_by_others(attempt.unit.key):
+                instructions = await self._lower_one(attempt)
+                await self._raise_if_over(instructions)
+                ends += ends_among(instructions)
+        return ends
 
-    async def _lower_one(self, attempt: Attempt) -> Ended | None:
-        """Have an attempt's function translated; return its end if that failed, and nothing else if it is to be tried
-        again.
-        """
+    async def _lower_one(self, attempt: Attempt) -> list[Instruction]:
+        """Try to have a trial's function translated: a request of its own, with the failures of a compile."""
         work = self._work
         keys, opening = self._front_end(attempt.unit.build)
         places = [
@@ -416,50 +390,37 @@ class CompileStage:
         ]
         try:
             lowered = await self._fleet.front_ends.lower(places, opening, work.job.id, work.deadlines)
-        except (NodeAbsent, NodeLost):
-            await anyio.sleep(ABSENT_S / 4)
-            return None
-        except (WorkerDied, DeadlineExpired, RequestFailed) as error:
-            await self._raise_if_general(error)
-            attempt.life.tell(Event.COMPILE_STARTED)
-            return None if attempt.excuse_kill(error) else self._failed(attempt, error)
+        except (WorkerDied, DeadlineExpired, RequestFailed, NodeAbsent) as error:
+            if isinstance(error, NodeAbsent | NodeLost):
+                await anyio.sleep(ABSENT_S / 4)
+            self._machine.handle(CompilerTook([attempt]))
+            return self._machine.handle(CompilerLeft([attempt], error))
         attempt.compile_s += lowered.seconds
         await work.learn(lowered.observed)
         if lowered.outcome is None:
             attempt.lowered = lowered.code
-            return None
-        attempt.life.tell(Event.COMPILE_STARTED)
-        return self._refused(attempt, lowered.outcome, lowered.message)
+            return []
+        self._machine.handle(CompilerTook([attempt]))
+        return self._machine.handle(ConfigCompiled(attempt, lowered.outcome, lowered.message))
 
-    def _failed(self, attempt: Attempt, error: WorkerDied | DeadlineExpired | RequestFailed) -> Ended:
-        if isinstance(error, DeadlineExpired):
-            attempt.compile_s += error.deadline_s
-        return Ended(attempt, attempt.failure(error, expired=Event.COMPILE_EXPIRED, refused=Event.COMPILE_FAILED))
-
-    def _refused(
-        self, attempt: Attempt, outcome: Outcome, message: str, facts: Mapping[str, Any] | None = None
-    ) -> Ended:
-        event = Event.CANNOT_RUN if outcome is Outcome.UNSUPPORTED else Event.COMPILE_FAILED
-        detail = TrialDetail(phase=Phase.COMPILE, facts=facts or None)
-        return Ended(attempt, attempt.result(event, message, detail=detail))
-
-    async def _take(self, attempt: Attempt, item: replies.CompiledUnit) -> Compiled | Ended:
-        await self._work.learn(item.observed)
-        attempt.compile_s += item.seconds
-        if item.artifact:
-            attempt.unit = replace(attempt.unit, key=item.artifact)
+    async def _take(self, attempt: Attempt, unit: replies.CompiledUnit) -> list[Instruction]:
+        """Take in what a compiler reports on a config."""
+        await self._work.learn(unit.observed)
+        attempt.compile_s += unit.seconds
         attempt.lowered = None
-        if item.outcome is not None:
-            return self._refused(attempt, item.outcome, item.message, item.facts)
-        self._artifacts.note_added(item.bytes)
-        attempt.life.tell(Event.COMPILE_DONE)
-        return Compiled(attempt, item.facts, self._content(attempt, item.content))
+        attempt.facts = unit.facts
+        if unit.artifact:
+            attempt.unit = replace(attempt.unit, key=unit.artifact)
+        if unit.outcome is None:
+            self._artifacts.note_added(unit.bytes)
+            attempt.content = self._identify(attempt, unit.content)
+        return self._machine.handle(ConfigCompiled(attempt, unit.outcome, unit.message))
 
-    def _content(self, attempt: Attempt, files: str) -> str:
+    def _identify(self, attempt: Attempt, files: str) -> str:
         return self._work.measured_content(attempt.unit.build, files) if files else ""
 
     @contextmanager
-    def _staged(self) -> Iterator[Path]:
+    def _lend_directory(self) -> Iterator[Path]:
         """Lend a directory to one group; the next group uses it again, several at once have one each."""
         if self._directories:
             directory = self._directories.pop()

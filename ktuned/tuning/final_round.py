@@ -10,11 +10,10 @@ from time import monotonic
 
 import msgspec
 
-from ktuned.fleet import ALL_CORES, DeadlineExpired, Fleet, Lane, LaneSick, WorkerDied, is_outside_kill
-from ktuned.ipc import replies, requests
-from ktuned.model import ENERGY, LATENCY, Config, Event, Outcome, Trial, TrialResult, Winner, WorkerError, median
+from ktuned.fleet import ALL_CORES, Fleet, Lane, LaneSick
+from ktuned.ipc import requests
+from ktuned.model import ENERGY, LATENCY, Config, Outcome, Trial, TrialResult, Winner, WorkerError, median
 from ktuned.store import Store
-from ktuned.tuning.attempt import Attempt
 from ktuned.tuning.deadlines import for_trial
 from ktuned.tuning.finalists import (
     FEWEST_ROUNDS,
@@ -35,6 +34,7 @@ from ktuned.tuning.prior_results import admitted_prior_trials
 from ktuned.tuning.progress import Progress
 from ktuned.tuning.seed_check import SeedCheck
 from ktuned.tuning.trial_detail import TrialDetail, interval
+from ktuned.tuning.trial_lifecycle import Attempt
 from ktuned.tuning.work import Work
 
 
@@ -59,17 +59,19 @@ class _Finalist(msgspec.Struct):
         return cls(trial, requests.UnitRef(trial.artifact or "", detail.build or {}), detail)
 
     def attempt(self) -> Attempt:
-        """Return the trial as one that is measured again."""
-        return Attempt.again(self.trial, self.unit)
+        """Return the trial as one that is measured again, on the cores that it was measured on."""
+        attempt = Attempt.finalist(self.trial, self.unit)
+        attempt.cores = self.detail.cores
+        return attempt
 
-    def take(self, measured: replies.Measurement, cost: float) -> None:
+    def take(self, result: TrialResult, cost: float) -> None:
         """Take what one round found."""
-        self.compared += measured.compared or 0
-        if measured.latency_us is not None and measured.spread_us is not None:
-            self.latencies.append(measured.latency_us)
-            self.spreads.append(measured.spread_us)
-        if measured.metrics is not None:
-            self.metrics.append((cost, measured.metrics))
+        self.compared += result.detail.get("compared") or 0
+        if result.latency_us is not None and result.spread_us is not None:
+            self.latencies.append(result.latency_us)
+            self.spreads.append(result.spread_us)
+        if result.metrics:
+            self.metrics.append((cost, result.metrics))
 
     def result(self, work: Work, contest: Rounds, found: Mapping[int | None, Figure]) -> TrialResult:
         """Return the figure of all rounds; the old one if all were disturbed."""
@@ -197,7 +199,7 @@ class FinalRound:
             return
         began = monotonic()
         if is_judged:
-            checking = SeedCheck(self._work, self._lanes, self._measuring, finalists=self._finalists, lose=self._lose)
+            checking = SeedCheck(self._work, self._measuring, finalists=self._finalists, lose=self._lose)
             finalists = [_Finalist.of(trial) for trial in await checking.run()]
         if not finalists:
             return
@@ -216,7 +218,7 @@ class FinalRound:
     async def _contest(self, rounds: int, finalists: Sequence[_Finalist], ends_at: float) -> _Contest:
         """Let the finalists compete on one device; if that fails meanwhile, start again on another that works."""
         while True:
-            lane = next((lane for lane in self._lanes if not lane.health.is_sick), self._lanes[0])
+            lane = self._measuring.choose_well_lane()
             contest = _Contest(self._work, lane, self._measuring, [_Finalist.of(one.trial) for one in finalists])
             try:
                 for turn in range(max(rounds, self._work.preset.most_rounds)):
@@ -404,28 +406,14 @@ class _Contest:
             self.rounds[-1][None] = measured.latency_us
 
     async def _time(self, finalist: _Finalist) -> None:
-        attempt = finalist.attempt()
         known_us = finalist.trial.latency_us if self._work.needs_energy else None
         request = requests.Time(finalist.unit, self._work.preset, self._judges_contention, known_us)
-        async with self._measuring.holding(self._lane):
-            await self._lane.use_cores(finalist.detail.cores or 1)
-            try:
-                measured, output = await self._lane.exchange(request, self._deadlines)
-            except (WorkerDied, DeadlineExpired) as error:
-                # A finalist that was killed from outside ran before and will run in the other rounds: it loses this
-                # round alone, as a disturbed one does.
-                if not is_outside_kill(error):
-                    finalist.failed = attempt.failure(error, expired=Event.EXPIRED, refused=Event.RAISED)
-                return
-        if measured.outcome in (Outcome.LAUNCH_ERROR, Outcome.MISMATCH):
-            self._lane.drop()
-            event = Event.WRONG if measured.outcome is Outcome.MISMATCH else Event.RAISED
-            finalist.failed = attempt.result(event, measured.message, output=output)
-            return
-        cost = measured.latency_us if self._work.objective == LATENCY else measured.cost
-        if measured.outcome is Outcome.MEASURED and cost is not None:
+        result = await self._measuring.measure_alone(lambda: self._lane, finalist.attempt(), request, self._deadlines)
+        if result.outcome is not Outcome.MEASURED:
+            finalist.failed = result
+        elif (cost := self._work.cost(result)) is not None:
             self.rounds[-1][finalist.trial.id] = cost
-            finalist.take(measured, cost)
+            finalist.take(result, cost)
 
 
 def _range(trial: Trial, cost: float, *, by_energy: bool) -> Range:

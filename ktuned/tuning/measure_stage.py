@@ -6,9 +6,8 @@ import hashlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
-from dataclasses import replace
-from itertools import islice, takewhile
 from time import monotonic, time
+from typing import Any
 
 import anyio
 import msgspec
@@ -28,58 +27,59 @@ from ktuned.fleet import (
     WorkerDied,
 )
 from ktuned.ipc import replies, requests
-from ktuned.model import LATENCY, Event, Outcome, Phase, TrialResult, canonical
+from ktuned.model import LATENCY, TrialResult, canonical
 from ktuned.store import Artifacts
-from ktuned.tuning.attempt import Attempt, Compiled, Ended
 from ktuned.tuning.batches import HOLD_GPU_S, LANE_S
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.deadlines import for_trial
 from ktuned.tuning.reference import Reference
-from ktuned.tuning.trial_detail import TrialDetail
+from ktuned.tuning.trial_lifecycle import Attempt, TrialState
+from ktuned.tuning.trial_machine import (
+    ArtifactGone,
+    Compile,
+    ConfigMeasured,
+    DeviceTried,
+    End,
+    EndJob,
+    Instruction,
+    LaneFacts,
+    LaneLeft,
+    LaneTook,
+    Measure,
+    TryDevice,
+    ends_among,
+)
 from ktuned.tuning.work import Work
 
 _log = structlog.get_logger()
 
-CONTENDED_TRIES = 3
-"""Times that a trial is measured while other programs use the device, before it ends as ``contended``.
+Record = Callable[[Sequence[End]], Awaitable[None]]
+"""Records the ends of trials, those that came together at once."""
 
-Beside an application that its tuning is for, the last one counts as it is: that one may be at work for days, and all
-configs are measured beside it.
-"""
+Asked = tuple[requests.Request[replies.Measurement, Any], Mapping[str, float]]
+"""A request to a lane's worker, and its deadlines."""
 
-_EVENTS: Mapping[Outcome, Event] = {
-    Outcome.MEASURED: Event.TIMED,
-    Outcome.SLOWER: Event.STOPPED_EARLY,
-    Outcome.MISMATCH: Event.WRONG,
-    Outcome.LAUNCH_ERROR: Event.RAISED,
-    Outcome.UNSUPPORTED: Event.CANNOT_RUN,
-}
+Ask = Callable[[Lane, Sequence[Attempt], int | None], Asked]
+"""Returns what a lane is asked about trials that travel together; on a CPU it may have to find out their cores."""
 
-_FAILURES = (Outcome.MISMATCH, Outcome.LAUNCH_ERROR)
-"""Outcomes of a measurement that a damaged worker may be the reason for."""
-
-
-Done = Callable[[Sequence[tuple[Attempt, TrialResult]]], Awaitable[None]]
-"""Takes attempts' results, those that came together at once."""
+BestUs = Callable[[], float | None]
+"""Returns the latency (µs) of the best config so far."""
 
 
 class _Arrived(msgspec.Struct, frozen=True):
-    """A measurement, what was printed until it came, when that was, and whether it is the last of its request."""
+    """A measurement, what was printed until it came, and when that was."""
 
     measured: replies.Measurement
     output: Output
     at: float
-    is_last: bool = False
-
-
-_Take = Callable[[Sequence[_Arrived]], Awaitable[None]]
 
 
 class MeasureStage:
     """Measures one job's configs, one at a time on each of its lanes; other lanes stand in for a sick one."""
 
     def __init__(self, work: Work, lanes: Sequence[Lane], compiling: CompileStage, artifacts: Artifacts) -> None:
-        self._work = work
+        self.work = work
+        self.machine = work.trial_machine()
         self._lanes = lanes
         self._compiling = compiling
         self._artifacts = artifacts
@@ -87,10 +87,8 @@ class MeasureStage:
         self._incumbent: requests.Incumbent | None = None
         self.reference = Reference(work, compiling, artifacts)
 
-    async def measure(
-        self, lane: Lane, batch: Sequence[Compiled], best_us: Callable[[], float | None], done: Done
-    ) -> None:
-        """Measure compiled attempts one after the other; each is ``done`` with its result as soon as that is there.
+    async def measure(self, lane: Lane, batch: Sequence[Attempt], best_us: BestUs, record: Record) -> None:
+        """Measure compiled trials one after the other; each end is recorded as soon as it is there.
 
         Early stop and the deadlines follow from ``best_us``. Configs race against the fastest that this job has
         measured: figures of an earlier hour may be of other clocks. The default is the base of speed-ups: it is
@@ -100,35 +98,80 @@ class MeasureStage:
             CannotOpen: the problem's data cannot be made, so nothing of this job can be measured.
             RequestFailed: with code ``source_changed``.
         """
-        left = deque(batch)
-        while left:
-            await self.reference.prepare()
-            try:
-                undecided = await self._measure_some(self._fit(lane), left, best_us, done)
-            except ReferenceUnusable as error:
-                self.reference.replace(error)
-                continue
-            except LaneSick:
-                continue
-            for compiled in undecided:
-                # The device was contended or failed, or the worker was killed: another job may have the lane first. Or
-                # the artifact was damaged.
-                if not self._artifacts.holds(compiled.attempt.unit.key):
-                    if compiled.attempt.life.is_compiled:
-                        # It was removed since the lane had it.
-                        compiled.attempt.life.tell(Event.ARTIFACT_DAMAGED)
-                    (again,) = await self._compiling.compile([compiled.attempt])
-                    if isinstance(again, Ended):
-                        await done([(again.attempt, again.result)])
-                        continue
-                    compiled = again
-                left.append(compiled)
+
+        def ask(lane: Lane, attempts: Sequence[Attempt], cores: int | None) -> Asked:
+            return self._trial_request(lane, attempts, best_us(), cores)
+
+        waiting = list(batch)
+        while waiting:
+            # Where one is sick another one stands in, or it is waited for.
+            with suppress(LaneSick):
+                waiting = await self._take_turn(self._stand_in(lane), waiting, ask, record)
+            waiting = [attempt for attempt in waiting if attempt.outcome is None]
+
+    async def measure_alone(
+        self,
+        choose_lane: Callable[[], Lane],
+        attempt: Attempt,
+        request: requests.Request[replies.Measurement, Any],
+        deadlines: Mapping[str, float],
+        seed: int = 0,
+    ) -> TrialResult:
+        """Measure a trial by a request of its own, on the inputs of a seed, until it has its end.
+
+        Raises:
+            CannotOpen: the problem's data cannot be made of this seed.
+            LaneSick: the chosen lane's device does not work.
+            RequestFailed: with code ``source_changed``.
+        """
+        ends: list[End] = []
+
+        async def keep(found: Sequence[End]) -> None:
+            ends.extend(found)
+
+        while not ends:
+            await self._take_turn(choose_lane(), [attempt], lambda *_: (request, deadlines), keep, seed)
+        return ends[0].result
+
+    async def _take_turn(
+        self, lane: Lane, attempts: Sequence[Attempt], ask: Ask, record: Record, seed: int = 0
+    ) -> list[Attempt]:
+        """Hold a lane once to measure trials; return those that are still to end.
+
+        Raises:
+            CannotOpen, LaneSick: the lane cannot be opened.
+            RequestFailed: with code ``source_changed``.
+        """
+        if ends := await self._recompile_lost(attempts):
+            await record(ends)
+        await self.reference.prepare()
+        waiting = [attempt for attempt in attempts if attempt.outcome is None]
+        turn = _LaneTurn(self, lane, waiting, ask, record, seed)
+        try:
+            await turn.run()
+        except ReferenceUnusable as error:
+            self.reference.replace(error)
+        return turn.remaining
+
+    async def _recompile_lost(self, attempts: Sequence[Attempt]) -> list[End]:
+        """Have those compiled again whose artifacts are damaged or gone; return the ends of those that cannot be."""
+        for attempt in attempts:
+            if attempt.is_compiled and not self._artifacts.holds(attempt.unit.key):
+                self.machine.handle(ArtifactGone(attempt))
+        lost = [attempt for attempt in attempts if attempt.state is TrialState.ASKED]
+        for attempt in lost:
+            self._artifacts.discard(attempt.unit.key)
+        return await self._compiling.compile(lost) if lost else []
+
+    def choose_well_lane(self) -> Lane:
+        """Return a lane that works, or the first one where none does."""
+        return next((lane for lane in self._lanes if not lane.health.is_sick), self._lanes[0])
 
     def _others(self, lane: Lane) -> list[Lane]:
         """Return the lanes besides this one that work."""
         return [other for other in self._lanes if other is not lane and not other.health.is_sick]
 
-    def _fit(self, lane: Lane) -> Lane:
+    def _stand_in(self, lane: Lane) -> Lane:
         """Return the lane itself, or one that works while it is sick and not yet to be tried again."""
         return next(iter(self._others(lane)), lane) if lane.health.pause_s else lane
 
@@ -137,7 +180,7 @@ class MeasureStage:
         """Hold a lane that is ready to measure this job's trials, as :meth:`open`."""
         while True:
             await self.reference.prepare()
-            async with lane.hold(self._work.job.id):
+            async with lane.hold(self.work.job.id):
                 try:
                     await self.open(lane, seed)
                 except ReferenceUnusable as error:
@@ -158,7 +201,7 @@ class MeasureStage:
         if self._others(lane):
             await self._open_now(lane, seed)
         else:
-            await lane.open(self.bench(lane, seed), self._work.deadlines)
+            await lane.open(self.bench(lane, seed), self.work.deadlines)
 
     async def open_early(self, lane: Lane) -> None:
         """Have a lane ready before there is anything to measure, unless it is sick; the caller holds it.
@@ -171,7 +214,7 @@ class MeasureStage:
             await self._open_now(lane)
 
     async def _open_now(self, lane: Lane, seed: int = 0) -> None:
-        bench, deadlines = self.bench(lane, seed), self._work.deadlines
+        bench, deadlines = self.bench(lane, seed), self.work.deadlines
         try:
             await lane.open_now(bench, deadlines)
         except CannotOpen:
@@ -180,265 +223,51 @@ class MeasureStage:
             # Perhaps it is the device that fails, not the problem: now a canary must pass first.
             await lane.open_now(bench, deadlines)
 
-    async def _is_given_back(self, lane: Lane, attempt: Attempt) -> bool:
-        """Leave a failed attempt to another lane if its device is to blame; return whether it is.
+    def find_facts(self, lane: Lane) -> LaneFacts:
+        """Return what the machine is to know of a lane."""
+        return LaneFacts(lane.device.kind == "cpu", bool(self._others(lane)), lane.is_doubtful)
 
-        Once only: a config after which each device fails is believed to be the reason.
-        """
-        if lane.device.kind == "cpu" or attempt.given_back or not self._others(lane):
-            return False
+    async def try_device(self, lane: Lane, attempt: Attempt, seed: int) -> list[Instruction]:
+        """Open a lane again on which a trial has failed; return what becomes of that."""
+        is_sick = False
         try:
-            await self.open(lane)
+            await self.open(lane, seed)
         except LaneSick:
-            attempt.given_back = True
-            attempt.life.tell(Event.GIVEN_BACK)
-            return True
-        return False
+            is_sick = True
+        except ReferenceUnusable as error:
+            self.reference.replace(error)
+        return self.machine.handle(DeviceTried(attempt, is_sick))
 
-    async def _measure_some(
-        self, lane: Lane, left: deque[Compiled], best_us: Callable[[], float | None], done: Done
-    ) -> list[Compiled]:
-        """Measure what is ``left``, up to the first that is to be measured again; return that.
+    def note_measured(self, measured: replies.Measurement) -> None:
+        """Let later configs race against this one, if it is the fastest."""
+        self._incumbent = requests.Incumbent.after(self._incumbent, measured)
 
-        Trials travel together where nothing is decided between them.
-        """
-        undecided: list[Compiled] = []
-        async with lane.hold(self._work.job.id):
-            while left and not undecided:
-                # Opening is the problem's cost, or the take-over's after another trial's failure; not this one's.
-                began = monotonic()
-                await self.open(lane)
-                left[0].attempt.open_s += monotonic() - began
-                with structlog.contextvars.bound_contextvars(trial=left[0].attempt.trial):
-                    await self._request(lane, left, best_us(), undecided, done)
-        return undecided
-
-    def _measured_together(self, lane: Lane, left: Sequence[Compiled]) -> int:
-        """Return how many of the compiled configs are measured in one request to the lane: the default alone, and on a
-        CPU those that are known to need as many cores.
-        """
-        first = left[0].attempt
-        alike = list(takewhile(lambda one: not (one.attempt.alone or self._is_default(one.attempt)), left))
-        if lane.device.kind == "cpu":
-            wanted = first.cores, first.declares_cores
-            alike = list(takewhile(lambda one: (one.attempt.cores, one.attempt.declares_cores) == wanted, alike))
-        return max(1, len(alike))
-
-    def _is_default(self, attempt: Attempt) -> bool:
-        return attempt.config == self._work.kernel.default
-
-    async def _request(
-        self, lane: Lane, left: deque[Compiled], best_us: float | None, undecided: list[Compiled], done: Done
-    ) -> None:
-        """Have the lane's worker measure the first of ``left`` together, and take them out as their results come."""
-        work, first = self._work, left[0].attempt
-        if self._is_default(first):
+    def _trial_request(
+        self, lane: Lane, attempts: Sequence[Attempt], best_us: float | None, cores: int | None
+    ) -> tuple[requests.Trial, Mapping[str, float]]:
+        """Return the request that measures trials together, and its deadlines."""
+        work, applications = self.work, lane.applications
+        if self.machine.is_default(attempts[0]):
             best_us = None
-        wanted = first.cores or 1
-        granted = await lane.use_cores(wanted)
-        # What a damaged worker may be the reason for is tried in another one.
-        is_doubtful, lane.is_doubtful = lane.is_doubtful, False
-        count = 1 if is_doubtful or first.disturbed else self._measured_together(lane, left)
-        # Of one that has what it declares, or all that there is, nothing more can be learned.
-        cores = None if lane.device.kind != "cpu" or first.declares_cores or granted < wanted else granted
-        request = self._trial(lane, list(islice(left, count)), best_us, cores)
-        deadlines = for_trial(work.deadlines, work.preset, best_us)
-        error: WorkerDied | DeadlineExpired | RequestFailed | None = None
-        began, began_at, spent_s = monotonic(), time(), 0.0
-
-        def spend(attempt: Attempt, seconds: float) -> None:
-            nonlocal spent_s
-            attempt.lane_s += seconds
-            attempt.worked("lane", lane.device.name, began_at + spent_s)
-            spent_s += seconds
-
-        async def take(arrived: Sequence[_Arrived]) -> None:
-            await lane.pace.step()
-            results: list[tuple[Attempt, TrialResult]] = []
-            for one in arrived:
-                measured, compiled = one.measured, left.popleft()
-                known_s = measured.seconds
-                spend(compiled.attempt, one.at - began - spent_s if known_s is None else known_s)
-                await work.learn(measured.observed)
-                if measured.outcome in _FAILURES and compiled.attempt.doubt(is_doubtful=is_doubtful):
-                    lane.drop()
-                    undecided.append(compiled)
-                    continue
-                lane.is_doubtful = measured.is_guilty
-                if measured.is_unsound:
-                    lane.drop()
-                result = await self._conclude(lane, compiled, measured, one.output, left, undecided)
-                if result is not None:
-                    results.append((compiled.attempt, result))
-                if not one.is_last:
-                    left[0].attempt.life.tell(Event.LANE_TAKEN)
-            if results:
-                await done(results)
-
-        first.life.tell(Event.LANE_TAKEN)
-        try:
-            await self._exchange(lane, request, deadlines, take)
-        except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
-            error = raised
-        if error is not None:
-            spend(left[0].attempt, max(0.0, monotonic() - began - spent_s))
-            if error.phase is Phase.LOAD_NEXT and count > 1:
-                if isinstance(error, DeadlineExpired):
-                    # A load waits for the device, which this one's launch may keep: alone it is seen which one hangs.
-                    first, following = left[0].attempt, left[1].attempt
-                    first.alone = following.alone = True
-                    first.life.tell(Event.DISTURBED)
-                    undecided.append(left.popleft())
-                    return
-                # The config after it was being loaded, and is to blame.
-                left[0].attempt.life.tell(Event.DISTURBED)
-                left[1].attempt.life.tell(Event.LANE_TAKEN)
-                undecided.append(left.popleft())
-            compiled = left.popleft()
-            await self._blame(lane, compiled, error, undecided, done, is_doubtful=is_doubtful)
-
-    def _trial(self, lane: Lane, some: Sequence[Compiled], best_us: float | None, cores: int | None) -> requests.Trial:
-        work, first = self._work, some[0].attempt
-        applications = lane.applications
-        is_last_try = bool(applications) and first.disturbed == CONTENDED_TRIES - 1
-        return requests.Trial(
-            tuple(compiled.attempt.unit for compiled in some),
+        request = requests.Trial(
+            tuple(attempt.unit for attempt in attempts),
             work.preset,
-            work.judge_contention and not is_last_try,
+            work.judge_contention and self.machine.may_be_disturbed(attempts[0], has_application=bool(applications)),
             # By other objectives a slow config may be a good one.
             best_us * work.job.plan.early_stop if best_us is not None and work.objective == LATENCY else None,
             None if best_us is None else self._incumbent,
             cores,
             applications,
-            tuple(compiled.attempt.known_us for compiled in some) if work.needs_energy else (),
+            tuple(attempt.known_us for attempt in attempts) if work.needs_energy else (),
             # On a CPU the daemon's work on a result would disturb the timing of the next one.
             LANE_S if lane.device.kind == "cpu" else HOLD_GPU_S,
         )
+        return request, for_trial(work.deadlines, work.preset, best_us)
 
-    async def expect(self, lane: Lane, coming: Sequence[Compiled], best_us: float | None) -> None:
+    async def expect(self, lane: Lane, coming: Sequence[Attempt], best_us: float | None) -> None:
         """Have a GPU's worker prepare for what its lane is to measure next, or begin with it: by what is known now."""
-        some = coming[: self._measured_together(lane, coming)]
-        best_us = None if self._is_default(some[0].attempt) else best_us
-        request = self._trial(lane, some, best_us, None)
-        await lane.expect(request, for_trial(self._work.deadlines, self._work.preset, best_us))
-
-    async def _exchange(self, lane: Lane, request: requests.Trial, deadlines: Mapping[str, float], take: _Take) -> None:
-        """Send a request, and ``take`` its measurements as they come: while the next one is measured, if there is one.
-
-        Raises:
-            WorkerDied, DeadlineExpired, RequestFailed: as the worker's own exchange.
-        """
-        count = len(request.units)
-        if count == 1:
-            measured, output = await lane.exchange(request, deadlines)
-            await take([_Arrived(measured, output, monotonic(), is_last=True)])
-            return
-        send, receive = anyio.create_memory_object_stream[_Arrived](count)
-        failure: WorkerDied | DeadlineExpired | RequestFailed | None = None
-
-        async def take_arrived() -> None:
-            async for first in receive:
-                arrived = [first]
-                with suppress(anyio.WouldBlock, anyio.EndOfStream):
-                    while True:
-                        arrived.append(receive.receive_nowait())
-                await take(arrived)
-
-        def on_item(measured: replies.Measurement) -> None:
-            # More than were asked for: the worker's code writes to files that it did not open.
-            if send.statistics().current_buffer_used < count - 1:
-                send.send_nowait(_Arrived(measured, lane.output(), monotonic()))
-
-        async with receive, anyio.create_task_group() as items:
-            items.start_soon(take_arrived)
-            with send:
-                try:
-                    measured, output = await lane.exchange(request, deadlines, on_item=on_item)
-                    send.send_nowait(_Arrived(measured, output, monotonic(), is_last=True))
-                except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
-                    failure = raised
-        if failure is not None:
-            raise failure
-
-    async def _blame(
-        self,
-        lane: Lane,
-        compiled: Compiled,
-        error: WorkerDied | DeadlineExpired | RequestFailed,
-        undecided: list[Compiled],
-        done: Done,
-        *,
-        is_doubtful: bool,
-    ) -> None:
-        """Give an attempt the outcome of a failed request, unless it is excused."""
-        attempt = compiled.attempt
-        if attempt.excuse_kill(error):
-            undecided.append(compiled)
-            return
-        if not isinstance(error, DeadlineExpired) and attempt.doubt(is_doubtful=is_doubtful):
-            lane.drop()
-            undecided.append(compiled)
-            return
-        if await self._is_given_back(lane, attempt):
-            undecided.append(compiled)
-            return
-        if isinstance(error, RequestFailed) and error.code == "source_changed":
-            raise error
-        failure = attempt.failure(error, expired=Event.EXPIRED, refused=Event.RAISED, detail=compiled.detail())
-        await done([(attempt, failure)])
-
-    async def _conclude(
-        self,
-        lane: Lane,
-        compiled: Compiled,
-        measured: replies.Measurement,
-        output: Output,
-        left: deque[Compiled],
-        undecided: list[Compiled],
-    ) -> TrialResult | None:
-        """Take a measurement of an attempt; return its result, unless it is tried again."""
-        attempt = compiled.attempt
-        if measured.outcome is None and measured.cores is not None:
-            attempt.cores = measured.cores
-            attempt.life.tell(Event.NEEDS_CORES)
-            left.appendleft(compiled)
-            return None
-        result = await self._judge(lane, compiled, measured, output)
-        if result is None:
-            undecided.append(compiled)
-        return result
-
-    async def _judge(
-        self, lane: Lane, compiled: Compiled, measured: replies.Measurement, output: Output
-    ) -> TrialResult | None:
-        attempt = compiled.attempt
-        self._incumbent = requests.Incumbent.after(self._incumbent, measured)
-        if measured.cores is None:
-            measured = replace(measured, cores=attempt.cores)
-        if measured.outcome is None:
-            attempt.life.tell(Event.ARTIFACT_DAMAGED)
-            _log.debug("artifact_damaged", artifact=attempt.unit.key, reason=measured.message)
-            self._artifacts.discard(attempt.unit.key)
-            return None
-        event = _EVENTS.get(measured.outcome, Event.DISTURBED_AGAIN)
-        if measured.outcome is Outcome.CONTENDED:
-            attempt.disturbed += 1
-            if attempt.disturbed < CONTENDED_TRIES:
-                attempt.life.tell(Event.DISTURBED)
-                return None
-        if measured.outcome is Outcome.LAUNCH_ERROR:
-            # It may have left the process, or the device's context, in any state.
-            lane.drop()
-            if await self._is_given_back(lane, attempt):
-                return None
-        return attempt.result(
-            event,
-            measured.message,
-            latency_us=measured.latency_us,
-            spread_us=measured.spread_us,
-            detail=compiled.detail(TrialDetail.of(measured)),
-            output=output,
-        )
+        plan = self.machine.plan_request(coming, LaneFacts(lane.device.kind == "cpu"))
+        await lane.expect(*self._trial_request(lane, coming[: plan.count], best_us, None))
 
     def bench(self, lane: Lane, seed: int = 0) -> Bench:
         """Return the problem that a worker must have opened before it can measure this job's trials on ``lane``."""
@@ -449,7 +278,7 @@ class MeasureStage:
         return self._benches[key]
 
     def _bench(self, lane: Lane, seed: int) -> Bench:
-        work = self._work
+        work = self.work
         # All that decides a problem's data: kernels of one file may share their digest, but not their inputs.
         data = {
             "kernel": work.job.kernel,
@@ -477,3 +306,167 @@ class MeasureStage:
         identity = canonical({**data, "stamps": dict(work.kernel.stamps), "objective": work.objective})
         code = DATA_CODE if work.kernel.is_data else KernelCode(work.kernel.file, work.kernel.code_digest)
         return Bench(work.environment_on(lane.device), work.kernel.backend, code, identity, request, work.learn)
+
+
+class _LaneTurn:
+    """One hold of a lane, in which it measures what waits, request by request.
+
+    It ends when nothing waits any more, or a trial is to be tried again after others may have had the lane. What then
+    still has no end is ``remaining``.
+    """
+
+    def __init__(
+        self, stage: MeasureStage, lane: Lane, attempts: Sequence[Attempt], ask: Ask, record: Record, seed: int
+    ) -> None:
+        self._stage = stage
+        self._lane = lane
+        self._ask = ask
+        self._seed = seed
+        self._record = record
+        self._waiting = deque(attempts)
+        self._in_request: deque[Attempt] = deque()
+        self._items = 0
+        self._later: list[Attempt] = []
+
+    @property
+    def remaining(self) -> list[Attempt]:
+        """The trials without an end."""
+        return [*self._in_request, *self._waiting, *self._later]
+
+    async def run(self) -> None:
+        """Measure.
+
+        Raises:
+            CannotOpen, LaneSick, ReferenceUnusable: the lane cannot be opened.
+            RequestFailed: with code ``source_changed``.
+        """
+        async with self._lane.hold(self._stage.work.job.id):
+            while self._waiting and not self._later:
+                first = self._waiting[0]
+                # Opening is the problem's cost, or the take-over's after another trial's failure; not this one's.
+                began = monotonic()
+                await self._stage.open(self._lane, self._seed)
+                first.open_s += monotonic() - began
+                with structlog.contextvars.bound_contextvars(trial=first.trial):
+                    await self._send_request()
+
+    async def _send_request(self) -> None:
+        stage, lane, machine = self._stage, self._lane, self._stage.machine
+        facts = stage.find_facts(lane)
+        plan = machine.plan_request(self._waiting, facts)
+        granted = await lane.use_cores(plan.cores)
+        attempts = [self._waiting.popleft() for _ in range(plan.count)]
+        self._in_request.extend(attempts)
+        # Where there are fewer than it wants, nothing more can be found.
+        request, deadlines = self._ask(lane, attempts, granted if plan.finds_cores and granted >= plan.cores else None)
+        clock = _LaneClock(lane)
+        machine.handle(LaneTook(attempts))
+        error: WorkerDied | DeadlineExpired | RequestFailed | None = None
+        try:
+            await self._exchange(request, deadlines, facts, clock)
+        except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
+            error = raised
+            clock.spend_until(self._in_request[0], monotonic())
+        silent = list(self._in_request)
+        self._in_request.clear()
+        ends = await self._carry_out(machine.handle(LaneLeft(silent, facts, error)))
+        if ends:
+            await self._record(ends)
+
+    async def _exchange(
+        self,
+        request: requests.Request[replies.Measurement, Any],
+        deadlines: Mapping[str, float],
+        facts: LaneFacts,
+        clock: _LaneClock,
+    ) -> None:
+        """Send a request, and take its measurements as they come: while the next one is measured, if there is one.
+
+        Raises:
+            WorkerDied, DeadlineExpired, RequestFailed: as the worker's own exchange.
+        """
+        count, self._items = len(self._in_request), 0
+        if count == 1:
+            measured, output = await self._lane.exchange(request, deadlines)
+            await self._take([_Arrived(measured, output, monotonic())], facts, clock)
+            return
+        send, receive = anyio.create_memory_object_stream[_Arrived](count)
+        failures: list[WorkerDied | DeadlineExpired | RequestFailed] = []
+
+        async def take_arrived() -> None:
+            async for first in receive:
+                arrived = [first]
+                with suppress(anyio.WouldBlock, anyio.EndOfStream):
+                    while True:
+                        arrived.append(receive.receive_nowait())
+                await self._take(arrived, facts, clock)
+
+        def on_item(measured: replies.Measurement) -> None:
+            # More than were asked for: the worker's code writes to files that it did not open.
+            if self._items < count - 1:
+                self._items += 1
+                send.send_nowait(_Arrived(measured, self._lane.output(), monotonic()))
+
+        async with receive, anyio.create_task_group() as items:
+            items.start_soon(take_arrived)
+            with send:
+                try:
+                    measured, output = await self._lane.exchange(request, deadlines, on_item=on_item)
+                    send.send_nowait(_Arrived(measured, output, monotonic()))
+                except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
+                    # Raised outside: what has arrived is taken first, and a group would wrap it.
+                    failures.append(raised)
+        for failure in failures:
+            raise failure
+
+    async def _take(self, arrived: Sequence[_Arrived], facts: LaneFacts, clock: _LaneClock) -> None:
+        """Take in measurements of the request's first trials, in their order."""
+        await self._lane.pace.step()
+        ends: list[End] = []
+        for one in arrived:
+            attempt = self._in_request.popleft()
+            if one.measured.seconds is None:
+                clock.spend_until(attempt, one.at)
+            else:
+                clock.spend(attempt, one.measured.seconds)
+            await self._stage.work.learn(one.measured.observed)
+            self._stage.note_measured(one.measured)
+            report = ConfigMeasured(attempt, one.measured, one.output, facts)
+            ends += await self._carry_out(self._stage.machine.handle(report))
+        if ends:
+            await self._record(ends)
+
+    async def _carry_out(self, instructions: Sequence[Instruction]) -> list[End]:
+        """Do what the machine says; return the ends that it has decided."""
+        ends = ends_among(instructions)
+        for instruction in instructions:
+            match instruction:
+                case Measure(attempts, at_once=True):
+                    self._waiting.extendleft(reversed(attempts))
+                case Measure(attempts) | Compile(attempts):
+                    self._later.extend(attempts)
+                case TryDevice(attempt):
+                    ends += await self._carry_out(await self._stage.try_device(self._lane, attempt, self._seed))
+                case EndJob(error):
+                    raise error
+                case End():
+                    pass
+        return ends
+
+
+class _LaneClock:
+    """Shares the time of one request among its trials, of which one is at work at a time."""
+
+    def __init__(self, lane: Lane) -> None:
+        self._lane = lane
+        self._began, self._began_at, self._spent_s = monotonic(), time(), 0.0
+
+    def spend(self, attempt: Attempt, seconds: float) -> None:
+        """Charge the next so many seconds to a trial."""
+        attempt.lane_s += seconds
+        attempt.note_place("lane", self._lane.device.name, self._began_at + self._spent_s)
+        self._spent_s += seconds
+
+    def spend_until(self, attempt: Attempt, now: float) -> None:
+        """Charge all that has not been charged yet to a trial; ``now`` by ``monotonic``."""
+        self.spend(attempt, max(0.0, now - self._began - self._spent_s))

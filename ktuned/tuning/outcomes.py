@@ -14,9 +14,7 @@ from ktuned.fleet import Pace
 from ktuned.ipc import requests
 from ktuned.model import (
     LATENCY,
-    RETRIED_BY_NEXT_JOB,
     Config,
-    Event,
     JobState,
     Outcome,
     StoreError,
@@ -28,7 +26,6 @@ from ktuned.model import (
     stand_ins,
 )
 from ktuned.store import Store
-from ktuned.tuning.attempt import Attempt
 from ktuned.tuning.dissent import Dissent
 from ktuned.tuning.exploration import SearchSummary
 from ktuned.tuning.findings import Findings
@@ -38,7 +35,9 @@ from ktuned.tuning.opening import Opening, served_configs
 from ktuned.tuning.prior_results import restore
 from ktuned.tuning.progress import Progress
 from ktuned.tuning.shared_lead import SharedLead
-from ktuned.tuning.trial_detail import TrialDetail, completed_result, doubt
+from ktuned.tuning.trial_detail import completed_result, doubt
+from ktuned.tuning.trial_lifecycle import Attempt
+from ktuned.tuning.trial_machine import End, Stopped, ends_among, is_settled
 from ktuned.tuning.work import Work
 
 _log = structlog.get_logger()
@@ -116,12 +115,9 @@ class Outcomes:
 
     def stands(self, known: Trial) -> bool:
         """Return whether a known outcome says enough about its config, and is not to be found out again."""
-        if known.outcome is None or self._work.job.plan.again or self._work.lacks_figure(known):
+        if self._work.job.plan.again or self._work.lacks_figure(known):
             return False
-        if known.outcome is Outcome.COMPILE_TIMEOUT:
-            after_s = TrialDetail.from_json(known.detail).after_s
-            return self._work.deadlines["compile"] <= (after_s or 0.0)
-        return known.outcome not in RETRIED_BY_NEXT_JOB
+        return is_settled(known, self._work.deadlines["compile"])
 
     def note_known(self, known: Trial) -> None:
         """Count a config whose outcome stands, and needs neither compiler nor lane."""
@@ -154,19 +150,19 @@ class Outcomes:
         self._changed = anyio.Event()
         await self._changed.wait()
 
-    async def record(self, results: Sequence[tuple[Attempt, TrialResult]]) -> None:
+    async def record(self, ends: Sequence[End]) -> None:
         """Commit outcomes together, then publish them; one by one as long as each may end the opening."""
-        while results and not self.opening.is_over:
-            await self._record_together(results[:1])
-            results = results[1:]
-        if results:
-            await self._record_together(results)
+        while ends and not self.opening.is_over:
+            await self._record_together(ends[:1])
+            ends = ends[1:]
+        if ends:
+            await self._record_together(ends)
 
-    async def _record_together(self, results: Sequence[tuple[Attempt, TrialResult]]) -> None:
+    async def _record_together(self, ends: Sequence[End]) -> None:
         is_opening = not self.opening.is_over
         kept = [
-            (attempt, result if attempt.known is None else completed_result(attempt.known, result))
-            for attempt, result in results
+            (end.attempt, end.result if end.attempt.known is None else completed_result(end.attempt.known, end.result))
+            for end in ends
         ]
         with anyio.CancelScope(shield=True):
             winner = await self._store.finish_trials(
@@ -177,7 +173,7 @@ class Outcomes:
         # Many wait for one commit, and all go on when it is over.
         await self._pace.step()
         is_over_now = False
-        for attempt, result in results:
+        for attempt, result in [(end.attempt, end.result) for end in ends]:
             del self.under_way[attempt.trial]
             self.progress.spend("compile_s", result.compile_s)
             self.progress.spend("open_s", attempt.open_s)
@@ -268,13 +264,13 @@ class Outcomes:
             return
         with anyio.CancelScope(shield=True), anyio.move_on_after(_STOP_S):
             # One that has its outcome could not be recorded with it: the next job tries it again.
-            stopped = [attempt for attempt in self.under_way.values() if attempt.life.outcome is None]
+            stopped = [attempt for attempt in self.under_way.values() if attempt.outcome is None]
             self.under_way.clear()
+            machine = self._work.trial_machine()
             try:
-                for attempt in stopped:
-                    result = attempt.result(Event.CANCELLED, "stopped before it had an outcome")
-                    if attempt.known is None:
-                        await self._store.finish_trial(attempt.trial, result)
+                for end in [end for attempt in stopped for end in ends_among(machine.handle(Stopped(attempt)))]:
+                    if end.attempt.known is None:
+                        await self._store.finish_trial(end.attempt.trial, end.result)
             except StoreError as error:
                 _log.warning("trials_not_recorded", job=self._work.job.id, reason=error.message)
 

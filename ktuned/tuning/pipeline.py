@@ -18,9 +18,8 @@ from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStre
 
 from ktuned.fleet import COURTESY_S, Fleet, Lane, ReferenceUnusable
 from ktuned.ipc import replies, requests
-from ktuned.model import JobState, Role, Trial, TrialResult, WorkerError, canonical
+from ktuned.model import JobState, Role, Trial, WorkerError, canonical
 from ktuned.store import Artifacts, Store
-from ktuned.tuning.attempt import Attempt, Compiled, Ended
 from ktuned.tuning.batches import LANE_S, MAX_BATCH, OPENING_AHEAD, BatchSize, ahead, asked_at_once, may_reserve, share
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.exploration import Explorer, opened
@@ -31,6 +30,8 @@ from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.outcomes import Outcomes
 from ktuned.tuning.prior_results import PriorResults
 from ktuned.tuning.stages import JobStage, LaneAccess, StageReport
+from ktuned.tuning.trial_lifecycle import Attempt
+from ktuned.tuning.trial_machine import End, NotBuilt, TwinFound, ends_among
 from ktuned.tuning.work import Work
 
 STRAGGLER_LOOK_S = 0.2
@@ -82,6 +83,7 @@ class Pipeline:
         self._compiling = CompileStage(work, fleet, artifacts, on_begun=self._note_begun)
         self._measuring = MeasureStage(work, self._lanes, self._compiling, artifacts)
         self._begin_on: Callable[[Lane], None] | None = None
+        self._machine = work.trial_machine()
         self._prior = PriorResults(work, store)
         self._batch_size = BatchSize(LANE_S)
         self._learns = True
@@ -89,7 +91,7 @@ class Pipeline:
         self._has_asked_all = False
         self._has_fresh = anyio.Event()
         self._is_ending = False
-        self._channels: dict[str, MemoryObjectSendStream[Attempt] | MemoryObjectSendStream[Compiled]] = {}
+        self._channels: dict[str, MemoryObjectSendStream[Attempt]] = {}
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Return how full each channel is, and how many configs are ``ahead``: proposed, and without an outcome yet."""
@@ -174,7 +176,7 @@ class Pipeline:
             slots * max(self.work.group_size, MAX_BATCH)
         )
         # Besides what each lane takes next, a whole group: its worker goes on with another one meanwhile.
-        to_bench, bench_from = anyio.create_memory_object_stream[Compiled](
+        to_bench, bench_from = anyio.create_memory_object_stream[Attempt](
             2 * len(self._lanes) * MAX_BATCH + self.work.group_size + OPENING_AHEAD
         )
         self._channels = {"compile": to_compile, "bench": to_bench}
@@ -365,7 +367,7 @@ class Pipeline:
         self._outcomes.under_way |= {attempt.trial: attempt for attempt in attempts}
         for attempt, proposal in zip(attempts, fresh, strict=True):
             if proposal.build is None:
-                await self._outcomes.record([(attempt, attempt.unbuilt(proposal))])
+                await self._outcomes.record(ends_among(self._machine.handle(NotBuilt(attempt, proposal))))
         for attempt in attempts:
             if attempt.trial in self._outcomes.under_way:
                 await channel.send(attempt)
@@ -383,22 +385,24 @@ class Pipeline:
         )
 
     async def _compile(
-        self, channel: MemoryObjectReceiveStream[Attempt], onward: MemoryObjectSendStream[Compiled]
+        self, channel: MemoryObjectReceiveStream[Attempt], onward: MemoryObjectSendStream[Attempt]
     ) -> None:
         async with channel, onward:
             while (first := await self._compiling.next(channel)) is not None:
                 await self._fleet.pace.step()
                 lanes_starve = not onward.statistics().current_buffer_used
                 group = self._compiling.group(first, channel, lanes_starve=lanes_starve)
-                for done in await self._compiling.compile(group):
-                    if isinstance(done, Ended):
-                        await self._outcomes.record([(done.attempt, done.result)])
-                    elif (result := None if self.work.job.plan.again else self._prior.carried(done)) is not None:
-                        await self._await_lanes()
-                        self.progress.spend("reused", 1)
-                        await self._outcomes.record([(done.attempt, result)])
-                    else:
-                        await onward.send(done)
+                await self._outcomes.record(await self._compiling.compile(group))
+                for attempt in group:
+                    if not attempt.is_compiled:
+                        continue
+                    twin = None if self.work.job.plan.again else self._prior.find_twin(attempt)
+                    if twin is None:
+                        await onward.send(attempt)
+                        continue
+                    await self._await_lanes()
+                    self.progress.spend("reused", 1)
+                    await self._outcomes.record(ends_among(self._machine.handle(TwinFound(attempt, twin))))
 
     async def _await_lanes(self) -> None:
         """Wait until the job may measure, and begin with what is served then: others have measured meanwhile."""
@@ -436,27 +440,26 @@ class Pipeline:
                         self._measuring.reference.replace(error)
                     self.progress.spend("open_s", monotonic() - began)
 
-    async def _bench(self, lane: Lane, channel: MemoryObjectReceiveStream[Compiled]) -> None:
+    async def _bench(self, lane: Lane, channel: MemoryObjectReceiveStream[Attempt]) -> None:
         # A GPU's timings do not suffer from the daemon's own work, so its lane goes on while a result is recorded: at
         # most one waits for that. A CPU's would.
-        recorded = anyio.Event()
-        recorded.set()
+        is_free = anyio.Semaphore(1)
         async with channel, anyio.create_task_group() as recording:
 
-            async def record(results: Sequence[tuple[Attempt, TrialResult]], recorded: anyio.Event) -> None:
-                await self._outcomes.record(results)
-                recorded.set()
+            async def commit(ends: Sequence[End]) -> None:
+                try:
+                    await self._outcomes.record(ends)
+                finally:
+                    is_free.release()
 
-            async def done(results: Sequence[tuple[Attempt, TrialResult]]) -> None:
-                nonlocal recorded
-                for _, result in results:
-                    self._batch_size.took(1, result.lane_s)
+            async def record(ends: Sequence[End]) -> None:
+                for end in ends:
+                    self._batch_size.took(1, end.result.lane_s)
                 if lane.device.kind == "cpu":
-                    await self._outcomes.record(results)
+                    await self._outcomes.record(ends)
                     return
-                await recorded.wait()
-                recorded = anyio.Event()
-                recording.start_soon(record, results, recorded)
+                await is_free.acquire()
+                recording.start_soon(commit, ends)
 
             async for first in channel:
                 await self._await_lanes()
@@ -465,12 +468,12 @@ class Pipeline:
                     coming = self._coming(lane, channel)
                     if coming:
                         recording.start_soon(self._measuring.expect, lane, coming, self.progress.best_us)
-                    await self._measuring.measure(lane, batch, lambda: self.progress.best_us, done)
+                    await self._measuring.measure(lane, batch, lambda: self.progress.best_us, record)
                     batch = coming
                     # A more important job may have the lanes by now.
                     await self._await_lanes()
 
-    def _batch(self, lane: Lane, first: Compiled, channel: MemoryObjectReceiveStream[Compiled]) -> list[Compiled]:
+    def _batch(self, lane: Lane, first: Attempt, channel: MemoryObjectReceiveStream[Attempt]) -> list[Attempt]:
         """Return ``first`` and a lane's share of those that wait, as many as are measured in no time."""
         batch = [first]
         size = share(
@@ -486,7 +489,7 @@ class Pipeline:
                 break
         return batch
 
-    def _coming(self, lane: Lane, channel: MemoryObjectReceiveStream[Compiled]) -> list[Compiled]:
+    def _coming(self, lane: Lane, channel: MemoryObjectReceiveStream[Attempt]) -> list[Attempt]:
         """Return what a lane on a node measures next, which travels while it measures, as long as the other lanes have
         enough.
         """

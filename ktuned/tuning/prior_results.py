@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import islice
 
 import msgspec
@@ -16,23 +15,21 @@ from ktuned.model import (
     Config,
     Context,
     EarlierSearch,
-    Event,
     KernelInfo,
     KnownConfig,
     Objective,
     Outcome,
     Problem,
     Trial,
-    TrialResult,
     Winner,
     canonical,
     cost_of,
     most_similar,
 )
 from ktuned.store import Store
-from ktuned.tuning.attempt import Compiled
-from ktuned.tuning.last_compiles import begun_in_time
 from ktuned.tuning.trial_detail import TrialDetail, rounds_name
+from ktuned.tuning.trial_lifecycle import Attempt
+from ktuned.tuning.trial_order import Order, begun_in_time, near_configs, order
 from ktuned.tuning.work import Work
 
 RECENT_CONTEXTS = 4
@@ -41,9 +38,6 @@ RECENT_CONTEXTS = 4
 MAX_PREDICTED = 4_000
 """Earlier results that are read for one job: some 30 ms on the loop, and half a megabyte on the way to the worker."""
 
-
-MAX_NEAR = 8
-"""Configs of other problems and devices that are tried first: a fraction of any budget."""
 
 BEST_OF_NEAREST = 6
 """The fastest configs of the nearest of them: its winner alone is rarely the best elsewhere, one of six often is."""
@@ -56,55 +50,6 @@ MAX_EARLIER_TRIALS = 200
 
 MANY_TRIALS = 64
 """Measured trials that are asked about at first when the fastest ones of the present space are looked for."""
-
-
-class Order(msgspec.Struct, frozen=True):
-    """The order in which a job tries its configs: ``first``, then those that the strategy asks for, then ``last``.
-
-    ``earlier`` are the searches of similar keys, which the strategy may learn from, the most similar first.
-    """
-
-    first: tuple[Config, ...]
-    last: tuple[Config, ...]
-    earlier: tuple[EarlierSearch, ...] = ()
-
-
-def order(
-    seated: Config | None,
-    default: Config | None,
-    past: Sequence[KnownConfig],
-    near: Sequence[Config] = (),
-    settled: Sequence[KnownConfig] = (),
-    served: Sequence[Config] = (),
-    lead: Sequence[Config] = (),
-) -> Order:
-    """Return the most promising order, by results of earlier contexts (``past``, the newest first). No IO.
-
-    The ``lead`` comes before all. Then the winner and the configs ``served`` to lookups so far, so that these soon get
-    a fresh one that is no slower; then the default, which is the base of speed-ups; then measured configs, the fastest
-    of the newest context first. Hopelessly slow ones come after the unknown ones, failed ones last of all. Where
-    nothing was measured yet, ``near`` follows the default: the winners of near problems and of other devices.
-    ``settled`` are configs whose failure in this very context is known. Like its measured ones they cost nothing and
-    count towards the budget, so that a job that is asked for again has no more to do, whichever configs its strategy
-    would choose now.
-    """
-    known: dict[str, KnownConfig] = {}
-    for entry in past:
-        known.setdefault(entry.text, entry)
-    first = {canonical(config): config for config in (*lead, seated, *served, default) if config is not None}
-    measured = {text: entry.config for text, entry in known.items() if entry.outcome is Outcome.MEASURED}
-    first |= measured or {canonical(config): config for config in near}
-    first |= {entry.text: entry.config for entry in settled}
-    failed = [(text, entry) for text, entry in known.items() if text not in first]
-    failed.sort(key=lambda pair: pair[1].outcome is not Outcome.SLOWER)
-    return Order(tuple(first.values()), tuple(entry.config for _, entry in failed))
-
-
-def near_configs(winners: Sequence[Winner], best_of_nearest: Sequence[Config]) -> list[Config]:
-    """Return the configs to begin with: the nearest winner's, the next best of its key, the other winners'. No IO."""
-    configs = [winner.config for winner in winners]
-    distinct = {canonical(config): config for config in [*configs[:1], *best_of_nearest, *configs[1:]]}
-    return list(distinct.values())[:MAX_NEAR]
 
 
 def chosen(measured: Sequence[Trial], objective: Objective = LATENCY) -> Trial | None:
@@ -237,15 +182,8 @@ class PriorResults:
         )
         return msgspec.structs.replace(found, earlier=earlier_searches(self._store, winners, objective))
 
-    def carried(self, compiled: Compiled) -> TrialResult | None:
-        """Return the result of a compiled attempt whose twin was measured: equal bytes, called alike, on equal data."""
-        twin = self._store.twin(compiled.content) if compiled.content else None
-        if twin is None or (self._work.needs_energy and ENERGY not in twin.metrics):
-            return None
-        theirs = TrialDetail.from_json(twin.detail)
-        return compiled.attempt.result(
-            Event.KNOWN,
-            latency_us=twin.latency_us,
-            spread_us=twin.spread_us,
-            detail=compiled.detail(replace(theirs, carried_from=theirs.carried_from or twin.id)),
-        )
+    def find_twin(self, attempt: Attempt) -> Trial | None:
+        """Return the measured trial of equal bytes, called alike, on equal data, if it has all figures."""
+        twin = self._store.twin(attempt.content) if attempt.content else None
+        lacks_energy = twin is not None and self._work.needs_energy and ENERGY not in twin.metrics
+        return None if lacks_energy else twin

@@ -15,8 +15,8 @@ from ktuned.fleet import CannotOpen, ReferenceUnusable
 from ktuned.ipc import replies, requests
 from ktuned.model import Outcome
 from ktuned.store import Artifacts
-from ktuned.tuning.attempt import Attempt, Ended
 from ktuned.tuning.compile_stage import CompileStage
+from ktuned.tuning.trial_lifecycle import Attempt
 from ktuned.tuning.work import Work
 
 _log = structlog.get_logger()
@@ -78,9 +78,8 @@ class Reference:
         if proposal.build is None:
             return f"{proposal.outcome}: {proposal.message}"
         attempt = Attempt(0, proposal.config, self._work.unit(proposal.build))
-        (done,) = await self._compiling.compile([attempt], is_reference=True)
-        if isinstance(done, Ended):
-            return f"{done.result.outcome}: {done.result.message}"
+        for end in await self._compiling.compile([attempt], is_reference=True):
+            return f"{end.result.outcome}: {end.result.message}"
         self.unit = attempt.unit
         self._wanted = attempt.unit.key
         return ""

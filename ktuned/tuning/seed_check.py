@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
 
 import structlog
 
-from ktuned.fleet import CannotOpen, DeadlineExpired, Lane, LaneSick, Output, RequestFailed, WorkerDied
-from ktuned.ipc import replies, requests
-from ktuned.model import Event, Outcome, Trial, TrialResult
-from ktuned.tuning.attempt import Attempt
+from ktuned.fleet import CannotOpen, LaneSick
+from ktuned.ipc import requests
+from ktuned.model import Outcome, Trial, TrialResult
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.trial_detail import TrialDetail
+from ktuned.tuning.trial_lifecycle import Attempt
 from ktuned.tuning.work import Work
 
 _log = structlog.get_logger()
 
 SEEDS = (1, 2)
 """Seeds of the inputs besides the trials' own, which is 0. Two: what one other set of numbers hides, two seldom do."""
-
-_TRIES = 3
-"""Tries of one check whose worker was killed from outside, or may have been damaged by the config before."""
-
-_EVENTS: Mapping[Outcome | None, Event] = {
-    Outcome.MISMATCH: Event.WRONG,
-    Outcome.LAUNCH_ERROR: Event.RAISED,
-    Outcome.UNSUPPORTED: Event.CANNOT_RUN,
-}
 
 Finalists = Callable[[], Awaitable[list[Trial]]]
 """Returns the present finalists; once one has lost, another takes its place."""
@@ -38,11 +30,8 @@ Lose = Callable[[Trial, TrialResult], Awaitable[None]]
 class SeedCheck:
     """Checks each finalist once for each seed; one that was decided before has been checked then."""
 
-    def __init__(
-        self, work: Work, lanes: Sequence[Lane], measuring: MeasureStage, *, finalists: Finalists, lose: Lose
-    ) -> None:
+    def __init__(self, work: Work, measuring: MeasureStage, *, finalists: Finalists, lose: Lose) -> None:
         self._work = work
-        self._lanes = lanes
         self._measuring = measuring
         self._finalists = finalists
         self._lose = lose
@@ -79,39 +68,20 @@ class SeedCheck:
     async def _check(self, trial: Trial, seed: int) -> TrialResult | None:
         """Check one finalist; return the result that ends its trial, if there is one."""
         unit = requests.UnitRef(trial.artifact or "", TrialDetail.from_json(trial.detail).build or {})
-        attempt = Attempt.again(trial, unit)
-        for left in reversed(range(_TRIES)):
-            lane = next((lane for lane in self._lanes if not lane.health.is_sick), self._lanes[0])
+        attempt, request = Attempt.finalist(trial, unit), requests.Check(unit)
+        while True:
             try:
-                async with self._measuring.holding(lane, seed):
-                    is_doubtful, lane.is_doubtful = lane.is_doubtful, False
-                    try:
-                        measured, output = await lane.exchange(requests.Check(unit), self._work.deadlines)
-                    except (WorkerDied, DeadlineExpired, RequestFailed) as error:
-                        if isinstance(error, RequestFailed) and error.code == "source_changed":
-                            raise
-                        if left and (is_doubtful or (isinstance(error, WorkerDied) and error.is_outside_kill)):
-                            continue
-                        return attempt.failure(error, expired=Event.EXPIRED, refused=Event.RAISED)
-                    event = _EVENTS.get(measured.outcome)
-                    if event is None:
-                        return None
-                    if measured.is_unsound or is_doubtful or measured.outcome is Outcome.LAUNCH_ERROR:
-                        lane.drop()
-                    else:
-                        lane.is_doubtful = measured.is_guilty
-                    if not (left and is_doubtful):
-                        return self._ended(attempt, event, measured, output, seed)
+                result = await self._measuring.measure_alone(
+                    self._measuring.choose_well_lane, attempt, request, self._work.deadlines, seed
+                )
             except LaneSick:
                 continue
             except CannotOpen as error:
                 # Made of other numbers the problem may be one that its reference refuses. No config is to blame.
                 _log.warning("seed_not_checked", kernel=self._work.kernel.name, seed=seed, reason=error.message)
                 return None
-        return None
-
-    def _ended(
-        self, attempt: Attempt, event: Event, measured: replies.Measurement, output: Output, seed: int
-    ) -> TrialResult:
-        message = f"right for its first inputs, not for others (seed {seed}): {measured.message}"
-        return attempt.result(event, message, detail=TrialDetail.of(measured), output=output)
+            if result.outcome is Outcome.MEASURED:
+                return None
+            return replace(
+                result, message=f"right for its first inputs, not for others (seed {seed}): {result.message}"
+            )

@@ -23,14 +23,14 @@ from ktuned.fleet import (
     Worker,
     WorkerDied,
 )
-from ktuned.ipc import replies, requests
+from ktuned.ipc import requests
 from ktuned.model import Outcome, Role, Unsupported, WorkerError
 from ktuned.store import Artifacts
-from ktuned.tuning.attempt import Attempt, Ended
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.exploration import opened
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.seed_check import SEEDS
+from ktuned.tuning.trial_lifecycle import Attempt, TrialState
 from ktuned.tuning.work import Work
 
 SLOWDOWN = 30.0
@@ -77,23 +77,23 @@ class WinnerCheck:
             WorkerError: it cannot be compiled, or the problem cannot be opened.
         """
         seeds = () if self._work.captured or not self._work.kernel.is_judged else SEEDS
-        async with self._compiled(build) as unit, self._measuring.holding(self._lane):
-            trial = requests.Trial((unit,), self._work.preset, judge_contention=False)
-            message = await self._message(trial, 0)
-            for seed in () if message else seeds:
-                message = message or await self._message(requests.Check(unit), seed)
-            if message:
-                self._lane.drop()
+        async with self._compiled(build) as unit:
+            message = await self._launch(requests.Trial((unit,), self._work.preset, judge_contention=False), unit, 0)
+            for seed in seeds:
+                message = message or await self._launch(requests.Check(unit), unit, seed)
         return Checked(message, checks=("guards", "again after timing", *(f"seed {seed}" for seed in seeds)))
 
-    async def _message(self, request: requests.Request[replies.Measurement, Any], seed: int) -> str:
-        await self._measuring.open(self._lane, seed)
+    async def _launch(self, request: requests.Trial | requests.Check, unit: requests.UnitRef, seed: int) -> str:
+        """Have a compiled config launched on the inputs of a seed; return what is wrong with it, or nothing."""
+        attempt = Attempt(0, {}, unit, TrialState.COMPILED)
         try:
-            measured, _ = await self._lane.exchange(request, self._work.deadlines)
-        except (WorkerDied, DeadlineExpired, RequestFailed) as error:
+            result = await self._measuring.measure_alone(
+                lambda: self._lane, attempt, request, self._work.deadlines, seed
+            )
+        except RequestFailed as error:
             return error.message
         where = f" (seed {seed})" if seed else ""
-        return "" if measured.outcome is Outcome.MEASURED else f"{measured.message}{where}"
+        return "" if result.outcome is Outcome.MEASURED else f"{result.message}{where}"
 
     async def sanitize(self, build: Mapping[str, Any], sanitizers: Sanitizers, scratch: Path) -> Checked:
         """Launch the config of a Build once under the sanitizer for its backend and device.
@@ -147,9 +147,8 @@ class WinnerCheck:
                 async with self._fleet.lend(Role.EXPLORE, work.environment) as explorer:
                     found = await opened(explorer, work.explore_request(), work.kernel, work.deadlines)
                 self._measuring.reference.propose(found.references)
-            (done,) = await self._compiling.compile([attempt])
-            if isinstance(done, Ended):
-                raise WorkerError(f"the winner of {work.kernel.name} does not compile: {done.result.message}")
+            for end in await self._compiling.compile([attempt]):
+                raise WorkerError(f"the winner of {work.kernel.name} does not compile: {end.result.message}")
             yield attempt.unit
         finally:
             await self._compiling.close()

@@ -10,9 +10,7 @@ from typing import Any
 import msgspec
 
 from ktuned.catalog import Admission, Traces
-from ktuned.fleet import (
-    Environment,
-)
+from ktuned.fleet import Environment
 from ktuned.ipc import requests
 from ktuned.model import (
     ENERGY,
@@ -42,6 +40,7 @@ from ktuned.model import (
 )
 from ktuned.tuning.shared_lead import SharedConfigs
 from ktuned.tuning.trial_detail import rounds_name
+from ktuned.tuning.trial_machine import TrialMachine
 
 _COMPILED_IN = frozenset({"defines", "flags", "library", "source", "cache_key", "globals_read"})
 """Fields of Builds that decide an artifact's bytes, and nothing about its call."""
@@ -154,6 +153,10 @@ class Work(msgspec.Struct, eq=False, weakref=True):
     def cost(self, trial: Trial | TrialResult) -> float | None:
         """Return what the figure of a measured trial costs; ``None`` if it has none."""
         return cost_of(self.objective, trial.figure(self.objective))
+
+    def trial_machine(self) -> TrialMachine:
+        """Return the rules for the job's trials."""
+        return TrialMachine(self.kernel.default, compiles_one_by_one=self.group_size == 1 and not self.lowers)
 
     async def admitted(self, configs: Sequence[Config]) -> list[bool]:
         """Return whether the kernel's space holds each config for the job's problem; see :meth:`Admission.ask`."""

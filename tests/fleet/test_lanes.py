@@ -303,7 +303,7 @@ OUTCOMES = {
 async def test_trials_on_a_real_lane(
     run_lane: RunLane, playground: Playground, environment: Environment, tmp_path: Path
 ) -> None:
-    """Each config has its outcome in one worker, until one of them takes it along."""
+    """Each config has its outcome; one that raises, crashes or hangs has its worker replaced, and no other."""
     async with run_lane() as (lane, _):
         (playground.root / "tune_it.py").write_text(EXAMPLE)
         builds = {does: {"does": does} for does in (*OUTCOMES, "segfault", "hang")} | {"slow": {"us": 30_000.0}}
@@ -319,13 +319,16 @@ async def test_trials_on_a_real_lane(
         for unit in units.values():
             seal(artifact_place(tmp_path / "artifacts", unit.key), unit)
         async with lane.hold(1):
-            await lane.open(problem, deadlines)
-            first = lane.worker_pid
             for does, (outcome, phase) in OUTCOMES.items():
+                await lane.open(problem, deadlines)
+                first = lane.worker_pid
                 measured, output = await lane.exchange(trial(does), deadlines)
+                assert lane.worker_pid == (None if outcome == "launch_error" else first)
                 assert (measured.outcome, measured.phase or "timing") == (outcome, phase), measured
                 assert does == "unsupported" or output.stdout.startswith("loaded")
                 assert (measured.latency_us is None) == (outcome not in ("measured", "slower"))
+            await lane.open(problem, deadlines)
+            first = lane.worker_pid
             measured, _ = await lane.exchange(trial("work", stop_above_us=None), deadlines)
             assert measured.latency_us is not None
             assert 50 <= measured.latency_us < 20_000
@@ -347,6 +350,8 @@ async def test_trials_on_a_real_lane(
             batch.clear()
             last, _ = await lane.exchange(trial("work", "raise", "work"), deadlines, on_item=batch.append)
             assert [one.outcome for one in (*batch, last)] == ["measured", "launch_error"], "a batch ends at a failure"
+            assert lane.worker_pid is None
+            await lane.open(problem, deadlines)
             measured, _ = await lane.exchange(requests.TimeReference(preset, False), deadlines)
             assert measured.latency_us is not None
             assert measured.latency_us > 0

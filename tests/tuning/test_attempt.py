@@ -15,13 +15,12 @@ from ktuned.model.errors import IllegalMove
 from ktuned.model.job import Job, JobState
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import DeviceModel, DeviceName, KernelName, KeyProblem, ProjectName, Target
-from ktuned.model.lifecycle import Event
 from ktuned.model.plan import PRESETS, Plan
 from ktuned.model.trial import Context, TrialResult
 from ktuned.model.values import Outcome
-from ktuned.tuning.attempt import Attempt
 from ktuned.tuning.progress import Progress
 from ktuned.tuning.trial_detail import TrialDetail
+from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent, Verdict
 from ktuned.tuning.work import Work
 
 KERNEL = KernelInfo(
@@ -89,26 +88,26 @@ def test_only_the_key_s_part_of_the_problem_is_specialised() -> None:
 def test_result_keeps_what_a_failure_printed() -> None:
     """A failure carries its output, a measured trial does not; nothing without a value is kept."""
     attempt = Attempt(1, {"B": 1}, UnitRef("key", {"n": 1}), compile_s=2.0, lane_s=3.0)
-    for event in (Event.COMPILE_STARTED, Event.COMPILE_DONE, Event.LANE_TAKEN):
-        attempt.life.tell(event)
-    result = attempt.result(Event.DIED, "it died", detail=TrialDetail(signal="SIGSEGV"), output=Output("out", "err"))
+    for event in (TrialEvent.COMPILE_STARTED, TrialEvent.COMPILE_DONE, TrialEvent.LANE_TAKEN):
+        attempt.move(event)
+    result = attempt.end(
+        Verdict(TrialEvent.DIED, "it died", detail=TrialDetail(signal="SIGSEGV"), output=Output("out", "err"))
+    )
     assert (result.outcome, result.message, result.artifact) == (Outcome.CRASHED, "it died", "key")
     assert (result.compile_s, result.lane_s) == (2.0, 3.0)
     story = ("compile_started", "compile_done", "lane_taken", "died")
     told = {"signal": "SIGSEGV", "build": {"n": 1}, "story": story, "stdout": "out", "stderr": "err"}
     assert result.detail == told
     with pytest.raises(IllegalMove):
-        attempt.result(Event.TIMED)
+        attempt.end(Verdict(TrialEvent.TIMED))
 
 
 def test_measured_result_has_its_figures_and_no_output() -> None:
     """``latency_us`` and ``spread_us`` are fields, not detail."""
     attempt = Attempt(1, {"B": 1}, UnitRef("", {}))
-    for event in (Event.ARTIFACT_FOUND, Event.LANE_TAKEN):
-        attempt.life.tell(event)
-    result = attempt.result(
-        Event.TIMED, latency_us=5.0, spread_us=0.1, detail=TrialDetail(count=3), output=Output("out", "err")
-    )
+    for event in (TrialEvent.ARTIFACT_FOUND, TrialEvent.LANE_TAKEN):
+        attempt.move(event)
+    result = attempt.end(Verdict(TrialEvent.TIMED, "", 5.0, 0.1, TrialDetail(count=3), Output("out", "err")))
     assert (result.latency_us, result.spread_us, result.artifact, result.detail) == (5.0, 0.1, None, {"count": 3})
 
 
@@ -130,12 +129,12 @@ def test_progress_counts_and_keeps_the_best() -> None:
 def test_a_stored_detail_is_read_as_it_was_written() -> None:
     """With the times of an attempt: a finalist's Build comes from there, and without it the finalist cannot run."""
     attempt = Attempt(7, {}, UnitRef("k1", {"entry": "f", "grid": [1, 2]}))
-    attempt.worked("compile", "slot 1", 1.0)
-    attempt.worked("lane", "cpu:0", 0.5)
-    for event in (Event.COMPILE_STARTED, Event.COMPILE_DONE, Event.LANE_TAKEN):
-        attempt.life.tell(event)
+    attempt.note_place("compile", "slot 1", 1.0)
+    attempt.note_place("lane", "cpu:0", 0.5)
+    for event in (TrialEvent.COMPILE_STARTED, TrialEvent.COMPILE_DONE, TrialEvent.LANE_TAKEN):
+        attempt.move(event)
     detail = TrialDetail(count=3, samples=(1.0, 2.0), low_us=1.0, undisputed=Outcome.MEASURED, metrics={"x": 1.0})
-    stored = attempt.result(Event.TIMED, latency_us=5.0, detail=detail).detail
+    stored = attempt.end(Verdict(TrialEvent.TIMED, latency_us=5.0, detail=detail)).detail
     read = TrialDetail.from_json(json.loads(json.dumps(dict(stored))))
     assert read.build == {"entry": "f", "grid": [1, 2]}
     assert read.spans is not None

@@ -2,7 +2,7 @@
 
 import pytest
 
-from ktuned.tuning.compile_groups import TRY_EVERY, GroupSize, share_of_slot
+from ktuned.tuning.batches import TRY_EVERY, GroupSize, share_of_slot
 
 
 def sizes(group_size: GroupSize, count: int, *, starve: bool = False) -> list[int]:

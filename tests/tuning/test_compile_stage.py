@@ -17,8 +17,8 @@ from ktuned.ipc import requests
 from ktuned.model.errors import WorkerError
 from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
-from ktuned.tuning.attempt import Attempt, Ended
 from ktuned.tuning.compile_stage import CompileStage
+from ktuned.tuning.trial_lifecycle import Attempt
 from ktuned.tuning.work import Work
 from tests.assembled import PATIENCE_S, Parts, kernel_text, wanted
 from tests.fleet.playing import until
@@ -47,17 +47,14 @@ async def outcomes(parts: Parts, *does: str, group_size: int = 1) -> list[tuple[
     builds: list[dict[str, Any]] = [{"does": what, "tag": f"{number}"} for number, what in enumerate(does)]
     attempts = [Attempt(number, {}, work.unit(build)) for number, build in enumerate(builds)]
     compiling = CompileStage(work, parts.fleet, parts.artifacts)
-    compiled = await compiling.compile(attempts)
+    ends = await compiling.compile(attempts)
     await compiling.close()
     parts.kill_workers()
-    assert {done.attempt.trial for done in compiled} == set(range(len(does)))
-    found: dict[int, tuple[Outcome | None, str]] = {
-        done.attempt.trial: (done.result.outcome, done.result.message) if isinstance(done, Ended) else (None, "")
-        for done in compiled
-    }
-    ready = [number for number, (outcome, _) in found.items() if outcome is None]
-    assert all(parts.artifacts.find(attempts[number].unit.key) is not None for number in ready)
-    return [found[number] for number in range(len(does))]
+    ready = [attempt for attempt in attempts if attempt.is_compiled]
+    assert len(ready) + len(ends) == len(attempts)
+    assert all(parts.artifacts.find(attempt.unit.key) is not None for attempt in ready)
+    messages = {end.attempt: end.result.message for end in ends}
+    return [(attempt.outcome, messages.get(attempt, "")) for attempt in attempts]
 
 
 async def test_a_config_that_the_compiler_refuses_fails_alone(parts: Parts) -> None:
@@ -139,8 +136,8 @@ async def test_a_slot_is_free_while_what_was_compiled_in_it_is_written(
     ready: list[int] = []
 
     async def compile_one(number: int) -> None:
-        (done,) = await compiling.compile([Attempt(number, {}, work.unit({"tag": f"{number}"}))])
-        ready.append(done.attempt.trial)
+        assert await compiling.compile([Attempt(number, {}, work.unit({"tag": f"{number}"}))]) == []
+        ready.append(number)
 
     async with anyio.create_task_group() as tasks:
         for number in range(slots):
@@ -185,8 +182,8 @@ async def test_a_worker_that_is_killed_while_it_writes_loses_nothing(
 
     monkeypatch.setattr(parts.fleet, "lend", lend_doomed)
     attempt = Attempt(0, {}, work.unit({}))
-    (done,) = await compiling.compile([attempt])
-    assert (len(killed), isinstance(done, Ended)) == (1, False)
+    assert await compiling.compile([attempt]) == []
+    assert len(killed) == 1
     assert parts.artifacts.find(attempt.unit.key) is not None
     assert parts.fleet.compile_slots.borrowed_tokens == 0
     await compiling.close()

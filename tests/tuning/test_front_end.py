@@ -11,8 +11,8 @@ import pytest
 from ktuned.fleet import RequestFailed
 from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
-from ktuned.tuning.attempt import Attempt, Compiled, Ended
 from ktuned.tuning.compile_stage import CompileStage
+from ktuned.tuning.trial_lifecycle import Attempt
 from ktuned.tuning.work import Work
 from tests.assembled import PATIENCE_S, Parts, kernel_text, wanted
 
@@ -41,24 +41,24 @@ async def test_one_worker_translates_what_several_compile(parts: Parts) -> None:
     """Also when they ask at once; the next job's functions are translated by the same one, which is still there."""
     work = await prepared(parts)
     stage = CompileStage(work, parts.fleet, parts.artifacts)
-    done: list[Compiled | Ended] = []
+    compiled = attempts(work, "work", "work", "work", "work")
 
     async def compile_alone(attempt: Attempt) -> None:
-        done.extend(await stage.compile([attempt]))
+        await stage.compile([attempt])
 
     async with anyio.create_task_group() as tasks:
-        for attempt in attempts(work, "work", "work", "work", "work"):
+        for attempt in compiled:
             tasks.start_soon(compile_alone, attempt)
-    facts = [one.facts for one in done if isinstance(one, Compiled)]
+    facts = [attempt.facts for attempt in compiled if attempt.is_compiled]
     assert len(facts) == 4
     (front,) = {one["lowered_by"] for one in facts}
     assert front not in {one["compiled_by"] for one in facts}
     await stage.close()
     again = CompileStage(work, parts.fleet, parts.artifacts)
-    (last,) = await again.compile([Attempt(9, {}, work.unit({"tag": "9"}))])
+    last = Attempt(9, {}, work.unit({"tag": "9"}))
+    await again.compile([last])
     await again.close()
     parts.kill_workers()
-    assert isinstance(last, Compiled)
     assert last.facts["lowered_by"] == front
 
 
@@ -68,11 +68,11 @@ async def test_its_worker_imports_before_there_is_a_unit(parts: Parts) -> None:
     stage = CompileStage(work, parts.fleet, parts.artifacts)
     await stage.open()
     opened = {worker["pid"] for worker in parts.fleet.describe() if worker["state"] == "busy"}
-    (done,) = await stage.compile(attempts(work, "work"))
+    (attempt,) = attempts(work, "work")
+    assert await stage.compile([attempt]) == []
     await stage.close()
     parts.kill_workers()
-    assert isinstance(done, Compiled)
-    assert opened == {done.facts["lowered_by"]}
+    assert opened == {attempt.facts["lowered_by"]}
 
 
 async def test_an_early_failure_is_left_to_the_first_unit(parts: Parts) -> None:
@@ -92,11 +92,11 @@ async def test_what_cannot_be_translated_apart_is_compiled_whole(parts: Parts) -
     """By the compile worker."""
     work = await prepared(parts)
     stage = CompileStage(work, parts.fleet, parts.artifacts)
-    (done,) = await stage.compile(attempts(work, "lower_not"))
+    (attempt,) = attempts(work, "lower_not")
+    assert await stage.compile([attempt]) == []
     await stage.close()
     parts.kill_workers()
-    assert isinstance(done, Compiled)
-    assert "lowered_by" not in done.facts
+    assert "lowered_by" not in attempt.facts
 
 
 @pytest.mark.parametrize(
@@ -111,8 +111,9 @@ async def test_a_function_that_fails_there_fails_alone(parts: Parts, bad: str, o
     """The config is to blame, and the next one is translated by another worker."""
     work = await prepared(parts, HANG_S if bad == "lower_hang" else PATIENCE_S)
     stage = CompileStage(work, parts.fleet, parts.artifacts)
-    done = await stage.compile(attempts(work, "work", bad, "work"))
+    group = attempts(work, "work", bad, "work")
+    ends = await stage.compile(group)
     await stage.close()
     parts.kill_workers()
-    found = {one.attempt.trial: one.result.outcome if isinstance(one, Ended) else None for one in done}
-    assert found == {0: None, 1: outcome, 2: None}
+    assert [attempt.is_compiled for attempt in group] == [True, False, True]
+    assert [(end.attempt.trial, end.result.outcome) for end in ends] == [(1, outcome)]

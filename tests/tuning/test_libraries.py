@@ -16,8 +16,8 @@ from ktuned.fleet.front_ends import MOST
 from ktuned.ipc import requests
 from ktuned.model import WorkerError
 from ktuned.model.plan import Plan
-from ktuned.tuning.attempt import Attempt, Compiled, Ended
 from ktuned.tuning.compile_stage import CompileStage
+from ktuned.tuning.trial_lifecycle import Attempt
 from ktuned.tuning.work import Work
 from tests.assembled import PATIENCE_S, Parts, kernel_text, wanted
 from tests.fleet.playing import until
@@ -58,15 +58,15 @@ class Libraries:
         work.deadlines = {**work.deadlines, **deadlines}
         return work
 
-    async def compile(
-        self, work: Work, library: Mapping[str, Any], *does: str, submodule: str = ""
-    ) -> list[Compiled | Ended]:
+    async def compile(self, work: Work, library: Mapping[str, Any], *does: str, submodule: str = "") -> list[Attempt]:
         """Compile one config for each thing that a Build does."""
         stage = CompileStage(work, self._parts.fleet, self._parts.artifacts)
         common = {"library": library, "submodule": submodule}
         builds = [{"does": what, "tag": f"{work.job.id} {number}", **common} for number, what in enumerate(does)]
         try:
-            return await stage.compile([Attempt(number, {}, work.unit(build)) for number, build in enumerate(builds)])
+            attempts = [Attempt(number, {}, work.unit(build)) for number, build in enumerate(builds)]
+            await stage.compile(attempts)
+            return attempts
         finally:
             await stage.close()
 
@@ -87,16 +87,16 @@ def libraries(parts: Parts, tmp_path: Path) -> Libraries:
     return Libraries(parts, directory)
 
 
-def translators(done: list[Compiled | Ended]) -> set[int]:
+def translators(done: list[Attempt]) -> set[int]:
     """Return the processes that translated what was compiled."""
-    return {one.facts["lowered_by"] for one in done if isinstance(one, Compiled)}
+    return {attempt.facts["lowered_by"] for attempt in done if attempt.is_compiled}
 
 
 async def test_jobs_share_what_one_worker_has_imported(libraries: Libraries) -> None:
     """Jobs at the same time, and those that come later."""
     with libraries.in_use():
         library = libraries.write("shared")
-        done: list[Compiled | Ended] = []
+        done: list[Attempt] = []
 
         async def compile_some() -> None:
             done.extend(await libraries.compile(await libraries.work(), library, "work", "work"))
@@ -175,9 +175,7 @@ async def test_a_config_that_ends_the_worker_is_to_blame_alone(libraries: Librar
     with libraries.in_use():
         library = libraries.write("fragile")
         done = await libraries.compile(await libraries.work(compile=IMPORT_S), library, "work", bad, "work")
-        assert [type(one).__name__ for one in sorted(done, key=lambda one: one.attempt.trial)] == [
-            "Compiled", "Ended", "Compiled"
-        ]  # fmt: skip
+        assert [attempt.is_compiled for attempt in done] == [True, False, True]  # fmt: skip
         assert libraries.imports == ["fragile", "fragile"]
 
 

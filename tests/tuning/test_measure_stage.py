@@ -21,16 +21,15 @@ from ktuned.fleet.pace import Pace
 from ktuned.ipc import replies, requests
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, KernelName, Phase, Target
-from ktuned.model.lifecycle import Event
-from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome
 from ktuned.scheduling.job_requests import Wish
 from ktuned.store.artifacts import Artifacts
-from ktuned.tuning.attempt import Attempt, Compiled
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
-from ktuned.tuning.measure_stage import CONTENDED_TRIES, MeasureStage
+from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.seed_check import SEEDS
+from ktuned.tuning.trial_lifecycle import CONTENDED_TRIES, Attempt, TrialEvent
+from ktuned.tuning.trial_machine import ArtifactFound, CompilerTook, ConfigCompiled, End, TrialMachine
 from ktuned.tuning.work import Work
 from tests.assembled import Parts, kernel_text
 from tests.fake_tensors import REFERENCE
@@ -96,12 +95,17 @@ class PlayedLane:
             self.asked += 1
             answer = self._answers.pop(0) if len(self._answers) > 1 else self._answers[0]
             if isinstance(answer, Exception):
+                self.drop()
                 raise answer
             ends = answer.outcome is Outcome.LAUNCH_ERROR or answer.is_guilty or answer.is_unsound
             if ends or place == len(request.units) - 1:
                 break
             assert on_item is not None
             on_item(answer)
+        was_doubtful, self.is_doubtful = self.is_doubtful, answer.is_guilty
+        failed_in_doubt = was_doubtful and answer.outcome is Outcome.MISMATCH
+        if answer.is_unsound or failed_in_doubt or answer.outcome is Outcome.LAUNCH_ERROR:
+            self.drop()
         return answer, Output()
 
     def output(self) -> Output:
@@ -125,15 +129,16 @@ class Recompiling:
         """Remove them."""
         shutil.rmtree(self._artifacts.place("ab").parent)
 
-    async def compile(self, attempts: Sequence[Attempt]) -> list[Compiled]:
+    async def compile(self, attempts: Sequence[Attempt]) -> list[End]:
         """Make attempts' artifacts, as of such as were never compiled."""
+        machine = TrialMachine()
+        machine.handle(CompilerTook(attempts))
         for attempt in attempts:
-            attempt.life.tell(Event.COMPILE_STARTED)
             self.compiled.append(attempt.unit.key)
             self._artifacts.place(attempt.unit.key).mkdir(parents=True)
             (self._artifacts.place(attempt.unit.key) / "manifest.json").touch()
-            attempt.life.tell(Event.COMPILE_DONE)
-        return [Compiled(attempt, {}, "") for attempt in attempts]
+            machine.handle(ConfigCompiled(attempt))
+        return []
 
 
 async def measured_all(
@@ -152,17 +157,17 @@ async def measured_all(
         place = artifacts.place(attempt.unit.key)
         place.mkdir(parents=True)
         (place / "manifest.json").touch()
-        attempt.life.tell(Event.ARTIFACT_FOUND)
+        TrialMachine().handle(ArtifactFound(attempt))
 
-    async def done(results: Sequence[tuple[Attempt, TrialResult]]) -> None:
-        outcomes.extend(result.outcome for _, result in results)
+    async def record(ends: Sequence[End]) -> None:
+        outcomes.extend(end.result.outcome for end in ends)
         if taken is not None:
-            taken.append(len(results))
+            taken.append(len(ends))
 
     measuring = MeasureStage(
         msgspec.structs.replace(work, deadlines=DEFAULT_DEADLINES), played, cast("CompileStage", compiling), artifacts
     )
-    await measuring.measure(played[0], [Compiled(attempt, {}, "") for attempt in attempts], lambda: 5.0, done)
+    await measuring.measure(played[0], attempts, lambda: 5.0, record)
     return outcomes
 
 
@@ -185,7 +190,7 @@ async def test_trials_travel_to_a_gpu_together(tmp_path: Path) -> None:
     outcomes = await measured_all(tmp_path, attempts, lane)
     assert outcomes == [Outcome.MEASURED, Outcome.MISMATCH, Outcome.MEASURED]
     assert [len(request.units) for request in lane.requests] == [3]
-    assert [attempt.life.story[-2] for attempt in attempts] == [Event.LANE_TAKEN] * 3
+    assert [attempt.story[-2] for attempt in attempts] == [TrialEvent.LANE_TAKEN] * 3
 
 
 async def test_trials_travel_to_a_cpu_together(tmp_path: Path) -> None:
@@ -261,7 +266,7 @@ async def test_a_hang_while_one_is_loaded_ahead_is_blamed_on_the_one_that_hangs_
     lane = Hanging("cuda:0", [MEASURED])
     outcomes = await measured_all(tmp_path, attempts, lane)
     assert sorted(outcomes) == sorted([Outcome.HUNG, *[Outcome.MEASURED] * 3])
-    assert {attempt.unit.key: attempt.life.outcome for attempt in attempts}[hung] is Outcome.HUNG
+    assert {attempt.unit.key: attempt.outcome for attempt in attempts}[hung] is Outcome.HUNG
     assert [unit.key for unit in lane.requests[0].units] == ["01", "02", "03", "04"]
     assert all(
         len(request.units) == 1 for request in lane.requests[1:] if {"02", "03"} & {u.key for u in request.units}
@@ -290,7 +295,8 @@ async def test_a_config_that_uses_more_cores_is_timed_on_so_many(tmp_path: Path)
     outcome, attempt = await measured(tmp_path, lane)
     assert (outcome, lane.granted, attempt.cores) == (Outcome.MEASURED, [1, 4], 4)
     assert [request.cores for request in lane.requests] == [1, 4]
-    assert attempt.life.story[-4:] == [Event.LANE_TAKEN, Event.NEEDS_CORES, Event.LANE_TAKEN, Event.TIMED]
+    ends = [TrialEvent.LANE_TAKEN, TrialEvent.NEEDS_CORES, TrialEvent.LANE_TAKEN, TrialEvent.TIMED]
+    assert attempt.story[-4:] == ends
 
 
 async def test_declared_cores_are_taken_at_once(tmp_path: Path) -> None:
@@ -308,7 +314,7 @@ async def test_trial_of_a_device_that_fails_is_given_to_another(tmp_path: Path, 
     other = PlayedLane("cuda:1", [MEASURED])
     outcome, attempt = await measured(tmp_path, failing, other)
     assert (outcome, other.asked) == (Outcome.MEASURED, 1)
-    assert attempt.life.story[-3:] == [Event.GIVEN_BACK, Event.LANE_TAKEN, Event.TIMED]
+    assert attempt.story[-3:] == [TrialEvent.GIVEN_BACK, TrialEvent.LANE_TAKEN, TrialEvent.TIMED]
 
 
 @pytest.mark.parametrize(
@@ -385,7 +391,7 @@ async def test_failure_after_a_guilty_config_is_tried_once_more(tmp_path: Path, 
     assert (await measured(tmp_path / "1", lane))[0] is Outcome.MISMATCH
     outcome, attempt = await measured(tmp_path / "2", lane)
     assert (outcome, lane.asked, lane.dropped) == (Outcome.MEASURED, 3, 1)
-    assert attempt.life.story[-3:] == [Event.DOUBTED, Event.LANE_TAKEN, Event.TIMED]
+    assert attempt.story[-3:] == [TrialEvent.DOUBTED, TrialEvent.LANE_TAKEN, TrialEvent.TIMED]
     lane = PlayedLane("cuda:0", [GUILTY, failure, failure, MEASURED])
     await measured(tmp_path / "3", lane)
     assert (await measured(tmp_path / "4", lane))[0] in (Outcome.MISMATCH, Outcome.LAUNCH_ERROR, Outcome.CRASHED)
@@ -405,7 +411,7 @@ async def test_worker_whose_data_was_damaged_is_replaced(tmp_path: Path) -> None
     lane = PlayedLane("cuda:0", [replace(GUILTY, is_unsound=True), WRONG])
     assert (await measured(tmp_path / "1", lane))[0] is Outcome.MISMATCH
     assert lane.dropped == 1
-    assert not (await measured(tmp_path / "2", lane))[1].doubted
+    assert TrialEvent.DOUBTED not in (await measured(tmp_path / "2", lane))[1].story
 
 
 async def test_devices_that_are_alike_share_a_job(parts: Parts) -> None:
@@ -470,12 +476,12 @@ async def test_configs_race_against_the_fastest_of_their_job(tmp_path: Path) -> 
     work = msgspec.structs.replace(WORK, deadlines=DEFAULT_DEADLINES)
     measuring = MeasureStage(work, cast("Sequence[Lane]", [lane]), cast("CompileStage", None), artifacts)
 
-    async def done(results: Sequence[tuple[Attempt, TrialResult]]) -> None:
-        """Take the result."""
+    async def record(ends: Sequence[End]) -> None:
+        """Take the ends."""
 
     for best_us in (1.0, 5.0, 5.0, 4.0, None):
         attempt = Attempt(1, {}, requests.UnitRef("ab", {}))
-        attempt.life.tell(Event.ARTIFACT_FOUND)
-        await measuring.measure(cast("Lane", lane), [Compiled(attempt, {}, "")], partial(lambda us: us, best_us), done)
+        TrialMachine().handle(ArtifactFound(attempt))
+        await measuring.measure(cast("Lane", lane), [attempt], partial(lambda us: us, best_us), record)
     rivals = [request.incumbent for request in lane.requests]
     assert [None if rival is None else rival.cost for rival in rivals] == [None, 5.0, 5.0, 4.0, None]

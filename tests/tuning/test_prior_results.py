@@ -22,7 +22,8 @@ from ktuned.model import (
 from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
 from ktuned.store.artifacts import Artifacts
-from ktuned.tuning.prior_results import MAX_NEAR, PriorResults, earlier_searches, near_configs, order
+from ktuned.tuning.prior_results import PriorResults, earlier_searches
+from ktuned.tuning.trial_order import MAX_NEAR, near_configs, order
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text, wanted
 
 

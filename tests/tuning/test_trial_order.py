@@ -9,7 +9,7 @@ from collections.abc import Sequence
 import pytest
 
 from ktuned.model import KnownConfig, Outcome
-from ktuned.tuning.last_compiles import LAST_OF_SLOT, begun_in_time
+from ktuned.tuning.trial_order import LAST_OF_SLOT, begun_in_time
 
 
 def configs(*compile_s: float) -> list[KnownConfig]:

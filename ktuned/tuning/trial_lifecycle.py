@@ -1,0 +1,279 @@
+"""A trial's life: every state, every event, every legal move in one table, and the trial under way itself. No IO.
+
+::
+
+    asked ──▶ compiling ──▶ compiled ──▶ measuring ──▶ (an outcome)
+      ▲ ◀─retried─┘            ▲ ◀─retried─┘
+      │                        │                      measured ──▶ finalist ──▶ refining ──▶ measured, or worse
+      └── artifact found ──────┤                                      ▲ ◀─retried─┘
+                               └─ known (its twin was measured) ──▶ measured
+
+:mod:`~ktuned.tuning.trial_machine` says which event a report means. An event that the table does not allow changes
+nothing and raises :class:`~ktuned.model.errors.IllegalMove`, whose message has the trial's story.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import StrEnum
+from typing import Any, Final, Literal
+
+import msgspec
+
+from ktuned.fleet import KILLS_EXCUSED, Output
+from ktuned.ipc import requests
+from ktuned.model import Config, IllegalMove, Outcome, Trial, TrialResult
+from ktuned.tuning.trial_detail import NO_DETAIL, TrialDetail
+
+CONTENDED_TRIES: Final = 3
+"""Times that a trial is measured while other programs use the device, before it ends as ``contended``."""
+
+
+class TrialState(StrEnum):
+    """State of a trial before it has its outcome, and while a finalist is measured again."""
+
+    ASKED = "asked"
+    COMPILING = "compiling"
+    COMPILED = "compiled"
+    MEASURING = "measuring"
+    FINALIST = "finalist"
+    REFINING = "refining"
+
+
+class TrialEvent(StrEnum):
+    """Events of a trial. Stored with it as its story, so that their words stay as they are."""
+
+    REFUSED = "refused"
+    ARTIFACT_FOUND = "artifact_found"
+    KNOWN = "known"
+    COMPILE_STARTED = "compile_started"
+    COMPILE_DONE = "compile_done"
+    COMPILE_FAILED = "compile_failed"
+    COMPILE_EXPIRED = "compile_expired"
+    LANE_TAKEN = "lane_taken"
+    CHOSEN = "chosen"
+    TIMED = "timed"
+    STOPPED_EARLY = "stopped_early"
+    WRONG = "wrong"
+    RAISED = "raised"
+    DIED = "died"
+    EXPIRED = "expired"
+    CANNOT_RUN = "cannot_run"
+    KILLED = "killed"
+    NODE_LOST = "node_lost"
+    DOUBTED = "doubted"
+    GIVEN_BACK = "given_back"
+    DISTURBED = "disturbed"
+    DISTURBED_AGAIN = "disturbed_again"
+    SPARED = "spared"
+    SET_APART = "set_apart"
+    NEEDS_CORES = "needs_cores"
+    ARTIFACT_DAMAGED = "artifact_damaged"
+    CANCELLED = "cancelled"
+    DAEMON_DIED = "daemon_died"
+
+
+EXCUSES: Final[Mapping[TrialEvent, int]] = {
+    TrialEvent.KILLED: KILLS_EXCUSED,
+    TrialEvent.GIVEN_BACK: 1,
+    TrialEvent.DOUBTED: 1,
+    TrialEvent.DISTURBED: CONTENDED_TRIES - 1,
+}
+"""How often in its life a trial is tried again for a reason that may lie outside its config."""
+
+Place = TrialState | Outcome
+_Moves = dict[TrialEvent, Place]
+
+_STOPPED: _Moves = {
+    TrialEvent.CANCELLED: Outcome.CANCELLED,
+    # The next daemon finds its row without an outcome.
+    TrialEvent.DAEMON_DIED: Outcome.INTERRUPTED,
+}
+
+
+def _retried(waiting: TrialState, *also: TrialEvent) -> _Moves:
+    """Return the moves of a trial that goes back to where it waits for another try."""
+    return dict.fromkeys((TrialEvent.KILLED, TrialEvent.NODE_LOST, TrialEvent.SPARED, *also), waiting)
+
+
+_ON_LANE: _Moves = {
+    TrialEvent.WRONG: Outcome.MISMATCH,
+    TrialEvent.RAISED: Outcome.LAUNCH_ERROR,
+    TrialEvent.DIED: Outcome.CRASHED,
+    TrialEvent.EXPIRED: Outcome.HUNG,
+    TrialEvent.CANNOT_RUN: Outcome.UNSUPPORTED,
+}
+
+MOVES: Final[dict[Place, _Moves]] = {
+    TrialState.ASKED: {
+        TrialEvent.REFUSED: Outcome.COMPILE_ERROR,
+        TrialEvent.CANNOT_RUN: Outcome.UNSUPPORTED,
+        TrialEvent.ARTIFACT_FOUND: TrialState.COMPILED,
+        TrialEvent.COMPILE_STARTED: TrialState.COMPILING,
+        **_STOPPED,
+    },
+    TrialState.COMPILING: {
+        TrialEvent.COMPILE_DONE: TrialState.COMPILED,
+        TrialEvent.COMPILE_FAILED: Outcome.COMPILE_ERROR,
+        TrialEvent.COMPILE_EXPIRED: Outcome.COMPILE_TIMEOUT,
+        TrialEvent.CANNOT_RUN: Outcome.UNSUPPORTED,
+        TrialEvent.DIED: Outcome.CRASHED,
+        **_retried(TrialState.ASKED),
+        **_STOPPED,
+    },
+    TrialState.COMPILED: {
+        TrialEvent.LANE_TAKEN: TrialState.MEASURING,
+        TrialEvent.KNOWN: Outcome.MEASURED,
+        TrialEvent.ARTIFACT_DAMAGED: TrialState.ASKED,
+        **_STOPPED,
+    },
+    TrialState.MEASURING: {
+        TrialEvent.TIMED: Outcome.MEASURED,
+        TrialEvent.STOPPED_EARLY: Outcome.SLOWER,
+        TrialEvent.DISTURBED_AGAIN: Outcome.CONTENDED,
+        TrialEvent.ARTIFACT_DAMAGED: TrialState.ASKED,
+        **_retried(
+            TrialState.COMPILED,
+            TrialEvent.DOUBTED,
+            TrialEvent.GIVEN_BACK,
+            TrialEvent.DISTURBED,
+            TrialEvent.SET_APART,
+            TrialEvent.NEEDS_CORES,
+        ),
+        **_ON_LANE,
+        **_STOPPED,
+    },
+    Outcome.MEASURED: {TrialEvent.CHOSEN: TrialState.FINALIST},
+    # A finalist keeps its first figure if its second measurement is only stopped or disturbed.
+    TrialState.FINALIST: {
+        TrialEvent.LANE_TAKEN: TrialState.REFINING,
+        **dict.fromkeys(_STOPPED, Outcome.MEASURED),
+    },
+    TrialState.REFINING: {
+        TrialEvent.TIMED: Outcome.MEASURED,
+        TrialEvent.DISTURBED: Outcome.MEASURED,
+        **_retried(TrialState.FINALIST, TrialEvent.DOUBTED, TrialEvent.GIVEN_BACK),
+        **_ON_LANE,
+        **dict.fromkeys(_STOPPED, Outcome.MEASURED),
+    },
+}
+
+
+class Verdict(msgspec.Struct, frozen=True):
+    """What speaks for an outcome: the event that leads to it, and what is kept with it; times in µs."""
+
+    event: TrialEvent
+    message: str = ""
+    latency_us: float | None = None
+    spread_us: float | None = None
+    detail: TrialDetail = NO_DETAIL
+    output: Output = Output()
+
+
+class Attempt(msgspec.Struct, eq=False):
+    """One trial under way: its config and Build, its place in the table, its story, and what it has cost.
+
+    Only the machine moves it and knows its ``cores`` and what it stands ``accused`` of; the stages note its costs.
+
+    ``unit`` has no key where the kernel function gave no Build. ``cores`` is how many the config uses on a CPU, once
+    that is known: its kernel file ``declares_cores``, or its first launch has shown it. ``accused`` is the verdict that
+    it has unless the device turns out to be sick. ``facts`` are the backend's, and ``content`` identifies its
+    measurement; empty where other code decides it, too. ``known`` is its trial as it stands, where that lacks a figure
+    alone. ``expected_s`` is what its compile took in an earlier state of the kernel; 0 if that is unknown. ``lowered``
+    is what its function was translated into, where a backend does that apart, and until it is compiled. ``spans`` say
+    where it was last, and since when.
+    """
+
+    trial: int
+    config: Config
+    unit: requests.UnitRef
+    state: Place = TrialState.ASKED
+    story: list[TrialEvent] = msgspec.field(default_factory=list)
+    cores: int | None = None
+    declares_cores: bool = False
+    accused: Verdict | None = None
+    facts: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    content: str = ""
+    known: Trial | None = None
+    expected_s: float = 0.0
+    lowered: bytes | None = None
+    compile_s: float = 0.0
+    lane_s: float = 0.0
+    open_s: float = 0.0
+    spans: dict[str, tuple[str, float]] = msgspec.field(default_factory=dict)
+
+    @classmethod
+    def finalist(cls, trial: Trial, unit: requests.UnitRef) -> Attempt:
+        """Return a measured trial that is to be measured again."""
+        attempt = cls(trial.id, trial.config, unit, Outcome.MEASURED, compile_s=trial.compile_s, lane_s=trial.lane_s)
+        attempt.move(TrialEvent.CHOSEN)
+        return attempt
+
+    @property
+    def outcome(self) -> Outcome | None:
+        """The outcome, or ``None`` while the trial is under way."""
+        return self.state if isinstance(self.state, Outcome) else None
+
+    @property
+    def is_compiled(self) -> bool:
+        """True while the trial has its artifact, and waits for a lane."""
+        return self.state is TrialState.COMPILED
+
+    @property
+    def known_us(self) -> float | None:
+        """The latency of a config that was measured already, and lacks another figure alone."""
+        return None if self.known is None else self.known.latency_us
+
+    def note_place(self, kind: Literal["compile", "lane"], place: str, began: float) -> None:
+        """Note that the trial was in a slot (``compile``) or on a ``lane``, and since when (Unix s)."""
+        self.spans[kind] = place, round(began, 3)
+
+    def has_excuse(self, event: TrialEvent) -> bool:
+        """Return whether the trial may be tried again for a reason once more."""
+        return self.story.count(event) < EXCUSES[event]
+
+    def move(self, event: TrialEvent) -> None:
+        """Make the move of ``event``.
+
+        Raises:
+            IllegalMove: the table has no such move; the trial is unchanged.
+        """
+        moves = MOVES.get(self.state, {})
+        if event not in moves:
+            story = " → ".join(self.story) or "no events"
+            raise IllegalMove(f"a trial that is {self.state} does not admit {event} (its story: {story})")
+        self.story.append(event)
+        self.state = moves[event]
+
+    def end(self, verdict: Verdict) -> TrialResult:
+        """Make the last move, and return the result that it leads to.
+
+        Raises:
+            IllegalMove: as :meth:`move`.
+        """
+        self.move(verdict.event)
+        outcome = self.outcome
+        assert outcome is not None, f"{verdict.event} ends no trial"
+        is_failed = outcome is not Outcome.MEASURED
+        detail = replace(
+            verdict.detail,
+            build=self.unit.build or None,
+            facts=self.facts or None,
+            content=self.content or None,
+            open_s=round(self.open_s, 3) if self.open_s else None,
+            spans=tuple((kind, *span) for kind, span in self.spans.items()) or None,
+            story=tuple(map(str, self.story)) if is_failed or EXCUSES.keys() & self.story else None,
+            stdout=(verdict.output.stdout or None) if is_failed else None,
+            stderr=(verdict.output.stderr or None) if is_failed else None,
+        )
+        return TrialResult(
+            outcome,
+            verdict.latency_us,
+            verdict.spread_us,
+            self.compile_s,
+            self.lane_s,
+            verdict.message,
+            self.unit.key or None,
+            detail.to_json(),
+        )

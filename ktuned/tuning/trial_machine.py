@@ -1,0 +1,554 @@
+"""Trial machine: reports of workers in, instructions out. Decides all that becomes of a trial, and does no IO.
+
+*Theory.* A trial is one config, tried once in one context. It is compiled, measured, and perhaps measured again as a
+finalist, and it ends exactly once. User code, compilers and devices fail in every way there is, and a worker that dies
+does not say whose fault that was. Each failure therefore raises one question: does it say something about the config?
+If so, the trial has its outcome, and the config is not tried again before it changes. If not, it must not be held
+against the config, which is tried again. :mod:`~ktuned.tuning.trial_lifecycle` has the states and the legal moves;
+this module answers the question, and nothing else in ktuned does.
+
+*Requests.* A trial is with a worker only as a part of a request, of which a compiler or a lane has several at a time.
+The worker reports on one config after the other, and then leaves the request. The machine is told all that happened:
+``CompilerTook`` or ``LaneTook``, ``ConfigCompiled`` or ``ConfigMeasured`` for each config, ``CompilerLeft`` or
+``LaneLeft`` with the error, if there is one, and with the trials that nothing was reported on. When it has answered,
+each trial of the request has its end, or an instruction that says where it is tried again.
+
+*What becomes of it.* There are three ways to give something up, and no others:
+
+=========  =========================================================  =================================================
+verb       meaning                                                    instruction
+=========  =========================================================  =================================================
+retry      this try says nothing about the config                     ``Compile``, ``Measure``, ``TryDevice``
+end        the trial has its outcome                                  ``End``
+stop       the failure is that of the whole job (its file, the disk)  ``EndJob``
+=========  =========================================================  =================================================
+
+*Evidence.* A config is blamed only for what it did while it alone was at work:
+
+- On a lane, and in a batch that a compiler takes one by one, that is the first config without a report. Those behind it
+  have not begun, and are spared.
+- A group that a compiler builds as one program proves nothing about its members. It is halved until the one at fault is
+  alone. So each failure makes the request smaller, or uses up an excuse, or ends a trial: nothing goes on for ever.
+- A GPU's worker loads the next config while it times one. If it dies meanwhile, it died of the one that it loaded.
+  If it hangs, either may be at fault, because a load waits for the device: both are set apart, and run alone.
+
+*Excuses.* Even the first config without a report may be innocent. These reasons are believed as often as
+:data:`~ktuned.tuning.trial_lifecycle.EXCUSES` says, in the whole life of a trial; its story counts them.
+
+==========  ====  =================================================================================================
+excuse      most  the reason, and why it ends
+==========  ====  =================================================================================================
+killed      2     someone sent SIGKILL, or the kernel did for want of memory; a config at which that happens each time
+                  is the cause
+doubted     1     the config before it, in the same worker, had written outside its tensors. The second try has a new
+                  worker. A deadline is not doubted: to find out would cost another one
+given back  1     the GPU fails its canary afterwards. Only where another one can stand in, or the job would never end;
+                  a config after which a second device fails is the cause
+disturbed   2     other programs used the device, so that the figure is not the config's. Beside an application that the
+                  tuning is for, the last try is not judged: that one may be at work for days
+==========  ====  =================================================================================================
+
+Killed comes first, then doubted, then given back: the last one costs a worker and a canary. What happens to
+infrastructure (a lost node, a damaged artifact, cores that a config was not known to need) is no excuse and not
+counted. The next try corrects it.
+
+*Finalists* have a figure already. What says nothing about them leaves it as it is: a disturbed round is lost, and not
+repeated. What does speak against them ends their trial with a new outcome, and with it their place as a winner.
+
+*Why it is not simpler.* To blame whatever was running when a worker died would quarantine a good config for each
+``kill -9``, each memory-hungry neighbour and each broken GPU, and nobody would notice that the winner is missing. To
+retry everything would try a hanging config for ever, at a deadline each time. To run each config in a request of its
+own would make evidence plain; it costs more than all else that the daemon does for a trial.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from itertools import takewhile
+from typing import assert_never
+
+import msgspec
+
+from ktuned.fleet import (
+    DeadlineExpired,
+    NodeAbsent,
+    NodeLost,
+    Output,
+    RequestFailed,
+    WorkerDied,
+    is_outside_kill,
+)
+from ktuned.ipc import replies
+from ktuned.model import RETRIED_BY_NEXT_JOB, Config, IllegalMove, Outcome, Phase, Trial, TrialResult
+from ktuned.store import DISK_ERRORS
+from ktuned.tuning.trial_detail import TrialDetail
+from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent, TrialState, Verdict
+
+Failure = WorkerDied | DeadlineExpired | RequestFailed | NodeAbsent
+"""How a request may fail."""
+
+# Reports
+
+
+class NotBuilt(msgspec.Struct, frozen=True):
+    """The kernel function gave no Build for a config."""
+
+    attempt: Attempt
+    proposal: replies.Proposal
+
+
+class ArtifactFound(msgspec.Struct, frozen=True):
+    """A trial's artifact is there already."""
+
+    attempt: Attempt
+
+
+class TwinFound(msgspec.Struct, frozen=True):
+    """A measured trial has equal bytes, is called alike, on equal data."""
+
+    attempt: Attempt
+    twin: Trial
+
+
+class CompilerTook(msgspec.Struct, frozen=True):
+    """A request with these trials is with a compiler."""
+
+    attempts: Sequence[Attempt]
+
+
+class ConfigCompiled(msgspec.Struct, frozen=True):
+    """A compiler is done with a config: it has its artifact, or the ``outcome`` says why not."""
+
+    attempt: Attempt
+    outcome: Outcome | None = None
+    message: str = ""
+
+
+class CompilerLeft(msgspec.Struct, frozen=True):
+    """A compiler's request is over; nothing was reported on these trials."""
+
+    attempts: Sequence[Attempt]
+    error: Failure | None = None
+
+
+class LaneFacts(msgspec.Struct, frozen=True):
+    """What is known of a lane when it takes a request.
+
+    ``has_stand_in`` says that another lane of the job works, ``is_doubtful`` that the config before may have damaged
+    the worker.
+    """
+
+    is_cpu: bool
+    has_stand_in: bool = False
+    is_doubtful: bool = False
+
+
+class LaneTook(msgspec.Struct, frozen=True):
+    """A request with these trials is on a lane."""
+
+    attempts: Sequence[Attempt]
+
+
+class ConfigMeasured(msgspec.Struct, frozen=True):
+    """A lane's worker has measured a config, or found out why it cannot; ``output`` is what was printed."""
+
+    attempt: Attempt
+    measured: replies.Measurement
+    output: Output
+    lane: LaneFacts
+
+
+class LaneLeft(msgspec.Struct, frozen=True):
+    """A lane's request is over; nothing was reported on these trials."""
+
+    attempts: Sequence[Attempt]
+    lane: LaneFacts
+    error: WorkerDied | DeadlineExpired | RequestFailed | None = None
+
+
+class DeviceTried(msgspec.Struct, frozen=True):
+    """The device was opened once more after a trial had failed on it."""
+
+    attempt: Attempt
+    is_sick: bool
+
+
+class ArtifactGone(msgspec.Struct, frozen=True):
+    """A compiled trial's artifact was removed before a lane took it."""
+
+    attempt: Attempt
+
+
+class Stopped(msgspec.Struct, frozen=True):
+    """The job ends before the trial has an outcome."""
+
+    attempt: Attempt
+
+
+Report = (
+    NotBuilt
+    | ArtifactFound
+    | TwinFound
+    | CompilerTook
+    | ConfigCompiled
+    | CompilerLeft
+    | LaneTook
+    | ConfigMeasured
+    | LaneLeft
+    | DeviceTried
+    | ArtifactGone
+    | Stopped
+)
+
+# Instructions
+
+
+class Compile(msgspec.Struct, frozen=True):
+    """Compile these trials in one request. What there still is of their artifacts is damaged."""
+
+    attempts: Sequence[Attempt]
+
+
+class Measure(msgspec.Struct, frozen=True):
+    """Measure these trials on a lane: ``at_once`` before all others, or after another job may have had the lane."""
+
+    attempts: Sequence[Attempt]
+    at_once: bool
+
+
+class TryDevice(msgspec.Struct, frozen=True):
+    """Open the lane again, and report whether its device is sick."""
+
+    attempt: Attempt
+
+
+class End(msgspec.Struct, frozen=True):
+    """The trial has its outcome: record the result."""
+
+    attempt: Attempt
+    result: TrialResult
+
+
+class EndJob(msgspec.Struct, frozen=True):
+    """No config can be tried as things are: the error ends the job."""
+
+    error: WorkerDied | DeadlineExpired | RequestFailed
+
+
+Instruction = Compile | Measure | TryDevice | End | EndJob
+
+
+class LanePlan(msgspec.Struct, frozen=True):
+    """The next request to a lane: how many of the waiting trials it takes, and the cores that they are timed on.
+
+    ``finds_cores`` says that the first launch is to show whether these are enough.
+    """
+
+    count: int
+    cores: int
+    finds_cores: bool
+
+
+_VERDICTS: dict[Outcome, TrialEvent] = {
+    Outcome.MEASURED: TrialEvent.TIMED,
+    Outcome.SLOWER: TrialEvent.STOPPED_EARLY,
+    Outcome.MISMATCH: TrialEvent.WRONG,
+    Outcome.LAUNCH_ERROR: TrialEvent.RAISED,
+    Outcome.UNSUPPORTED: TrialEvent.CANNOT_RUN,
+}
+"""What a worker's report on a measured config means; whatever else it says is a disturbance."""
+
+_MAY_BE_DAMAGE = frozenset({TrialEvent.WRONG, TrialEvent.RAISED, TrialEvent.DIED})
+"""Verdicts that a damaged worker may be the reason for."""
+
+_MAY_BE_DEVICE = frozenset({TrialEvent.RAISED, TrialEvent.DIED, TrialEvent.EXPIRED})
+"""Verdicts that a broken GPU may be the reason for."""
+
+
+class TrialMachine:
+    """The rules for one job's trials, whose state is in their :class:`~ktuned.tuning.trial_lifecycle.Attempt`.
+
+    Args:
+        default: The config that travels alone, because it is measured in full.
+        compiles_one_by_one: Whether a compiler takes the configs of a request one after the other, and not as a group.
+    """
+
+    def __init__(self, default: Config | None = None, *, compiles_one_by_one: bool = True) -> None:
+        self._default = default
+        self.compiles_one_by_one = compiles_one_by_one
+
+    def handle(self, report: Report) -> list[Instruction]:
+        """Take a report in; return what is to be done.
+
+        Raises:
+            IllegalMove: the report makes no sense for a trial as it is; that trial has not moved.
+        """
+        return list(self._handle(report))
+
+    def _handle(self, report: Report) -> Iterator[Instruction]:
+        match report:
+            case NotBuilt(attempt, proposal):
+                is_refused = proposal.outcome is not Outcome.UNSUPPORTED
+                event = TrialEvent.REFUSED if is_refused else TrialEvent.CANNOT_RUN
+                yield _end(attempt, Verdict(event, proposal.message, detail=TrialDetail(phase=Phase.BUILD)))
+            case ArtifactFound(attempt):
+                attempt.move(TrialEvent.ARTIFACT_FOUND)
+            case TwinFound(attempt, twin):
+                yield _end(attempt, _carry_over(twin))
+            case CompilerTook(attempts):
+                _move_all(attempts, TrialEvent.COMPILE_STARTED)
+            case ConfigCompiled():
+                yield from self._judge_compiled(report)
+            case CompilerLeft(attempts, error):
+                _require_state(attempts, TrialState.COMPILING)
+                yield from self._leave_compiler(attempts, error)
+            case LaneTook(attempts):
+                _move_all(attempts, TrialEvent.LANE_TAKEN)
+            case ConfigMeasured(attempt):
+                _require_state([attempt], TrialState.MEASURING, TrialState.REFINING)
+                yield from self._judge_measured(report)
+            case LaneLeft(attempts, lane, error):
+                _require_state(attempts, TrialState.MEASURING, TrialState.REFINING)
+                yield from self._leave_lane(attempts, lane, error)
+            case DeviceTried(attempt, is_sick):
+                yield self._judge_accused(attempt, is_sick=is_sick)
+            case ArtifactGone(attempt):
+                attempt.move(TrialEvent.ARTIFACT_DAMAGED)
+                yield Compile([attempt])
+            case Stopped(attempt):
+                yield _end(attempt, Verdict(TrialEvent.CANCELLED, "stopped before it had an outcome"))
+            case _:
+                assert_never(report)
+
+    # Queries
+
+    def plan_request(self, waiting: Sequence[Attempt], lane: LaneFacts) -> LanePlan:
+        """Return what a lane's next request takes of the trials that wait for it, in their order.
+
+        What is tried again after a doubt or a disturbance is alone, and so is the default. On a CPU those travel
+        together that are known to need as many cores.
+        """
+        first = waiting[0]
+
+        def may_join(attempt: Attempt) -> bool:
+            return not self._travels_alone(attempt) and (not lane.is_cpu or _is_timed_as(attempt, first))
+
+        count = 1 if lane.is_doubtful else max(1, sum(1 for _ in takewhile(may_join, waiting)))
+        # A lane needs one core for the host's side of its launches.
+        return LanePlan(count, first.cores or 1, finds_cores=lane.is_cpu and not first.declares_cores)
+
+    def is_default(self, attempt: Attempt) -> bool:
+        """Return whether a trial is that of the declared default, which is measured in full."""
+        return attempt.config == self._default
+
+    def may_be_disturbed(self, attempt: Attempt, *, has_application: bool) -> bool:
+        """Return whether a disturbance counts in a trial's next try; beside an application not in the last one."""
+        return not has_application or attempt.has_excuse(TrialEvent.DISTURBED)
+
+    def _travels_alone(self, attempt: Attempt) -> bool:
+        was_apart = TrialEvent.SET_APART in attempt.story or TrialEvent.DISTURBED in attempt.story
+        return was_apart or self.is_default(attempt)
+
+    # Compiling
+
+    def _judge_compiled(self, report: ConfigCompiled) -> Iterator[Instruction]:
+        if report.outcome is None:
+            report.attempt.move(TrialEvent.COMPILE_DONE)
+            return
+        is_refused = report.outcome is not Outcome.UNSUPPORTED
+        event = TrialEvent.COMPILE_FAILED if is_refused else TrialEvent.CANNOT_RUN
+        yield _end(report.attempt, Verdict(event, report.message, detail=TrialDetail(phase=Phase.COMPILE)))
+
+    def _leave_compiler(self, attempts: Sequence[Attempt], error: Failure | None) -> Iterator[Instruction]:
+        if error is not None and not isinstance(error, NodeAbsent) and _is_fault_of_job(error):
+            yield EndJob(error)
+        elif not attempts:
+            return
+        elif error is None:
+            message = "the backend reported nothing about this config"
+            silent = Verdict(TrialEvent.COMPILE_FAILED, message, detail=TrialDetail(phase=Phase.COMPILE))
+            yield from (_end(attempt, silent) for attempt in attempts)
+        elif isinstance(error, NodeAbsent | NodeLost):
+            _move_all(attempts, TrialEvent.NODE_LOST)
+            yield Compile(attempts)
+        else:
+            yield from self._blame_compiled(attempts, error)
+
+    def _blame_compiled(
+        self, attempts: Sequence[Attempt], error: WorkerDied | DeadlineExpired | RequestFailed
+    ) -> Iterator[Instruction]:
+        # Of a batch the first one was at work; of a group any may be at fault.
+        at_work = attempts[:1] if self.compiles_one_by_one else attempts
+        others = attempts[len(at_work) :]
+        _move_all(others, TrialEvent.SPARED)
+        if is_outside_kill(error) and all(attempt.has_excuse(TrialEvent.KILLED) for attempt in at_work):
+            _move_all(at_work, TrialEvent.KILLED)
+            yield Compile(attempts)
+            return
+        if len(at_work) > 1:
+            _move_all(at_work, TrialEvent.SPARED)
+            half = len(at_work) // 2
+            yield Compile(at_work[:half])
+            yield Compile(at_work[half:])
+            return
+        if isinstance(error, DeadlineExpired):
+            at_work[0].compile_s += error.deadline_s
+        yield _end(at_work[0], _convict(error, TrialEvent.COMPILE_EXPIRED, TrialEvent.COMPILE_FAILED))
+        if others:
+            yield Compile(others)
+
+    # Measuring
+
+    def _judge_measured(self, report: ConfigMeasured) -> Iterator[Instruction]:
+        attempt, measured = report.attempt, report.measured
+        is_finalist = attempt.state is TrialState.REFINING
+        if is_finalist and measured.outcome not in _VERDICTS:
+            # It keeps its figure.
+            yield _end(attempt, Verdict(TrialEvent.DISTURBED, measured.message))
+        elif measured.outcome is None and measured.cores is not None:
+            attempt.move(TrialEvent.NEEDS_CORES)
+            attempt.cores = measured.cores
+            yield Measure([attempt], at_once=True)
+        elif measured.outcome is None:
+            attempt.move(TrialEvent.ARTIFACT_DAMAGED)
+            yield Compile([attempt])
+        elif measured.outcome not in _VERDICTS and attempt.has_excuse(TrialEvent.DISTURBED):
+            attempt.move(TrialEvent.DISTURBED)
+            yield Measure([attempt], at_once=False)
+        else:
+            known = measured if measured.cores is not None else replace(measured, cores=attempt.cores)
+            verdict = Verdict(
+                _VERDICTS.get(measured.outcome, TrialEvent.DISTURBED_AGAIN),
+                measured.message,
+                measured.latency_us,
+                measured.spread_us,
+                TrialDetail.of(known),
+                report.output,
+            )
+            yield self._judge(attempt, verdict, report.lane)
+
+    def _leave_lane(
+        self, attempts: Sequence[Attempt], lane: LaneFacts, error: WorkerDied | DeadlineExpired | RequestFailed | None
+    ) -> Iterator[Instruction]:
+        if error is None:
+            # What the last config left behind is not for the others: the worker began none of them.
+            _move_all(attempts, TrialEvent.SPARED)
+            if attempts:
+                yield Measure(attempts, at_once=True)
+            return
+        if _is_source_change(error):
+            yield EndJob(error)
+            return
+        first, others = attempts[0], attempts[1:]
+        if error.phase is Phase.LOAD_NEXT and others:
+            if isinstance(error, DeadlineExpired):
+                _move_all(attempts[:2], TrialEvent.SET_APART)
+                _move_all(attempts[2:], TrialEvent.SPARED)
+                yield Measure(others, at_once=True)
+                yield Measure([first], at_once=False)
+                return
+            first.move(TrialEvent.SPARED)
+            yield Measure([first], at_once=False)
+            first, others = others[0], others[1:]
+        _move_all(others, TrialEvent.SPARED)
+        if others:
+            yield Measure(others, at_once=True)
+        if isinstance(error, NodeLost):
+            first.move(TrialEvent.NODE_LOST)
+            yield Measure([first], at_once=False)
+        elif is_outside_kill(error) and first.has_excuse(TrialEvent.KILLED):
+            first.move(TrialEvent.KILLED)
+            yield Measure([first], at_once=False)
+        else:
+            yield self._judge(first, _convict(error, TrialEvent.EXPIRED, TrialEvent.RAISED), lane)
+
+    def _judge(self, attempt: Attempt, verdict: Verdict, lane: LaneFacts) -> Instruction:
+        """End a trial by a verdict, unless the worker or the device may be the reason for it."""
+        if lane.is_doubtful and verdict.event in _MAY_BE_DAMAGE and attempt.has_excuse(TrialEvent.DOUBTED):
+            attempt.move(TrialEvent.DOUBTED)
+            return Measure([attempt], at_once=False)
+        is_other_to_blame = not lane.is_cpu and lane.has_stand_in and attempt.has_excuse(TrialEvent.GIVEN_BACK)
+        if is_other_to_blame and verdict.event in _MAY_BE_DEVICE:
+            attempt.accused = verdict
+            return TryDevice(attempt)
+        return _end(attempt, verdict)
+
+    def _judge_accused(self, attempt: Attempt, *, is_sick: bool) -> Instruction:
+        verdict, attempt.accused = attempt.accused, None
+        if verdict is None:
+            raise IllegalMove(f"trial {attempt.trial} stands accused of nothing")
+        if not is_sick:
+            return _end(attempt, verdict)
+        attempt.move(TrialEvent.GIVEN_BACK)
+        return Measure([attempt], at_once=False)
+
+
+def is_settled(known: Trial, compile_deadline_s: float) -> bool:
+    """Return whether a known outcome says enough about its config: it is not tried again in the same context.
+
+    That is the quarantine of configs that hang or crash, too. A compile that took too long is tried again where it may
+    take longer now.
+    """
+    if known.outcome is Outcome.COMPILE_TIMEOUT:
+        after_s = TrialDetail.from_json(known.detail).after_s
+        return compile_deadline_s <= (after_s or 0.0)
+    return known.outcome is not None and known.outcome not in RETRIED_BY_NEXT_JOB
+
+
+def ends_among(instructions: Sequence[Instruction]) -> list[End]:
+    """Return the ends of trials among instructions."""
+    return [instruction for instruction in instructions if isinstance(instruction, End)]
+
+
+def _end(attempt: Attempt, verdict: Verdict) -> End:
+    return End(attempt, attempt.end(verdict))
+
+
+def _require_state(attempts: Sequence[Attempt], *states: TrialState) -> None:
+    """Refuse a report on trials that its sender does not have.
+
+    Raises:
+        IllegalMove: one of them is elsewhere.
+    """
+    for attempt in attempts:
+        if attempt.state not in states:
+            raise IllegalMove(f"trial {attempt.trial} is {attempt.state}, and cannot be reported on from there")
+
+
+def _move_all(attempts: Sequence[Attempt], event: TrialEvent) -> None:
+    for attempt in attempts:
+        attempt.move(event)
+
+
+def _is_timed_as(attempt: Attempt, first: Attempt) -> bool:
+    """Return whether two trials are timed on as many cores, and know that from the same source."""
+    return (attempt.cores, attempt.declares_cores) == (first.cores, first.declares_cores)
+
+
+def _is_source_change(error: Exception) -> bool:
+    """Return whether a worker read another state of the sources than the one that was inspected."""
+    return isinstance(error, RequestFailed) and error.code == "source_changed"
+
+
+def _is_fault_of_job(error: WorkerDied | DeadlineExpired | RequestFailed) -> bool:
+    """Return whether a compile failed for a reason that all configs share: sources, the backend's import, the disk."""
+    cannot_import = error.phase is Phase.LOAD and not is_outside_kill(error)
+    cannot_write = isinstance(error, RequestFailed) and error.errno in DISK_ERRORS
+    return _is_source_change(error) or cannot_import or cannot_write
+
+
+def _convict(error: WorkerDied | DeadlineExpired | RequestFailed, expired: TrialEvent, refused: TrialEvent) -> Verdict:
+    """Return what a failed request says of the config that was at work."""
+    detail = TrialDetail(phase=error.phase)
+    if isinstance(error, WorkerDied):
+        return Verdict(TrialEvent.DIED, error.message, detail=replace(detail, signal=error.signal), output=error.output)
+    if isinstance(error, DeadlineExpired):
+        return Verdict(expired, error.message, detail=replace(detail, after_s=error.deadline_s), output=error.output)
+    return Verdict(refused, error.message, detail=detail, output=error.output)
+
+
+def _carry_over(twin: Trial) -> Verdict:
+    detail = TrialDetail.from_json(twin.detail)
+    carried = replace(detail, carried_from=detail.carried_from or twin.id)
+    return Verdict(TrialEvent.KNOWN, "", twin.latency_us, twin.spread_us, carried)

@@ -1,0 +1,112 @@
+"""The table of a trial's legal moves: every place with every event."""
+
+import itertools
+
+import pytest
+
+from ktuned.ipc.requests import UnitRef
+from ktuned.model.errors import IllegalMove
+from ktuned.model.values import RETRIED_BY_NEXT_JOB, TRIED_AGAIN, Outcome
+from ktuned.tuning.trial_lifecycle import EXCUSES, MOVES, Attempt, Place, TrialEvent, TrialState
+
+PLACES: list[Place] = [*TrialState, *Outcome]
+STOPS = {TrialEvent.CANCELLED, TrialEvent.DAEMON_DIED}
+
+
+def begun(place: Place = TrialState.ASKED) -> Attempt:
+    """Return a trial at a place, without a story."""
+    return Attempt(1, {}, UnitRef("key", {}), place)
+
+
+def stories() -> dict[Place, list[TrialEvent]]:
+    """Return for each place that can be reached one shortest way to it."""
+    found: dict[Place, list[TrialEvent]] = {TrialState.ASKED: []}
+    waiting: list[Place] = [TrialState.ASKED]
+    while waiting:
+        place = waiting.pop(0)
+        for event, then in MOVES.get(place, {}).items():
+            if then not in found:
+                found[then] = [*found[place], event]
+                waiting.append(then)
+    return found
+
+
+@pytest.mark.parametrize("place", PLACES, ids=str)
+def test_a_move_is_made_as_the_table_says_or_not_at_all(place: Place) -> None:
+    """A legal event moves and is remembered; an illegal one changes nothing and reports place, event and story."""
+    before = [TrialEvent.COMPILE_STARTED, TrialEvent.COMPILE_DONE]
+    for event in TrialEvent:
+        attempt = begun(place)
+        attempt.story = list(before)
+        if event in MOVES.get(place, {}):
+            attempt.move(event)
+            assert attempt.state is MOVES[place][event]
+            assert attempt.story == [*before, event]
+            continue
+        with pytest.raises(IllegalMove) as caught:
+            attempt.move(event)
+        assert (attempt.state, attempt.story) == (place, before)
+        assert caught.value.message == (
+            f"a trial that is {place} does not admit {event} (its story: compile_started → compile_done)"
+        )
+
+
+def test_a_trial_without_a_story_says_so() -> None:
+    """The message reads well before anything has happened, too."""
+    with pytest.raises(IllegalMove, match=r"asked does not admit timed \(its story: no events\)"):
+        begun().move(TrialEvent.TIMED)
+
+
+def test_every_outcome_says_when_it_is_tried_again() -> None:
+    """What says nothing of a config is tried by the next job; what is quarantined says how that is lifted."""
+    assert set(TRIED_AGAIN) == set(Outcome)
+    assert {outcome for outcome, words in TRIED_AGAIN.items() if "next job" in words} == RETRIED_BY_NEXT_JOB
+    assert {outcome for outcome, words in TRIED_AGAIN.items() if "forget" in words} == {Outcome.HUNG, Outcome.CRASHED}
+
+
+@pytest.mark.parametrize("outcome", Outcome)
+def test_every_outcome_can_be_reached(outcome: Outcome) -> None:
+    """Each outcome of the contract is where some story ends, and a life that lives it has that outcome."""
+    attempt = begun()
+    for event in stories()[outcome]:
+        assert attempt.outcome is None
+        attempt.move(event)
+    assert attempt.outcome is outcome
+
+
+def test_nothing_is_out_of_reach() -> None:
+    """No state and no outcome stands in the table for nothing."""
+    assert set(stories()) == set(PLACES)
+
+
+def test_every_event_is_of_use() -> None:
+    """Each event is legal somewhere, ``known`` excepted: what the store knows never becomes a trial."""
+    assert {event for moves in MOVES.values() for event in moves} == set(TrialEvent)
+
+
+def test_a_trial_under_way_can_always_be_stopped() -> None:
+    """Cancelling and the daemon's death are legal in every state, and end it."""
+    for state, event in itertools.product(TrialState, STOPS):
+        assert isinstance(MOVES[state][event], Outcome)
+
+
+def test_an_outcome_is_final() -> None:
+    """A trial ends in exactly one outcome; only what was measured may be chosen to be measured again."""
+    assert {place for place in MOVES if isinstance(place, Outcome)} == {Outcome.MEASURED}
+    assert MOVES[Outcome.MEASURED] == {TrialEvent.CHOSEN: TrialState.FINALIST}
+
+
+@pytest.mark.parametrize("state", [TrialState.FINALIST, TrialState.REFINING])
+def test_a_finalist_that_is_stopped_keeps_its_figure(state: TrialState) -> None:
+    """What was measured once stays measured when the second measuring was only stopped."""
+    assert {MOVES[state][event] for event in STOPS} == {Outcome.MEASURED}
+
+
+@pytest.mark.parametrize("event", EXCUSES)
+def test_an_excuse_is_counted_by_the_story(event: TrialEvent) -> None:
+    """So often as the table says, and no more."""
+    attempt = begun()
+    for _ in range(EXCUSES[event]):
+        assert attempt.has_excuse(event)
+        attempt.story.append(event)
+    assert not attempt.has_excuse(event)

@@ -1,0 +1,607 @@
+"""What becomes of trials when something fails: each report in each state, random sequences, and twenty stories."""
+
+from __future__ import annotations
+
+import errno
+import signal
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from random import Random
+from typing import assert_never
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ktuned.fleet import DeadlineExpired, NodeLost, Output, RequestFailed, WorkerDied
+from ktuned.ipc.replies import Failure, Measurement, Proposal
+from ktuned.ipc.requests import UnitRef
+from ktuned.model import IllegalMove, Outcome, Phase, Trial
+from ktuned.tuning.trial_lifecycle import CONTENDED_TRIES, EXCUSES, Attempt, Place, TrialEvent, TrialState, Verdict
+from ktuned.tuning.trial_machine import (
+    ArtifactFound,
+    ArtifactGone,
+    Compile,
+    CompilerLeft,
+    CompilerTook,
+    ConfigCompiled,
+    ConfigMeasured,
+    DeviceTried,
+    End,
+    EndJob,
+    Instruction,
+    LaneFacts,
+    LaneLeft,
+    LaneTook,
+    Measure,
+    NotBuilt,
+    Report,
+    Stopped,
+    TrialMachine,
+    TryDevice,
+    TwinFound,
+    is_settled,
+)
+
+Error = WorkerDied | DeadlineExpired | RequestFailed
+
+CPU, ONLY_GPU, GPU = LaneFacts(True), LaneFacts(False), LaneFacts(False, has_stand_in=True)
+DOUBTFUL = LaneFacts(False, is_doubtful=True)
+
+FINE = Measurement(Outcome.MEASURED, latency_us=5.0, spread_us=0.1)
+SLOWER = Measurement(Outcome.SLOWER)
+WRONG = Measurement(Outcome.MISMATCH, "y is wrong", Phase.CHECK)
+RAISED = Measurement(Outcome.LAUNCH_ERROR, "refused", Phase.FIRST_LAUNCH)
+UNSUPPORTED = Measurement(Outcome.UNSUPPORTED, "no such instruction")
+CONTENDED = Measurement(Outcome.CONTENDED, "others used it")
+DAMAGED = Measurement(None, "its digest is another one")
+NEEDS_CORES = Measurement(None, phase=Phase.TIMING, cores=4)
+
+
+def died(phase: Phase = Phase.TIMING) -> WorkerDied:
+    """Return a crash."""
+    return WorkerDied(-signal.SIGSEGV, phase, Output("", "what it said"))
+
+
+def killed(phase: Phase = Phase.TIMING) -> WorkerDied:
+    """Return a kill from outside."""
+    return WorkerDied(-signal.SIGKILL, phase, Output())
+
+
+def expired(phase: Phase = Phase.TIMING) -> DeadlineExpired:
+    """Return a deadline that has passed."""
+    return DeadlineExpired(phase, 2.0, Output())
+
+
+def refused(code: str = "usage", phase: Phase = Phase.COMPILE, number: int | None = None) -> RequestFailed:
+    """Return what a worker answers that lives on."""
+    return RequestFailed(Failure(code, "it cannot", errno=number), phase, Output())
+
+
+def trials(count: int, place: Place = TrialState.COMPILED) -> list[Attempt]:
+    """Return trials of different configs at a place."""
+    return [Attempt(number, {"x": number}, UnitRef(f"{number}", {}), place) for number in range(1, count + 1)]
+
+
+TWIN = Trial(
+    id=7,
+    job=1,
+    kernel="p:k",  # type: ignore[arg-type]
+    problem={},
+    device="x",  # type: ignore[arg-type]
+    config={},
+    outcome=Outcome.MEASURED,
+    latency_us=3.0,
+    spread_us=0.1,
+    compile_s=1.0,
+    lane_s=1.0,
+    message="",
+    artifact="a",
+    digest="d",
+    updated=0.0,
+    detail={"count": 5},
+)
+
+MEASUREMENTS = [FINE, SLOWER, WRONG, RAISED, UNSUPPORTED, CONTENDED, DAMAGED, NEEDS_CORES]
+ERRORS: list[Error] = [died(), killed(), expired(), refused("usage", Phase.TIMING), NodeLost("n", "gone", Phase.TIMING)]
+REPORTS: list[Callable[[Attempt], Report]] = [
+    lambda one: NotBuilt(one, Proposal({}, outcome=Outcome.COMPILE_ERROR, message="no")),
+    lambda one: NotBuilt(one, Proposal({}, outcome=Outcome.UNSUPPORTED, message="not here")),
+    ArtifactFound,
+    lambda one: TwinFound(one, TWIN),
+    lambda one: CompilerTook([one]),
+    ConfigCompiled,
+    *(
+        lambda one, outcome=outcome: ConfigCompiled(one, outcome)
+        for outcome in (Outcome.COMPILE_ERROR, Outcome.UNSUPPORTED)
+    ),
+    lambda one: CompilerLeft([one]),
+    *(lambda one, error=error: CompilerLeft([one], error) for error in ERRORS),
+    lambda one: LaneTook([one]),
+    *(
+        lambda one, measured=measured, lane=lane: ConfigMeasured(one, measured, Output(), lane)
+        for measured in MEASUREMENTS
+        for lane in (CPU, ONLY_GPU, GPU, DOUBTFUL)
+    ),
+    lambda one: LaneLeft([one], GPU),
+    *(lambda one, error=error, lane=lane: LaneLeft([one], lane, error) for error in ERRORS for lane in (CPU, GPU)),
+    ArtifactGone,
+    Stopped,
+]
+WAITING: dict[type[Instruction], set[Place]] = {
+    Compile: {TrialState.ASKED},
+    Measure: {TrialState.COMPILED, TrialState.FINALIST},
+    TryDevice: {TrialState.MEASURING, TrialState.REFINING},
+}
+
+
+@pytest.mark.parametrize("place", [*TrialState, *Outcome], ids=str)
+def test_each_report_in_each_state_is_illegal_or_leaves_one_instruction(place: Place) -> None:
+    """An illegal one changes nothing. After a legal one the trial has its end, or waits where it is said to."""
+    for make in REPORTS:
+        (attempt,) = trials(1, place)
+        try:
+            instructions = TrialMachine().handle(make(attempt))
+        except IllegalMove:
+            assert (attempt.state, attempt.story) == (place, [])
+            continue
+        if attempt.outcome is not None and attempt.story:
+            assert [type(one) for one in instructions] == [End]
+        elif instructions:
+            (instruction,) = instructions
+            assert attempt.state in WAITING[type(instruction)]
+
+
+class World:
+    """A job's trials, its compiler and a lane, all of which fail as the dice say; and what the machine made of it."""
+
+    def __init__(self, dice: Random, count: int, lane: LaneFacts, *, one_by_one: bool, calm: bool = False) -> None:
+        self.machine = TrialMachine({"x": 1}, compiles_one_by_one=one_by_one)
+        self.all = trials(count, TrialState.ASKED)
+        self.ends: Counter[Attempt] = Counter()
+        self.requests = 0
+        self._dice = dice
+        self._lane = lane
+        self._calm = calm
+        self._corrections = 10
+        self._to_compile: deque[list[Attempt]] = deque([list(self.all)])
+        self._to_measure: deque[Attempt] = deque()
+        self._later: deque[Attempt] = deque()
+
+    def run(self) -> None:
+        """Go on until nothing waits any more."""
+        while self._to_compile or self._to_measure or self._later:
+            self.requests += 1
+            assert self.requests < 40 * len(self.all) + 100, "it goes on for ever"
+            if self._to_compile and (self._dice.random() < 0.5 or not (self._to_measure or self._later)):
+                self._compile(self._to_compile.popleft())
+            else:
+                self._measure()
+
+    def _compile(self, batch: list[Attempt]) -> None:
+        self.machine.handle(CompilerTook(batch))
+        told = self._some(batch, is_prefix=self.machine.compiles_one_by_one)
+        for attempt in told:
+            outcome = None if self._calm else self._dice.choice([None, None, Outcome.COMPILE_ERROR])
+            instructions = self.machine.handle(ConfigCompiled(attempt, outcome))
+            self._carry_out(instructions)
+            if outcome is None:
+                assert instructions == []
+                self._to_measure.append(attempt)
+        silent = [attempt for attempt in batch if attempt not in told]
+        failures: list[Error] = [died(Phase.COMPILE), killed(Phase.COMPILE), expired(Phase.COMPILE), refused()]
+        error = self._dice.choice(failures)
+        if not silent:
+            return
+        suspects = silent[:1] if self.machine.compiles_one_by_one else silent
+        self._blame(CompilerLeft(silent, error), suspects, error)
+
+    def _measure(self) -> None:
+        if not self._to_measure:
+            self._to_measure, self._later = self._later, self._to_measure
+        plan = self.machine.plan_request(self._to_measure, self._lane)
+        batch = [self._to_measure.popleft() for _ in range(plan.count)]
+        assert len(batch) == 1 or all(attempt.config != {"x": 1} for attempt in batch)
+        assert not any(TrialEvent.SET_APART in attempt.story for attempt in batch[1:])
+        self.machine.handle(LaneTook(batch))
+        told = self._some(batch, is_prefix=True)
+        for attempt in told:
+            self._carry_out(self.machine.handle(ConfigMeasured(attempt, self._measured(), Output(), self._lane)))
+        silent = batch[len(told) :]
+        if not silent:
+            return
+        errors: list[Error] = [died(), killed(), expired(), died(Phase.LOAD_NEXT), expired(Phase.LOAD_NEXT)]
+        error = self._dice.choice(errors)
+        suspects = silent[:1]
+        if error.phase is Phase.LOAD_NEXT and len(silent) > 1:
+            suspects = [] if isinstance(error, DeadlineExpired) else silent[1:2]
+        self._blame(LaneLeft(silent, self._lane, error), suspects, error)
+
+    def _some(self, batch: list[Attempt], *, is_prefix: bool) -> list[Attempt]:
+        if self._calm:
+            return batch
+        count = self._dice.randint(0, len(batch))
+        return batch[:count] if is_prefix else self._dice.sample(batch, count)
+
+    def _measured(self) -> Measurement:
+        if self._calm:
+            return FINE
+        measured = self._dice.choice(MEASUREMENTS)
+        if measured.outcome is None:
+            # Nobody counts what is nobody's fault: here it happens so often and no more.
+            self._corrections -= 1
+        return measured if self._corrections > 0 or measured.outcome is not None else FINE
+
+    def _blame(self, report: CompilerLeft | LaneLeft, suspects: Sequence[Attempt], error: Error) -> None:
+        before = {attempt: attempt.story.count(TrialEvent.KILLED) for attempt in report.attempts}
+        size = len(report.attempts)
+        instructions = self.machine.handle(report)
+        ended = [one.attempt for one in instructions if isinstance(one, End)]
+        assert set(ended) <= set(suspects), "blamed without evidence"
+        assert not ended or len(suspects) == 1, "blamed for what others may have done"
+        if error.message == killed().message:
+            assert all(before[attempt] == EXCUSES[TrialEvent.KILLED] for attempt in ended)
+        said = [attempt for one in instructions for attempt in self._attempts_of(one)]
+        assert sorted(map(id, said)) == sorted(map(id, report.attempts)), "each is told where it goes, once"
+        largest = max((len(one.attempts) for one in instructions if isinstance(one, Compile)), default=0)
+        has_excuse = any(attempt.story.count(TrialEvent.KILLED) > before[attempt] for attempt in report.attempts)
+        assert largest < size or has_excuse or isinstance(report, LaneLeft), "a request shrinks"
+        self._carry_out(instructions)
+
+    def _attempts_of(self, instruction: Instruction) -> Iterable[Attempt]:
+        match instruction:
+            case Compile(attempts) | Measure(attempts):
+                return attempts
+            case End(attempt) | TryDevice(attempt):
+                return [attempt]
+            case EndJob():
+                raise AssertionError("the job goes on")
+            case _:
+                assert_never(instruction)
+
+    def _carry_out(self, instructions: Sequence[Instruction]) -> None:
+        for instruction in instructions:
+            match instruction:
+                case Compile(attempts):
+                    self._to_compile.append(list(attempts))
+                case Measure(attempts, at_once=True):
+                    self._to_measure.extendleft(reversed(attempts))
+                case Measure(attempts):
+                    self._later.extend(attempts)
+                case TryDevice(attempt):
+                    is_sick = self._dice.random() < 0.5
+                    self._carry_out(self.machine.handle(DeviceTried(attempt, is_sick)))
+                case End(attempt, result):
+                    self.ends[attempt] += 1
+                    assert attempt.outcome is result.outcome
+                case EndJob():
+                    raise AssertionError("the job goes on")
+
+
+@given(
+    st.randoms(use_true_random=False), st.integers(1, 9), st.sampled_from([CPU, ONLY_GPU, GPU, DOUBTFUL]), st.booleans()
+)
+def test_whatever_happens_each_trial_ends_once_and_its_excuses_are_bounded(
+    dice: Random, count: int, lane: LaneFacts, one_by_one: bool
+) -> None:
+    """Nothing goes on for ever, nobody is blamed without evidence, and each request shrinks or ends."""
+    world = World(dice, count, lane, one_by_one=one_by_one)
+    world.run()
+    assert world.ends == Counter(dict.fromkeys(world.all, 1))
+    for attempt in world.all:
+        for event, most in EXCUSES.items():
+            assert attempt.story.count(event) <= most
+        assert attempt.accused is None
+
+
+def test_where_nothing_fails_a_trial_is_compiled_and_measured_once() -> None:
+    """In as few requests as there can be: the default has one of its own."""
+    world = World(Random(1), 9, GPU, one_by_one=True, calm=True)
+    world.run()
+    assert world.requests == 3
+    straight = [TrialEvent.COMPILE_STARTED, TrialEvent.COMPILE_DONE, TrialEvent.LANE_TAKEN, TrialEvent.TIMED]
+    assert all(attempt.story == straight for attempt in world.all)
+
+
+# Stories
+
+MACHINE = TrialMachine()
+
+
+def on_lane(attempts: Sequence[Attempt], error: Error | None, lane: LaneFacts = ONLY_GPU) -> list[Instruction]:
+    """Have a lane take trials, and leave without a report on them."""
+    MACHINE.handle(LaneTook(attempts))
+    return MACHINE.handle(LaneLeft(attempts, lane, error))
+
+
+def measured(attempt: Attempt, measurement: Measurement, lane: LaneFacts = ONLY_GPU) -> list[Instruction]:
+    """Have a lane take one trial, and report on it."""
+    MACHINE.handle(LaneTook([attempt]))
+    return MACHINE.handle(ConfigMeasured(attempt, measurement, Output(), lane))
+
+
+def compiled(attempts: Sequence[Attempt], error: Error | None, machine: TrialMachine = MACHINE) -> list[Instruction]:
+    """Have a compiler take trials, and leave without a report on them."""
+    machine.handle(CompilerTook(attempts))
+    return machine.handle(CompilerLeft(attempts, error))
+
+
+def outcomes(instructions: Sequence[Instruction]) -> list[Outcome]:
+    """Return the outcomes that instructions record."""
+    return [one.result.outcome for one in instructions if isinstance(one, End)]
+
+
+def test_a_config_that_crashes_in_a_batch_is_blamed_alone() -> None:
+    """Those behind it go on, in their order."""
+    first, second, third = trials(3)
+    instructions = on_lane([first, second, third], died())
+    assert instructions[0] == Measure([second, third], at_once=True)
+    assert outcomes(instructions) == [Outcome.CRASHED]
+    assert first.outcome is Outcome.CRASHED
+
+
+def test_a_config_at_which_the_worker_is_killed_each_time_is_the_cause() -> None:
+    """Two kills are excused, the third is evidence."""
+    (attempt,) = trials(1)
+    for _ in range(2):
+        assert on_lane([attempt], killed()) == [Measure([attempt], at_once=False)]
+    assert outcomes(on_lane([attempt], killed())) == [Outcome.CRASHED]
+
+
+def test_kills_while_compiling_and_while_measuring_count_together() -> None:
+    """One each, and the third is evidence."""
+    (attempt,) = trials(1, TrialState.ASKED)
+    assert compiled([attempt], killed(Phase.COMPILE)) == [Compile([attempt])]
+    MACHINE.handle(ArtifactFound(attempt))
+    assert on_lane([attempt], killed()) == [Measure([attempt], at_once=False)]
+    assert outcomes(on_lane([attempt], killed())) == [Outcome.CRASHED]
+
+
+def test_a_batch_whose_compiler_is_killed_is_compiled_again_whole() -> None:
+    """Only the one that was at work has used up an excuse."""
+    first, second = trials(2, TrialState.ASKED)
+    assert compiled([first, second], killed(Phase.COMPILE)) == [Compile([first, second])]
+    assert (first.story[-1], second.story[-1]) == (TrialEvent.KILLED, TrialEvent.SPARED)
+
+
+def test_a_group_that_crashes_the_compiler_is_halved_until_one_is_alone() -> None:
+    """Nothing is known about its members before."""
+    machine = TrialMachine(compiles_one_by_one=False)
+    group = trials(4, TrialState.ASKED)
+    assert compiled(group, died(Phase.COMPILE), machine) == [Compile(group[:2]), Compile(group[2:])]
+    assert compiled(group[2:], died(Phase.COMPILE), machine) == [Compile(group[2:3]), Compile(group[3:])]
+    assert outcomes(compiled(group[2:3], died(Phase.COMPILE), machine)) == [Outcome.CRASHED]
+
+
+def test_a_group_without_excuses_is_halved_and_not_blamed() -> None:
+    """One of its members may be innocent."""
+    machine = TrialMachine(compiles_one_by_one=False)
+    group = trials(2, TrialState.ASKED)
+    for _ in range(2):
+        assert compiled(group, killed(Phase.COMPILE), machine) == [Compile(group)]
+    assert compiled(group, killed(Phase.COMPILE), machine) == [Compile(group[:1]), Compile(group[1:])]
+
+
+def test_a_compile_that_hangs_costs_its_deadline() -> None:
+    """Its time is that of the config."""
+    first, second = trials(2, TrialState.ASKED)
+    instructions = compiled([first, second], expired(Phase.COMPILE))
+    assert outcomes(instructions) == [Outcome.COMPILE_TIMEOUT]
+    assert instructions[1] == Compile([second])
+    assert first.compile_s == 2.0
+
+
+def test_a_config_that_the_backend_says_nothing_about_does_not_compile() -> None:
+    """Or a job would wait for it."""
+    assert outcomes(compiled(trials(1, TrialState.ASKED), None)) == [Outcome.COMPILE_ERROR]
+
+
+@pytest.mark.parametrize(
+    "error",
+    [refused("source_changed"), refused("usage", Phase.LOAD), refused("disk", number=errno.ENOSPC)],
+    ids=["source-changed", "backend-cannot-be-imported", "disk-full"],
+)
+def test_what_all_configs_share_stops_the_job(error: Error) -> None:
+    """No config is blamed for it."""
+    attempts = trials(2, TrialState.ASKED)
+    assert compiled(attempts, error) == [EndJob(error)]
+    assert {attempt.outcome for attempt in attempts} == {None}
+
+
+def test_a_backend_whose_worker_is_killed_while_it_is_imported_can_be_imported() -> None:
+    """The kill says nothing about it."""
+    (attempt,) = trials(1, TrialState.ASKED)
+    assert compiled([attempt], killed(Phase.LOAD)) == [Compile([attempt])]
+
+
+def test_a_library_that_cannot_be_loaded_on_a_lane_is_the_config_s_own() -> None:
+    """Only a compile worker loads the backend."""
+    assert outcomes(on_lane(trials(1), refused("usage", Phase.LOAD))) == [Outcome.LAUNCH_ERROR]
+
+
+@pytest.mark.parametrize("failure", [WRONG, RAISED, died()], ids=["wrong", "raised", "died"])
+def test_a_failure_in_a_worker_that_may_be_damaged_is_tried_once_more(failure: Measurement | WorkerDied) -> None:
+    """In a new worker, where it counts."""
+
+    def fail(attempt: Attempt, lane: LaneFacts) -> list[Instruction]:
+        is_report = isinstance(failure, Measurement)
+        return measured(attempt, failure, lane) if is_report else on_lane([attempt], failure, lane)  # type: ignore[arg-type]
+
+    (attempt,) = trials(1)
+    assert fail(attempt, DOUBTFUL) == [Measure([attempt], at_once=False)]
+    assert len(outcomes(fail(attempt, DOUBTFUL))) == 1
+
+
+def test_a_hang_in_a_worker_that_may_be_damaged_counts() -> None:
+    """To find out would cost another deadline."""
+    assert outcomes(on_lane(trials(1), expired(), DOUBTFUL)) == [Outcome.HUNG]
+
+
+def test_a_doubtful_worker_gets_one_config() -> None:
+    """So that the doubt is over after it."""
+    assert MACHINE.plan_request(trials(4), DOUBTFUL).count == 1
+    assert MACHINE.plan_request(trials(4), ONLY_GPU).count == 4
+
+
+@pytest.mark.parametrize("failure", [died(), expired(), refused("usage", Phase.TIMING)])
+def test_a_trial_of_a_gpu_that_turns_out_sick_is_measured_on_another_one(failure: Error) -> None:
+    """Once: if the second one is sick afterwards, too, the config is the cause."""
+    (attempt,) = trials(1)
+    assert on_lane([attempt], failure, GPU) == [TryDevice(attempt)]
+    assert MACHINE.handle(DeviceTried(attempt, is_sick=True)) == [Measure([attempt], at_once=False)]
+    assert len(outcomes(on_lane([attempt], failure, GPU))) == 1
+
+
+def test_a_trial_of_a_gpu_that_works_has_its_outcome() -> None:
+    """With what was found out before the device was tried."""
+    (attempt,) = trials(1)
+    measured(attempt, RAISED, GPU)
+    (end,) = MACHINE.handle(DeviceTried(attempt, is_sick=False))
+    assert isinstance(end, End)
+    assert (end.result.outcome, end.result.message) == (Outcome.LAUNCH_ERROR, "refused")
+
+
+@pytest.mark.parametrize("lane", [CPU, ONLY_GPU], ids=["a-cpu", "the-only-gpu"])
+def test_where_no_device_can_stand_in_the_config_is_to_blame(lane: LaneFacts) -> None:
+    """A CPU runs everything else all the while, and nobody can tell for an only GPU."""
+    assert outcomes(on_lane(trials(1), died(), lane)) == [Outcome.CRASHED]
+
+
+def test_a_wrong_result_is_no_sign_of_a_sick_gpu() -> None:
+    """A device that fails raises."""
+    (attempt,) = trials(1)
+    assert outcomes(measured(attempt, WRONG, GPU)) == [Outcome.MISMATCH]
+
+
+def test_a_disturbed_trial_is_left_to_the_next_job_after_three_tries() -> None:
+    """Alone from the second one on; beside an application the last one is not judged."""
+    attempt, other = trials(2)
+    for _ in range(CONTENDED_TRIES - 1):
+        assert MACHINE.may_be_disturbed(attempt, has_application=True)
+        assert measured(attempt, CONTENDED) == [Measure([attempt], at_once=False)]
+        assert MACHINE.plan_request([attempt, other], ONLY_GPU).count == 1
+    assert not MACHINE.may_be_disturbed(attempt, has_application=True)
+    assert MACHINE.may_be_disturbed(attempt, has_application=False)
+    assert outcomes(measured(attempt, CONTENDED)) == [Outcome.CONTENDED]
+
+
+def test_a_worker_that_dies_while_it_loads_ahead_died_of_what_it_loaded() -> None:
+    """The config that was timed is measured again."""
+    first, second, third = trials(3)
+    instructions = on_lane([first, second, third], died(Phase.LOAD_NEXT))
+    assert [one for one in instructions if isinstance(one, Measure)] == [
+        Measure([first], at_once=False),
+        Measure([third], at_once=True),
+    ]
+    assert second.outcome is Outcome.CRASHED
+
+
+def test_of_two_that_may_hang_each_is_measured_alone() -> None:
+    """A load waits for the device."""
+    first, second, third = trials(3)
+    instructions = on_lane([first, second, third], expired(Phase.LOAD_NEXT))
+    assert instructions == [Measure([second, third], at_once=True), Measure([first], at_once=False)]
+    assert MACHINE.plan_request([second, third], ONLY_GPU).count == 1
+    assert MACHINE.plan_request([third, first], ONLY_GPU).count == 1
+
+
+def test_a_config_that_needs_more_cores_has_them_at_once() -> None:
+    """And is timed with nobody who needs fewer."""
+    attempt, other = trials(2)
+    assert measured(attempt, NEEDS_CORES, CPU) == [Measure([attempt], at_once=True)]
+    plan = MACHINE.plan_request([attempt, other], CPU)
+    assert (plan.count, plan.cores, plan.finds_cores) == (1, 4, True)
+
+
+def test_what_follows_a_config_that_left_something_behind_is_spared() -> None:
+    """The worker stopped there."""
+    attempts = trials(2)
+    assert on_lane(attempts, None) == [Measure(attempts, at_once=True)]
+
+
+def test_a_damaged_artifact_is_compiled_again() -> None:
+    """And so is one that was removed while it waited."""
+    damaged, removed = trials(2)
+    assert measured(damaged, DAMAGED) == [Compile([damaged])]
+    assert MACHINE.handle(ArtifactGone(removed)) == [Compile([removed])]
+
+
+def test_a_trial_of_a_lost_node_is_tried_again_however_often() -> None:
+    """It is a machine's doing, and never the config's."""
+    (attempt,) = trials(1)
+    for _ in range(5):
+        assert on_lane([attempt], NodeLost("n", "gone", Phase.TIMING)) == [Measure([attempt], at_once=False)]
+    assert on_lane([attempt], killed()) == [Measure([attempt], at_once=False)]
+
+
+@pytest.mark.parametrize("measurement", [CONTENDED, DAMAGED], ids=["disturbed", "damaged"])
+def test_a_finalist_keeps_its_figure_when_a_round_says_nothing(measurement: Measurement) -> None:
+    """The round is lost, and not repeated."""
+    finalist = Attempt.finalist(TWIN, UnitRef("a", {}))
+    assert outcomes(measured(finalist, measurement)) == [Outcome.MEASURED]
+
+
+def test_a_finalist_that_is_wrong_is_no_winner_any_more() -> None:
+    """Its outcome is replaced."""
+    finalist = Attempt.finalist(TWIN, UnitRef("a", {}))
+    assert outcomes(measured(finalist, WRONG)) == [Outcome.MISMATCH]
+
+
+def test_a_finalist_that_is_killed_is_launched_again() -> None:
+    """By the same rule as any trial."""
+    finalist = Attempt.finalist(TWIN, UnitRef("a", {}))
+    for _ in range(2):
+        assert on_lane([finalist], killed()) == [Measure([finalist], at_once=False)]
+    assert outcomes(measured(finalist, FINE)) == [Outcome.MEASURED]
+
+
+def test_a_twin_gives_its_figure_and_says_whose_it_is() -> None:
+    """The trial needs no lane."""
+    (attempt,) = trials(1)
+    (end,) = MACHINE.handle(TwinFound(attempt, TWIN))
+    assert isinstance(end, End)
+    assert (end.result.latency_us, end.result.detail["carried_from"], end.result.detail["count"]) == (3.0, 7, 5)
+
+
+def test_a_story_is_kept_where_a_trial_did_not_go_straight() -> None:
+    """A plain one needs none."""
+    straight, twisted = trials(2)
+    (end,) = measured(straight, FINE)
+    assert isinstance(end, End)
+    assert "story" not in end.result.detail
+    on_lane([twisted], killed())
+    (end,) = measured(twisted, FINE)
+    assert isinstance(end, End)
+    assert list(end.result.detail["story"]) == ["lane_taken", "killed", "lane_taken", "timed"]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "is_quarantined"),
+    [
+        (Outcome.HUNG, True),
+        (Outcome.CRASHED, True),
+        (Outcome.MEASURED, True),
+        (Outcome.CONTENDED, False),
+        (Outcome.CANCELLED, False),
+        (Outcome.INTERRUPTED, False),
+        (None, False),
+    ],
+)
+def test_what_says_something_about_a_config_is_settled(outcome: Outcome | None, is_quarantined: bool) -> None:
+    """The next job does not try it again."""
+    known = replace(TWIN, outcome=outcome)
+    assert is_settled(known, compile_deadline_s=180.0) is is_quarantined
+
+
+def test_a_compile_that_took_too_long_is_tried_again_with_a_longer_deadline() -> None:
+    """It is not known whether that is enough."""
+    known = replace(TWIN, outcome=Outcome.COMPILE_TIMEOUT, detail={"after_s": 60.0})
+    assert is_settled(known, compile_deadline_s=60.0)
+    assert not is_settled(known, compile_deadline_s=61.0)
+
+
+def test_a_verdict_that_ends_nothing_is_refused() -> None:
+    """An end must lead to an outcome."""
+    with pytest.raises(IllegalMove):
+        trials(1)[0].end(Verdict(TrialEvent.TIMED))
