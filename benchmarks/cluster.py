@@ -196,7 +196,7 @@ def _configure(
     lines = ["contention = false", f"devices = {json.dumps(devices)}"]
     env = f'PYTHONPATH = "{_search_path()}"'
     if fake:
-        # A GPU's lane has its next batch while it measures one.
+        # A GPU's lane goes on while a result is recorded.
         env += ', FAKE_DEVICES = "cuda:0"'
     for project in projects:
         lines += ["[[roots]]", f'path = "{project.directory}"', f"env = {{ {env} }}"]
@@ -251,7 +251,7 @@ def _wait_for_nodes(daemon: PrivateDaemon) -> None:
     with _timed("the nodes' keepers"), daemon.client() as client:
         while True:
             status = client.call("status")
-            states = {node["name"]: node["state"] for node in status["cluster"].get("nodes", ())}
+            states = {host["name"]: host["state"] for one in status["executors"].values() for host in one["hosts"]}
             if [states.get(f"n{number}") for number in range(1, LANES + 1)] == ["ready"] * LANES:
                 return
             if perf_counter() > deadline:

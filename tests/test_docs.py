@@ -38,6 +38,7 @@ from ktuned.sharing.settings import MIN_PULL_S, ShareSettings
 from ktuned.spec.tensors import FILLS
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
 from ktuned_client import wire
+from ktuned_ray.executor import ClusterSettings
 from tests.assembled import Parts
 
 ROOT = Path(__file__).parent.parent
@@ -190,7 +191,7 @@ def test_defaults_of_settings() -> None:
         for name, value in msgspec.structs.asdict(ShareSettings()).items()
     }
     assert team["pull_s"][1].endswith(f"at least {MIN_PULL_S:g}")
-    assert _names("docs/cluster.md", "## `[cluster]`") == list(config.ClusterSettings.__struct_fields__)
+    assert _names("docs/cluster.md", "## `[cluster]`") == list(ClusterSettings.__struct_fields__)
 
 
 def test_priorities() -> None:

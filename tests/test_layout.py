@@ -26,9 +26,9 @@ STRATEGIES = {"ktuned_optuna"}
 """Plugins without a backend: one is imported when a job names its strategy, and imports the rooms that it extends."""
 
 SERVICES = {"ktuned_ray", "ktuned_team"}
-"""Plugins of the bridge, which imports them in its own process; on a cluster's nodes they have the fleet."""
+"""Plugins of executors and of the bridge; on other hosts they run workers with the fleet's own parts."""
 
-SERVICES_MAY_IMPORT = {"bridge", "fleet", "ipc", "model", "sharing"}
+SERVICES_MAY_IMPORT = {"backends", "bridge", "fleet", "ipc", "model", "sharing", "store"}
 
 SOURCES = {"ktuned": ROOT, "ktuned_client": ROOT / "client", **PLUGINS}
 

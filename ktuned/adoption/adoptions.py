@@ -412,7 +412,7 @@ class Adoptions:
         environment = self._catalog.environment(kernel)
         await self._machine.environments.probe(environment)
         if not self._machine.arch and not self._machine.has_device(environment, kernel.backend, None):
-            await self._machine.environments.probe_nodes(environment)
+            await self._machine.environments.probe_hosts(environment)
             if not self._machine.has_device(environment, kernel.backend, None):
                 return False
         if self._choice(kernel, record.device).bring(kernel.specialized(record.problem), call):

@@ -8,7 +8,7 @@ import what they need. Names of the process's side are imported when they are fi
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ktuned.bridge import cluster, messages, node, parcels
+from ktuned.bridge import messages
 from ktuned.bridge.messages import Call, CallFailed, Hello, Versions
 
 if TYPE_CHECKING:
@@ -24,10 +24,7 @@ __all__ = [
     "Send",
     "Service",
     "Versions",
-    "cluster",
     "messages",
-    "node",
-    "parcels",
 ]
 
 _HOMES = {"Host": "host", "SERVICES": "service", "Send": "service", "Service": "service"}

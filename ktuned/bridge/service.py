@@ -55,7 +55,7 @@ def load_service(name: str) -> Service:
         raise CallFailed(
             "no_service",
             f"{sys.executable} has nothing installed for the bridge's service {name!r}",
-            hint=f"install it there: {sys.executable} -m pip install {_DISTRIBUTIONS.get(name, 'ktuned')}",
+            hint=f"install the plugin that brings it: {sys.executable} -m pip install …",
         )
     try:
         made = next(iter(entries)).load()()
@@ -65,7 +65,3 @@ def load_service(name: str) -> Service:
         ) from error
     assert isinstance(made, Service)
     return made
-
-
-_DISTRIBUTIONS = {"cluster": "ktuned-ray"}
-"""The distributions of known services that are not ktuned's own."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any
 
@@ -39,15 +40,14 @@ from ktuned.devices import Environments, Machine, Probes, SurveyIntervals, Toolc
 from ktuned.fleet import (
     BENCH_MODULES,
     Bridge,
-    Cluster,
     Courtesy,
     Executor,
     Executors,
     Fleet,
+    HostEvents,
     LocalExecutor,
-    NodeLink,
-    RemoteExecutor,
     StartProcess,
+    Surroundings,
 )
 from ktuned.ipc import Trust
 from ktuned.lookup import AnswerCaches, Certainty, Lookups, ServedWinners, WinnerTable
@@ -136,7 +136,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     caches: AnswerCaches
     captured_inputs: CapturedInputs
     catalog: Catalog
-    cluster: Cluster
+    executors: Executors
     current: CurrentSettings
     events: Events
     fleet: Fleet
@@ -151,7 +151,6 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     preparation: Preparation
     probes: Probes
     reload: Reload
-    remote: RemoteExecutor
     renewal: Renewal
     requests: JobRequests
     reverification: Reverification
@@ -208,19 +207,28 @@ def assemble(
         last_end=settings.state / END_NAME,
         start_process=replaced.start_process,
     )
-    bridge = Bridge(
-        python=settings.bridge_python, directory=settings.state, base_env=base_env, mark=executor.mark, kept=kept
+    bridge = Bridge(python=sys.executable, directory=settings.state, base_env=base_env, mark=executor.mark, kept=kept)
+    surroundings = Surroundings(settings.artifacts, settings.captures, settings.state, base_env, executor.mark, kept)
+
+    # Called when the daemon runs: what they act on is made below.
+    def host_up(host: str, cores: int) -> None:
+        fleet.add_host(host, cores)
+        probes.host_up(host)
+
+    def host_lost(host: str) -> None:
+        environments.host_lost(host)
+
+    def host_changed(host: str, reason: str) -> None:
+        environments.host_changed(host, reason)
+
+    executors = Executors(
+        executor if replaced.executor is None else replaced.executor(executor),
+        surroundings,
+        HostEvents(host_up, host_lost, host_changed),
     )
-    remote = RemoteExecutor(
-        bridge,
-        artifacts=settings.artifacts,
-        captures=settings.captures,
-        limits_are_given=settings.limits_are_given,
-    )
-    cluster = Cluster(bridge, remote)
-    cluster.follow(settings.file.cluster.ray, settings.file.cluster.runtime_env)
+    executors.follow(settings.executors, limits_are_given=settings.limits_are_given)
     fleet = Fleet(
-        Executors(executor if replaced.executor is None else replaced.executor(executor), remote),
+        executors,
         compile_slots=settings.compile_slots,
         spawn_s=settings.deadlines["spawn"],
         memory_limits=(settings.bench_bytes, settings.compile_bytes),
@@ -230,15 +238,15 @@ def assemble(
         spare_modules=replaced.spare_modules,
     )
 
-    remote.leases.when_idle(fleet.end_idle)
-
     # What is known: kernels, inputs, devices, artifacts.
     artifacts = Artifacts(settings.artifacts, settings.artifacts_bytes)
     catalog = Catalog(watched_roots(settings, store), store.kernels(), store.projects.aliases(), store.learned.all())
     admission = Admission(catalog, fleet, store, deadlines)
     buckets = Buckets(catalog, fleet, store, deadlines)
     captured_inputs = CapturedInputs(store, settings.captures)
-    environments = Environments(fleet, store, deadlines=deadlines, settled=cluster.settled, base_env=replaced.base_env)
+    environments = Environments(
+        fleet, store, deadlines=deadlines, settled=executors.settled, base_env=replaced.base_env
+    )
     machine = Machine(environments, arch=settings.arch, chosen=settings.devices, captured=captured_inputs.digest)
 
     # What acts on events, and the router.
@@ -249,14 +257,6 @@ def assemble(
 
     to_share = DueKernels()
 
-    def node_up(link: NodeLink) -> None:
-        fleet.add_node(link.info.name, link.cores)
-        probes.node_up(link.info.name)
-
-    def node_lost(link: NodeLink) -> None:
-        environments.node_lost(link.info.name)
-
-    cluster.when_nodes_change(node_up, node_lost)
     trial_count = TrialCount()
     router = EventRouter(
         events,
@@ -322,7 +322,7 @@ def assemble(
     )
     jobs = Jobs(job_machine, dispatcher, store=store, publish=router.publish)
     catalog.when_kernels_change(jobs.outdate)
-    probes.when_nodes_come(jobs.join_nodes)
+    probes.when_hosts_come(jobs.join_devices)
     reverification = Reverification(catalog=catalog, machine=machine, store=store, jobs=jobs)
     requests = JobRequests(
         admission=admission, buckets=buckets, catalog=catalog, machine=machine, store=store, jobs=jobs
@@ -440,7 +440,7 @@ def assemble(
         last_end=last_end,
         adoptions=adoptions,
         bridge=bridge,
-        cluster=cluster,
+        executors=executors,
         current=current,
         fleet=fleet,
         jobs=jobs,
@@ -458,7 +458,7 @@ def assemble(
         activity=activity,
         artifacts=artifacts,
         catalog=catalog,
-        cluster=cluster,
+        executors=executors,
         events=events,
         fleet=fleet,
         idle_policy=idle_policy,
@@ -475,9 +475,8 @@ def assemble(
         notifier,
         artifact_cleanup=artifact_cleanup,
         artifacts=artifacts,
-        bridge=bridge,
         catalog=catalog,
-        cluster=cluster,
+        executors=executors,
         describe=activity.line,
         fleet=fleet,
         idle_policy=idle_policy,
@@ -556,7 +555,7 @@ def assemble(
         caches=caches,
         captured_inputs=captured_inputs,
         catalog=catalog,
-        cluster=cluster,
+        executors=executors,
         current=current,
         events=events,
         fleet=fleet,
@@ -571,7 +570,6 @@ def assemble(
         preparation=preparation,
         probes=probes,
         reload=reload,
-        remote=remote,
         renewal=renewal,
         requests=requests,
         reverification=reverification,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 import os
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from types import UnionType
@@ -16,7 +14,7 @@ import platformdirs
 
 from ktuned.backends import cpu
 from ktuned.catalog import make_root
-from ktuned.fleet import compilers_for, memory
+from ktuned.fleet import compilers_for, executor_names, load_executor, memory
 from ktuned.model import Root, SettingsError, listed
 from ktuned.scheduling import POLICIES, default_compile_slots
 from ktuned.sharing import ShareSettings
@@ -45,18 +43,8 @@ class RootSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     polling: bool = False
 
 
-class ClusterSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The ``[cluster]`` table: the Ray cluster to join, the interpreter of the bridge to it, and Ray's runtime
-    environment (JSON) for what runs on the nodes.
-    """
-
-    ray: str = ""
-    python: str = ""
-    runtime_env: str = ""
-
-
 class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """All that ``config.toml`` may say."""
+    """All that ``config.toml`` may say, besides the tables of plugins' executors."""
 
     roots: tuple[RootSettings, ...] = ()
     deadlines: dict[str, float] = {}
@@ -71,14 +59,14 @@ class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     compile_memory_gib: float | None = None
     idle_exit_s: float | None = None
     trusted_directories: tuple[str, ...] = ()
-    cluster: ClusterSettings = ClusterSettings()
     share: ShareSettings = ShareSettings()
 
 
 class Settings(msgspec.Struct, frozen=True):
     """The settings of a daemon. ``state`` is kept, ``cache`` can be made again.
 
-    ``file`` is what ``config.toml`` says, ``asked`` and ``no_share`` what the daemon was started with.
+    ``file`` is what ``config.toml`` says, ``executors`` are its tables for executors of other machines; ``asked`` and
+    ``no_share`` are what the daemon was started with.
     """
 
     socket: str
@@ -101,6 +89,7 @@ class Settings(msgspec.Struct, frozen=True):
     idle_exit_s: float | None
     trusted_directories: tuple[str, ...]
     file: File = File()
+    executors: Mapping[str, msgspec.Struct] = {}
     no_share: bool = False
     asked: tuple[str | None, str | None, str | None, float | None] = (None, None, None, None)
 
@@ -113,11 +102,6 @@ class Settings(msgspec.Struct, frozen=True):
     def limits_are_given(self) -> bool:
         """True if workers' memory is limited by the file, and not by half of each machine's."""
         return self.file.bench_memory_gib is not None or self.file.compile_memory_gib is not None
-
-    @property
-    def bridge_python(self) -> str:
-        """The interpreter of the bridge."""
-        return os.path.expanduser(self.file.cluster.python) or sys.executable
 
     @property
     def share(self) -> ShareSettings:
@@ -144,7 +128,9 @@ class Settings(msgspec.Struct, frozen=True):
 
     def changed_since(self, before: Settings) -> list[str]:
         """Return the names of what ``config.toml`` says otherwise than it did."""
-        return [name for name in File.__struct_fields__ if getattr(self.file, name) != getattr(before.file, name)]
+        changed = [name for name in File.__struct_fields__ if getattr(self.file, name) != getattr(before.file, name)]
+        tables = sorted({*self.executors, *before.executors})
+        return changed + [name for name in tables if self.executors.get(name) != before.executors.get(name)]
 
 
 def load_settings(
@@ -172,7 +158,7 @@ def load_settings(
         cache = Path(platformdirs.user_cache_dir("ktuned"))
         config_dir = Path(platformdirs.user_config_dir("ktuned"))
     config_path = Path(config) if config else config_dir / "config.toml"
-    file = _read(config_path, must_exist=config is not None)
+    file, executors = _read(config_path, must_exist=config is not None)
     slots = file.compile_slots or default_compile_slots(cpu.cores())
     bench_bytes, compile_bytes = memory.default_limits(compilers_for(slots))
     cores = sorted(os.sched_getaffinity(0))
@@ -199,12 +185,13 @@ def load_settings(
         idle_exit_s=file.idle_exit_s if idle_exit_s is None else idle_exit_s,
         trusted_directories=_absolute(file.trusted_directories, config_path),
         file=file,
+        executors=executors,
         no_share=no_share,
         asked=asked,
     )
 
 
-def _read(path: Path, *, must_exist: bool) -> File:
+def _read(path: Path, *, must_exist: bool) -> tuple[File, Mapping[str, msgspec.Struct]]:
     try:
         if path.exists() and not path.is_file():
             # A pipe would be waited at.
@@ -213,11 +200,12 @@ def _read(path: Path, *, must_exist: bool) -> File:
     except (FileNotFoundError, NotADirectoryError):
         if must_exist:
             raise SettingsError(f"{path} does not exist", hint="name a file that does, or leave out --config") from None
-        return File()
+        return File(), {}
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}", hint="mend its mode or its owner") from error
     try:
         table = msgspec.toml.decode(text)
+        executors = _take_executors(table)
         _check(table, File, "")
     except (msgspec.DecodeError, UnicodeDecodeError, _Fault) as error:
         raise SettingsError(f"{path}: {error}", hint="see docs/settings.md") from error
@@ -228,12 +216,6 @@ def _read(path: Path, *, must_exist: bool) -> File:
         raise SettingsError(f"{path}: devices holds an empty name", hint="name devices (cuda:0) or models (H200)")
     if file.policy not in POLICIES:
         raise SettingsError(f"{path}: policy is {file.policy!r}", hint=f"there are {', '.join(POLICIES)}")
-    try:
-        json.loads(file.cluster.runtime_env or "{}")
-    except ValueError as error:
-        raise SettingsError(
-            f"{path}: [cluster] runtime_env is not JSON: {error}", hint="see docs/cluster.md"
-        ) from error
     for field in ("artifacts_gib", "bench_memory_gib", "compile_memory_gib"):
         value = getattr(file, field)
         if value is not None and not 0 < value < math.inf:
@@ -243,7 +225,25 @@ def _read(path: Path, *, must_exist: bool) -> File:
         raise SettingsError(f"{path}: [share] {fault}", hint=f"docs/settings.md describes `{name}`")
     if file.idle_exit_s is not None and not 0 <= file.idle_exit_s < math.inf:
         raise SettingsError(f"{path}: idle_exit_s is {file.idle_exit_s}", hint="give seconds, or 0 for never")
-    return file
+    return file, executors
+
+
+def _take_executors(table: dict[str, Any]) -> dict[str, msgspec.Struct]:
+    """Take the tables of installed executors out of a file's; return their settings.
+
+    Raises:
+        _Fault: one cannot be followed.
+    """
+    unknown = [name for name, value in table.items() if isinstance(value, dict) and name not in File.__struct_fields__]
+    found = {}
+    # Which plugins are installed is asked where there is such a table alone: it takes a tenth of a second.
+    for name in set(unknown) & set(executor_names() if unknown else ()):
+        executor, values = load_executor(name), table.pop(name)
+        _check(values, executor.settings, name)
+        found[name] = msgspec.convert(values, executor.settings)
+        if fault := executor.check_settings(found[name]):
+            raise _Fault(f"[{name}] {fault}")
+    return found
 
 
 class _Fault(Exception):

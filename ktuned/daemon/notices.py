@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ktuned.adoption import Adoptions
 from ktuned.daemon.reload import CurrentSettings
 from ktuned.devices import Machine
-from ktuned.fleet import Bridge, Cluster, Fleet
+from ktuned.fleet import Bridge, Executors, Fleet
 from ktuned.scheduling import Jobs, Renewal, RootExpiry, RootMoves, SharedWinners
 from ktuned.store import Store
 from ktuned.watch import Watcher
@@ -21,7 +21,7 @@ class Notices:
         *,
         adoptions: Adoptions,
         bridge: Bridge,
-        cluster: Cluster,
+        executors: Executors,
         current: CurrentSettings,
         fleet: Fleet,
         last_end: str,
@@ -36,7 +36,7 @@ class Notices:
     ) -> None:
         self._adoptions = adoptions
         self._bridge = bridge
-        self._cluster = cluster
+        self._executors = executors
         self._current = current
         self._fleet = fleet
         self._last_end = last_end
@@ -68,5 +68,5 @@ class Notices:
         yield from self._fleet.notices
         yield from self._bridge.notices
         yield from self._shared.notices
-        yield from self._cluster.notices
+        yield from self._executors.notices
         yield from self._machine.notices

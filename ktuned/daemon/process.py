@@ -118,7 +118,6 @@ class Daemon:
                 parts.root_expiry.run,
                 parts.artifact_cleanup.run,
                 parts.probes.run,
-                parts.cluster.run,
                 parts.toolchain_survey.run,
                 self._take_up,
                 parts.lifetime.run,

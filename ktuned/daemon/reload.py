@@ -15,7 +15,7 @@ from ktuned.daemon.config import Settings
 from ktuned.daemon.lifetime import Lifetime
 from ktuned.daemon.systemd import Notifier
 from ktuned.devices import Machine
-from ktuned.fleet import Bridge, Cluster, Fleet
+from ktuned.fleet import Executors, Fleet
 from ktuned.ipc import Trust
 from ktuned.model import KtunedError, Root
 from ktuned.scheduling import IdlePolicy, Jobs, JobSettings, Preparation, Renewal, ShareExchange
@@ -60,9 +60,8 @@ class Reload:
         *,
         artifact_cleanup: ArtifactCleanup,
         artifacts: Artifacts,
-        bridge: Bridge,
         catalog: Catalog,
-        cluster: Cluster,
+        executors: Executors,
         describe: Callable[[], str],
         fleet: Fleet,
         idle_policy: IdlePolicy,
@@ -80,9 +79,8 @@ class Reload:
         self._notifier = notifier
         self._artifact_cleanup = artifact_cleanup
         self._artifacts = artifacts
-        self._bridge = bridge
         self._catalog = catalog
-        self._cluster = cluster
+        self._executors = executors
         self._describe = describe
         self._fleet = fleet
         self._idle_policy = idle_policy
@@ -147,10 +145,7 @@ class Reload:
         self._machine.arch, self._machine.chosen = settings.arch, settings.devices
         self._artifact_cleanup.due()
         self._share_exchange.follow(settings.share)
-        if self._bridge.python != settings.bridge_python:
-            self._bridge.python = settings.bridge_python
-            self._bridge.kill("its interpreter is another one now")
-        self._cluster.follow(settings.file.cluster.ray, settings.file.cluster.runtime_env)
+        self._executors.follow(settings.executors, limits_are_given=settings.limits_are_given)
         await self._follow_roots(settings)
 
     async def _follow_roots(self, settings: Settings) -> None:

@@ -20,7 +20,7 @@ class EnvironmentReport(Record):
     """An interpreter and its backends; ``error`` says why the last probe failed, the backends are then older.
 
     ``version`` is Python's. ``nvml`` says why NVML cannot list the programs on the GPUs, empty if it can;
-    ``strategies`` are the installed ones' names, ``observed`` is what the report depends on. ``node`` is where the
+    ``strategies`` are the installed ones' names, ``observed`` is what the report depends on. ``host`` is where the
     interpreter is, empty for this machine; ``distributions`` are those installed there, by version.
     """
 
@@ -31,7 +31,7 @@ class EnvironmentReport(Record):
     nvml: str | None = None
     strategies: tuple[str, ...] | None = None
     observed: replies.Observed | None = None
-    node: str = ""
+    host: str = ""
     distributions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
     @property
@@ -45,8 +45,8 @@ class EnvironmentReport(Record):
         for name in ("version", "nvml", "strategies", "observed"):
             if report[name] is None:
                 del report[name]
-        if not self.node:
-            del report["node"]
+        if not self.host:
+            del report["host"]
         return report
 
     def to_wire(self) -> dict[str, Any]:
@@ -88,21 +88,21 @@ def fingerprint_digest(fingerprint: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(fingerprint).encode()).hexdigest()[:16]
 
 
-def difference_of_node(here: EnvironmentReport | None, node: replies.ProbeReport) -> dict[str, str]:
-    """Return how a node's interpreter differs from this machine's, by what is installed here; nothing if it does not.
+def difference_of_host(here: EnvironmentReport | None, there: replies.ProbeReport) -> dict[str, str]:
+    """Return how a host's interpreter differs from this machine's, by what is installed here; nothing if it does not.
 
-    Other distributions that the node has besides are not imported by code that was inspected here.
+    Other distributions that the host has besides are not imported by code that was inspected here.
     """
     if here is None:
-        return {"node python": node.version}
+        return {"host python": there.version}
     differs = {
-        name: node.distributions.get(name, "absent")
+        name: there.distributions.get(name, "absent")
         for name, version in here.distributions.items()
-        if node.distributions.get(name) != version and name not in _INSTALLERS
+        if there.distributions.get(name) != version and name not in _INSTALLERS
     }
-    found = {"node packages": fingerprint_digest(differs)} if differs else {}
-    return found if node.version == here.version else {**found, "node python": node.version}
+    found = {"host packages": fingerprint_digest(differs)} if differs else {}
+    return found if there.version == here.version else {**found, "host python": there.version}
 
 
-_INSTALLERS = frozenset({"pip", "setuptools", "wheel", "uv", "ray", "ktuned_ray"})
+_INSTALLERS = frozenset({"pip", "setuptools", "wheel", "uv"})
 """Distributions that no kernel runs with."""

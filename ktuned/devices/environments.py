@@ -1,4 +1,4 @@
-"""Environments that kernels run in, here and on a cluster's nodes: what each has, and whether that still holds.
+"""Environments that kernels run in, here and on other hosts: what each has, and whether that still holds.
 
 Backends are asked in a worker. The last answer is kept in the store, so that lookups know what they stand on
 before the first worker is up.
@@ -18,7 +18,7 @@ import msgspec
 import structlog
 
 from ktuned.backends import cpu, extra_of
-from ktuned.devices.environment_report import EnvironmentReport, difference, difference_of_node, fingerprint_digest
+from ktuned.devices.environment_report import EnvironmentReport, difference, difference_of_host, fingerprint_digest
 from ktuned.fleet import Environment, Fleet
 from ktuned.ipc import replies, requests
 from ktuned.model import DeviceName, Role, StoreError, UsageError, WorkerError, canonical, suggested
@@ -33,14 +33,14 @@ MAX_ENVIRONMENTS = 256
 """Keys of environments in memory: more than anyone has roots."""
 
 
-async def _no_nodes_come() -> None:
-    """Wait for no nodes: there is no cluster."""
+async def _no_hosts_come() -> None:
+    """Wait for none: there is this machine alone."""
 
 
 class Environments:
     """Knows the backends of environments; asks a worker for what it does not know yet.
 
-    ``base_env`` is the workers' environment. ``settled`` waits until the nodes of a cluster have come.
+    ``base_env`` is the workers' environment. ``settled`` waits until it is known which other hosts there are.
     """
 
     def __init__(
@@ -50,7 +50,7 @@ class Environments:
         *,
         deadlines: Mapping[str, float],
         base_env: Mapping[str, str] | None = None,
-        settled: Callable[[], Awaitable[None]] = _no_nodes_come,
+        settled: Callable[[], Awaitable[None]] = _no_hosts_come,
         look_s: float = LOOK_S,
     ) -> None:
         self._look_s = look_s
@@ -64,8 +64,8 @@ class Environments:
             if (report := EnvironmentReport.from_json(kept)) is not None
         }
         self._base_env = dict(os.environ if base_env is None else base_env)
-        self._nodes: dict[str, None] = {}
-        """The nodes that are there, in the order of their coming."""
+        self._hosts: dict[str, None] = {}
+        """The hosts that are there, in the order of their coming."""
         self._probed: set[str] = set()
         self._expected: set[str] = set()
         self._looked_at: dict[str, float] = {}
@@ -73,8 +73,6 @@ class Environments:
         self._disagreements: dict[str, str] = {}
         """Reasons for which this daemon doubts whatever workers find: their ktuned is another one."""
         self._locks: dict[str, anyio.Lock] = {}
-        self._watched: dict[str, replies.Observed] = {}
-        """Observations that nodes' keepers compare, by environment."""
         self._listeners: list[Callable[[], None]] = []
 
     @property
@@ -100,7 +98,7 @@ class Environments:
         async with self._locks.setdefault(key, anyio.Lock()):
             if key in self._probed and not again and not self.look(environment):
                 return self._reports[key]
-            known = self._reports.get(key, EnvironmentReport(environment.python, node=environment.node))
+            known = self._reports.get(key, EnvironmentReport(environment.python, host=environment.host))
             if self.look(environment):
                 # Workers have imported the libraries that were there before.
                 self._fleet.renew(environment)
@@ -109,19 +107,19 @@ class Environments:
                     request = requests.Probe(tuple(name for name, _ in environment.env))
                     found, _ = await worker.exchange(request, self._deadlines)
                 report = EnvironmentReport(
-                    found.executable if environment.node else environment.python,
+                    found.executable if environment.host else environment.python,
                     self._placed(found, environment),
                     None,
                     found.version,
                     found.nvml,
                     found.strategies,
                     found.observed,
-                    environment.node,
+                    environment.host,
                     found.distributions,
                 )
                 self._probed.add(key)
-                if environment.node:
-                    self._watch(key, environment.node, found.observed)
+                if environment.host:
+                    self._doubts.pop(key, None)
                 else:
                     self._compare_with_workers(key, report, environment)
             except WorkerError as error:
@@ -129,7 +127,7 @@ class Environments:
                 fault = replies.Fault(error.code, error.message, error.hint)
                 report = replace(
                     EnvironmentReport(environment.python, known.backends, fault, observed=known.observed),
-                    node=environment.node,
+                    host=environment.host,
                     distributions=known.distributions,
                 )
                 _log.warning("probe_failed", python=environment.python, reason=error.message)
@@ -172,22 +170,22 @@ class Environments:
         return [*dict.fromkeys(filter(None, map(self._outdated, self._disagreements)))]
 
     def _placed(self, found: replies.ProbeReport, environment: Environment) -> Mapping[str, replies.BackendReport]:
-        """Return the backends of a report; of a node, with the places of its devices.
+        """Return the backends of a report; of another host, with the places of its devices.
 
-        A node's environment is part of the context: where it differs from this machine's for the project, that is in
+        A host's environment is part of the context: where it differs from this machine's for the project, that is in
         the fingerprints of its devices.
         """
-        if not environment.node:
+        if not environment.host:
             return found.backends
-        here = self.report(msgspec.structs.replace(environment, node=""))
-        packages = difference_of_node(here, found)
+        here = self.report(msgspec.structs.replace(environment, host=""))
+        packages = difference_of_host(here, found)
         return {
             name: replace(
                 backend,
                 devices=tuple(
                     replace(
                         device,
-                        name=DeviceName(f"{environment.node}/{device.name}"),
+                        name=DeviceName(f"{environment.host}/{device.name}"),
                         fingerprint={**device.fingerprint, **packages},
                     )
                     for device in backend.devices
@@ -196,58 +194,47 @@ class Environments:
             for name, backend in found.backends.items()
         }
 
-    def when_node_changes(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` when the toolchain of a node is another, and is to be probed again."""
+    def when_host_changes(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` when the toolchain of a host is another, and is to be probed again."""
         self._listeners.append(listener)
 
-    def _watch(self, key: str, node: str, observed: replies.Observed | None) -> None:
-        """Have a node's keeper compare what a report stands on."""
-        self._doubts.pop(key, None)
-        if observed is None:
-            return
+    def host_changed(self, host: str, reason: str) -> None:
+        """Doubt what is known of a host until it is probed again."""
+        for key in self._probed:
+            if self._reports[key].host == host:
+                self._doubts[key] = f"{host}: {reason}"
+        for listener in self._listeners:
+            listener()
 
-        def ended(reason: str) -> None:
-            if self._watched.get(key) is not observed:
-                # A later probe saw others.
-                return
-            del self._watched[key]
-            if reason:
-                self._doubts[key] = f"{node}: {reason}"
-                for listener in self._listeners:
-                    listener()
+    def host_up(self, host: str) -> None:
+        """Count on a host from now on; its environments are to be probed."""
+        self._hosts[host] = None
+        self._probed -= {key for key in self._probed if self._reports[key].host == host}
 
-        self._watched[key] = observed
-        self._fleet.watch_toolchain(node, observed, ended)
-
-    def node_up(self, node: str) -> None:
-        """Count on a node from now on; its environments are to be probed."""
-        self._nodes[node] = None
-        self._probed -= {key for key in self._probed if self._reports[key].node == node}
-
-    def node_lost(self, node: str) -> None:
-        """Count on a node no more; what was measured there stays known."""
-        self._nodes.pop(node, None)
+    def host_lost(self, host: str) -> None:
+        """Count on a host no more; what was measured there stays known."""
+        self._hosts.pop(host, None)
 
     @property
-    def nodes(self) -> tuple[str, ...]:
-        """The nodes that are there."""
-        return tuple(self._nodes)
+    def hosts(self) -> tuple[str, ...]:
+        """The other hosts that are there."""
+        return tuple(self._hosts)
 
-    async def probe_nodes(self, environment: Environment) -> None:
-        """Wait for the cluster's nodes, and probe an environment on each that is there."""
+    async def probe_hosts(self, environment: Environment) -> None:
+        """Wait for the other hosts, and probe an environment on each that is there."""
         await self._settled()
         async with anyio.create_task_group() as tasks:
             for site in self.sites(environment)[1:]:
                 tasks.start_soon(self.probe, site)
 
     def sites(self, environment: Environment) -> list[Environment]:
-        """Return an environment on this machine, and on each node that is there."""
-        return [environment, *(msgspec.structs.replace(environment, node=node) for node in self._nodes)]
+        """Return an environment on this machine, and on each host that is there."""
+        return [environment, *(msgspec.structs.replace(environment, host=host) for host in self._hosts)]
 
     def known_sites(self, environment: Environment) -> list[Environment]:
-        """Return an environment on this machine, and on each node that was ever there."""
-        nodes = dict.fromkeys((*self._nodes, *(report.node for report in self._reports.values() if report.node)))
-        return [environment, *(msgspec.structs.replace(environment, node=node) for node in nodes)]
+        """Return an environment on this machine, and on each host that was ever there."""
+        hosts = dict.fromkeys((*self._hosts, *(report.host for report in self._reports.values() if report.host)))
+        return [environment, *(msgspec.structs.replace(environment, host=host) for host in hosts)]
 
     def look(self, environment: Environment) -> str:
         """Look whether an environment's report still holds; return why not, or nothing.
@@ -255,8 +242,8 @@ class Environments:
         Once in a second at most: it takes some 100 µs, and many kernels of one request ask.
         """
         key = _environment_key(environment)
-        if environment.node:
-            # Its files are there: its keeper looks at them.
+        if environment.host:
+            # Its files are there: its executor says when they change.
             return self._doubts.get(key, "")
         report = self._reports.get(key)
         if (
@@ -280,8 +267,8 @@ class Environments:
         The report of an earlier daemon is looked at now.
         """
         key = _environment_key(environment)
-        if environment.node in self._nodes and key not in self._probed:
-            return f"the node {environment.node} has come, and was not asked yet"
+        if environment.host in self._hosts and key not in self._probed:
+            return f"{environment.host} has come, and was not asked yet"
         if key in self._probed or key in self._looked_at:
             return self._doubts.get(key, "")
         return self.look(environment)
@@ -349,4 +336,4 @@ def _fingerprints(report: EnvironmentReport) -> dict[str, Mapping[str, Any]]:
 @lru_cache(MAX_ENVIRONMENTS)
 def _environment_key(environment: Environment) -> str:
     key: dict[str, Any] = {"python": environment.python, "env": dict(environment.env)}
-    return canonical(key | {"node": environment.node} if environment.node else key)
+    return canonical(key | {"host": environment.host} if environment.host else key)

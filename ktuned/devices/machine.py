@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
-from msgspec.structs import replace
 
 from ktuned.backends import Absence, install_hint
 from ktuned.devices.environment_report import EnvironmentReport, fingerprint_digest
@@ -29,10 +28,10 @@ from ktuned.model import (
 
 
 def is_named(device: Device, name: str) -> bool:
-    """Return whether a name of config.toml's ``devices`` means a device: its name, its node, its kind, or a part of its
+    """Return whether a name of config.toml's ``devices`` means a device: its name, its host, its kind, or a part of its
     model.
     """
-    return name in (device.name, device.kind, device.node or None) or name.casefold() in device.model.casefold()
+    return name in (device.name, device.kind, device.host or None) or name.casefold() in device.model.casefold()
 
 
 class Aim(msgspec.Struct, frozen=True):
@@ -72,7 +71,7 @@ class Machine:
         self._captured = captured
 
     def devices(self, environment: Environment, backend: str) -> list[Device]:
-        """Return the devices that a backend may use, those of this machine first, then those known of nodes.
+        """Return the devices that a backend may use, those of this machine first, then those known of other hosts.
 
         None when it has none, or has not been asked yet.
         """
@@ -87,6 +86,9 @@ class Machine:
 
     def _is_chosen(self, device: Device) -> bool:
         return not self.chosen or any(is_named(device, name) for name in self.chosen)
+
+    def _is_there(self, device: Device) -> bool:
+        return not device.host or device.host in self.environments.hosts
 
     def _backend(self, environment: Environment, backend: str) -> replies.BackendReport:
         """Return what is known of a backend; nothing of one that is unknown."""
@@ -134,11 +136,11 @@ class Machine:
         if not devices:
             absence = self._why_none(environment, backend)
             return Aim(self.target(environment, backend), (), absence.message)
-        there = [device for device in devices if not device.node or device.node in self.environments.nodes]
+        there = [device for device in devices if self._is_there(device)]
         meant = [device for device in there if wanted in (device.name, device.model)]
         first = meant[0] if meant else self.device(environment, backend, wanted)
         if not meant:
-            return Aim(first.target, (), f"the node {first.node} is not there now")
+            return Aim(first.target, (), f"{first.host} is not there now")
         toolchain = self._toolchain(environment, backend, first)
         alike = [
             other
@@ -149,11 +151,10 @@ class Machine:
 
     def _toolchain(self, environment: Environment, backend: str, device: Device) -> str:
         """Return the digest of the toolchain where a device is."""
-        site = replace(environment, node=device.node)
-        return fingerprint_digest(self._backend(site, backend).fingerprint)
+        return fingerprint_digest(self._backend(environment.beside(device), backend).fingerprint)
 
     def compilers(self, environment: Environment, backend: str, toolchain: str) -> list[Environment]:
-        """Return where there is a toolchain by its digest: here first, then on the nodes that are there."""
+        """Return where there is a toolchain by its digest: here first, then on the hosts that are there."""
         return [
             site
             for site in self.environments.sites(environment)
@@ -163,7 +164,7 @@ class Machine:
     def has_device(self, environment: Environment, backend: str, wanted: str | None) -> bool:
         """Return whether a device that is wanted (any, without a name or model) is there now."""
         return any(
-            wanted in (None, device.name, device.model) and (not device.node or device.node in self.environments.nodes)
+            wanted in (None, device.name, device.model) and self._is_there(device)
             for device in self.devices(environment, backend)
         )
 

@@ -17,7 +17,7 @@ from ktuned.fleet import Environment
 class Probes:
     """Has every environment probed that a root has; ``directory`` is where a worker of none runs.
 
-    ``changed`` is called when nodes were probed, and what :meth:`when_nodes_come` was given: answers may be others now.
+    ``changed`` is called when hosts were probed, and what :meth:`when_hosts_come` was given: answers may be others now.
     """
 
     def __init__(
@@ -56,37 +56,37 @@ class Probes:
         self._has_failed = True
         self._news.set()
 
-    def node_up(self, node: str) -> None:
-        """Note that workers can be started on a node."""
-        self._environments.node_up(node)
-        self._due.add(node)
+    def host_up(self, host: str) -> None:
+        """Note that workers can be started on a host."""
+        self._environments.host_up(host)
+        self._due.add(host)
         self._news.set()
 
-    def when_nodes_come(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` when nodes have come, and their devices are known."""
+    def when_hosts_come(self, listener: Callable[[], None]) -> None:
+        """Call ``listener`` when hosts have come, and their devices are known."""
         self._listeners.append(listener)
 
     def _news_of_roots(self) -> None:
-        self._due.update(self._environments.nodes)
+        self._due.update(self._environments.hosts)
         self._news.set()
 
     async def run(self) -> None:
-        """Probe all devices again whenever one fails, and nodes when they come; until cancelled."""
+        """Probe all devices again whenever one fails, and hosts when they come; until cancelled."""
         while True:
             await self._news.wait()
             self._news = anyio.Event()
             has_failed, self._has_failed = self._has_failed, False
-            due, self._due = self._due & set(self._environments.nodes), set()
+            due, self._due = self._due & set(self._environments.hosts), set()
             for environment in self.environments():
                 if has_failed:
                     await self._environments.probe(environment, again=True)
                 async with anyio.create_task_group() as tasks:
-                    for node in sorted(due):
-                        tasks.start_soon(self._probe_node, environment, node)
+                    for host in sorted(due):
+                        tasks.start_soon(self._probe_host, environment, host)
             for listener in self._listeners if due else ():
                 listener()
 
-    async def _probe_node(self, environment: Environment, node: str) -> None:
+    async def _probe_host(self, environment: Environment, host: str) -> None:
         # Its packages are compared with those here.
         await self._environments.probe(environment)
-        await self._environments.probe(replace(environment, node=node))
+        await self._environments.probe(replace(environment, host=host))

@@ -1,4 +1,4 @@
-"""Survey of toolchains: compilers, libraries and installed distributions are looked at as sources are, on nodes too.
+"""Survey of toolchains: compilers, libraries and installed distributions, looked at as sources are, on other hosts too.
 
 One that changed is probed again in a new worker. Until then lookups of its kernels are stale; afterwards what stands on
 other fingerprints is renewed.
@@ -59,7 +59,7 @@ class ToolchainSurvey:
         self._wake = anyio.Event()
         self._seen: dict[str, _Seen] = {}
         catalog.when_roots_change(self.wake)
-        environments.when_node_changes(self.wake)
+        environments.when_host_changes(self.wake)
 
     def wake(self) -> None:
         """Have all toolchains looked at now."""
@@ -93,15 +93,15 @@ class ToolchainSurvey:
         present = self._fingerprints(root)
         before = self._seen.get(root.path, {})
         self._seen[root.path] = present
-        # A first probe changes nothing, nor does a node that comes.
-        known = [node for node in present if before.get(node)]
-        if not is_doubted and all(before[node] == present[node] for node in known):
+        # A first probe changes nothing, nor does a host that comes.
+        known = [host for host in present if before.get(host)]
+        if not is_doubted and all(before[host] == present[host] for host in known):
             return
         kernels = [kernel for kernel in self._catalog.below(root.path) if self._catalog.root_of(kernel.file) == root]
         changed = [
             kernel
             for kernel in kernels
-            if any(before[node].get(kernel.backend) != present[node].get(kernel.backend) for node in known)
+            if any(before[host].get(kernel.backend) != present[host].get(kernel.backend) for host in known)
         ]
         await self._probed(kernels, changed)
 
@@ -115,11 +115,11 @@ class ToolchainSurvey:
         return list(used.values())
 
     def _fingerprints(self, root: Root) -> _Seen:
-        """Return what decides the contexts of each backend's kernels, by node."""
+        """Return what decides the contexts of each backend's kernels, by host."""
         found: _Seen = {}
         for environment in self._environments.sites(environment_of(root)):
             report = self._environments.report(environment)
-            found[environment.node] = {
+            found[environment.host] = {
                 name: (backend.fingerprint, [(device.name, device.fingerprint) for device in backend.devices])
                 for name, backend in ({} if report is None else report.backends).items()
             }

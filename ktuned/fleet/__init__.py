@@ -2,16 +2,14 @@
 
 from ktuned.fleet import memory
 from ktuned.fleet.bridge import Bridge
-from ktuned.fleet.calls import BridgeDown, BridgeSlow
-from ktuned.fleet.cluster import Cluster
+from ktuned.fleet.calls import BridgeDown, BridgeSlow, Calls
 from ktuned.fleet.courtesy import Applications, Courtesy
 from ktuned.fleet.executor import DATA_CODE, Environment, Executor, KernelCode, Worker
 from ktuned.fleet.executors import Executors
 from ktuned.fleet.failures import (
     KILLS_EXCUSED,
     DeadlineExpired,
-    NodeAbsent,
-    NodeLost,
+    HostLost,
     Output,
     RequestFailed,
     WorkerDied,
@@ -22,12 +20,11 @@ from ktuned.fleet.front_ends import LIBRARY, FrontEndKey, FrontEnds
 from ktuned.fleet.health import Health
 from ktuned.fleet.lanes import Bench, CannotOpen, Lane, LaneSick, ReferenceUnusable
 from ktuned.fleet.local_executor import LocalExecutor
-from ktuned.fleet.node_link import NodeLink
 from ktuned.fleet.pace import Pace
 from ktuned.fleet.priority_semaphore import NO_JOB, Turn, Turns, aged
 from ktuned.fleet.process import StartProcess
 from ktuned.fleet.quiet import ALL_CORES, COURTESY_S, QuietGate
-from ktuned.fleet.remote_executor import RemoteExecutor
+from ktuned.fleet.remote import HostEvents, RemoteExecutor, Surroundings, executor_names, load_executor
 from ktuned.fleet.spares import BENCH_MODULES
 from ktuned.fleet.usage import CpuUse, Usage
 from ktuned.fleet.warden import RUNS
@@ -46,8 +43,8 @@ __all__ = [
     "Bridge",
     "BridgeDown",
     "BridgeSlow",
+    "Calls",
     "CannotOpen",
-    "Cluster",
     "Courtesy",
     "CpuUse",
     "DeadlineExpired",
@@ -58,13 +55,12 @@ __all__ = [
     "FrontEndKey",
     "FrontEnds",
     "Health",
+    "HostEvents",
+    "HostLost",
     "KernelCode",
     "Lane",
     "LaneSick",
     "LocalExecutor",
-    "NodeAbsent",
-    "NodeLink",
-    "NodeLost",
     "Output",
     "Pace",
     "QuietGate",
@@ -72,6 +68,7 @@ __all__ = [
     "RemoteExecutor",
     "RequestFailed",
     "StartProcess",
+    "Surroundings",
     "Turn",
     "Turns",
     "Usage",
@@ -79,6 +76,8 @@ __all__ = [
     "WorkerDied",
     "aged",
     "compilers_for",
+    "executor_names",
     "is_outside_kill",
+    "load_executor",
     "memory",
 ]

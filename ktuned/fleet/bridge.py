@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import secrets
 import socket
 import subprocess
 from collections.abc import AsyncIterator, Callable, Mapping, MutableSet
@@ -37,7 +38,8 @@ START_S: Final = 20.0
 
 BEAT_S: Final = 5.0
 SILENCE_S: Final = 20.0
-"""Interval of signs of life, and the silence after which the process hangs: importing Ray blocks it for seconds."""
+"""Interval of signs of life, and the silence after which the process hangs: importing a large library blocks it for
+seconds."""
 
 SOUND_S: Final = 30.0
 """A process that has lived for so long starts again without a pause."""
@@ -53,8 +55,8 @@ class Bridge:
     """The bridge of one daemon; nothing runs before the first :meth:`exchange`.
 
     ``python`` is the interpreter that it runs under, ``base_env`` its environment, ``mark`` (``NAME=value``) what the
-    daemon's warden finds its processes by. ``kept`` are the children of this process that are no orphans: the bridge's
-    process is among them while it lives.
+    daemon's warden finds its processes by. ``mend`` is what helps where the interpreter cannot be started. ``kept`` are
+    the children of this process that are no orphans: the bridge's process is among them while it lives.
     """
 
     def __init__(
@@ -65,6 +67,7 @@ class Bridge:
         base_env: Mapping[str, str],
         mark: str,
         kept: MutableSet[int],
+        mend: str = "give it an interpreter that has ktuned installed",
         health: Health | None = None,
         beat_s: float = BEAT_S,
         silence_s: float = SILENCE_S,
@@ -73,7 +76,10 @@ class Bridge:
         self._directory = directory
         name, _, self._id = mark.partition("=")
         self._env = {**base_env, name: self._id}
+        # A daemon may have several.
+        self._own_id = secrets.token_hex(4)
         self._kept = kept
+        self._mend = mend
         self._health = health or Health()
         self._beat_s = beat_s
         self._silence_s = silence_s
@@ -182,7 +188,7 @@ class Bridge:
                 self._health.failed(reason)
                 raise BridgeDown(
                     f"ktuned-bridge: {reason}",
-                    hint="set `python` of [cluster] in config.toml to an interpreter that has ktuned installed",
+                    hint=self._mend,
                 ) from error
         self._kept.add(popen.pid)
         process = self._process = BridgeProcess(popen, mark, self._ended)
@@ -191,7 +197,7 @@ class Bridge:
 
     def _spawn(self, descriptor: int) -> tuple[subprocess.Popen[bytes], str]:
         """Start a process; return it and its mark."""
-        name = f"{self._id}.{self._starts}"
+        name = f"{self._id}.{self._own_id}.{self._starts}"
         # -P: a module in its directory must not shadow those that it is made of.
         popen = subprocess.Popen(
             [self.python, "-P", "-m", "ktuned.bridge", str(descriptor), str(os.getpid())],

@@ -98,11 +98,11 @@ class Courtesy:
 
     def is_shared(self, device: Device) -> bool:
         """Return whether an application may be at work on a device: on one of this machine."""
-        return device.kind == "cuda" and not device.node and bool(self.applications.present())
+        return device.kind == "cuda" and not device.host and bool(self.applications.present())
 
     def pids(self, device: Device) -> tuple[int, ...]:
         """Return the applications that may be at work on a device."""
-        return self.applications.present() if device.kind == "cuda" and not device.node else ()
+        return self.applications.present() if device.kind == "cuda" and not device.host else ()
 
     async def turn(self, device: Device, job: int) -> None:
         """Wait until a job may use a device."""

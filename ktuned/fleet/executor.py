@@ -1,7 +1,7 @@
 """The face that the fleet shows to machines: an executor starts workers, a worker exchanges requests for replies.
 
-The fleet decides which worker is needed when; an executor knows how to run one where it is. The local executor is
-:class:`~ktuned.fleet.local_executor.LocalExecutor`.
+The fleet decides which worker is needed when; an executor knows how to run one where it is. This machine's is
+:class:`~ktuned.fleet.local_executor.LocalExecutor`; for others see :mod:`ktuned.fleet.remote`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import anyio
 import msgspec
 
 from ktuned.fleet.failures import Output
-from ktuned.ipc import replies, requests
+from ktuned.ipc import requests
 from ktuned.model import Device, Role, kind_of
 
 R = TypeVar("R")
@@ -26,14 +26,18 @@ I = TypeVar("I")  # noqa: E741 - an item
 class Environment(msgspec.Struct, frozen=True):
     """The code that a worker runs: interpreter, directory, additions to the environment, the project in it.
 
-    On another ``node`` than this machine, interpreter and directory are those that stand for them there.
+    On another ``host`` than this machine, interpreter and directory are those that stand for them there.
     """
 
     python: str
     cwd: str
     env: tuple[tuple[str, str], ...] = ()
     project: str = ""
-    node: str = ""
+    host: str = ""
+
+    def beside(self, device: Device) -> Environment:
+        """Return the environment on the machine of a device."""
+        return self if device.host == self.host else msgspec.structs.replace(self, host=device.host)
 
 
 class KernelCode(msgspec.Struct, frozen=True):
@@ -101,16 +105,6 @@ class Worker(ABC):
             RequestFailed: it answered that it cannot; it lives on.
         """
 
-    async def expect(self, request: requests.Trial, deadlines: Mapping[str, float]) -> None:
-        """Prepare for what is to be tried after the trials under way, as far as that saves time: its artifacts may
-        travel, and the worker may begin with it. The :meth:`exchange` of the same units then has its answers.
-        """
-        return
-
-    async def finish_expected(self) -> None:
-        """Wait for the end of what :meth:`expect` has begun; its deadlines are those of an exchange."""
-        return
-
     @abstractmethod
     def kill(self) -> None:
         """End the worker and all that it started, at once, wherever it runs."""
@@ -150,38 +144,13 @@ class Executor(ABC):
 
         Raises:
             WorkerError: it cannot be started, or is not ready within ``deadline_s``.
+            HostLost: its machine is not there now.
         """
 
     @property
     @abstractmethod
     def workers(self) -> Iterable[Worker]:
         """All workers that have not ended."""
-
-    def watch_toolchain(self, node: str, observed: replies.Observed, ended: Callable[[str], None]) -> None:
-        """Call ``ended`` with the reason when what a node's toolchain was seen by is another, or with nothing when that
-        is not known any more. This machine's is looked at when it matters.
-        """
-        return
-
-    async def take_device(self, device: Device) -> None:
-        """Hold a device for a lane, where others than ktuned may be given it.
-
-        Raises:
-            NodeAbsent: its node is not there, or another has it.
-        """
-        return
-
-    async def take_slot(self, node: str) -> str:
-        """Hold a compile slot of a node; return a name for :meth:`give`, empty where nothing is held.
-
-        Raises:
-            NodeAbsent: it is not there, or others have all.
-        """
-        return ""
-
-    def give(self, name: str) -> None:
-        """Give back what was taken: a device by its name, or a slot."""
-        return
 
     @abstractmethod
     def leave_cores(self, lanes: int) -> None:

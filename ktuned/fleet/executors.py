@@ -1,60 +1,95 @@
-"""All machines that workers run on: this one, and the nodes of a cluster."""
+"""All machines that workers run on: this one, and the hosts of plugins' executors."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager
-from typing import Self
+from typing import Any, Self
+
+import anyio
+import anyio.abc
+import msgspec
 
 from ktuned.fleet.executor import Environment, Executor, Worker
-from ktuned.ipc import replies
-from ktuned.model import Device, Role
+from ktuned.fleet.failures import HostLost
+from ktuned.fleet.remote import HostEvents, RemoteExecutor, Surroundings, load_executor
+from ktuned.model import Phase, Role
 
 
 class Executors(Executor):
-    """Starts each worker where its environment says: on a node by ``remote``, on this machine by ``local``.
-
-    A class of its own, as short as it is, because the fleet is made with one executor.
+    """Starts each worker where its environment says: on this machine by ``local``, on a host by the executor that has
+    reported it. ``events`` are told of hosts.
     """
 
-    def __init__(self, local: Executor, remote: Executor) -> None:
+    def __init__(self, local: Executor, surroundings: Surroundings, events: HostEvents) -> None:
         self._local = local
-        self._remote = remote
+        self._surroundings = surroundings
+        self._events = events
+        self.remotes: dict[str, RemoteExecutor] = {}
+        """The executors of other machines, by the names of their tables."""
+        self._hosts: dict[str, RemoteExecutor] = {}
+        self._tasks: anyio.abc.TaskGroup | None = None
+
+    def follow(self, tables: Mapping[str, msgspec.Struct], *, limits_are_given: bool) -> None:
+        """Have executors follow their tables of ``config.toml``; one is imported when its table is there first."""
+        for name in tables.keys() - self.remotes.keys():
+            self._add(name, load_executor(name))
+        for name, remote in self.remotes.items():
+            remote.follow(tables.get(name), limits_are_given=limits_are_given)
+
+    def _add(self, name: str, kind: type[RemoteExecutor]) -> None:
+        def host_up(host: str, cores: int) -> None:
+            self._hosts[host] = remote
+            self._events.on_up(host, cores)
+
+        remote = self.remotes[name] = kind(self._surroundings, msgspec.structs.replace(self._events, on_up=host_up))
+        if self._tasks is not None:
+            self._tasks.start_soon(self._hold, remote)
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
-        """Hold both."""
-        async with self._local.running(), self._remote.running():
-            yield self
+        """Hold all of them."""
+        async with self._local.running(), anyio.create_task_group() as tasks:
+            self._tasks = tasks
+            for remote in self.remotes.values():
+                tasks.start_soon(self._hold, remote)
+            try:
+                yield self
+            finally:
+                self._tasks = None
+                tasks.cancel_scope.cancel()
+
+    async def _hold(self, remote: RemoteExecutor) -> None:
+        async with remote.running():
+            await anyio.sleep_forever()
 
     async def start(self, role: Role, environment: Environment, *, limit_bytes: int, deadline_s: float) -> Worker:
         """Start a worker, as :meth:`Executor.start`."""
-        executor = self._remote if environment.node else self._local
+        executor: Executor | None = self._hosts.get(environment.host) if environment.host else self._local
+        if executor is None:
+            raise HostLost(environment.host, "it is not there now", Phase.SPAWN)
         return await executor.start(role, environment, limit_bytes=limit_bytes, deadline_s=deadline_s)
 
     @property
     def workers(self) -> Iterator[Worker]:
         """All workers that have not ended, anywhere."""
-        yield from list(self._local.workers)
-        yield from list(self._remote.workers)
-
-    def watch_toolchain(self, node: str, observed: replies.Observed, ended: Callable[[str], None]) -> None:
-        """Watch a node's toolchain, as :meth:`Executor.watch_toolchain`."""
-        self._remote.watch_toolchain(node, observed, ended)
-
-    async def take_device(self, device: Device) -> None:
-        """Hold a device for a lane, as :meth:`Executor.take_device`."""
-        if device.node:
-            await self._remote.take_device(device)
-
-    async def take_slot(self, node: str) -> str:
-        """Hold a compile slot, as :meth:`Executor.take_slot`."""
-        return await self._remote.take_slot(node) if node else ""
-
-    def give(self, name: str) -> None:
-        """Give back what was taken on a node."""
-        self._remote.give(name)
+        for executor in (self._local, *self.remotes.values()):
+            yield from list(executor.workers)
 
     def leave_cores(self, lanes: int) -> None:
-        """Keep this machine's compilers off so many cores."""
+        """Keep compilers off so many cores of this machine."""
         self._local.leave_cores(lanes)
+
+    async def settled(self) -> None:
+        """Wait, not longer than a while, until it is known which hosts there are."""
+        for remote in list(self.remotes.values()):
+            await remote.settled()
+
+    def describe(self) -> dict[str, Any]:
+        """Return the executors of other machines for a status, by name; those without settings are left out."""
+        return {name: found for name, remote in self.remotes.items() if (found := remote.describe())}
+
+    @property
+    def notices(self) -> list[str]:
+        """What keeps hosts from being used, one line each."""
+        return [line for remote in self.remotes.values() for line in remote.notices]

@@ -42,15 +42,15 @@ class WorkerDied(WorkerError):
         return self.returncode == -signal.SIGKILL and not self.stopped
 
 
-class NodeLost(WorkerDied):
-    """The node of a worker was lost, with all that was under way there; this says nothing about the work."""
+class HostLost(WorkerDied):
+    """A worker's machine was lost, or is not there, or is taken by others; this says nothing about the work."""
 
-    code = "node_lost"
+    code = "host_lost"
 
-    def __init__(self, node: str, reason: str, phase: Phase) -> None:
+    def __init__(self, host: str, reason: str, phase: Phase) -> None:
         super().__init__(-signal.SIGKILL, phase, Output())
-        self.node = node
-        self.message = f"the node {node} was lost during {phase}: {reason}"
+        self.host = host
+        self.message = f"{host} was lost during {phase}: {reason}" if phase is not Phase.SPAWN else f"{host}: {reason}"
         self.args = (self.message,)
 
 
@@ -63,12 +63,6 @@ class Unwatched(WorkerDied):
         super().__init__(-signal.SIGKILL, phase, Output())
         self.message = f"the journal of a worker cannot be written: {reason}"
         self.args = (self.message,)
-
-
-class NodeAbsent(WorkerError):
-    """A node is not there now: no worker can be started on it."""
-
-    code = "node_absent"
 
 
 class DeadlineExpired(WorkerError):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 from time import monotonic
 from typing import Any, Self
 
@@ -14,7 +14,7 @@ import structlog
 
 from ktuned.fleet import memory
 from ktuned.fleet.executor import Environment, Executor, KernelCode, Worker
-from ktuned.fleet.failures import NodeAbsent, is_outside_kill
+from ktuned.fleet.failures import is_outside_kill
 from ktuned.fleet.front_ends import FrontEnds
 from ktuned.fleet.health import FIRST_PAUSE_S, Health
 from ktuned.fleet.idle import KEPT_LOADED, IdleWorkers
@@ -22,7 +22,7 @@ from ktuned.fleet.pace import Pace
 from ktuned.fleet.priority_semaphore import RankOf, Turns
 from ktuned.fleet.quiet import QuietGate
 from ktuned.fleet.spares import BENCH_MODULES, Spares
-from ktuned.ipc import replies, requests
+from ktuned.ipc import requests
 from ktuned.model import Device, Phase, Role, WorkerError
 
 _log = structlog.get_logger()
@@ -76,8 +76,8 @@ class FleetLimits(msgspec.Struct, frozen=True):
     """Pause after the first start that is not tolerated to fail."""
 
 
-class _Node(msgspec.Struct, frozen=True, eq=False):
-    """The compile slots of a node, and its gate."""
+class _Host(msgspec.Struct, frozen=True, eq=False):
+    """The compile slots of another machine, and its gate."""
 
     gate: QuietGate
     slots: Turns
@@ -109,7 +109,7 @@ class Fleet:
         self._wide = 0
         self.compile_slots = Turns(compile_slots, rank_of=rank_of, most_inside_of=compilers_for)
         self._rank_of = rank_of
-        self._nodes: dict[str, _Node] = {}
+        self._hosts: dict[str, _Host] = {}
         self.spawn_s = spawn_s
         self._executor = executor
         self._limits = limits or FleetLimits()
@@ -138,62 +138,41 @@ class Fleet:
                 self._closing = self.spares.is_closed = True
                 self._tasks.cancel_scope.cancel()
 
-    def add_node(self, node: str, cores: int) -> None:
-        """Count on a node: it keeps one of its cores for a lane, and compiles on the others."""
+    def add_host(self, host: str, cores: int) -> None:
+        """Count on a host: it keeps one of its cores for a lane, and compiles on the others."""
         slots = max(1, cores - 1)
-        if node in self._nodes:
+        if host in self._hosts:
             # It was there before, and jobs hold its turns.
-            self._nodes[node].slots.total_tokens = slots
+            self._hosts[host].slots.total_tokens = slots
         else:
-            self._nodes[node] = _Node(QuietGate(cores), Turns(slots, rank_of=self._rank_of))
+            self._hosts[host] = _Host(QuietGate(cores), Turns(slots, rank_of=self._rank_of))
 
-    async def take_device(self, device: Device) -> None:
-        """Hold a device for a lane, as :meth:`Executor.take_device`."""
-        await self._executor.take_device(device)
+    def gate_of(self, environment: Environment) -> QuietGate:
+        """Return the gate between compiles and timing on an environment's machine."""
+        return self._host(environment.host).gate if environment.host else self.gate
 
-    def watch_toolchain(self, node: str, observed: replies.Observed, ended: Callable[[str], None]) -> None:
-        """Watch a node's toolchain, as :meth:`Executor.watch_toolchain`."""
-        self._executor.watch_toolchain(node, observed, ended)
-
-    def give_device(self, device: Device) -> None:
-        """Give a device back that no job uses."""
-        self._executor.give(device.name)
+    def gate_on(self, device: Device) -> QuietGate:
+        """Return the gate between compiles and timing on a device's machine."""
+        return self._host(device.host).gate if device.host else self.gate
 
     @asynccontextmanager
-    async def compile_slot(self, node: str) -> AsyncIterator[None]:
-        """Hold what a compile takes of a node's account of its CPUs.
-
-        Raises:
-            NodeAbsent: the node is not there, or others have all of its CPUs.
-        """
-        name = await self._executor.take_slot(node)
-        try:
+    async def quiet(self, devices: Iterable[Device]) -> AsyncIterator[None]:
+        """Let nothing compile on the machines of some devices."""
+        async with AsyncExitStack() as machines:
+            # In one order for all, so that two that wait do not each hold what the other one wants.
+            for device in {device.host: device for device in sorted(devices, key=lambda device: device.host)}.values():
+                await machines.enter_async_context(self.gate_on(device).quiet())
             yield
-        finally:
-            if name:
-                self._executor.give(name)
 
-    def end_idle(self, device: str) -> None:
-        """End the idle workers that have their context on a device, spares among them."""
-        self._end(self._idle.take_device(device))
+    def slots_of(self, environment: Environment) -> Turns:
+        """Return the compile slots of an environment's machine."""
+        return self._host(environment.host).slots if environment.host else self.compile_slots
 
-    def gate_of(self, node: str) -> QuietGate:
-        """Return the gate between compiles and timing on a node; without a name, on this machine."""
-        if not node:
-            return self.gate
-        return self._node(node).gate
-
-    def slots_of(self, node: str) -> Turns:
-        """Return the compile slots of a node; without a name, of this machine."""
-        if not node:
-            return self.compile_slots
-        return self._node(node).slots
-
-    def _node(self, node: str) -> _Node:
-        if node not in self._nodes:
+    def _host(self, host: str) -> _Host:
+        if host not in self._hosts:
             # Known from an earlier daemon, and not there yet.
-            self.add_node(node, 1)
-        return self._nodes[node]
+            self.add_host(host, 1)
+        return self._hosts[host]
 
     def resize(self, compile_slots: int, memory_limits: tuple[int, int]) -> None:
         """Follow new settings; what runs goes on, and counts under the new limits."""
@@ -258,7 +237,7 @@ class Fleet:
         if not worker.settled_bytes:
             worker.settle()
         # One besides translates functions for them.
-        in_use = self.slots_of(worker.environment.node).most_inside + 1 if worker.role is Role.COMPILE else 0
+        in_use = self.slots_of(worker.environment).most_inside + 1 if worker.role is Role.COMPILE else 0
         is_one_too_many = self._idle.alike(worker) >= max(self._limits.max_idle, in_use)
         if not worker.is_alive or self._closing or is_one_too_many or self.is_worn(worker):
             worker.kill()
@@ -269,7 +248,7 @@ class Fleet:
         most_bytes = int(self._limits.idle_share * memory.total_bytes())
         if len(self._idle) > most or self._idle_bytes > most_bytes:
             self._end(self._idle.take_excess(most, most_bytes))
-            self._idle_bytes = sum(one.memory_bytes for one in self._idle if not one.environment.node)
+            self._idle_bytes = sum(one.memory_bytes for one in self._idle if not one.environment.host)
         if worker.code is not None:
             self._end(self._idle.take_surplus(worker.device, KEPT_LOADED))
 
@@ -343,12 +322,12 @@ class Fleet:
             )
         self._busy.set()
         try:
-            with self.gate_of(environment.node).starting():
+            with self.gate_of(environment).starting():
                 worker = await self._executor.start(
                     role, environment, limit_bytes=self._memory_limits[role], deadline_s=self.spawn_s
                 )
         except WorkerError as error:
-            if not is_outside_kill(error) and not isinstance(error, NodeAbsent):
+            if not is_outside_kill(error):
                 health.failed(error.message)
             raise
         health.succeeded()
@@ -395,7 +374,7 @@ class Fleet:
         return [
             {
                 "pid": worker.pid,
-                "node": worker.environment.node,
+                "host": worker.environment.host,
                 "role": worker.role,
                 "state": "idle" if worker in idle else "busy",
                 "age_s": round(monotonic() - worker.started, 3),

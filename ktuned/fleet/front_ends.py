@@ -24,8 +24,7 @@ import structlog
 from ktuned.fleet.executor import Environment, Worker
 from ktuned.fleet.failures import (
     DeadlineExpired,
-    NodeAbsent,
-    NodeLost,
+    HostLost,
     Output,
     RequestFailed,
     WorkerDied,
@@ -54,8 +53,8 @@ MOST_REQUESTS = 20_000
 class Lender(Protocol):
     """Interface of front ends to the fleet that they are workers of."""
 
-    def gate_of(self, node: str) -> QuietGate:
-        """Return a node's gate."""
+    def gate_of(self, environment: Environment) -> QuietGate:
+        """Return the gate of an environment's machine."""
 
     def start_soon(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> None:
         """Run something until the fleet ends."""
@@ -114,14 +113,14 @@ class FrontEnds:
 
         Raises:
             WorkerDied, DeadlineExpired, RequestFailed: as with other requests; the next unit gets another worker.
-            NodeAbsent, NodeLost: no machine is there.
+            HostLost: no machine is there.
             WorkerError: no worker can be started, or what is to be imported cannot be.
         """
         absent: WorkerError | None = None
         for key, request in places:
             try:
                 return await self._of(key, job).lower(opening, request, job, deadlines)
-            except (NodeAbsent, NodeLost) as error:
+            except HostLost as error:
                 absent = error
         assert absent is not None
         raise absent
@@ -203,7 +202,7 @@ class _FrontEnd:
             return lowered
 
     def _compiling(self) -> AbstractAsyncContextManager[None]:
-        return self._lender.gate_of(self.key.environment.node).compiling()
+        return self._lender.gate_of(self.key.environment).compiling()
 
     async def _opened(self, opening: requests.OpenFrontEnd, job: int, deadlines: Mapping[str, float]) -> Worker:
         """Return the worker, which has imported what it is for, and what a job's first Build needs besides.
@@ -235,7 +234,7 @@ class _FrontEnd:
     async def _import(self, worker: Worker, opening: requests.OpenFrontEnd, deadlines: Mapping[str, float]) -> None:
         # Of a kernel file that cannot be imported the unit's own request says so.
         with suppress(RequestFailed):
-            async with self._lender.gate_of(self.key.environment.node).computing(COURTESY_S):
+            async with self._lender.gate_of(self.key.environment).computing(COURTESY_S):
                 await self._exchange(worker, opening, deadlines)
         # Only what comes on top of what it has imported wears it out.
         worker.settle()
@@ -267,7 +266,7 @@ class _FrontEnd:
         Raises:
             WorkerError: it is one.
         """
-        if error.phase is Phase.INSPECT and not isinstance(error, NodeLost) and not is_outside_kill(error):
+        if error.phase is Phase.INSPECT and not isinstance(error, HostLost) and not is_outside_kill(error):
             _log.warning("library_not_imported", imports=self.key.imported, reason=error.message)
             raise WorkerError(error.message, hint=error.hint) from error
 

@@ -100,14 +100,14 @@ class IdleWorkers:
             (entry for states in self._waiting.values() for waiting in states.values() for entry in waiting),
             key=lambda entry: entry[0],
         )
-        left, held = len(entries), sum(worker.memory_bytes for _, worker in entries if not worker.environment.node)
+        left, held = len(entries), sum(worker.memory_bytes for _, worker in entries if not worker.environment.host)
         excess: set[int] = set()
         for _, worker in entries[:-1]:
             if left <= most and held <= most_bytes:
                 break
             excess.add(id(worker))
             left -= 1
-            held -= 0 if worker.environment.node else worker.memory_bytes
+            held -= 0 if worker.environment.host else worker.memory_bytes
         return self._take_out(lambda _, worker: id(worker) in excess)
 
     def take_expired(self, limit_s: Callable[[Role], float]) -> list[Worker]:

@@ -14,7 +14,7 @@ import structlog
 
 from ktuned.fleet.courtesy import LINGER_S, Courtesy
 from ktuned.fleet.executor import Environment, I, KernelCode, R, Worker
-from ktuned.fleet.failures import NodeAbsent, NodeLost, Output, RequestFailed
+from ktuned.fleet.failures import HostLost, Output, RequestFailed
 from ktuned.fleet.fleet import Fleet
 from ktuned.fleet.health import Health
 from ktuned.fleet.pace import Pace
@@ -155,9 +155,6 @@ class Lane:
                 self._give_cores()
                 self.busy_s += monotonic() - began
                 self.job = None
-            if self._turns.waiting and self._worker is not None:
-                # Else others would have the device beside what a node has begun ahead.
-                await self._worker.finish_expected()
 
     async def use_cores(self, cores: int) -> int:
         """Have cores that no other part of ktuned uses until the lane is left; the caller holds it. Returns how many.
@@ -166,7 +163,7 @@ class Lane:
         """
         if self._cores < cores:
             self._give_cores()
-            self._cores = await self._gate.take(cores)
+            self._cores = await self.gate.take(cores)
         return self._cores
 
     @property
@@ -175,12 +172,13 @@ class Lane:
         return self._fleet.pace
 
     @property
-    def _gate(self) -> QuietGate:
-        return self._fleet.gate_of(self.device.node)
+    def gate(self) -> QuietGate:
+        """The gate between compiles and timing on the device's machine."""
+        return self._fleet.gate_on(self.device)
 
     def _give_cores(self) -> None:
         if self._cores:
-            self._gate.give(self._cores)
+            self.gate.give(self._cores)
             self._cores = 0
 
     async def open(self, bench: Bench, deadlines: Mapping[str, float]) -> None:
@@ -240,8 +238,8 @@ class Lane:
                 self._sick(error.message)
                 raise LaneCrowded(error.message) from error
             self.drop()
-            if isinstance(error, NodeAbsent | NodeLost):
-                # This says nothing about the problem; the lane waits for its node, or another one stands in.
+            if isinstance(error, HostLost):
+                # This says nothing about the problem; the lane waits for its machine, or another one stands in.
                 self._sick(error.message)
                 raise LaneSick(error.message) from error
             if isinstance(error, LaneSick) or (isinstance(error, WorkerError) and error.code == "source_changed"):
@@ -252,7 +250,6 @@ class Lane:
 
     async def _open_in_worker(self, bench: Bench, deadlines: Mapping[str, float]) -> None:
         began = monotonic()
-        await self._fleet.take_device(self.device)
         if self._worker is None or not self._worker.is_alive:
             self._bench = None
             self._worker = await self._well_worker(bench, deadlines)
@@ -268,7 +265,7 @@ class Lane:
             request = replace(request, is_shared=self._courtesy.is_shared(self.device))
         # Imports and references may use every core; what this lane has timed so far is over.
         self._give_cores()
-        async with self._gate.computing(COURTESY_S):
+        async with self.gate.computing(COURTESY_S):
             reply, _ = await worker.exchange(request, deadlines)
         if self.health.is_sick:
             self._well()
@@ -421,11 +418,6 @@ class Lane:
         if measured.is_unsound or failed_in_doubt or measured.outcome is Outcome.LAUNCH_ERROR:
             self.drop()
 
-    async def expect(self, request: requests.Trial, deadlines: Mapping[str, float]) -> None:
-        """Have the worker prepare for what the lane measures next, while it measures others."""
-        if self._worker is not None and self._worker.is_alive:
-            await self._worker.expect(request, deadlines)
-
     def output(self) -> Output:
         """Return what the worker has printed since it was asked last; the caller holds the lane."""
         return Output() if self._worker is None else self._worker.output()
@@ -451,7 +443,6 @@ class Lane:
             self._let_go()
         if self._worker is not None and self._bench is not None:
             self._fleet.release(self._worker)
-        self._fleet.give_device(self.device)
         self._worker = None
         self._bench = None
 

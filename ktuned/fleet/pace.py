@@ -1,7 +1,7 @@
 """Pace of the work that many lanes and slots bring at once: one step of it in each round of the event loop.
 
-A group of commits, or one message of a cluster, lets dozens of tasks go on together. The loop would run them all before
-it looks at its sockets again, and each lookup would wait for all of them; so it waits for one.
+A group of commits, or one message from another host, lets dozens of tasks go on together. The loop would run them all
+before it looks at its sockets again, and each lookup would wait for all of them; so it waits for one.
 """
 
 from __future__ import annotations

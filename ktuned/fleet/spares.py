@@ -43,11 +43,11 @@ class Lender(Protocol):
     def has_contexts(self) -> bool:
         """True if a worker, in use or idle, has a context on a GPU or makes one."""
 
-    def gate_of(self, node: str) -> QuietGate:
-        """Return a node's gate."""
+    def gate_of(self, environment: Environment) -> QuietGate:
+        """Return the gate of an environment's machine."""
 
-    def slots_of(self, node: str) -> Turns:
-        """Return a node's compile slots."""
+    def slots_of(self, environment: Environment) -> Turns:
+        """Return the compile slots of an environment's machine."""
 
     def start_soon(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> None:
         """Run something until the fleet ends."""
@@ -172,11 +172,11 @@ class Spares:
         """Have compile workers start and import what ``backend`` compiles with, all that have work at once and
         ``besides``.
 
-        Of an unknown backend one starts. On a node a worker takes a part of the cluster's account, and starts when
-        there is something to compile.
+        Of an unknown backend one starts. On another host, whose cores others may need, none starts before there is
+        something to compile.
         """
-        if not environment.node:
-            count = min(self._lender.slots_of(environment.node).most_inside, EARLY_COMPILERS) if backend else 1
+        if not environment.host:
+            count = min(self._lender.slots_of(environment).most_inside, EARLY_COMPILERS) if backend else 1
             self.prepare(Role.COMPILE, environment, backend, count + besides)
 
     async def _make(self, role: Role, environment: Environment, backend: str, with_context: bool) -> None:
@@ -188,7 +188,7 @@ class Spares:
             try:
                 modules = self._modules if role is Role.BENCH else ()
                 wanted = requests.Prepare((backend,) if backend else (), modules, worker.makes_context)
-                with self._lender.gate_of(environment.node).starting():
+                with self._lender.gate_of(environment).starting():
                     await worker.exchange(wanted, {Phase.LOAD: self._lender.spawn_s})
             except BaseException:
                 worker.kill()

@@ -14,13 +14,11 @@ from pathlib import Path
 from time import monotonic
 from typing import Final, NamedTuple
 
-from msgspec.structs import replace
-
 from ktuned.catalog import Catalog
 from ktuned.devices import Machine
 from ktuned.fleet import Environment
 from ktuned.ipc import stamp
-from ktuned.model import KernelInfo
+from ktuned.model import Device, KernelInfo
 
 MAX_FILES: Final = 100
 MAX_BYTES: Final = 2**20
@@ -56,10 +54,10 @@ class Certainty:
         self.is_caught_up = True
         self._looks.clear()
 
-    def doubt(self, kernel: KernelInfo, environment: Environment, node: str = "") -> str:
+    def doubt(self, kernel: KernelInfo, environment: Environment, device: Device | None = None) -> str:
         """Return why the present context of a kernel is not known for certain; nothing if it is.
 
-        Of a device on a ``node`` its toolchain counts, too.
+        Of a ``device`` on another host the toolchain there counts, too.
         """
         if suspect := self._catalog.suspicion(kernel):
             return f"{suspect} changed, or what it depends on, and is being inspected"
@@ -68,8 +66,8 @@ class Certainty:
             return f"not looked at since the start: {reason}"
         environments = self._machine.environments
         reason = environments.doubt(environment)
-        if node and not reason:
-            reason = environments.doubt(replace(environment, node=node))
+        if device is not None and device.host and not reason:
+            reason = environments.doubt(environment.beside(device))
         return f"the toolchain is to be probed again: {reason}" if reason else environments.outdated(environment)
 
     def _source_doubt(self, kernel: KernelInfo) -> str:

@@ -221,7 +221,7 @@ def _models(devices: Iterable[Device]) -> Mapping[str, str]:
     models: dict[str, str] = {}
     for device in devices:
         alike = first.setdefault(device.model, device)
-        if (alike.fingerprint, alike.target, alike.node) == (device.fingerprint, device.target, device.node):
+        if (alike.fingerprint, alike.target, alike.host) == (device.fingerprint, device.target, device.host):
             models.setdefault("", device.model)
             models[device.name] = device.model
     return models

@@ -257,8 +257,7 @@ class Lookups:
             if measured_on is None or fault
             else self._machine.context(kernel, environment, key_problem, measured_on)
         )
-        node = "" if measured_on is None else measured_on.node
-        doubt = "" if context is None else self._certainty.doubt(kernel, environment, node)
+        doubt = "" if context is None else self._certainty.doubt(kernel, environment, measured_on)
         if context is not None and (bucket is None or not bucket.is_current):
             doubt = doubt or NO_BUCKET
         kept = self._portfolios.kept.find(kernel, model, by)

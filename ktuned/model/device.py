@@ -25,9 +25,9 @@ def kind_of(name: str) -> str:
 class Device(Record):
     """A CPU or GPU that kernels can run on, as a backend found it.
 
-    ``name`` is its place on this machine (``cpu:0``), or on a node (``rack7/cuda:0``); ``model`` is the key of winners,
-    ``target`` the architecture for compilers, ``fingerprint`` the driver and everything else that can change a kernel's
-    speed. ``no_energy`` says why its energy cannot be measured, empty if it can; a probe finds that out.
+    ``name`` is its place on this machine (``cpu:0``), or on another host (``rack7/cuda:0``); ``model`` is the key of
+    winners, ``target`` the architecture for compilers, ``fingerprint`` the driver and everything else that can change a
+    kernel's speed. ``no_energy`` says why its energy cannot be measured, empty if it can; a probe finds that out.
     """
 
     name: DeviceName
@@ -42,8 +42,8 @@ class Device(Record):
         return kind_of(self.name)
 
     @property
-    def node(self) -> str:
-        """The node that it is on; empty for this machine."""
+    def host(self) -> str:
+        """The host that it is on; empty for this machine."""
         return self.name.rpartition("/")[0]
 
     @property

@@ -245,8 +245,8 @@ class Dispatcher:
         state, message = task.pipeline.verdict
         return (Ending.DONE if state is JobState.DONE else Ending.FAILED), message
 
-    def join_nodes(self) -> None:
-        """Let running jobs measure on the devices that have come with nodes, where these are alike."""
+    def join_devices(self) -> None:
+        """Let running jobs measure on devices that have come meanwhile, where these are alike."""
         for job, task in self.pipelines.items():
             running = self._machine.running_job(job)
             if running is None or not isinstance(task.pipeline, Pipeline):

@@ -134,7 +134,7 @@ class JobRequests:
         await self._machine.environments.probe(environment)
         await self._machine.environments.check_strategy(environment, plan.strategy)
         if not wish.compile_only and not self._machine.has_device(environment, kernel.backend, wish.device):
-            await self._machine.environments.probe_nodes(environment)
+            await self._machine.environments.probe_hosts(environment)
         if not self._machine.devices(environment, kernel.backend):
             # Perhaps what was missing has been installed since.
             await self._machine.environments.probe(environment, again=True)

@@ -327,9 +327,9 @@ class Jobs:
         """Return why jobs wait although their device may be free, and how many do for each reason."""
         return dict(Counter(filter(None, map(self._queue.obstacle, self._queue))))
 
-    def join_nodes(self) -> None:
-        """Let running jobs measure on the devices of nodes that have come."""
-        self._dispatcher.join_nodes()
+    def join_devices(self) -> None:
+        """Let running jobs measure on devices that have come meanwhile."""
+        self._dispatcher.join_devices()
 
     def lanes(self) -> list[Lane]:
         """Return every lane that has been opened."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 import msgspec
-from msgspec.structs import replace
 
 from ktuned.backends import cpu
 from ktuned.catalog import Admission, Catalog, Traces, check_problem, environment_of
@@ -109,7 +108,7 @@ class Preparation:
             portfolio=partial(self._portfolios.configs, kernel, context.device, objective, job.problem),
             toolchain=self._machine.environments.toolchain_files(environment),
             shared=self._shared,
-            group_size=self._machine.group_size(replace(environment, node=aim.model.node), kernel.backend),
+            group_size=self._machine.group_size(environment.beside(aim.model), kernel.backend),
             compilers=tuple(
                 Compiler(site, self._machine.environments.toolchain_files(site))
                 for site in self._machine.compilers(environment, kernel.backend, context.toolchain)

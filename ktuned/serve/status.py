@@ -11,7 +11,7 @@ from typing import Any, Protocol
 import ktuned
 from ktuned.catalog import Catalog
 from ktuned.devices import Machine
-from ktuned.fleet import Cluster, Fleet
+from ktuned.fleet import Executors, Fleet
 from ktuned.lookup import Lookups
 from ktuned.scheduling import IdlePolicy, Jobs
 from ktuned.serve.activity import Activity
@@ -43,7 +43,7 @@ class StatusReport:
         activity: Activity,
         artifacts: Artifacts,
         catalog: Catalog,
-        cluster: Cluster,
+        executors: Executors,
         events: Events,
         fleet: Fleet,
         idle_policy: IdlePolicy,
@@ -60,7 +60,7 @@ class StatusReport:
         self._activity = activity
         self._artifacts = artifacts
         self._catalog = catalog
-        self._cluster = cluster
+        self._executors = executors
         self._events = events
         self._fleet = fleet
         self._idle_policy = idle_policy
@@ -117,7 +117,7 @@ class StatusReport:
                 "cap_bytes": self._artifacts.cap_bytes,
                 "directory": str(self._artifacts.directory),
             },
-            "cluster": self._cluster.describe(),
+            "executors": self._executors.describe(),
             "environments": self._machine.environments.describe(),
             "roots": [{"path": root.path, "name": root.name, "python": root.python} for root in self._catalog.roots],
             "notices": list(self._notices()),

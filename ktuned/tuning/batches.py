@@ -14,8 +14,8 @@ from collections import deque
 from ktuned.model import median
 
 MAX_BATCH = 16
-"""Configs that travel together at most. Here eight share most of a message's cost; to a node, where one costs
-milliseconds and a lane waits for the next, sixteen do."""
+"""Configs that travel together at most. Eight share most of a message's cost here; to another
+machine, where a message costs a millisecond, sixteen do."""
 
 LEAST_ASKED = 4
 MAX_ASKED = 32
@@ -60,18 +60,9 @@ class BatchSize:
         return max(1, min(self._most, int(self._limit_s / max(median(self._each_s), 1e-6))))
 
 
-def may_reserve(*, waiting: int, lanes: int) -> bool:
-    """Return whether a lane may take its next batch while it measures one: as long as there is a config for each."""
-    return waiting >= max(1, lanes)
-
-
-def share(*, waiting: int, lanes: int, batch: int, takes_ahead: bool) -> int:
-    """Return how many of those that wait a lane takes at once.
-
-    One that has its next batch while it measures one takes less, so that all lanes end at about the same time.
-    """
-    parts = 2 * lanes if takes_ahead else lanes
-    return min(batch, max(1, -(-waiting // parts)))
+def share(*, waiting: int, lanes: int, batch: int) -> int:
+    """Return how many of those that wait a lane takes at once, so that all lanes end at about the same time."""
+    return min(batch, max(1, -(-waiting // lanes)))
 
 
 def asked_at_once(*, lanes: int, batch: int) -> int:

@@ -19,14 +19,13 @@ from anyio.streams.memory import MemoryObjectReceiveStream
 from ktuned.fleet import (
     LIBRARY,
     DeadlineExpired,
+    Environment,
     Fleet,
     FrontEndKey,
-    NodeAbsent,
-    NodeLost,
+    HostLost,
     Output,
     RequestFailed,
     Turn,
-    Turns,
     WorkerDied,
 )
 from ktuned.ipc import replies, requests
@@ -56,7 +55,7 @@ STRAGGLER_S = 2.0
 """A compile that is shorter than this is no straggler."""
 
 ABSENT_S = 4.0
-"""For this long a node is left out that was not there when a worker was to be started on it."""
+"""For this long a machine is left out that was not there when a worker was to be started on it."""
 
 
 class CompileStage:
@@ -76,7 +75,7 @@ class CompileStage:
         self._batch_size = BatchSize(COMPILE_S)
         self._directories: list[Path] = []
         self._made = 0
-        self._absent: dict[str, float] = {}
+        self._absent: dict[Environment, float] = {}
         self._last: deque[Attempt] = deque()
         self._spent_s: dict[str, float] = {}
         self._on_begun = on_begun
@@ -86,12 +85,12 @@ class CompileStage:
     @property
     def slots(self) -> int:
         """The number of compile slots, of all machines that compile for this job."""
-        return sum(int(self._slots_of(one).total_tokens) for one in self._work.compilers)
+        return sum(int(self._fleet.slots_of(one.environment).total_tokens) for one in self._work.compilers)
 
     @property
     def groups(self) -> int:
         """The number of groups under way at most: those in the slots, and those that are being sealed."""
-        return sum(self._slots_of(one).most_inside for one in self._work.compilers)
+        return sum(self._fleet.slots_of(one.environment).most_inside for one in self._work.compilers)
 
     async def open(self) -> None:
         """Have workers start, and import what they need, before there is a config to compile."""
@@ -108,7 +107,7 @@ class CompileStage:
         if in_channel or self._last:
             return True
         job = self._work.job.id
-        return any(job in self._slots_of(one).waiting for one in self._work.compilers)
+        return any(job in self._fleet.slots_of(one.environment).waiting for one in self._work.compilers)
 
     @property
     def running(self) -> int:
@@ -163,9 +162,6 @@ class CompileStage:
         """True if a slot is to take several configs at once; the last ones are shared out one by one."""
         return self._batch_size.now > 1 if self._machine.compiles_one_by_one else self._group_size.pays
 
-    def _slots_of(self, compiler: Compiler) -> Turns:
-        return self._fleet.slots_of(compiler.environment.node)
-
     async def compile(self, attempts: Sequence[Attempt], *, is_reference: bool = False) -> list[End]:
         """Bring each trial to its artifact or to its end; return the ends.
 
@@ -190,7 +186,7 @@ class CompileStage:
                 self._on_begun()
                 continue
             compiler = await self._await_compiler()
-            slots, gate = self._slots_of(compiler), self._fleet.gate_of(compiler.environment.node)
+            slots, gate = self._fleet.slots_of(compiler.environment), self._fleet.gate_of(compiler.environment)
             # The slot first: a job that waits for one does not compile, so it must not keep others from having quiet.
             async with slots.hold(self._work.job.id) as slot, gate.compiling():
                 self._on_begun()
@@ -233,18 +229,16 @@ class CompileStage:
         return missing
 
     async def _await_compiler(self) -> Compiler:
-        """Return where the next group compiles: the first machine with a free slot, this one before nodes.
+        """Return where the next group compiles: the first machine with a free slot, this one before others.
 
-        A node that is not there is left out for a while; where no other has the toolchain, it is waited for.
+        One that is not there is left out for a while; where no other has the toolchain, it is waited for.
         """
         while True:
             now = monotonic()
             there = [
-                one
-                for one in self._work.compilers
-                if now >= self._absent.get(one.environment.node, -ABSENT_S) + ABSENT_S
+                one for one in self._work.compilers if now >= self._absent.get(one.environment, -ABSENT_S) + ABSENT_S
             ]
-            free = [one for one in there if not self._slots_of(one).is_full]
+            free = [one for one in there if not self._fleet.slots_of(one.environment).is_full]
             if free or there:
                 return (free or there)[0]
             await anyio.sleep(ABSENT_S / 4)
@@ -261,15 +255,15 @@ class CompileStage:
         with self._lend_directory() as directory:
             try:
                 await self._send(group, compiler, directory.name, units, slot)
-            except (WorkerDied, DeadlineExpired, RequestFailed, NodeAbsent) as raised:
+            except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
                 error = raised
             await self._fleet.pace.step()
             instructions: list[Instruction] = []
             for attempt in group:
                 if (unit := units.get(attempt.unit.key)) is not None:
                     instructions += await self._take(attempt, unit)
-        if isinstance(error, NodeAbsent | NodeLost):
-            self._absent[compiler.environment.node] = monotonic()
+        if isinstance(error, HostLost):
+            self._absent[compiler.environment] = monotonic()
         silent = [attempt for attempt in group if attempt.state is TrialState.COMPILING]
         instructions += self._machine.handle(CompilerLeft(silent, error))
         await self._raise_if_over(instructions)
@@ -303,10 +297,9 @@ class CompileStage:
         units = {attempt.unit.key: replace(attempt.unit, lowered=attempt.lowered or b"") for attempt in group}
         together = 1 if self._machine.compiles_one_by_one else len(group)
         deadlines = {**work.deadlines, Phase.COMPILE: work.deadlines[Phase.COMPILE] * together}
-        place = f"{environment.node} slot {staging.rpartition('-')[2]}".lstrip()
-        slots = self._slots_of(compiler)
+        place = f"{environment.host} slot {staging.rpartition('-')[2]}".lstrip()
+        slots = self._fleet.slots_of(compiler.environment)
         async with (
-            self._fleet.compile_slot(environment.node),
             self._fleet.lend(Role.COMPILE, environment) as worker,
             self._may_straggle(group) as began,
         ):
@@ -390,8 +383,8 @@ class CompileStage:
         ]
         try:
             lowered = await self._fleet.front_ends.lower(places, opening, work.job.id, work.deadlines)
-        except (WorkerDied, DeadlineExpired, RequestFailed, NodeAbsent) as error:
-            if isinstance(error, NodeAbsent | NodeLost):
+        except (WorkerDied, DeadlineExpired, RequestFailed, HostLost) as error:
+            if isinstance(error, HostLost):
                 await anyio.sleep(ABSENT_S / 4)
             self._machine.handle(CompilerTook([attempt]))
             return self._machine.handle(CompilerLeft([attempt], error))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from contextlib import AsyncExitStack
 from dataclasses import replace
 from time import monotonic
 
@@ -204,9 +203,7 @@ class FinalRound:
         if not finalists:
             return
         checked = monotonic()
-        async with AsyncExitStack() as machines:
-            for node in sorted({lane.device.node for lane in self._lanes}):
-                await machines.enter_async_context(self._fleet.gate_of(node).quiet())
+        async with self._fleet.quiet(lane.device for lane in self._lanes):
             is_quiet = monotonic()
             contest = await self._contest(rounds, finalists, ends_at)
         quiet_s = monotonic() - is_quiet

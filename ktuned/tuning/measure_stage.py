@@ -264,11 +264,6 @@ class MeasureStage:
         )
         return request, for_trial(work.deadlines, work.preset, best_us)
 
-    async def expect(self, lane: Lane, coming: Sequence[Attempt], best_us: float | None) -> None:
-        """Have a GPU's worker prepare for what its lane is to measure next, or begin with it: by what is known now."""
-        plan = self.machine.plan_request(coming, LaneFacts(lane.device.kind == "cpu"))
-        await lane.expect(*self._trial_request(lane, coming[: plan.count], best_us, None))
-
     def bench(self, lane: Lane, seed: int = 0) -> Bench:
         """Return the problem that a worker must have opened before it can measure this job's trials on ``lane``."""
         unit = self.reference.unit

@@ -20,7 +20,7 @@ from ktuned.fleet import COURTESY_S, Fleet, Lane, ReferenceUnusable
 from ktuned.ipc import replies, requests
 from ktuned.model import JobState, Role, Trial, WorkerError, canonical
 from ktuned.store import Artifacts, Store
-from ktuned.tuning.batches import LANE_S, MAX_BATCH, OPENING_AHEAD, BatchSize, ahead, asked_at_once, may_reserve, share
+from ktuned.tuning.batches import LANE_S, MAX_BATCH, OPENING_AHEAD, BatchSize, ahead, asked_at_once, share
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.exploration import Explorer, opened
 from ktuned.tuning.final_round import FinalRound
@@ -117,7 +117,7 @@ class Pipeline:
         self._access.withdraw()
 
     def join(self, lanes: Sequence[Lane]) -> None:
-        """Measure on these lanes, too, from now on: their node has come. Once all configs are measured, on none."""
+        """Measure on these lanes, too, from now on: they have come. Once all configs are measured, on none."""
         begin_on = self._begin_on
         if begin_on is not None:
             for lane in lanes:
@@ -422,7 +422,7 @@ class Pipeline:
         takes seconds. Like a compile it keeps out of other jobs' quiet windows.
         """
         await self._has_fresh.wait()
-        gate = self._fleet.gate_of(lane.device.node)
+        gate = lane.gate
         if self._access.is_granted:
             async with gate.compiling():
                 lane.prepare(self.work.environment_on(lane.device), self.work.kernel.backend)
@@ -463,15 +463,9 @@ class Pipeline:
 
             async for first in channel:
                 await self._await_lanes()
-                batch = self._batch(lane, first, channel)
-                while batch and not self._is_ending:
-                    coming = self._coming(lane, channel)
-                    if coming:
-                        recording.start_soon(self._measuring.expect, lane, coming, self.progress.best_us)
+                if not self._is_ending:
+                    batch = self._batch(lane, first, channel)
                     await self._measuring.measure(lane, batch, lambda: self.progress.best_us, record)
-                    batch = coming
-                    # A more important job may have the lanes by now.
-                    await self._await_lanes()
 
     def _batch(self, lane: Lane, first: Attempt, channel: MemoryObjectReceiveStream[Attempt]) -> list[Attempt]:
         """Return ``first`` and a lane's share of those that wait, as many as are measured in no time."""
@@ -480,7 +474,6 @@ class Pipeline:
             waiting=1 + channel.statistics().current_buffer_used,
             lanes=len(self._lanes),
             batch=self._batch_size.now,
-            takes_ahead=_takes_ahead(lane),
         )
         for _ in range(size - 1):
             try:
@@ -488,17 +481,3 @@ class Pipeline:
             except (anyio.WouldBlock, anyio.EndOfStream):
                 break
         return batch
-
-    def _coming(self, lane: Lane, channel: MemoryObjectReceiveStream[Attempt]) -> list[Attempt]:
-        """Return what a lane on a node measures next, which travels while it measures, as long as the other lanes have
-        enough.
-        """
-        waiting = channel.statistics().current_buffer_used
-        if not _takes_ahead(lane) or not may_reserve(waiting=waiting, lanes=len(self._lanes)):
-            return []
-        return self._batch(lane, channel.receive_nowait(), channel)
-
-
-def _takes_ahead(lane: Lane) -> bool:
-    """Return whether a lane has its next batch while it measures one: its way takes time, and disturbs no timing."""
-    return bool(lane.device.node) and lane.device.kind != "cpu"

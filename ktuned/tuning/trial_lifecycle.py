@@ -61,7 +61,7 @@ class TrialEvent(StrEnum):
     EXPIRED = "expired"
     CANNOT_RUN = "cannot_run"
     KILLED = "killed"
-    NODE_LOST = "node_lost"
+    HOST_LOST = "host_lost"
     DOUBTED = "doubted"
     GIVEN_BACK = "given_back"
     DISTURBED = "disturbed"
@@ -94,7 +94,7 @@ _STOPPED: _Moves = {
 
 def _retried(waiting: TrialState, *also: TrialEvent) -> _Moves:
     """Return the moves of a trial that goes back to where it waits for another try."""
-    return dict.fromkeys((TrialEvent.KILLED, TrialEvent.NODE_LOST, TrialEvent.SPARED, *also), waiting)
+    return dict.fromkeys((TrialEvent.KILLED, TrialEvent.HOST_LOST, TrialEvent.SPARED, *also), waiting)
 
 
 _ON_LANE: _Moves = {

@@ -49,7 +49,7 @@ disturbed   2     other programs used the device, so that the figure is not the 
 ==========  ====  =================================================================================================
 
 Killed comes first, then doubted, then given back: the last one costs a worker and a canary. What happens to
-infrastructure (a lost node, a damaged artifact, cores that a config was not known to need) is no excuse and not
+infrastructure (a lost host, a damaged artifact, cores that a config was not known to need) is no excuse and not
 counted. The next try corrects it.
 
 *Finalists* have a figure already. What says nothing about them leaves it as it is: a disturbed round is lost, and not
@@ -72,8 +72,7 @@ import msgspec
 
 from ktuned.fleet import (
     DeadlineExpired,
-    NodeAbsent,
-    NodeLost,
+    HostLost,
     Output,
     RequestFailed,
     WorkerDied,
@@ -85,7 +84,7 @@ from ktuned.store import DISK_ERRORS
 from ktuned.tuning.trial_detail import TrialDetail
 from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent, TrialState, Verdict
 
-Failure = WorkerDied | DeadlineExpired | RequestFailed | NodeAbsent
+Failure = WorkerDied | DeadlineExpired | RequestFailed
 """How a request may fail."""
 
 # Reports
@@ -361,7 +360,7 @@ class TrialMachine:
         yield _end(report.attempt, Verdict(event, report.message, detail=TrialDetail(phase=Phase.COMPILE)))
 
     def _leave_compiler(self, attempts: Sequence[Attempt], error: Failure | None) -> Iterator[Instruction]:
-        if error is not None and not isinstance(error, NodeAbsent) and _is_fault_of_job(error):
+        if error is not None and not isinstance(error, HostLost) and _is_fault_of_job(error):
             yield EndJob(error)
         elif not attempts:
             return
@@ -369,8 +368,8 @@ class TrialMachine:
             message = "the backend reported nothing about this config"
             silent = Verdict(TrialEvent.COMPILE_FAILED, message, detail=TrialDetail(phase=Phase.COMPILE))
             yield from (_end(attempt, silent) for attempt in attempts)
-        elif isinstance(error, NodeAbsent | NodeLost):
-            _move_all(attempts, TrialEvent.NODE_LOST)
+        elif isinstance(error, HostLost):
+            _move_all(attempts, TrialEvent.HOST_LOST)
             yield Compile(attempts)
         else:
             yield from self._blame_compiled(attempts, error)
@@ -454,8 +453,8 @@ class TrialMachine:
         _move_all(others, TrialEvent.SPARED)
         if others:
             yield Measure(others, at_once=True)
-        if isinstance(error, NodeLost):
-            first.move(TrialEvent.NODE_LOST)
+        if isinstance(error, HostLost):
+            first.move(TrialEvent.HOST_LOST)
             yield Measure([first], at_once=False)
         elif is_outside_kill(error) and first.has_excuse(TrialEvent.KILLED):
             first.move(TrialEvent.KILLED)

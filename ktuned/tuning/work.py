@@ -96,7 +96,7 @@ class Work(msgspec.Struct, eq=False, weakref=True):
 
     def environment_on(self, device: Device) -> Environment:
         """Return the environment of the workers that measure on a device."""
-        return msgspec.structs.replace(self.environment, node=device.node) if device.node else self.environment
+        return self.environment.beside(device)
 
     @property
     def kernel_ref(self) -> requests.KernelRef:

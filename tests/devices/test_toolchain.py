@@ -92,7 +92,7 @@ class LateEnvironments:
 
     known: replies.ProbeReport | None = None
 
-    def when_node_changes(self, listener: object) -> None:
+    def when_host_changes(self, listener: object) -> None:
         """Have no nodes."""
 
     def sites(self, environment: Environment) -> list[Environment]:

@@ -171,7 +171,7 @@ async def test_an_interpreter_that_cannot_be_started_is_named(run_bridge: RunBri
     async with run_bridge(python="/nowhere/python") as bridge:
         with pytest.raises(BridgeDown, match="/nowhere/python cannot be started: No such file") as error:
             await bridge.exchange(Say("?"), DEADLINE_S)
-        assert "[cluster]" in error.value.hint
+        assert "ktuned" in error.value.hint
     async with run_bridge(python="/bin/false") as bridge:
         with pytest.raises(BridgeDown, match="exited with code 1"):
             await bridge.exchange(Say("?"), DEADLINE_S)

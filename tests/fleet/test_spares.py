@@ -47,11 +47,11 @@ class Lent:
         """Return what was said, or whether a worker makes one."""
         return self._has_contexts or any(worker.makes_context for worker in self.started)
 
-    def gate_of(self, node: str) -> QuietGate:
+    def gate_of(self, environment: Environment) -> QuietGate:
         """Return a gate that lets all start."""
         return cast(QuietGate, SimpleNamespace(starting=nullcontext))
 
-    def slots_of(self, node: str) -> Turns:
+    def slots_of(self, environment: Environment) -> Turns:
         """Return one slot."""
         return Turns()
 

@@ -16,6 +16,7 @@ import anyio
 import pytest
 
 from ktuned.fleet import warden
+from ktuned_ray.executor import ClusterExecutor, ClusterSettings
 from tests.assembled import FAKE_BACKEND, PATIENCE_S, Parts, assembled
 
 NODES = 3
@@ -112,22 +113,32 @@ def running(
         subprocess.run(["rm", "-rf", str(directory)], check=False)
 
 
+def follow(parts: Parts, address: str, runtime_env: str = "") -> None:
+    """Have a daemon join a cluster, as its settings do."""
+    settings = ClusterSettings(address, runtime_env=runtime_env)
+    parts.daemon.executors.follow({"cluster": settings}, limits_are_given=False)
+
+
+def executor_of(parts: Parts) -> ClusterExecutor:
+    """Return the executor of a daemon that has joined a cluster."""
+    (found,) = parts.daemon.executors.remotes.values()
+    assert isinstance(found, ClusterExecutor)
+    return found
+
+
 @asynccontextmanager
 async def joined(
     tmp_path: Path, nodes: Nodes, *chosen: str, address: str = "", runtime_env: str = ""
 ) -> AsyncIterator[Parts]:
     """Assemble a daemon that has joined the cluster, and may use some devices alone."""
-    async with assembled(tmp_path, env={}) as parts:
-        daemon = parts.daemon
-        async with daemon.bridge.running(), anyio.create_task_group() as tasks:
-            tasks.start_soon(daemon.cluster.run)
-            tasks.start_soon(daemon.probes.run)
-            parts.machine.chosen = chosen
-            daemon.cluster.follow(address or nodes.address, runtime_env)
-            with anyio.fail_after(2 * PATIENCE_S):
-                # Ray's client server was seen to refuse the first one; the daemon tries again.
-                while not set(chosen) <= set(parts.machine.environments.nodes):  # noqa: ASYNC110 - Ray's to say
-                    await anyio.sleep(0.05)
-                await parts.machine.environments.probe_nodes(parts.environment)
-            yield parts
-            tasks.cancel_scope.cancel()
+    async with assembled(tmp_path, env={}) as parts, anyio.create_task_group() as tasks:
+        tasks.start_soon(parts.daemon.probes.run)
+        parts.machine.chosen = chosen
+        follow(parts, address or nodes.address, runtime_env)
+        with anyio.fail_after(2 * PATIENCE_S):
+            # Ray's client server was seen to refuse the first one; the daemon tries again.
+            while not set(chosen) <= set(parts.machine.environments.hosts):  # noqa: ASYNC110 - Ray's to say
+                await anyio.sleep(0.05)
+            await parts.machine.environments.probe_hosts(parts.environment)
+        yield parts
+        tasks.cancel_scope.cancel()

@@ -15,12 +15,12 @@ import psutil
 import pytest
 from msgspec.structs import replace
 
-from ktuned.fleet import NodeAbsent
-from ktuned.fleet.leases import Leases
+from ktuned.bridge import CallFailed
 from ktuned.scheduling import Wish
 from ktuned.testing.executors import check_executor
+from ktuned_ray.leases import Leases
 from tests.assembled import PATIENCE_S, Parts, kernel_text
-from tests.ray.conftest import Nodes, joined
+from tests.ray.conftest import Nodes, executor_of, joined
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -57,7 +57,7 @@ ALL = Counter({("measured", us): 1 for us in US})
 async def test_workers_on_a_node_conform(tmp_path: Path, nodes: Nodes) -> None:
     """The executor of a cluster does all that the fleet counts on, as this machine's does."""
     async with joined(tmp_path, nodes) as parts:
-        await check_executor(parts.daemon.remote, replace(parts.environment, node="n1"))
+        await check_executor(executor_of(parts), replace(parts.environment, host="n1"))
 
 
 async def test_a_job_is_tuned_on_all_nodes(tmp_path: Path, nodes: Nodes) -> None:
@@ -79,8 +79,8 @@ async def test_a_job_is_tuned_on_all_nodes(tmp_path: Path, nodes: Nodes) -> None
         assert trial is not None
         assert trial.artifact is not None
         assert parts.artifacts.find(trial.artifact) is not None
-        assert {"n0", "n1", "n2"} == {node["name"] for node in parts.daemon.cluster.describe()["nodes"]}
-        keepers = [pid for node in nodes.raylets for pid in nodes.below(node, "ktuned.fleet.keeper")]
+        assert {"n0", "n1", "n2"} == {host["name"] for host in executor_of(parts).describe()["hosts"]}
+        keepers = [pid for node in nodes.raylets for pid in nodes.below(node, "ktuned_ray.keeper")]
     psutil.wait_procs([psutil.Process(pid) for pid in keepers if psutil.pid_exists(pid)], timeout=PATIENCE_S)
     assert not [pid for pid in keepers if psutil.pid_exists(pid)]
 
@@ -89,28 +89,26 @@ async def test_what_is_used_is_leased(tmp_path: Path, nodes: Nodes, request: pyt
     """Lanes and slots hold Ray's resources while they are used, no more than there are, and give them back."""
     _only_in_full(request)
     async with joined(tmp_path, nodes, "n0") as parts, anyio.create_task_group() as tasks:
-        (link,) = [link for link in parts.daemon.cluster.links if link.info.name == "n0"]
-        leases = Leases(parts.daemon.bridge, idle_s=0.1)
-        hasty = Leases(parts.daemon.bridge, wait_s=1.0)
+        executor = executor_of(parts)
+        (link,) = [link for link in executor.cluster.links if link.info.name == "n0"]
+        ended: list[str] = []
+        leases = Leases(executor.bridge, ended.append, idle_s=0.1)
+        hasty = Leases(executor.bridge, ended.append, wait_s=1.0)
         tasks.start_soon(leases.run)
-        await leases.take_device(link, "n0/cpu:0")
-        slot = await leases.take_slot(link)
-        with pytest.raises(NodeAbsent, match="other jobs of the cluster"):
-            await hasty.take_slot(link)
-        leases.give(slot)
+        async with leases.held(link, "n0/cpu:0"), leases.held(link, "n0/cpu:0"), leases.held(link, ""):
+            assert leases.devices == ["n0/cpu:0", ""]
+            with pytest.raises(CallFailed, match="other jobs of the cluster"):
+                async with hasty.held(link, ""):
+                    pass
         with anyio.fail_after(PATIENCE_S):
-            while slot in leases.names:  # noqa: ASYNC110 - an actor's end is no event of ours
+            while leases.devices:  # noqa: ASYNC110 - an actor's end is no event of ours
                 await anyio.sleep(0.02)
-        leases.give("n0/cpu:0")
-        with anyio.fail_after(PATIENCE_S):
-            while leases.names:  # noqa: ASYNC110 - likewise
-                await anyio.sleep(0.02)
-        assert await leases.take_slot(link) == "n0 slot 0"
+        assert ended == ["n0/cpu:0"]
         async with parts.working():
             await _tune(parts, "")
             (job,) = await parts.told.ended()
         assert job["state"] == "done"
-        assert any(name.startswith("n0/") for name in parts.daemon.remote.leases.names)
+        assert "n0/cpu:0" in executor.leases.devices
         tasks.cancel_scope.cancel()
 
 
@@ -125,7 +123,7 @@ async def test_a_laptop_joins_through_the_client_server(
             await _tune(parts, "")
             (job,) = await parts.told.ended()
         assert (job["state"], _measured(parts)) == ("done", ALL)
-        (keeper,) = nodes.below("n1", "ktuned.fleet.keeper")
+        (keeper,) = nodes.below("n1", "ktuned_ray.keeper")
         assert psutil.Process(keeper).environ()["OF_THE_RUNTIME_ENV"] == "yes"
         leases = [psutil.Process(pid) for pid in nodes.below("n1", "LeaseActor")]
         assert leases
@@ -148,7 +146,7 @@ async def test_a_real_kernel_is_tuned_over_the_cluster(
             await parts.requests.tune(kernel, Wish(trials=6))
             (job,) = await parts.told.ended()
         assert job["state"] == "done", job["message"]
-        assert {lane.device.node for lane in parts.jobs.lanes()} <= {"n0", "n1"}
+        assert {lane.device.host for lane in parts.jobs.lanes()} <= {"n0", "n1"}
         (winner,) = parts.store.winners(kernel.name)
         assert winner.latency_us > 0
 
@@ -160,15 +158,15 @@ def _only_in_full(request: pytest.FixtureRequest) -> None:
 
 
 def _actor(nodes: Nodes, node: str) -> int:
-    (keeper,) = nodes.below(node, "ktuned.fleet.keeper")
+    (keeper,) = nodes.below(node, "ktuned_ray.keeper")
     return psutil.Process(keeper).ppid()
 
 
 KILLS: dict[str, Callable[[Nodes, Parts], int]] = {
     "worker": lambda nodes, parts: next(lane.worker_pid or 0 for lane in parts.jobs.lanes()),
-    "keeper": lambda nodes, parts: nodes.below("n1", "ktuned.fleet.keeper")[0],
+    "keeper": lambda nodes, parts: nodes.below("n1", "ktuned_ray.keeper")[0],
     "actor": lambda nodes, parts: _actor(nodes, "n1"),
-    "bridge": lambda nodes, parts: parts.daemon.bridge.pid or 0,
+    "bridge": lambda nodes, parts: executor_of(parts).bridge.pid or 0,
 }
 
 
@@ -238,7 +236,7 @@ async def test_local_tuning_goes_on_when_the_cluster_ends(
         (job,) = await parts.told.ended()
         assert (job["state"], _measured(parts)) == ("done", ALL)
         with anyio.fail_after(PATIENCE_S):
-            while not any("cluster" in line for line in parts.daemon.cluster.notices):  # noqa: ASYNC110
+            while not any("cluster" in line for line in parts.daemon.executors.notices):  # noqa: ASYNC110
                 await anyio.sleep(0.05)
-        assert parts.machine.environments.nodes == ()
+        assert parts.machine.environments.hosts == ()
         assert sys.executable == parts.environment.python

@@ -16,8 +16,8 @@ import pytest
 
 pytest.importorskip("ray", reason="Ray is not installed; pip install 'ktuned[ray]'")
 
-from ktuned.bridge import CallFailed, cluster
-from ktuned_ray import direct
+from ktuned.bridge import CallFailed
+from ktuned_ray import cluster_calls, direct
 from ktuned_ray.keeper_actor import KeeperActor
 from ktuned_ray.keeper_calls import KeeperCalls
 
@@ -76,7 +76,7 @@ async def test_answers_keep_their_order() -> None:
     actor, taken = Actor(), asyncio.Queue[bytes]()
 
     async def send(chunk: Any) -> None:
-        assert isinstance(chunk, cluster.Chunk)
+        assert isinstance(chunk, cluster_calls.Chunk)
         taken.put_nowait(chunk.data)
 
     calls = KeeperCalls(actor, send)

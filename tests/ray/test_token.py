@@ -7,7 +7,7 @@ import pytest
 
 from ktuned.scheduling import Wish
 from tests.assembled import PATIENCE_S, assembled, kernel_text
-from tests.ray.conftest import joined, running
+from tests.ray.conftest import follow, joined, running
 
 pytestmark = [pytest.mark.anyio, pytest.mark.timeout(300)]
 
@@ -24,18 +24,12 @@ async def test_a_cluster_with_a_token_lets_those_in_who_have_it(
     for directory in directories:
         directory.mkdir()
     with running(1, tmp_path, {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": TOKEN}) as nodes:
-        async with (
-            assembled(directories[0], env={}) as parts,
-            parts.daemon.bridge.running(),
-            anyio.create_task_group() as tasks,
-        ):
-            tasks.start_soon(parts.daemon.cluster.run)
-            parts.daemon.cluster.follow(nodes.address)
+        async with assembled(directories[0], env={}) as parts:
+            follow(parts, nodes.address)
             with anyio.fail_after(2 * PATIENCE_S):
-                while not any("token" in line for line in parts.daemon.cluster.notices):  # noqa: ASYNC110
+                while not any("token" in line for line in parts.daemon.executors.notices):  # noqa: ASYNC110
                     await anyio.sleep(0.05)
-            assert parts.machine.environments.nodes == ()
-            tasks.cancel_scope.cancel()
+            assert parts.machine.environments.hosts == ()
         monkeypatch.setenv("RAY_AUTH_MODE", "token")
         monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
         async with joined(directories[1], nodes, "n0") as parts, parts.working():

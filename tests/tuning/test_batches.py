@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from ktuned.tuning.batches import LANE_S, MAX_BATCH, OPENING_AHEAD, BatchSize, ahead, asked_at_once, may_reserve
+from ktuned.tuning.batches import LANE_S, MAX_BATCH, OPENING_AHEAD, BatchSize, ahead, asked_at_once, share
 
 
 def sized(*each_s: float) -> int:
@@ -46,11 +46,10 @@ def test_many_lanes_are_not_held_up_by_questions() -> None:
     assert asked_at_once(lanes=4, batch=8) == 32
 
 
-def test_a_lane_reserves_only_while_there_is_plenty() -> None:
-    """At the end of a job none waits for a lane that is at work while another is idle."""
-    assert may_reserve(waiting=2, lanes=2)
-    assert not may_reserve(waiting=1, lanes=2)
-    assert not may_reserve(waiting=0, lanes=1)
+@pytest.mark.parametrize(("waiting", "count"), [(1, 1), (4, 2), (5, 3), (100, 16)])
+def test_lanes_share_what_waits(waiting: int, count: int) -> None:
+    """Two lanes take half of it each, so that both end at about the same time, and no more than a batch."""
+    assert share(waiting=waiting, lanes=2, batch=16) == count
 
 
 def test_slow_configs_are_not_asked_for_far_ahead() -> None:

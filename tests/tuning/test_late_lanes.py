@@ -34,7 +34,7 @@ async def test_a_device_that_comes_measures_the_rest(parts: Parts, monkeypatch: 
             return replace(made, devices=(*made.devices, dataclasses.replace(lane.device, name=DeviceName("cpu:1"))))
 
         monkeypatch.setattr(parts.machine, "aim", aim)
-        parts.jobs.join_nodes()
+        parts.jobs.join_devices()
         parts.open_gate("rest")
         await parts.told.until(lambda: len(parts.told.of("trial_done")) == 2)
         assert {event["trial"]["config"]["us"] for event in parts.told.of("trial_done")} == {60.0, 70.0}
@@ -50,5 +50,5 @@ async def test_after_its_end_a_job_takes_no_lane(parts: Parts) -> None:
     async with parts.working():
         await parts.requests.tune(kernel, Wish())
         await parts.told.ended()
-        parts.jobs.join_nodes()
+        parts.jobs.join_devices()
     assert len(parts.jobs.lanes()) == 1

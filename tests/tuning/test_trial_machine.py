@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktuned.fleet import DeadlineExpired, NodeLost, Output, RequestFailed, WorkerDied
+from ktuned.fleet import DeadlineExpired, HostLost, Output, RequestFailed, WorkerDied
 from ktuned.ipc.replies import Failure, Measurement, Proposal
 from ktuned.ipc.requests import UnitRef
 from ktuned.model import IllegalMove, Outcome, Phase, Trial
@@ -104,7 +104,7 @@ TWIN = Trial(
 )
 
 MEASUREMENTS = [FINE, SLOWER, WRONG, RAISED, UNSUPPORTED, CONTENDED, DAMAGED, NEEDS_CORES]
-ERRORS: list[Error] = [died(), killed(), expired(), refused("usage", Phase.TIMING), NodeLost("n", "gone", Phase.TIMING)]
+ERRORS: list[Error] = [died(), killed(), expired(), refused("usage", Phase.TIMING), HostLost("n", "gone", Phase.TIMING)]
 REPORTS: list[Callable[[Attempt], Report]] = [
     lambda one: NotBuilt(one, Proposal({}, outcome=Outcome.COMPILE_ERROR, message="no")),
     lambda one: NotBuilt(one, Proposal({}, outcome=Outcome.UNSUPPORTED, message="not here")),
@@ -531,7 +531,7 @@ def test_a_trial_of_a_lost_node_is_tried_again_however_often() -> None:
     """It is a machine's doing, and never the config's."""
     (attempt,) = trials(1)
     for _ in range(5):
-        assert on_lane([attempt], NodeLost("n", "gone", Phase.TIMING)) == [Measure([attempt], at_once=False)]
+        assert on_lane([attempt], HostLost("n", "gone", Phase.TIMING)) == [Measure([attempt], at_once=False)]
     assert on_lane([attempt], killed()) == [Measure([attempt], at_once=False)]
 
 

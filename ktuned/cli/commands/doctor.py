@@ -10,9 +10,9 @@ import click
 
 from ktuned.cli import doctor as checks
 from ktuned.cli import equipment, output, spawn, text, versions
-from ktuned.cli.cluster_check import check_cluster
 from ktuned.cli.doctor import Finding, Level
 from ktuned.cli.exit_status import Exit
+from ktuned.cli.host_check import check_hosts
 from ktuned.cli.options import json_option
 from ktuned.cli.versions import version
 from ktuned.model import MEMORY, PRECISIONS
@@ -117,8 +117,8 @@ def _examine() -> list[Finding]:
         return [*findings, *equipment.check_backends([equipment.probe_here()])]
     roots = status.get("roots", ())
     findings += [*checks.check_notices(status), *checks.check_lanes(status)]
-    findings += check_cluster(status, status.get("environments", ()), version())
-    environments = [report for report in environments if not report.get("node")]
+    findings += check_hosts(status, status.get("environments", ()), version())
+    environments = [report for report in environments if not report.get("host")]
     findings += [*equipment.check_backends(environments, roots), *equipment.check_kernels(kernels, environments, roots)]
     place = status["artifacts"].get("directory")
     if place:

@@ -104,10 +104,11 @@ def _of_daemon(environ: Mapping[str, str]) -> Iterator[Setting]:
         "bench_memory_gib": round(settings.bench_bytes / 2**30, 2),
         "idle_exit_s": "1800 if started on demand, else 0" if settings.idle_exit_s is None else settings.idle_exit_s,
     }
-    for name in settings.file.__struct_fields__:
+    said = {name: getattr(settings.file, name) for name in settings.file.__struct_fields__} | dict(settings.executors)
+    for name, in_file in said.items():
         if name in ("roots", "deadlines"):
             continue
-        value = effective.get(name, getattr(settings.file, name))
+        value = effective.get(name, in_file)
         if fields := getattr(value, "__struct_fields__", ()):
             # A table of settings: each of them came from the file, or did not.
             for field in fields:

@@ -107,18 +107,19 @@ def _tables(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[lis
         ],
     )
     yield (
-        "nodes",
-        ["node", "state", "CPUs", "GPUs", "interpreter", "reason"],
+        "hosts",
+        ["host", "state", "CPUs", "GPUs", "interpreter", "reason"],
         [
             [
-                node["name"],
-                node["state"],
-                str(node["cpus"]),
-                str(node["gpus"]),
-                node["interpreter"] or text.ABSENT,
-                text.first_line(node["reason"]) or text.ABSENT,
+                host["name"],
+                host["state"],
+                str(host["cpus"]),
+                str(host["gpus"]),
+                host["interpreter"] or text.ABSENT,
+                text.first_line(host["reason"]) or text.ABSENT,
             ]
-            for node in found.get("cluster", {}).get("nodes", ())
+            for executor in found.get("executors", {}).values()
+            for host in executor["hosts"]
         ],
     )
     yield (
@@ -126,7 +127,7 @@ def _tables(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[lis
         ["pid", "role", "state", "age", "requests"],
         [
             [
-                f"{worker['node']}/{worker['pid']}" if worker.get("node") else _or_absent(worker.get("pid")),
+                f"{worker['host']}/{worker['pid']}" if worker.get("host") else _or_absent(worker.get("pid")),
                 worker["role"],
                 worker["state"],
                 text.duration(worker.get("age_s")),

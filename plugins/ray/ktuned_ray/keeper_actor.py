@@ -18,8 +18,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from ktuned.bridge import parcels
-from ktuned_ray import direct
+from ktuned_ray import direct, parcels
 
 POLL_S: Final = 10.0
 """Longest wait of one call for answers: a bridge that was killed leaves no call behind for longer."""
@@ -71,7 +70,7 @@ class KeeperActor:
 
     def _spawn(self, descriptor: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
-            [sys.executable, "-P", "-m", "ktuned.fleet.keeper", str(descriptor), str(self._home)],
+            [sys.executable, "-P", "-m", "ktuned_ray.keeper", str(descriptor), str(self._home)],
             stdin=subprocess.DEVNULL,
             pass_fds=(descriptor,),
             start_new_session=True,

@@ -12,8 +12,8 @@ from typing import Any, Final
 
 import ray.exceptions
 
-from ktuned.bridge import CallFailed, Send, cluster
-from ktuned_ray import direct
+from ktuned.bridge import CallFailed, Send
+from ktuned_ray import cluster_calls, direct
 from ktuned_ray.failures import hint_of, line_of
 from ktuned_ray.keeper_actor import POLL_S
 
@@ -57,7 +57,7 @@ class KeeperCalls:
                 data = await self._ready.get()
                 if isinstance(data, CallFailed):
                     raise data
-                await self._send(cluster.Chunk(data))
+                await self._send(cluster_calls.Chunk(data))
         finally:
             for task in self._tasks:
                 task.cancel()
@@ -76,7 +76,7 @@ class KeeperCalls:
     async def _receive(self, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(_READ_BYTES):
-                await self._send(cluster.Chunk(data))
+                await self._send(cluster_calls.Chunk(data))
         # The call under way knows better.
         await asyncio.sleep(REASON_S)
         self._ready.put_nowait(CallFailed("node_lost", "the connection to its keeper was lost"))

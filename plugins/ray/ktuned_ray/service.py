@@ -22,10 +22,10 @@ from typing import Any, ClassVar, Final, TypeVar
 import ray
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
-from ktuned.bridge import Call, CallFailed, Send, Service, cluster, parcels
+from ktuned.bridge import Call, CallFailed, Send, Service
 from ktuned.ipc import replies
 from ktuned.model import Record
-from ktuned_ray import direct
+from ktuned_ray import cluster_calls, direct, parcels
 from ktuned_ray.failures import hint_of, line_of
 from ktuned_ray.keeper_actor import KeeperActor
 from ktuned_ray.keeper_calls import ANSWER_S, KeeperCalls, answer
@@ -53,13 +53,13 @@ class Cluster(Service):
     """One cluster at a time; keepers by node, leases by name."""
 
     calls: ClassVar = (
-        cluster.Join,
-        cluster.Attach,
-        cluster.Relay,
-        cluster.Give,
-        cluster.Fetch,
-        cluster.Lease,
-        cluster.Release,
+        cluster_calls.Join,
+        cluster_calls.Attach,
+        cluster_calls.Relay,
+        cluster_calls.Give,
+        cluster_calls.Fetch,
+        cluster_calls.Lease,
+        cluster_calls.Release,
     )
 
     def __init__(self) -> None:
@@ -74,35 +74,35 @@ class Cluster(Service):
     async def carry_out(self, call: Call[Any, Any], send: Send) -> Record:
         """Carry one call out."""
         match call:
-            case cluster.Join():
+            case cluster_calls.Join():
                 return await self._join(call, send)
-            case cluster.Attach():
+            case cluster_calls.Attach():
                 return await self._attach(call, send)
-            case cluster.Relay():
+            case cluster_calls.Relay():
                 return await self._relay(call)
-            case cluster.Give():
+            case cluster_calls.Give():
                 return await self._give(call)
-            case cluster.Fetch():
+            case cluster_calls.Fetch():
                 return await self._fetch(call)
-            case cluster.Lease():
+            case cluster_calls.Lease():
                 return await self._lease(call)
-            case cluster.Release():
+            case cluster_calls.Release():
                 return self._release(call)
         raise AssertionError(call)
 
-    async def _join(self, call: cluster.Join, send: Send) -> Record:
+    async def _join(self, call: cluster_calls.Join, send: Send) -> Record:
         if self._joined:
             raise CallFailed("joined", "a cluster is joined already")
         self._runtime_env = json.loads(call.runtime_env or "{}")
         self._joined = True
         try:
             await self._blocking(lambda: _connect(call.address, self._runtime_env), JOIN_S, "did not let us join")
-            known: tuple[cluster.NodeInfo, ...] | None = None
+            known: tuple[cluster_calls.NodeInfo, ...] | None = None
             while True:
                 found = await self._blocking(_nodes, ANSWER_S, "did not answer")
                 if found != known:
                     known = found
-                    await send(cluster.ClusterNews(found, ray.__version__, platform.python_version()))
+                    await send(cluster_calls.ClusterNews(found, ray.__version__, platform.python_version()))
                 await asyncio.sleep(NODES_S)
         finally:
             self._leave()
@@ -130,7 +130,7 @@ class Cluster(Service):
         except Exception as error:
             raise CallFailed("cluster_lost", f"the cluster {failure}: {line_of(error)}", hint=hint_of(error)) from error
 
-    async def _attach(self, call: cluster.Attach, send: Send) -> Record:
+    async def _attach(self, call: cluster_calls.Attach, send: Send) -> Record:
         node = call.node
         if node in self._keepers:
             raise CallFailed("attached", "it has a keeper already")
@@ -139,13 +139,13 @@ class Cluster(Service):
         try:
             await answer(actor.start.remote(), START_S)
             calls.streams = await _streams(actor)
-            await send(cluster.Chunk(b""))
+            await send(cluster_calls.Chunk(b""))
             await calls.run()
         finally:
             self._keepers.pop(node, None)
             self._threads.submit(_kill, actor)
 
-    async def _relay(self, call: cluster.Relay) -> Record:
+    async def _relay(self, call: cluster_calls.Relay) -> Record:
         await self._keeper(call.node).relay(call.data)
         return replies.Empty()
 
@@ -154,7 +154,7 @@ class Cluster(Service):
             raise CallFailed("no_keeper", "the node has no keeper now")
         return self._keepers[node]
 
-    async def _give(self, call: cluster.Give) -> Record:
+    async def _give(self, call: cluster_calls.Give) -> Record:
         actor = self._keeper(call.node).actor
         small: dict[str, bytes] = {}
         waiting = []
@@ -184,7 +184,7 @@ class Cluster(Service):
             del self._parcels[next(iter(self._parcels))]
         return ref
 
-    async def _fetch(self, call: cluster.Fetch) -> Record:
+    async def _fetch(self, call: cluster_calls.Fetch) -> Record:
         data = await answer(self._keeper(call.node).actor.pack.remote(call.name), TRANSFER_S)
         try:
             await asyncio.to_thread(parcels.unpack_directory, data, Path(call.place))
@@ -192,7 +192,7 @@ class Cluster(Service):
             raise CallFailed("parcel", f"{call.name} cannot be kept: {error}") from error
         return replies.Empty()
 
-    async def _lease(self, call: cluster.Lease) -> Record:
+    async def _lease(self, call: cluster_calls.Lease) -> Record:
         actor = await self._blocking(
             lambda: self._actor(LeaseActor, call.node, call.cpus, call.gpus), ANSWER_S, "gave no lease"
         )
@@ -206,9 +206,9 @@ class Cluster(Service):
             raise
         name = uuid.uuid4().hex
         self._leases[name] = actor
-        return cluster.Leased(name, ids[0] if ids else "")
+        return cluster_calls.Leased(name, ids[0] if ids else "")
 
-    def _release(self, call: cluster.Release) -> Record:
+    def _release(self, call: cluster_calls.Release) -> Record:
         actor = self._leases.pop(call.lease, None)
         if actor is not None:
             self._threads.submit(_kill, actor)
@@ -280,7 +280,7 @@ def _connect(address: str, runtime_env: dict[str, Any]) -> None:
     )
 
 
-def _nodes() -> tuple[cluster.NodeInfo, ...]:
+def _nodes() -> tuple[cluster_calls.NodeInfo, ...]:
     found = []
     names: set[str] = set()
     for entry in sorted(ray.nodes(), key=lambda entry: str(entry["NodeID"])):
@@ -296,7 +296,7 @@ def _nodes() -> tuple[cluster.NodeInfo, ...]:
         names.add(name)
         resources = entry["Resources"]
         found.append(
-            cluster.NodeInfo(
+            cluster_calls.NodeInfo(
                 str(entry["NodeID"]), name, host, int(resources.get("CPU", 0)), int(resources.get("GPU", 0))
             )
         )

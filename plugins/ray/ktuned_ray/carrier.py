@@ -20,13 +20,11 @@ import anyio.to_thread
 import msgspec
 import structlog
 
-from ktuned.bridge import cluster, node, parcels
-from ktuned.fleet.bridge import Bridge
-from ktuned.fleet.calls import BridgeDown
-from ktuned.fleet.executor import Environment
-from ktuned.fleet.node_link import NodeLink
-from ktuned.fleet.snapshot import Snapshot, Snapshots, holds
+from ktuned.fleet import Bridge, BridgeDown, Environment
 from ktuned.ipc import artifact_place, manifest, replies, requests
+from ktuned_ray import cluster_calls, node_calls, parcels
+from ktuned_ray.node_link import NodeLink
+from ktuned_ray.snapshot import Snapshot, Snapshots, holds
 
 _log = structlog.get_logger()
 
@@ -59,8 +57,6 @@ class Carrier:
         self._captures = captures
         self._projects: dict[tuple[str, str], _Project] = {}
         self._parcels: dict[str, None] = {}
-        self._coming: dict[str, anyio.Event] = {}
-        """Parcels that are sent ahead, until they are there."""
 
     async def provide(self, request: requests.Request[Any, Any], environment: Environment) -> Mapping[str, bytes]:
         """Have the node hold all that a request names, but for the small parcels that are returned: they go with it.
@@ -77,8 +73,6 @@ class Carrier:
         named = {f"artifact-{key}": str(artifact_place(self._artifacts, key)) for key in _measured(request)}
         if isinstance(request, requests.Open) and request.captured:
             named[f"capture-{request.captured}"] = str(self._captures / f"{request.captured}.safetensors")
-        for come in {self._coming[name] for name in named.keys() & self._coming.keys()}:
-            await come.wait()
         lacking = {name: place for name, place in named.items() if name not in self._parcels}
         if not lacking:
             return {}
@@ -86,35 +80,12 @@ class Carrier:
         self._note_there(lacking)
         return small
 
-    async def send_ahead(self, artifacts: Iterable[str]) -> None:
-        """Have the node hold artifacts that a later request names.
-
-        Raises:
-            BridgeDown, BridgeSlow, CallFailed: they cannot be carried there.
-        """
-        named = {f"artifact-{key}": str(artifact_place(self._artifacts, key)) for key in artifacts}
-        known = self._parcels.keys() | self._coming.keys()
-        lacking = {name: place for name, place in named.items() if name not in known}
-        if not lacking:
-            return
-        come = anyio.Event()
-        self._coming |= dict.fromkeys(lacking, come)
-        try:
-            small = await self._give_large(lacking)
-            if small:
-                await self._link.exchange(node.Keep(small), CARRY_S)
-            self._note_there(lacking)
-        finally:
-            for name in lacking:
-                del self._coming[name]
-            come.set()
-
     async def _give_large(self, lacking: Mapping[str, str]) -> dict[str, bytes]:
         """Carry parcels that are too large for a frame; return the others."""
         small = await anyio.to_thread.run_sync(_small, lacking)
         large = {name: place for name, place in lacking.items() if name not in small}
         if large:
-            await self._bridge.exchange(cluster.Give(self._link.info.id, large), CARRY_S)
+            await self._bridge.exchange(cluster_calls.Give(self._link.info.id, large), CARRY_S)
         return small
 
     def _note_there(self, parcels: Iterable[str]) -> None:
@@ -144,7 +115,9 @@ class Carrier:
             return replace(unit, bytes=0)
         staging = place.with_name(f".{key}.from-{self._link.info.id[:8]}")
         if not packed:
-            await self._bridge.exchange(cluster.Fetch(self._link.info.id, f"artifact-{key}", str(staging)), CARRY_S)
+            await self._bridge.exchange(
+                cluster_calls.Fetch(self._link.info.id, f"artifact-{key}", str(staging)), CARRY_S
+            )
         size = await anyio.to_thread.run_sync(_seal_carried, staging, place, packed)
         return replace(unit, bytes=size)
 
@@ -165,14 +138,16 @@ class Carrier:
             project.taken_at = monotonic()
 
     async def _carry(self, environment: Environment, taken: Snapshot) -> None:
-        call = node.LayOut(environment.project, environment.cwd, dict(taken.files), taken.executable, taken.directories)
+        call = node_calls.LayOut(
+            environment.project, environment.cwd, dict(taken.files), taken.executable, taken.directories
+        )
         places = {digest: f"{environment.cwd}/{name}" for name, digest in taken.files.items()}
         for _ in range(3):
             lacking = (await self._link.exchange(call, CARRY_S)).missing
             if not lacking:
                 return
             files = {f"file-{digest}": places[digest] for digest in lacking}
-            await self._bridge.exchange(cluster.Give(self._link.info.id, files), CARRY_S)
+            await self._bridge.exchange(cluster_calls.Give(self._link.info.id, files), CARRY_S)
         # Saved while it was carried: the request finds that out by the digests.
         _log.info("project_not_laid_out", node=self._link.info.name, project=environment.project)
 

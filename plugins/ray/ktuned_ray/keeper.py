@@ -1,6 +1,6 @@
 """A node's keeper: a process that runs workers there as a daemon does, for one that is on another machine.
 
-``python -m ktuned.fleet.keeper SOCKET_FD DIRECTORY``. It has its own executor and warden, watches deadlines and
+``python -m ktuned_ray.keeper SOCKET_FD DIRECTORY``. It has its own executor and warden, watches deadlines and
 memory itself, and ends with everything that it started when its socket closes. ``DIRECTORY`` is private, and removed.
 """
 
@@ -24,17 +24,16 @@ from typing import Any, ClassVar, Final
 
 import anyio
 import anyio.to_thread
+import msgspec
 
 from ktuned.backends import cpu
-from ktuned.bridge import Call, CallFailed, Host, Send, Service, node, parcels
-from ktuned.fleet import memory
-from ktuned.fleet.executor import Environment, Worker
-from ktuned.fleet.failures import DeadlineExpired, Output, RequestFailed, WorkerDied
-from ktuned.fleet.local_executor import LocalExecutor
-from ktuned.fleet.node_artifacts import NodeArtifacts
-from ktuned.fleet.node_layout import NodeLayouts
+from ktuned.bridge import Call, CallFailed, Host, Send, Service
+from ktuned.fleet import DeadlineExpired, Environment, LocalExecutor, Output, RequestFailed, Worker, WorkerDied, memory
 from ktuned.ipc import Trust, first_changed, replies, requests, to_message
-from ktuned.model import Outcome, Record, Role, WorkerError
+from ktuned.model import Record, Role, WorkerError
+from ktuned_ray import node_calls, parcels
+from ktuned_ray.node_artifacts import NodeArtifacts
+from ktuned_ray.node_layout import NodeLayouts
 
 MEMORY_S: Final = 0.2
 """Interval between two looks at workers' memory, as in a daemon."""
@@ -45,31 +44,24 @@ WATCH_S: Final = 2.0
 _OTHERS = ("KTUNED_HOME", "KTUNED_SOCKET")
 
 
-class _Seat:
-    """A worker with its limit of memory: requests take turns, and one sent ahead counts on those before it.
+class _Seat(msgspec.Struct, frozen=True, eq=False):
+    """A worker with its limit of memory."""
 
-    ``went_through`` says that the last ones were trials, each was measured, and none left the worker in doubt.
-    """
-
-    def __init__(self, worker: Worker, limit_bytes: int) -> None:
-        self.worker = worker
-        self.limit_bytes = limit_bytes
-        self.turn = asyncio.Lock()
-        self.went_through = False
+    worker: Worker
+    limit_bytes: int
 
 
 class Keeper(Service):
     """Carries out a daemon's calls on this node."""
 
     calls: ClassVar = (
-        node.Describe,
-        node.LayOut,
-        node.Watch,
-        node.Start,
-        node.Exchange,
-        node.Keep,
-        node.Kill,
-        node.LeaveCores,
+        node_calls.Describe,
+        node_calls.LayOut,
+        node_calls.Watch,
+        node_calls.Start,
+        node_calls.Exchange,
+        node_calls.Kill,
+        node_calls.LeaveCores,
     )
 
     def __init__(self, executor: LocalExecutor, home: Path, *, watch_s: float = WATCH_S) -> None:
@@ -86,39 +78,36 @@ class Keeper(Service):
     async def carry_out(self, call: Call[Any, Any], send: Send) -> Record:
         """Carry one call out."""
         match call:
-            case node.Describe():
+            case node_calls.Describe():
                 return await anyio.to_thread.run_sync(self._describe)
-            case node.LayOut():
+            case node_calls.LayOut():
                 async with self._laying_out:
-                    return node.Layout(await anyio.to_thread.run_sync(self._layouts.lay_out, call))
-            case node.Watch():
+                    return node_calls.Layout(await anyio.to_thread.run_sync(self._layouts.lay_out, call))
+            case node_calls.Watch():
                 return await self._watch(call)
-            case node.Start():
+            case node_calls.Start():
                 return await self._run(call, send)
-            case node.Exchange():
+            case node_calls.Exchange():
                 return await self._exchange(call, send)
-            case node.Keep():
-                await self.artifacts.take(call.parcels)
-                return replies.Empty()
-            case node.Kill():
+            case node_calls.Kill():
                 self._kill(call)
                 return replies.Empty()
-            case node.LeaveCores():
+            case node_calls.LeaveCores():
                 self._executor.leave_cores(call.lanes)
                 return replies.Empty()
         raise AssertionError(call)
 
-    async def _watch(self, call: node.Watch) -> node.Changed:
+    async def _watch(self, call: node_calls.Watch) -> node_calls.Changed:
         # The environment of this process, and so of its workers, stays what it is.
         while cpu.limits() == call.limits:
             if changed := await anyio.to_thread.run_sync(first_changed, call.files):
-                return node.Changed(f"{changed} changed")
+                return node_calls.Changed(f"{changed} changed")
             await anyio.sleep(self._watch_s)
-        return node.Changed("the CPUs that it may use changed")
+        return node_calls.Changed("the CPUs that it may use changed")
 
-    def _describe(self) -> node.NodeReport:
+    def _describe(self) -> node_calls.NodeReport:
         found = importlib.metadata.distributions()
-        return node.NodeReport(
+        return node_calls.NodeReport(
             os.getpid(),
             sys.executable,
             platform.python_version(),
@@ -128,7 +117,7 @@ class Keeper(Service):
             {entry.metadata["Name"]: entry.version for entry in found if entry.metadata["Name"]},
         )
 
-    async def _run(self, call: node.Start, send: Send) -> node.Ended:
+    async def _run(self, call: node_calls.Start, send: Send) -> node_calls.Ended:
         """Run a worker until it has ended, or is not wanted any more."""
         role = Role(call.role)
         root = self._layouts.root(call.project, call.root)
@@ -142,14 +131,14 @@ class Keeper(Service):
         number = next(self._numbers)
         self._seats[number] = _Seat(worker, limit)
         try:
-            await send(node.Started(number, worker.pid))
+            await send(node_calls.Started(number, worker.pid))
             await worker.gone.wait()
         finally:
             worker.kill()
             del self._seats[number]
-        return node.Ended()
+        return node_calls.Ended()
 
-    def _kill(self, call: node.Kill) -> None:
+    def _kill(self, call: node_calls.Kill) -> None:
         seat = self._seats.get(call.worker)
         if seat is None:
             return
@@ -158,32 +147,19 @@ class Keeper(Service):
         else:
             seat.worker.kill()
 
-    async def _exchange(self, call: node.Exchange, send: Send) -> node.Exchanged:
+    async def _exchange(self, call: node_calls.Exchange, send: Send) -> node_calls.Exchanged:
         seat = self._seats.get(call.worker)
         if seat is None:
             raise CallFailed("no_worker", "the worker has ended")
-        came = monotonic()
-        # First of all, so that they are carried out in the order in which they came.
-        async with seat.turn:
-            began = monotonic()
-            if call.is_ahead and not seat.went_through:
-                return node.Exchanged(is_put_off=True)
-            seat.went_through = False
-            ended = await self._exchange_now(call, seat, send)
-            return replace(ended, seconds=monotonic() - began, waited_s=began - came)
-
-    async def _exchange_now(self, call: node.Exchange, seat: _Seat, send: Send) -> node.Exchanged:
+        began = monotonic()
         worker = seat.worker
         if call.parcels:
             await self.artifacts.take(call.parcels)
         request = requests.decode(call.message)
         waiting: deque[tuple[Any, Output]] = deque()
         news = asyncio.Event()
-        items = 0
 
         def on_item(value: Any) -> None:
-            nonlocal items
-            items += 1
             waiting.append((value, worker.output()))
             news.set()
 
@@ -198,21 +174,20 @@ class Keeper(Service):
 
         passing = asyncio.ensure_future(pass_on())
         try:
-            ended, reply = await _ended(worker, request, call.deadlines, on_item)
+            ended = await _ended(worker, request, call.deadlines, on_item)
         finally:
             passing.cancel()
-        seat.went_through = _went_through(request, items, reply)
         left = [await self._item(*one) for one in waiting]
         if sum(len(item.artifact) for item in left) > parcels.MAX_ALL_IN_FRAME_BYTES:
             for item in left:
                 await send(item)
             left = []
         # Results that come together travel as one answer: each costs a call of an actor.
-        return replace(ended, last=tuple(left))
+        return replace(ended, last=tuple(left), seconds=monotonic() - began)
 
-    async def _item(self, value: Any, output: Output) -> node.Item:
+    async def _item(self, value: Any, output: Output) -> node_calls.Item:
         artifact = await self.artifacts.packed(value)
-        return node.Item(to_message(value), output.stdout, output.stderr, artifact)
+        return node_calls.Item(to_message(value), output.stdout, output.stderr, artifact)
 
     async def watch_memory(self) -> None:
         """Stop workers that outgrow their limits, until cancelled."""
@@ -226,39 +201,28 @@ class Keeper(Service):
 
 async def _ended(
     worker: Worker, request: requests.Request[Any, Any], deadlines: Mapping[str, float], on_item: Any
-) -> tuple[node.Exchanged, Any]:
-    """Have a worker carry a request out; return how that ended as data, and its reply if there is one."""
+) -> node_calls.Exchanged:
+    """Have a worker carry a request out; return how that ended as data."""
     try:
         reply, output = await worker.exchange(request, deadlines, on_item=on_item)
     except WorkerDied as error:
-        failed = _failed(error, error.output, returncode=error.returncode, stopped=error.stopped, fault=error.fault)
-        return failed, None
+        return _failed(error, error.output, returncode=error.returncode, stopped=error.stopped, fault=error.fault)
     except DeadlineExpired as error:
-        return _failed(error, error.output, expired_s=error.deadline_s), None
+        return _failed(error, error.output, expired_s=error.deadline_s)
     except RequestFailed as error:
-        return _failed(error, error.output, failure=error.failure), None
+        return _failed(error, error.output, failure=error.failure)
     worker.measure_memory()
-    ended = node.Exchanged(
+    return node_calls.Exchanged(
         to_message(reply),
         output.stdout,
         output.stderr,
         phases=worker.timeline(),
         memory_bytes=worker.memory_bytes,
     )
-    return ended, reply
 
 
-def _went_through(request: requests.Request[Any, Any], items: int, reply: Any) -> bool:
-    """Return whether trials went through to the last one, after which the next may follow in the same worker."""
-    if not isinstance(request, requests.Trial) or not isinstance(reply, replies.Measurement):
-        return False
-    is_well = reply.outcome not in (None, Outcome.LAUNCH_ERROR) and not reply.is_guilty and not reply.is_unsound
-    is_well = is_well and not reply.leftover
-    return is_well and items == len(request.units) - 1
-
-
-def _failed(error: WorkerDied | DeadlineExpired | RequestFailed, output: Output, **fields: Any) -> node.Exchanged:
-    return node.Exchanged(None, output.stdout, output.stderr, phase=error.phase, **fields)
+def _failed(error: WorkerDied | DeadlineExpired | RequestFailed, output: Output, **fields: Any) -> node_calls.Exchanged:
+    return node_calls.Exchanged(None, output.stdout, output.stderr, phase=error.phase, **fields)
 
 
 async def keep(descriptor: int, home: Path) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, ClassVar, Never
 
-from ktuned.bridge.messages import Call
+from ktuned.bridge import Call
 from ktuned.ipc import replies
 from ktuned.model import Record, record
 
@@ -127,10 +127,9 @@ class Item(Record):
 class Exchanged(Record):
     """The end of an exchange: a reply's ``value``, or a failure; ``last`` are the items that were not sent before it.
 
-    It took ``seconds`` at the keeper, after it had waited for ``waited_s`` until others were over. ``phase`` is where
-    it ended, ``phases`` the seconds of each. Of a worker that died ``returncode`` is given, and why it was ``stopped``,
-    or the ``fault`` that it reported; of a phase that took too long ``expired_s``, its deadline. One that was sent
-    ahead, and is not to follow what came before, ``is_put_off``.
+    It took ``seconds`` at the keeper. ``phase`` is where it ended, ``phases`` the seconds of each. Of a worker that
+    died ``returncode`` is given, and why it was ``stopped``, or the ``fault`` that it reported; of a phase that took
+    too long ``expired_s``, its deadline.
     """
 
     value: Any = None
@@ -146,8 +145,6 @@ class Exchanged(Record):
     expired_s: float | None = None
     last: tuple[Item, ...] = ()
     seconds: float = 0.0
-    waited_s: float = 0.0
-    is_put_off: bool = False
 
 
 @record
@@ -156,9 +153,6 @@ class Exchange(Call[Exchanged, Item]):
 
     ``parcels`` are those that it names and that the node lacks, as far as they are small: each call of an actor that
     does not go before a request saves a lane a millisecond.
-
-    One that ``is_ahead`` follows the trials under way, of the same problem, and is carried out only if these went
-    through to the last and left no doubt about the worker.
     """
 
     operation: ClassVar = "node.exchange"
@@ -167,16 +161,6 @@ class Exchange(Call[Exchanged, Item]):
     message: Any
     deadlines: Mapping[str, float]
     parcels: Mapping[str, bytes] | None = None
-    is_ahead: bool = False
-
-
-@record
-class Keep(Call[replies.Empty, Never]):
-    """Keep parcels that a later exchange names."""
-
-    operation: ClassVar = "node.keep"
-
-    parcels: Mapping[str, bytes]
 
 
 @record

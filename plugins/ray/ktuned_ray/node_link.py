@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import anyio
 import structlog
 
-from ktuned.bridge import Call, CallFailed, Hello, cluster, node
-from ktuned.fleet.bridge import Bridge
-from ktuned.fleet.calls import BridgeDown, BridgeSlow, Calls, I, R
+from ktuned.bridge import Call, CallFailed, Hello
+from ktuned.fleet import Bridge, BridgeDown, BridgeSlow, Calls
 from ktuned.ipc import InvalidMessage, frames
+from ktuned_ray import cluster_calls, node_calls
 
 _log = structlog.get_logger()
+
+R = TypeVar("R")
+I = TypeVar("I")  # noqa: E741 - an item
 
 ATTACH_S: Final = 120.0
 """Time for a keeper to take calls: Ray may first have to install a runtime environment."""
@@ -37,9 +40,9 @@ MAX_RELAYED_BYTES: Final = 4 << 20
 class NodeLink:
     """The keeper of a node while it lives; :meth:`run` starts it, and returns the reason why it has ended."""
 
-    def __init__(self, bridge: Bridge, info: cluster.NodeInfo) -> None:
+    def __init__(self, bridge: Bridge, info: cluster_calls.NodeInfo) -> None:
         self.info = info
-        self.report: node.NodeReport | None = None
+        self.report: node_calls.NodeReport | None = None
         self.reason = ""
         self._bridge = bridge
         self._calls = Calls(f"the keeper on {info.name}", self._send, self._writable)
@@ -71,7 +74,7 @@ class NodeLink:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._pump)
                 tasks.start_soon(self._attend, on_up)
-                await self._bridge.exchange(cluster.Attach(self.info.id), math.inf, on_item=self._take)
+                await self._bridge.exchange(cluster_calls.Attach(self.info.id), math.inf, on_item=self._take)
         except* (BridgeDown, BridgeSlow, CallFailed) as group:
             self.reason = self._fault or _first(group)
         except* _Lost as group:
@@ -93,7 +96,7 @@ class NodeLink:
             raise BridgeDown(self.reason)
         return await self._calls.exchange(call, deadline_s, on_item)
 
-    def _take(self, chunk: cluster.Chunk) -> None:
+    def _take(self, chunk: cluster_calls.Chunk) -> None:
         self._attached.set()
         try:
             self._calls.feed(chunk.data)
@@ -118,12 +121,12 @@ class NodeLink:
             del self._outbox[:MAX_RELAYED_BYTES]
             if not self._outbox:
                 self._news = anyio.Event()
-            await self._bridge.post(cluster.Relay(self.info.id, data), CALL_S)
+            await self._bridge.post(cluster_calls.Relay(self.info.id, data), CALL_S)
             self._room.set()
             self._room = anyio.Event()
 
     async def _attend(self, on_up: Callable[[NodeLink], None]) -> None:
-        self.report = await self._ask(node.Describe(), ATTACH_S)
+        self.report = await self._ask(node_calls.Describe(), ATTACH_S)
         on_up(self)
         while True:
             await anyio.sleep(BEAT_S)

@@ -10,17 +10,16 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
 
-import anyio
 import pytest
 
-from ktuned.bridge import cluster, node, parcels
 from ktuned.fleet.bridge import Bridge
 from ktuned.fleet.calls import BridgeDown
-from ktuned.fleet.carrier import Carrier
 from ktuned.fleet.executor import Environment
-from ktuned.fleet.node_link import NodeLink
 from ktuned.ipc import artifact_place, manifest, replies, requests
 from ktuned.model.values import Outcome
+from ktuned_ray import cluster_calls, node_calls, parcels
+from ktuned_ray.carrier import Carrier
+from ktuned_ray.node_link import NodeLink
 
 pytestmark = pytest.mark.anyio
 
@@ -35,23 +34,17 @@ class Cluster:
     def __init__(self) -> None:
         self.given: list[dict[str, str]] = []
         self.files: list[set[str]] = []
-        self.kept: list[list[str]] = []
-        self.may_keep = anyio.Event()
         self.info = SimpleNamespace(id="1", name="n0")
 
     async def exchange(self, call: Any, deadline_s: float) -> Any:
         """Take parcels, or say which files of a project are missing."""
-        if isinstance(call, cluster.Give):
+        if isinstance(call, cluster_calls.Give):
             self.given.append(dict(call.parcels))
             return replies.Empty()
-        if isinstance(call, node.Keep):
-            await self.may_keep.wait()
-            self.kept.append(list(call.parcels))
-            return replies.Empty()
-        assert isinstance(call, node.LayOut)
+        assert isinstance(call, node_calls.LayOut)
         self.files.append(set(call.files))
         held = {name for parcels in self.given for name in parcels}
-        return node.Layout(tuple(one for one in sorted(set(call.files.values())) if f"file-{one}" not in held))
+        return node_calls.Layout(tuple(one for one in sorted(set(call.files.values())) if f"file-{one}" not in held))
 
 
 @pytest.fixture
@@ -127,31 +120,6 @@ async def test_a_small_artifact_travels_with_its_request(there: Cluster, carrier
     assert list(await carrier.provide(request, environment)) == [f"artifact-{small.key}"]
     assert [list(one) for one in there.given] == [[f"artifact-{large.key}"]]
     assert await carrier.provide(request, environment) == {}
-
-
-async def test_an_artifact_that_is_sent_ahead_goes_once(there: Cluster, carrier: Carrier, tmp_path: Path) -> None:
-    """A request waits for those of its artifacts that are under way, and takes along the others alone."""
-    coming, other = UNIT, requests.UnitRef("1" * 64, {})
-    for unit in (coming, other):
-        place = artifact_place(tmp_path / "artifacts", unit.key)
-        place.mkdir(parents=True)
-        (place / "kernel.so").write_bytes(b"x")
-    taken: list[str] = []
-
-    async def provide() -> None:
-        request = made(requests.Trial, units=(coming, other))
-        taken.extend(await carrier.provide(request, Environment("python", str(tmp_path), (), "p")))
-
-    async with anyio.create_task_group() as tasks:
-        tasks.start_soon(carrier.send_ahead, [coming.key])
-        await anyio.wait_all_tasks_blocked()
-        tasks.start_soon(provide)
-        await carrier.send_ahead([coming.key])
-        await anyio.wait_all_tasks_blocked()
-        assert (there.kept, taken) == ([], [])
-        there.may_keep.set()
-    assert there.kept == [[f"artifact-{coming.key}"]]
-    assert taken == [f"artifact-{other.key}"]
 
 
 @pytest.mark.parametrize("is_whole", [True, False])

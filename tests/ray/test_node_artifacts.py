@@ -8,10 +8,11 @@ from pathlib import Path
 import anyio
 import pytest
 
-from ktuned.bridge import CallFailed, parcels
-from ktuned.fleet.node_artifacts import NodeArtifacts
+from ktuned.bridge import CallFailed
 from ktuned.ipc import artifact_place, manifest, replies
 from ktuned.model.values import Outcome
+from ktuned_ray import parcels
+from ktuned_ray.node_artifacts import NodeArtifacts
 
 pytestmark = pytest.mark.anyio
 

@@ -13,12 +13,10 @@ import anyio
 import anyio.abc
 import structlog
 
-from ktuned.bridge import CallFailed, cluster
-from ktuned.fleet.bridge import Bridge
-from ktuned.fleet.calls import BridgeDown, BridgeSlow
-from ktuned.fleet.health import Health
-from ktuned.fleet.node_link import NodeLink
-from ktuned.fleet.remote_executor import RemoteExecutor
+from ktuned.bridge import CallFailed
+from ktuned.fleet import Bridge, BridgeDown, BridgeSlow, Health
+from ktuned_ray import cluster_calls
+from ktuned_ray.node_link import NodeLink
 
 _log = structlog.get_logger()
 
@@ -32,27 +30,22 @@ MAX_NODES: Final = 256
 """Nodes that are used; each has its keeper and its lanes."""
 
 
-_Listener = Callable[[NodeLink], None]
-
-
 class Cluster:
-    """The nodes of one cluster.
-
-    Nodes come and go: see :meth:`when_nodes_change`.
-    """
+    """The nodes of one cluster; ``on_up`` is called when a node's keeper takes calls, ``on_down`` when no more."""
 
     def __init__(
         self,
         bridge: Bridge,
-        executor: RemoteExecutor,
+        on_up: Callable[[NodeLink], None],
+        on_down: Callable[[NodeLink], None],
         *,
         health: Health | None = None,
     ) -> None:
-        self.news: cluster.ClusterNews | None = None
+        self.news: cluster_calls.ClusterNews | None = None
         self.address = ""
         self._bridge = bridge
-        self._executor = executor
-        self._listeners: list[tuple[_Listener, _Listener]] = []
+        self._on_up = on_up
+        self._on_down = on_down
         self._settled = anyio.Event()
         self._health = health or Health()
         self._links: dict[str, NodeLink] = {}
@@ -61,10 +54,6 @@ class Cluster:
         self._settings = anyio.Event()
         self._scope: anyio.CancelScope | None = None
         self._runtime_env = ""
-
-    def when_nodes_change(self, on_up: _Listener, on_lost: _Listener) -> None:
-        """Call ``on_up`` when workers can be started on a node, ``on_lost`` when they cannot any more."""
-        self._listeners.append((on_up, on_lost))
 
     async def settled(self) -> None:
         """Wait until each node of the cluster was tried once, or the cluster itself; not longer than a while."""
@@ -131,7 +120,7 @@ class Cluster:
 
     async def _join(self, tasks: anyio.abc.TaskGroup) -> None:
         tasks.start_soon(self._expect_news)
-        await self._bridge.exchange(cluster.Join(self.address, self._runtime_env), math.inf, on_item=self._take)
+        await self._bridge.exchange(cluster_calls.Join(self.address, self._runtime_env), math.inf, on_item=self._take)
 
     async def _expect_news(self) -> None:
         with anyio.move_on_after(JOIN_S):
@@ -140,17 +129,17 @@ class Cluster:
         if self.news is None:
             self._bridge.kill(f"it did not join {self.address} within {JOIN_S:.0f} s")
 
-    def _take(self, news: cluster.ClusterNews) -> None:
+    def _take(self, news: cluster_calls.ClusterNews) -> None:
         if self.news is None:
             _log.info("cluster_joined", address=self.address, ray=news.ray, nodes=len(news.nodes))
         self.news = news
         self._health.succeeded()
         self._changed.set()
 
-    def _is_listed(self, info: cluster.NodeInfo) -> bool:
+    def _is_listed(self, info: cluster_calls.NodeInfo) -> bool:
         return self.news is not None and any(node.id == info.id for node in self.news.nodes)
 
-    async def _keep(self, info: cluster.NodeInfo) -> None:
+    async def _keep(self, info: cluster_calls.NodeInfo) -> None:
         """Have a keeper on a node for as long as the node lives."""
         health = Health()
         while self._is_listed(info):
@@ -169,17 +158,13 @@ class Cluster:
     def _up(self, link: NodeLink) -> None:
         self._failures.pop(link.info.id, None)
         self._links[link.info.id] = link
-        self._executor.attach(link)
         _log.info("node_joined", node=link.info.name, cpus=link.info.cpus, gpus=link.info.gpus)
-        for on_up, _ in self._listeners:
-            on_up(link)
+        self._on_up(link)
         self._settle()
 
     def _down(self, link: NodeLink) -> None:
-        self._executor.detach(link)
         if self._links.pop(link.info.id, None) is not None:
-            for _, on_lost in self._listeners:
-                on_lost(link)
+            self._on_down(link)
 
     @property
     def links(self) -> list[NodeLink]:
@@ -192,19 +177,19 @@ class Cluster:
             return {}
         news = self.news
         return {
-            "address": self.address,
-            "ray": "" if news is None else news.ray,
-            "python": "" if news is None else news.python,
-            "nodes": [] if news is None else [self._describe(info) for info in news.nodes],
+            "name": self.address,
+            "version": "" if news is None else f"Ray {news.ray} and Python {news.python}",
+            "mend": "the bridge's interpreter ([cluster] python) needs ktuned-ray, and the cluster's Ray and Python",
+            "hosts": [] if news is None else [self._describe(info) for info in news.nodes],
         }
 
-    def _describe(self, info: cluster.NodeInfo) -> dict[str, Any]:
+    def _describe(self, info: cluster_calls.NodeInfo) -> dict[str, Any]:
         link = self._links.get(info.id)
         report = None if link is None else link.report
         failure = self._failures.get(info.id)
+        mend = f"install the same on {info.host}" if report is not None else "install ktuned-ray on the node"
         return {
             "name": info.name,
-            "host": info.host,
             "cpus": info.cpus,
             "gpus": info.gpus,
             "state": "ready" if report is not None else "starting" if failure is None else "failed",
@@ -212,6 +197,7 @@ class Cluster:
             "interpreter": "" if report is None else report.python,
             "python": "" if report is None else report.python_version,
             "ktuned": "" if report is None else report.ktuned,
+            "mend": f"{mend}, or bring it by [cluster] runtime_env",
         }
 
     @property

@@ -12,8 +12,8 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from ktuned.bridge import node, parcels
 from ktuned.ipc import absolute
+from ktuned_ray import node_calls, parcels
 
 
 class NodeLayouts:
@@ -30,7 +30,7 @@ class NodeLayouts:
         identity = hashlib.sha256(f"{project}\0{root}".encode()).hexdigest()[:16]
         return Path(f"{self._home}/projects/{identity}{os.path.normpath(root)}")
 
-    def lay_out(self, call: node.LayOut) -> tuple[str, ...]:
+    def lay_out(self, call: node_calls.LayOut) -> tuple[str, ...]:
         """Make a project's files those of the call; return the digests of those that are missing. Blocks."""
         top = str(self.root(call.project, call.root))
         private = top.removesuffix(os.path.normpath(call.root))

@@ -11,13 +11,13 @@ import anyio
 import pytest
 
 from ktuned.backends import cpu
-from ktuned.bridge import node
 from ktuned.fleet.executor import Environment
 from ktuned.fleet.failures import Output
-from ktuned.fleet.keeper import Keeper
 from ktuned.fleet.local_executor import LocalExecutor
 from ktuned.ipc import replies, requests, sight, to_message
 from ktuned.model import Phase, Record, Role
+from ktuned_ray import node_calls
+from ktuned_ray.keeper import Keeper
 from tests.fleet.playing import DEADLINE_S
 
 pytestmark = pytest.mark.anyio
@@ -80,17 +80,17 @@ async def test_items_that_come_with_the_reply_travel_with_it(early: int, late: i
 
     with anyio.fail_after(DEADLINE_S):
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(keeper.carry_out, node.Start(Role.BENCH, "project", "/project", {}, 0, 1.0), send)
+            tasks.start_soon(keeper.carry_out, node_calls.Start(Role.BENCH, "project", "/project", {}, 0, 1.0), send)
             await started.wait()
-            ended = await keeper.carry_out(node.Exchange(1, CLOSE, {Phase.LOAD: 1.0}), send)
+            ended = await keeper.carry_out(node_calls.Exchange(1, CLOSE, {Phase.LOAD: 1.0}), send)
             worker.kill()
-    assert isinstance(ended, node.Exchanged)
+    assert isinstance(ended, node_calls.Exchanged)
     expected = [
         to_message(replies.Failure(f"{when} {number}", ""))
         for when, count in (("early", early), ("late", late))
         for number in range(count)
     ]
-    items = [item for item in sent if isinstance(item, node.Item)]
+    items = [item for item in sent if isinstance(item, node_calls.Item)]
     assert [item.value for item in (*items, *ended.last)] == expected
     assert len(items) == early
 
@@ -108,7 +108,7 @@ async def test_a_toolchain_is_watched_until_it_is_another(change: str, tmp_path:
         raise AssertionError(item)
 
     async def watch() -> None:
-        answers.append(await keeper.carry_out(node.Watch({str(compiler): sight(str(compiler))}, limits), send))
+        answers.append(await keeper.carry_out(node_calls.Watch({str(compiler): sight(str(compiler))}, limits), send))
 
     with anyio.fail_after(DEADLINE_S):
         async with anyio.create_task_group() as tasks:
@@ -120,4 +120,4 @@ async def test_a_toolchain_is_watched_until_it_is_another(change: str, tmp_path:
                 staged.write_text("2")
                 staged.rename(compiler)
     expected = "the CPUs that it may use changed" if change == "cores" else f"{compiler} changed"
-    assert answers == [node.Changed(expected)]
+    assert answers == [node_calls.Changed(expected)]

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import ClassVar, Never
 
-from ktuned.bridge.messages import Call
+from ktuned.bridge import Call
 from ktuned.ipc import replies
 from ktuned.model import Record, record
 

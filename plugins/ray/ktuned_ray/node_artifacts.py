@@ -13,10 +13,11 @@ from typing import Any, Final
 import anyio
 import anyio.to_thread
 
-from ktuned.bridge import CallFailed, parcels
+from ktuned.bridge import CallFailed
 from ktuned.ipc import artifact_place, replies
 from ktuned.model import StoreError
 from ktuned.store import Artifacts
+from ktuned_ray import parcels
 
 CAP_BYTES: Final = 4 << 30
 """Bytes of artifacts on a node: a large job's, and little beside the disk of a machine with GPUs."""

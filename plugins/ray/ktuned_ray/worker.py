@@ -1,0 +1,221 @@
+"""A worker on a node: the same process with the same requests and replies as here, which its node's keeper starts.
+
+Before a request that names files of a project, or artifacts, they are put there; after a compile its artifacts are
+brought here. The keeper watches the deadlines, so that the way to it has no part in them. All under way on a node that
+is lost fails with :class:`~ktuned.fleet.HostLost`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from time import monotonic
+from typing import TYPE_CHECKING, Any, Final
+
+import anyio
+import structlog
+
+from ktuned.bridge import CallFailed
+from ktuned.fleet import (
+    BridgeDown,
+    BridgeSlow,
+    DeadlineExpired,
+    Environment,
+    HostLost,
+    Output,
+    RequestFailed,
+    Worker,
+    WorkerDied,
+)
+from ktuned.ipc import from_plain, replies, requests
+from ktuned.model import Device, DeviceName, KtunedError, Phase, Role
+from ktuned_ray import node_calls
+from ktuned_ray.node_link import CALL_S, NodeLink
+
+if TYPE_CHECKING:
+    from ktuned_ray.executor import ClusterExecutor
+
+_log = structlog.get_logger()
+
+GRACE_S: Final = 10.0
+"""Time that an answer may take beyond its phases' deadlines, which the keeper watches."""
+
+
+class RemoteWorker(Worker):
+    """A worker on a node; made by :class:`~ktuned_ray.executor.ClusterExecutor`."""
+
+    def __init__(
+        self,
+        role: Role,
+        environment: Environment,
+        started: node_calls.Started,
+        executor: ClusterExecutor,
+        link: NodeLink,
+    ) -> None:
+        super().__init__(role, environment, started.pid)
+        self._number = started.worker
+        self._executor = executor
+        self._link = link
+        self._said: list[Output] = []
+        self._phases: Mapping[str, float] = {}
+        self._stopped = ""
+        self._is_killed = False
+
+    @property
+    def is_alive(self) -> bool:
+        """True until it has ended, or was killed."""
+        return not self.gone.is_set() and not self._is_killed
+
+    async def exchange(
+        self,
+        request: requests.Request[Any, Any],
+        deadlines: Mapping[str, float],
+        *,
+        on_item: Callable[[Any], None] | None = None,
+        on_computed: Callable[[], None] | None = None,
+    ) -> tuple[Any, Output]:
+        """Send a request; return its reply, and what the worker's code printed meanwhile. Its keeper passes no
+        ``on_computed`` on.
+
+        Raises:
+            WorkerDied, DeadlineExpired, RequestFailed: as :meth:`Worker.exchange`; :class:`HostLost` with the node, or
+                where others have the device.
+        """
+        self.requests += 1
+        self._said = []
+        done = False
+        try:
+            try:
+                async with self._executor.leases.held(self._link, self._resource):
+                    reply = await self._exchange(request, deadlines, on_item)
+            except (BridgeDown, BridgeSlow, CallFailed) as error:
+                await self._settle_end()
+                raise self._death(error, request.first_phase) from error
+            done = True
+            return reply, self.output()
+        except RequestFailed:
+            done = True
+            raise
+        finally:
+            if not done:
+                self.kill()
+
+    @property
+    def _resource(self) -> str | None:
+        """What a request needs of the cluster's account: the device, a CPU (an empty name), or nothing."""
+        if self.role is Role.COMPILE:
+            return ""
+        return self.device or None
+
+    async def _settle_end(self) -> None:
+        """Wait a moment for the reason why a call failed: the worker's end, or its node's."""
+        with anyio.move_on_after(CALL_S if self._link.reason else 1.0):
+            await self.gone.wait()
+
+    def _death(self, error: KtunedError, phase: Phase) -> WorkerDied:
+        if self._stopped:
+            return WorkerDied(-9, phase, self.output(), self._stopped)
+        return HostLost(self.environment.host, self._link.reason or error.message, phase)
+
+    async def _exchange(
+        self,
+        request: requests.Request[Any, Any],
+        deadlines: Mapping[str, float],
+        on_item: Callable[[Any], None] | None,
+    ) -> Any:
+        began = monotonic()
+        files = self._executor.files(self._link)
+        small = await files.provide(request, self.environment)
+        provided_at = monotonic()
+        reply_type, item_type = requests.answer_types(type(request))
+        brought: list[tuple[replies.CompiledUnit, bytes]] = []
+
+        def pass_on(value: Any, output: Output) -> None:
+            self._said.append(output)
+            if on_item is not None:
+                on_item(value)
+
+        def take(item: node_calls.Item) -> None:
+            assert item_type is not None
+            value = from_plain(item_type, item.value)
+            output = Output(item.stdout, item.stderr)
+            if isinstance(value, replies.CompiledUnit):
+                self._said.append(output)
+                brought.append((value, item.artifact))
+                return
+            files.note(value, request)
+            pass_on(value, output)
+
+        call = node_calls.Exchange(self._number, requests.plain(_local(request)), dict(deadlines), small or None)
+        # The deadline is begun again by each item, as a phase is.
+        ended = await self._link.exchange(call, sum(deadlines.values()) + GRACE_S, take)
+        for item in ended.last:
+            take(item)
+        ended_at = monotonic()
+        for value, packed in brought:
+            # Bounded by the group that was compiled.
+            pass_on(await files.bring(value, packed), Output())
+        self._said.append(Output(ended.stdout, ended.stderr))
+        self._phases = ended.phases or {}
+        self.memory_bytes = ended.memory_bytes or self.memory_bytes
+        self._raise_failure(ended)
+        reply = from_plain(reply_type, ended.value)
+        files.note(reply, request)
+        if isinstance(reply, replies.ProbeReport) and reply.observed is not None:
+            self._executor.watch_toolchain(self._link, self.environment, reply.observed)
+        _log.debug(
+            "node_exchanged",
+            node=self.environment.host,
+            operation=request.operation,
+            provide_ms=_ms(provided_at - began),
+            way_ms=_ms(ended_at - provided_at - ended.seconds),
+            keeper_ms=_ms(ended.seconds - sum(self._phases.values())),
+            bring_ms=_ms(monotonic() - ended_at),
+            **{f"{phase}_ms": _ms(seconds) for phase, seconds in self._phases.items()},
+        )
+        return reply
+
+    def _raise_failure(self, ended: node_calls.Exchanged) -> None:
+        if ended.failure is not None:
+            raise RequestFailed(ended.failure, Phase(ended.phase), self.output())
+        if ended.expired_s is not None:
+            raise DeadlineExpired(Phase(ended.phase), ended.expired_s, self.output())
+        if ended.returncode is not None:
+            stopped = ended.stopped or self._stopped
+            raise WorkerDied(ended.returncode, Phase(ended.phase), self.output(), stopped, ended.fault)
+
+    def kill(self) -> None:
+        """End the worker and all that it started; :attr:`gone` is set when it has."""
+        if self.is_alive:
+            self._is_killed = True
+            self._executor.end(self._link, self._number, self._stopped)
+
+    def stop(self, why: str) -> None:
+        """Kill the worker for what it does."""
+        self._stopped = why
+        self.kill()
+
+    def measure_memory(self) -> None:
+        """Leave :attr:`memory_bytes` as its last answer said: the keeper watches the limit."""
+
+    def output(self) -> Output:
+        """Return what was printed since this was last asked."""
+        said, self._said = self._said, []
+        return Output("".join(one.stdout for one in said), "".join(one.stderr for one in said))
+
+    def timeline(self) -> Mapping[str, float]:
+        """Return the seconds of each phase of the last request."""
+        return self._phases
+
+
+def _ms(seconds: float) -> float:
+    return round(1000 * seconds, 2)
+
+
+def _local(request: requests.Request[Any, Any]) -> requests.Request[Any, Any]:
+    """Return a request with its device's name on the node."""
+    device = getattr(request, "device", None)
+    if not isinstance(device, Device) or not device.host:
+        return request
+    local = replace(device, name=DeviceName(device.local_name))
+    return replace(request, device=local)

@@ -1,0 +1,104 @@
+"""Hosts with other toolchains or packages: their measurements are of another context, and no winner is shared."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from msgspec.structs import replace
+
+from ktuned.backends import cpu, finding
+from ktuned.devices.environments import Environments
+from ktuned.devices.machine import Machine
+from ktuned.fleet.executor import Environment
+from ktuned.fleet.fleet import Fleet
+from ktuned.ipc import replies
+from ktuned.model.device import Device
+from ktuned.model.keys import DeviceModel, DeviceName, Role, Target
+from tests.assembled import Parts, kernel_text
+
+pytestmark = pytest.mark.anyio
+
+DEVICE = Device(DeviceName("cpu:0"), DeviceModel("Fake CPU"), Target("fake"), {"driver": "1"})
+COMPILERS = {"": "1", "alike": "1", "other": "2"}
+"""The compiler's version on this machine and on two hosts."""
+
+
+class Probed:
+    """A fleet whose workers answer a probe as their host would."""
+
+    def renew(self, environment: Environment) -> None:
+        """Have no workers that wait."""
+
+    @asynccontextmanager
+    async def lend(self, role: Role, environment: Environment) -> AsyncIterator[Any]:
+        """Lend a worker of a host."""
+        backend = replies.BackendReport("1", {"compiler": COMPILERS[environment.host]}, devices=(DEVICE,))
+
+        async def exchange(request: object, deadlines: Mapping[str, float]) -> tuple[replies.ProbeReport, None]:
+            observed = replies.Observed({}, (), finding(os.environ), cpu.limits())
+            return replies.ProbeReport("3.12", {"fake": backend}, observed=observed), None
+
+        yield SimpleNamespace(exchange=exchange)
+
+
+async def test_hosts_with_different_toolchains_do_not_share_fresh(parts: Parts) -> None:
+    """A job takes the devices with its own toolchain alone, and what it finds has another context than the others'."""
+    environments = Environments(cast(Fleet, Probed()), parts.store, deadlines={})
+    machine = Machine(environments)
+    environment = replace(parts.environment, env=(("ANOTHER", "environment"),))
+    for host in COMPILERS:
+        if host:
+            environments.host_up(host)
+        await environments.probe(replace(environment, host=host))
+    kernel = await parts.inspect(kernel_text())
+    context = {
+        str(device.name): machine.context(kernel, environment, {"n": 64}, device)
+        for device in machine.devices(environment, "fake")
+    }
+    assert context["cpu:0"] == context["alike/cpu:0"] != context["other/cpu:0"]
+    aims = {name: machine.aim(environment, "fake", name).devices for name in context}
+    # By the model the first device counts, and those with its toolchain.
+    found = {name: {device.name for device in devices} for name, devices in aims.items()}
+    assert found == {
+        "cpu:0": {"cpu:0", "alike/cpu:0"},
+        "alike/cpu:0": {"cpu:0", "alike/cpu:0"},
+        "other/cpu:0": {"other/cpu:0"},
+    }
+    sites = machine.compilers(environment, "fake", context["other/cpu:0"].toolchain)
+    assert [site.host for site in sites] == ["other"]
+
+
+async def test_a_changed_toolchain_of_a_host_is_doubted_until_it_is_probed(parts: Parts) -> None:
+    """From its executor's word on answers for the host's devices are uncertain, and no others."""
+    environments = Environments(cast(Fleet, Probed()), parts.store, deadlines={})
+    changes: list[str] = []
+    environments.when_host_changes(lambda: changes.append("changed"))
+    host, second = (replace(parts.environment, host=name) for name in ("other", "alike"))
+    for one in (host, second):
+        environments.host_up(one.host)
+        assert "not asked yet" in environments.doubt(one)
+    for one in (parts.environment, host, second):
+        await environments.probe(one)
+        assert environments.doubt(one) == ""
+    environments.host_changed("other", "/usr/bin/gcc changed")
+    assert environments.doubt(host) == environments.look(host) == "other: /usr/bin/gcc changed"
+    assert (changes, environments.doubt(parts.environment), environments.doubt(second)) == (["changed"], "", "")
+    await environments.probe(host)
+    assert environments.doubt(host) == ""
+
+
+async def test_a_host_that_left_before_it_was_probed_is_asked_when_it_is_back(parts: Parts) -> None:
+    """What changed while it was away is not known."""
+    environments = Environments(cast(Fleet, Probed()), parts.store, deadlines={})
+    host = replace(parts.environment, host="other")
+    environments.host_up("other")
+    await environments.probe(host)
+    environments.host_lost("other")
+    assert environments.hosts == ()
+    environments.host_up("other")
+    assert "not asked yet" in environments.doubt(host)
