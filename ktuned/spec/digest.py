@@ -1,8 +1,10 @@
 """Description of a kernel for the daemon, with three digests of its meaning.
 
-The digests are SHA-256 over labelled texts that comments and formatting do not change:
+The digests are SHA-256 over labelled texts. Comments and formatting of Python do not change them. Those of C do, as a
+comment can swallow the next line, and ``__LINE__`` counts lines. An edit that leaves the machine code as it was costs a
+compile and no measurement.
 
-* ``source_digest``: the sources' tokens with their quoted includes (or the kernel function, when there are none);
+* ``source_digest``: the bytes of the sources and of their quoted includes (or of the kernel function, without sources);
 * ``digest``: that, the kernel function, and what decides the data, the check and the call;
 * ``plan_digest``: the space, the problems, the default and the budgets.
 """
@@ -27,7 +29,7 @@ from ktuned.spec.observer import OBSERVER
 from ktuned.spec.python_reach import Reach
 from ktuned.spec.python_syntax import meaning, parse
 
-DIGEST_VERSION = 2
+DIGEST_VERSION = 3
 """Raised whenever the texts below change, because every digest then does."""
 
 
@@ -180,14 +182,12 @@ def assembled(path: Path) -> str:
 
 
 def file_meaning(path: Path, content: bytes) -> str:
-    """Return the digest of what a source means, whatever its comments and formatting; nothing for any other file."""
+    """Return the digest of what a Python file means, without comments and formatting; nothing for any other file."""
     text = _parsed(path, content)
     return hashlib.sha256(_encoded(text)).hexdigest() if text else ""
 
 
 def _parsed(path: Path, content: bytes) -> str:
-    if path.suffix.lower() in c_tokens.SUFFIXES:
-        return c_tokens.normalise(c_tokens.decode(content)).text
     if path.suffix == ".py":
         with suppress(SyntaxError):
             return meaning(parse(path, content).tree)

@@ -247,7 +247,7 @@ class Reach:
             self.parts[label] = f"{type(value).__qualname__} {place[1]}"
             self._add_name(*place)
         else:
-            self.parts[label] = f"{type(value).__qualname__} {_ADDRESS.sub('', repr(value))}"
+            self.parts[label] = array_text(value) or f"{type(value).__qualname__} {_ADDRESS.sub('', repr(value))}"
             for name in _WRAPPED:
                 inner = getattr(value, name, None)
                 if isinstance(inner, _FOLLOWED):
@@ -492,14 +492,27 @@ def _as_plain(value: Any) -> dict[str, object]:
 
 
 def plain_text(value: Any) -> str:
-    """Return one text for a plain value, with sets and maps in sorted order."""
+    """Return one text for a plain value, with its types and in its order; a set has none, and is sorted."""
+    kind = type(value).__name__
     if isinstance(value, dict):
-        return "{" + ",".join(sorted(f"{plain_text(key)}:{plain_text(item)}" for key, item in value.items())) + "}"
+        return f"{kind}{{" + ",".join(f"{plain_text(key)}:{plain_text(item)}" for key, item in value.items()) + "}"
     if isinstance(value, set | frozenset):
-        return "{" + ",".join(sorted(map(plain_text, value))) + "}"
+        return f"{kind}{{" + ",".join(sorted(map(plain_text, value))) + "}"
     if isinstance(value, list | tuple):
-        return "[" + ",".join(map(plain_text, value)) + "]"
-    return repr(value)
+        return f"{kind}[" + ",".join(map(plain_text, value)) + "]"
+    return f"{kind} {value!r}"
+
+
+def array_text(value: Any) -> str:
+    """Return the type, shape and content of an array, whose own text is abridged; nothing for anything else."""
+    if type(value).__module__.partition(".")[0] not in ("numpy", "torch") or not hasattr(value, "__array__"):
+        return ""
+    try:
+        array = value.__array__()
+        return f"{type(value).__qualname__} {array.dtype} {array.shape} {hashlib.sha256(array.tobytes()).hexdigest()}"
+    except (TypeError, ValueError, RuntimeError):
+        # One on a device, or of a type that NumPy does not have.
+        return ""
 
 
 def code_text(code: CodeType) -> str:

@@ -78,8 +78,6 @@ def test_flags_say_where_includes_lie(project: Project) -> None:
     assert first.extra["missing"] == ["one.cc includes lost.h"]
     for header in (near, far):
         before = inspected(project).source_digest
-        header.write_text(f"{header.read_text()}// no change\n")
-        assert inspected(project).source_digest == before
         header.write_text(f"{header.read_text()}#define C 2\n")
         assert inspected(project).source_digest != before
     before = inspected(project).source_digest

@@ -49,6 +49,6 @@ def test_code_in_a_compilers_cache_is_nobodys_source(
 def test_a_project_in_a_directory_of_caches_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A checkout below ``~/.cache`` is still its author's code; what compilers keep beside it is not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    root = tmp_path / "hub" / "project"
+    root = tmp_path / "torch" / "project"
     assert _own_places(root / "tune_it.py", root) == (f"{root}/",)
     assert _own_places(Path("/src/project/tune_it.py"), Path("/src/project")) == ()

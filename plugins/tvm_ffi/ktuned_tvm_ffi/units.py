@@ -64,7 +64,9 @@ def _compile(
     observed.clear()
     base = sources[0].parent
     flags = (*compiler.standard_flags(units[0].target), *build.flags)
-    prelude = precompiled(compiler, flags)
+    # Kept intermediate files are compiled from preprocessed text, which holds no precompiled header.
+    keeps_text = any(flag.lstrip("-").startswith("save-temps") for flag in flags)
+    prelude = None if keeps_text else precompiled(compiler, flags)
     commands: list[str] = []
     read: set[Path] = set()
     said: list[str] = []
