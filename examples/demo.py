@@ -47,7 +47,7 @@ OWN_LOAD = 1.0
 
 _POLL_S = 0.02
 
-COMMENT = "// A comment is no reason to tune again.\n"
+COMMENT = "# A comment is no reason to tune again.\n"
 LINE = "    std::memcpy(row_of_b, b, sizeof(row_of_b));\n"
 EDITED_LINE = f"{LINE}    __builtin_prefetch(b + kTileColumns);\n"
 
@@ -89,6 +89,11 @@ class Stage:
     def source(self) -> Path:
         """The C++ that is edited."""
         return self.project / "gemm.cc"
+
+    @property
+    def kernel_file(self) -> Path:
+        """The kernel file, which declares the space and the problems."""
+        return self.project / "tune_gemm.py"
 
     @property
     def environment(self) -> dict[str, str]:
@@ -309,9 +314,9 @@ def difference(config: Mapping[str, Any], default: Mapping[str, Any]) -> str:
 
 
 def edit_comment(stage: Stage, client: Client, job: Mapping[str, Any]) -> None:
-    """Save the source with one more comment; the daemon reads it, and changes nothing."""
-    save(stage, COMMENT + stage.source.read_text())
-    until(lambda: has_read(stage, client), "the daemon to read the saved file")
+    """Save the kernel file with one more comment; the daemon reads it, and changes nothing."""
+    save(stage.kernel_file, stage.kernel_file.read_text() + COMMENT)
+    until(lambda: has_read(stage.kernel_file, client), "the daemon to read the saved file")
     # Stale for a moment: another look at the file may have been asked for meanwhile.
     until(lambda: look_up(client, job)["status"] == "fresh", "the winner to be fresh beside a new comment")
     if jobs(client) != [job]:
@@ -324,7 +329,7 @@ def edit_code(stage: Stage, client: Client, job: Mapping[str, Any], retune_s: fl
     with stage.app() as app:
         if not app.sees("fresh"):
             raise DemoFailed("the application did not see the winner before the edit")
-        save(stage, stage.source.read_text().replace(LINE, EDITED_LINE))
+        save(stage.source, stage.source.read_text().replace(LINE, EDITED_LINE))
         saved_at = time.monotonic()
         print(f"           saved {stage.source.name}: + {EDITED_LINE.removeprefix(LINE).strip()}", flush=True)
         if not app.sees("stale"):
@@ -355,20 +360,20 @@ def stop(stage: Stage) -> None:
     print(f"{before} processes before, none now.")
 
 
-def save(stage: Stage, source: str) -> None:
-    """Replace the source atomically, as an editor does."""
-    if source == stage.source.read_text():
-        raise DemoFailed(f"{stage.source.name} has no line to edit: {LINE.strip()}")
-    written = stage.source.with_suffix(".new")
-    written.write_text(source)
-    written.replace(stage.source)
+def save(file: Path, content: str) -> None:
+    """Replace a file atomically, as an editor does."""
+    if content == file.read_text():
+        raise DemoFailed(f"{file.name} has no line to edit: {LINE.strip()}")
+    written = file.with_suffix(".new")
+    written.write_text(content)
+    written.replace(file)
 
 
-def has_read(stage: Stage, client: Client) -> bool:
-    """Return whether the daemon has read the present source."""
+def has_read(file: Path, client: Client) -> bool:
+    """Return whether the daemon has read what a file holds now."""
     (kernel,) = client.call("kernels", kernel=KERNEL)["kernels"]
-    known: str = kernel["stamps"][str(stage.source)]
-    return known == hashlib.sha256(stage.source.read_bytes()).hexdigest()
+    known: str = kernel["stamps"][str(file)]
+    return known == hashlib.sha256(file.read_bytes()).hexdigest()
 
 
 def look_up(client: Client, job: Mapping[str, Any]) -> dict[str, Any]:

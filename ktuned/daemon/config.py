@@ -243,6 +243,10 @@ def _take_executors(table: dict[str, Any]) -> dict[str, msgspec.Struct]:
         found[name] = msgspec.convert(values, executor.settings)
         if fault := executor.check_settings(found[name]):
             raise _Fault(f"[{name}] {fault}")
+    for name in set(unknown) - found.keys():
+        raise _Fault(
+            f"there is no setting {name!r} {listed(get_type_hints(File), near=name)}, and no plugin here has it"
+        )
     return found
 
 
