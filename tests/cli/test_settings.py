@@ -46,7 +46,7 @@ def test_config_says_where_each_value_comes_from(run: Run, tmp_path: Path, monke
     file = str(home / "config.toml")
     assert values["compile_slots"] == (3, file)
     # Written, though it is the default.
-    assert values["team.url"] == ("", "default")
+    assert values["share.url"] == ("", "default")
     assert values["policy"] == ("always", file)
     assert values["spares"] == (True, "default")
     assert values["deadlines.compile"] == (7.0, file)
