@@ -66,7 +66,7 @@ class Opened:
     def visit(self, section: int) -> None:
         """Go to a section of the store's page."""
         self.page.evaluate("n => { location.hash = encodeURIComponent(state.sections[n].id); }", section)
-        self.page.wait_for_selector(".filters")
+        self.page.wait_for_selector(".grid")
 
     def draw_all(self) -> None:
         """Have every card draw, as if the reader had scrolled to the end."""
@@ -74,6 +74,40 @@ class Opened:
         self.page.wait_for_function(
             "() => state.cards.every(card => card.body || card.chart || card.box.querySelector('.empty'))"
         )
+
+    def clashing_labels(self) -> list[str]:
+        """Return the texts of all charts that lie over one another, or are cut off."""
+        found: list[str] = self.page.evaluate(_CLASHES)
+        return found
+
+
+_CLASHES = r"""() => {
+    const found = new Set();
+    const isText = (one) => one.type === "tspan" && !one.invisible && (one.style.text || "").trim();
+    for (const card of state.cards.flatMap((one) => [one, ...(one.parts || [])]).filter((one) => one.chart)) {
+        const [width, height] = [card.chart.getWidth(), card.chart.getHeight()];
+        const title = card.element.querySelector("h2, h3").innerText;
+        const texts = card.chart.getZr().storage.getDisplayList(true).filter(isText).map((one) => {
+            const box = one.getBoundingRect().clone();
+            if (one.transform) box.applyTransform(one.transform);
+            // A line is as high as its letters, whatever the font says of its own height.
+            const isUpright = box.height <= box.width || one.style.text.length < 4;
+            const size = isUpright ? parseFloat(one.style.font.match(/([\d.]+)px/)[1]) * 0.9 : box.height;
+            const top = box.y + (box.height - size) / 2;
+            return { text: one.style.text, left: box.x, right: box.x + box.width, top, bottom: top + size };
+        });
+        texts.forEach((a, i) => {
+            const isCut = a.left < -1 || a.top < -1 || a.right > width + 1 || a.bottom > height + 1;
+            if (isCut) found.add(`${title}: ${a.text} is cut off`);
+            for (const b of texts.slice(i + 1)) {
+                const across = Math.min(a.right, b.right) - Math.max(a.left, b.left);
+                const down = Math.min(a.bottom, b.bottom) - Math.max(a.top, b.top);
+                if (across > 1 && down > 2) found.add(`${title}: ${a.text} over ${b.text}`);
+            }
+        });
+    }
+    return [...found];
+}"""
 
 
 def file(path: Path) -> str:

@@ -73,12 +73,30 @@ class SampleStore:
         messages: Sequence[str] = ("ptxas error: uses too much shared data (0x3a000 bytes, 0x38c00 max)",),
         axes: Mapping[str, Sequence[Any]] = AXES,
         default: bool = True,
+        default_times: float | None = None,
+        reference_times: float = 1.09,
     ) -> None:
-        """Add a kernel's trials, with a winner, a job, and ``saves`` states of its source."""
+        """Add a kernel's trials, with a winner, a job, and ``saves`` states of its source.
+
+        ``default_times`` and ``reference_times`` are how many times as long as the winner those take; without the first
+        the default takes what its trial took.
+        """
         with closing(sqlite3.connect(self._path)) as connection, connection:
             for save in range(saves):
                 count = trials if save == saves - 1 else min(trials, 60)
-                self._add_save(connection, kernel, problem, count, device, save, saves, messages, axes)
+                self._add_save(
+                    connection,
+                    kernel,
+                    problem,
+                    count,
+                    device,
+                    save,
+                    saves,
+                    messages,
+                    axes,
+                    default_times,
+                    reference_times,
+                )
             project, _, short = kernel.rpartition(":")
             info = KernelInfo(
                 project=project,  # type: ignore[arg-type]
@@ -134,6 +152,8 @@ class SampleStore:
         saves: int,
         messages: Sequence[str],
         axes: Mapping[str, Sequence[Any]],
+        default_times: float | None,
+        reference_times: float,
     ) -> None:
         self._context += 1
         self._job += 1
@@ -198,7 +218,8 @@ class SampleStore:
                 )
             )
         assert best is not None
-        default_us = default_us or best[0] * 2.4
+        if default_us is None or default_times is not None:
+            default_us = best[0] * (default_times or 2.4)
         counts: dict[str, int] = {}
         for row in rows:
             counts[str(row[4])] = counts.get(str(row[4]), 0) + 1
@@ -227,7 +248,7 @@ class SampleStore:
                 len(rows),
                 best[0],
                 default_us,
-                best[0] * 1.09,
+                best[0] * reference_times,
                 json.dumps(counts),
                 json.dumps({**cost, "finalists_s": 1.9}),
                 canonical(problem),

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+import sqlite3
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from time import process_time
 from typing import TYPE_CHECKING, Any
@@ -238,16 +240,116 @@ def test_a_hundred_thousand_trials(browser: Browser, tmp_path: Path) -> None:
         assert opened.complaints == []
 
 
-def test_pages_of_few_configs_and_useless_models_draw_less(browser: Browser, tmp_path: Path) -> None:
-    """Charts that say nothing of five configs are not there, and a model that explains nothing is a sentence."""
+LONG_AXES: dict[str, list[Any]] = {
+    f"QUITE_LONG_KNOB_{place}": ["persistent_cooperative", "persistent_pingpong", 3] for place in range(18)
+}
+
+
+@pytest.mark.parametrize("width", [1440, 1010, 700])
+def test_no_label_lies_over_another_or_is_cut_off(browser: Browser, tmp_path: Path, width: int) -> None:
+    """Close lines, names that are long or many, and narrow windows leave every label of every chart readable."""
     store = SampleStore(tmp_path / "ktuned.sqlite")
-    store.add("kernels:few", {"N": 1}, 5)
-    with Overview(tmp_path / "ktuned.sqlite") as overview:
-        place = tmp_path / "report.html"
-        place.write_text(page(survey(overview, "1.0")))
-    with Opened(browser, file(place)) as opened:
+    store.add("kernels:close", PROBLEM, 90, saves=3, default_times=1.01, reference_times=1.03)
+    store.add("kernels:long", {"N": 3}, 120, axes=LONG_AXES, default=False)
+    with Opened(browser, file(_page_of(tmp_path))) as opened:
+        opened.page.set_viewport_size({"width": width, "height": 1000})
+        for section in range(2):
+            opened.visit(section)
+            opened.draw_all()
+            assert opened.clashing_labels() == []
+
+
+def test_figures_below_a_microsecond_keep_their_digits(browser: Browser, tmp_path: Path) -> None:
+    """Of 0.37 µs four digits are shown, and two of its spread."""
+    SampleStore(tmp_path / "ktuned.sqlite").add("kernels:few", {"N": 1}, 5)
+    with Opened(browser, file(_page_of(tmp_path))) as opened:
+        shown = opened.page.evaluate("[latency(0.37331), latency(0.01962, 2), latency(7.483), latency(1234.56)]")
+    assert shown == ["0.3733 µs", "0.020 µs", "7.483 µs", "1.235 ms"]
+
+
+def test_a_page_of_few_configs_has_the_table_and_no_charts_of_trials(browser: Browser, tmp_path: Path) -> None:
+    """Of five configs of one state of the sources the bars and the table say all."""
+    SampleStore(tmp_path / "ktuned.sqlite").add("kernels:few", {"N": 1}, 5)
+    with Opened(browser, file(_page_of(tmp_path))) as opened:
         opened.draw_all()
         titles = set(opened.page.locator("section.card h2").all_inner_texts())
-        assert "Fastest configs" in titles
-        assert not titles & {"Distribution of latencies", "Pairs of knobs", "Configs as lines", "Which knobs matter"}
+        assert (
+            {"Winner, default, reference", "Fastest configs"}
+            <= titles
+            <= {
+                "Winner, default, reference",
+                "Failures",
+                "Where the time went",
+                "Fastest configs",
+            }
+        )
+        assert opened.page.locator(".filters").count() == 0
         assert opened.complaints == []
+
+
+def test_a_knob_that_was_measured_with_one_value_is_in_no_chart(browser: Browser, tmp_path: Path) -> None:
+    """Values that all failed are among the failures, and have no box, no axis and no pair."""
+    path = tmp_path / "ktuned.sqlite"
+    SampleStore(path).add("kernels:gemm", {"N": 1}, 120)
+    with closing(sqlite3.connect(path)) as connection, connection:
+        connection.execute(
+            """UPDATE trials SET config = json_set(config, '$.SWIZZLE', 1), outcome = 'measured',
+            latency_us = coalesce(latency_us, 900.0) WHERE id > 1"""
+        )
+        connection.execute(
+            "UPDATE trials SET outcome = 'crashed', config = json_set(config, '$.SWIZZLE', 8) WHERE id = 2"
+        )
+    with Opened(browser, file(_page_of(tmp_path))) as opened:
+        opened.draw_all()
+        assert "SWIZZLE" in opened.page.locator(".filters").inner_text()
+        assert "SWIZZLE" not in opened.page.locator(".mini h3").all_inner_texts()
+        axes = opened.page.evaluate(
+            """state.cards.map((card) => card.chart && card.chart.getOption().parallelAxis).find(Boolean)
+                .map((axis) => axis.name)"""
+        )
+        assert "WARPS" in axes
+        assert "SWIZZLE" not in axes
+
+
+def test_a_model_that_explains_nothing_is_a_sentence(browser: Browser, tmp_path: Path) -> None:
+    """Where the knobs do not decide the latency, no chart of their importance is there, but a sentence."""
+    store = SampleStore(tmp_path / "ktuned.sqlite")
+    store.add("kernels:noise", {"N": 3}, 120, axes=LONG_AXES, default=False)
+    with Opened(browser, file(_page_of(tmp_path))) as opened:
+        opened.draw_all()
+        opened.page.locator("#unexplained").wait_for(state="visible")
+        assert opened.page.locator("#unexplained").inner_text().startswith("Which knobs matter is unclear: ")
+        assert not opened.page.get_by_role("heading", name="Which knobs matter").is_visible()
+        assert opened.complaints == []
+
+
+def test_a_roofline_needs_a_limit(browser: Browser, tmp_path: Path) -> None:
+    """Without the device's limits there is a sentence in its place, with the command that measures them."""
+    SampleStore(tmp_path / "ktuned.sqlite").add("kernels:gemm", PROBLEM, 60)
+    with Opened(browser, file(_page_of(tmp_path))) as opened:
+        opened.draw_all()
+        assert opened.page.get_by_role("heading", name="Roofline").count() == 0
+        assert "`ktuned doctor --peaks` measures the device's limits" in opened.page.locator(".insights").inner_text()
+
+
+def test_a_winner_at_the_end_of_a_knob_is_named(browser: Browser, tmp_path: Path) -> None:
+    """A space that ends where the latency still falls is worth a sentence, and one that turns before is not."""
+    path = tmp_path / "ktuned.sqlite"
+    SampleStore(path).add("kernels:gemm", {"N": 1}, 60, axes={"TILE": list(range(1, 61))}, default=False)
+    said = []
+    for latency in ("1000.0 / json_extract(config, '$.TILE')", "100.0 + abs(50 - json_extract(config, '$.TILE'))"):
+        with closing(sqlite3.connect(path)) as connection, connection:
+            connection.execute(f"UPDATE trials SET outcome = 'measured', latency_us = {latency}")
+            connection.execute("UPDATE winners SET trial_id = (SELECT id FROM trials ORDER BY latency_us LIMIT 1)")
+        with Opened(browser, file(_page_of(tmp_path))) as opened:
+            said.append(opened.page.locator(".insights").inner_text())
+    assert "TILE=60 is the largest value of its knob" in said[0]
+    assert "of its knob" not in said[1]
+
+
+def _page_of(directory: Path) -> Path:
+    """Write the report of a directory's store."""
+    with Overview(directory / "ktuned.sqlite") as overview:
+        place = directory / "report.html"
+        place.write_text(page(survey(overview, "1.0")))
+    return place

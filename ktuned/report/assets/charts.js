@@ -29,7 +29,7 @@ function trialTip(section, row) {
   const best = section.best >= 0 ? section.latency[section.best] : NaN;
   const measured = section.isMeasured[row];
   const pairs = [["latency", measured ? latency(section.latency[row]) : section.outcome.values[section.outcome.codes[row]]]];
-  if (measured) pairs.push(["beside the best", `${figure(section.latency[row] / best, 4)}×`]);
+  if (measured) pairs.push(["vs. best", `${figure(section.latency[row] / best, 4)}×`]);
   if (section.spread[row] > 0) pairs.push(["spread", latency(section.spread[row], 2) + (section.spread[row] > NOISY_SPREAD * section.latency[row] ? " (noisy)" : "")]);
   pairs.push(null, ...section.knobs.map((knob) => [knob.name, knob.labels[knob.codes[row]]]));
   const further = [...section.metrics, ...section.facts].filter((one) => Number.isFinite(one.values[row]));
@@ -102,12 +102,24 @@ function barOf(section, name) {
   return section.plain.bars.find((bar) => bar.name === name);
 }
 
-function levels(section, c) {
-  return ["default", "reference"].map((name) => [name, barOf(section, name)]).filter(([, bar]) => bar).map(([name, bar]) => ({
+const LABEL_HEIGHT = 14;
+
+/**
+ * Return the dashed lines of the default and the reference, named at their right ends. `place` gives a latency's height
+ * in pixels: of lines that are closer than their names are high, the upper one has both names, one below the other.
+ */
+function levels(section, c, place) {
+  const found = ["default", "reference"].map((name) => [name, barOf(section, name)]).filter(([, bar]) => bar).sort((a, b) => b[1].latency_us - a[1].latency_us);
+  const style = { fontSize: 11, lineHeight: LABEL_HEIGHT };
+  const rich = { default: { color: c.second, ...style }, reference: { color: c.soft, ...style } };
+  const isShared = found.length > 1 && Math.abs(place(found[0][1].latency_us) - place(found[1][1].latency_us)) < LABEL_HEIGHT;
+  return found.map(([name, bar], i) => ({
     yAxis: bar.latency_us, name, lineStyle: { color: name === "default" ? c.second : c.soft, type: "dashed", width: 1.2 },
-    label: { formatter: name, position: "insideEndTop", color: name === "default" ? c.second : c.soft, fontSize: 11 },
+    label: { show: i === 0 || !isShared, position: "end", rich, formatter: (isShared ? found : [[name]]).map(([one]) => `{${one}|${one}}`).join("\n") },
   }));
 }
+
+const PLOT_HEIGHT = 240; // of the chart below, at the least
 
 function bestSoFar(section, filters, c, by) {
   const rows = Array.from(filters.measured);
@@ -123,13 +135,15 @@ function bestSoFar(section, filters, c, by) {
       steps.push([x(row), best, row]);
     }
   });
-  const marks = levels(section, c);
   let [low, high] = extent(section.latency, rows);
-  for (const mark of marks) [low, high] = [Math.min(low, mark.yAxis), Math.max(high, mark.yAxis)];
+  const bars = ["default", "reference"].map((name) => barOf(section, name)).filter(Boolean);
+  for (const bar of bars) [low, high] = [Math.min(low, bar.latency_us), Math.max(high, bar.latency_us)];
+  const isLog = high / low > 3;
+  const marks = levels(section, c, (us) => (isLog ? Math.log(us / low) / Math.log(high / low) : (us - low) / (high - low || 1)) * PLOT_HEIGHT);
   const end = rows.length ? x(rows[rows.length - 1]) : 1;
   return {
-    ...frame(c, { tooltip: { trigger: "item", formatter: (one) => (one.data && one.data[2] >= 0 ? trialTip(section, one.data[2]) : "") }, grid: { left: 74 } }),
-    xAxis: axis(c, { type: "value", min: 0, max: end, name: by === "seconds" ? "seconds of tuning" : "trials", splitLine: { show: false }, axisLabel: { showMaxLabel: false } }),
+    ...frame(c, { tooltip: { trigger: "item", formatter: (one) => (one.data && one.data[2] >= 0 ? trialTip(section, one.data[2]) : "") }, grid: { left: 74, right: bars.length ? 74 : 18 } }),
+    xAxis: axis(c, { type: "value", min: 0, max: end, minInterval: by === "seconds" ? undefined : 1, name: by === "seconds" ? "seconds of tuning" : "trials", splitLine: { show: false }, axisLabel: { showMaxLabel: false } }),
     yAxis: latencyAxis(c, low, high),
     dataZoom: [{ type: "inside", xAxisIndex: 0, zoomOnMouseWheel: "ctrl" }],
     series: [
@@ -171,7 +185,7 @@ function beside(section, c) {
         },
       },
     }),
-    xAxis: axis(c, { type: "value", min: 0, max: high * 1.02, axisLabel: { formatter: (value) => short(value), showMaxLabel: false } }),
+    xAxis: axis(c, { type: "value", min: 0, max: high * 1.02, splitNumber: 3, axisLabel: { formatter: (value) => short(value), showMaxLabel: false } }),
     yAxis: axis(c, { type: "category", data: bars.map((bar) => bar.name), axisLabel: { color: c.text, fontSize: 12.5 }, splitLine: { show: false } }),
     series: [
       {
@@ -212,7 +226,9 @@ function importanceOf(model, c) {
   };
 }
 
-function distribution(section, filters, c) {
+const NAME_WIDTH = 64; // of "reference"
+
+function distribution(card, section, filters, c) {
   const all = [];
   for (let i = 0; i < section.count; i++) if (section.isMeasured[i]) all.push(i);
   const [low, high] = extent(section.latency, all);
@@ -227,12 +243,18 @@ function distribution(section, filters, c) {
   };
   const [total, chosen] = [counts(all), counts(filters.measured)];
   const label = (i) => latency(edge((i + 0.5) / bins), 3);
-  const marks = section.plain.bars.filter((bar) => bar.latency_us >= low && bar.latency_us <= high).map((bar, i) => ({
-    xAxis: Math.min(bins - 1, Math.floor(place(bar.latency_us) * bins)), label: { formatter: bar.name, color: c.soft, fontSize: 11, distance: [0, 2 + 13 * i] }, lineStyle: { color: bar.name === "winner" ? c.gold : c.soft, type: "dashed" },
-  }));
+  // A name stands one line higher where it would lie over the one before. A final round's figure may be below all others.
+  const width = card.box.clientWidth;
+  let [before, level] = [-Infinity, 0];
+  const marks = section.plain.bars.filter((bar) => bar.latency_us <= high && (bar.latency_us >= low || bar.name === "winner")).sort((a, b) => a.latency_us - b.latency_us).map((bar) => {
+    const bin = Math.max(0, Math.min(bins - 1, Math.floor(place(bar.latency_us) * bins)));
+    level = ((bin - before) / bins) * width < NAME_WIDTH ? level + 1 : 0;
+    before = bin;
+    return { xAxis: bin, label: { formatter: bar.name, color: c.soft, fontSize: 11, distance: [0, 2 + LABEL_HEIGHT * level] }, lineStyle: { color: bar.name === "winner" ? c.gold : c.soft, type: "dashed" } };
+  });
   return {
     ...frame(c, {
-      grid: { top: 52 },
+      grid: { top: marks.length ? 52 : 14 },
       tooltip: {
         trigger: "axis", axisPointer: { type: "shadow" },
         formatter: (several) => {
@@ -306,13 +328,13 @@ function heatMap(section, filters, c, first, second, by) {
   return {
     ...frame(c, {
       grid: { left: 96, right: 14, top: 6, bottom: 84 },
-      tooltip: { formatter: (one) => tip(null, [[a.name, a.labels[one.data[0]]], [b.name, b.labels[one.data[1]]], null, [by === "median" ? "median" : "fastest", latency(one.data[3])], ["beside the best", `${figure(one.data[3] / low, 3)}×`], ["configs", String(one.data[4])]]) },
+      tooltip: { formatter: (one) => tip(null, [[a.name, a.labels[one.data[0]]], [b.name, b.labels[one.data[1]]], null, [by === "median" ? "median" : "fastest", latency(one.data[3])], ["vs. best", `${figure(one.data[3] / low, 3)}×`], ["configs", String(one.data[4])]]) },
     }),
     xAxis: axis(c, { type: "category", data: a.labels, name: a.name, nameGap: 26, splitLine: { show: false }, axisLabel: { fontFamily: c.mono, width: 80, overflow: "truncate" } }),
     yAxis: axis(c, { type: "category", data: b.labels, name: b.name, nameGap: 72, splitLine: { show: false }, axisLabel: { fontFamily: c.mono, width: 66, overflow: "truncate" } }),
     visualMap: {
       min: 0, max: Math.max(Math.log(high / low), 0.01), dimension: 2, calculable: false, orient: "horizontal", left: "center", bottom: 2, itemWidth: 10, itemHeight: 150, text: [`${figure(high / low, 3)}× slower`, latency(low, 3)],
-      textStyle: { color: c.soft, fontSize: 11 }, inRange: { color: [c.accent, mixed(c.accent, c.card, 0.45), mixed(c.gold, c.card, 0.5), mixed(c.bad, c.card, 0.75)] },
+      textStyle: { color: c.soft, fontSize: 11 }, inRange: { color: [mixed(c.accent, c.card, 0.65), mixed(c.accent, c.card, 0.35), mixed(c.gold, c.card, 0.5), mixed(c.bad, c.card, 0.75)] },
     },
     series: [{ type: "heatmap", data: relative, itemStyle: { borderColor: c.card, borderWidth: 2, borderRadius: 3 }, label: { show: few, fontSize: 11, color: c.text, formatter: (one) => `${figure(one.data[3] / low, 3)}×` }, emphasis: { itemStyle: { borderColor: c.text } } }],
   };
@@ -325,11 +347,16 @@ function mixed(one, other, share) {
 }
 
 const MAX_LINES = 900;
+const CHARACTER_WIDTH = 7.5; // of the names' monospaced font
 
-function parallel(section, filters, c) {
+function parallel(card, section, filters, c) {
   const sorted = Array.from(filters.measured).sort((a, b) => section.latency[a] - section.latency[b]);
   const some = sorted.length <= MAX_LINES ? sorted : [...sorted.slice(0, MAX_LINES / 3), ...Array.from({ length: (MAX_LINES * 2) / 3 }, (_, i) => sorted[Math.floor(MAX_LINES / 3 + (i * (sorted.length - MAX_LINES / 3)) / ((MAX_LINES * 2) / 3))])];
-  const shown = section.knobs.map((knob, i) => ({ knob, i })).filter(({ knob }) => knob.values.length > 1).slice(0, 18);
+  const shown = section.varied.slice(0, 18);
+  // An axis' name is centred on it: half of the first one needs room on the left, and none may reach its neighbour's.
+  const apart = (card.box.clientWidth - 130) / shown.length;
+  const characters = Math.max(4, Math.min(16, Math.floor(apart / CHARACTER_WIDTH) - 1));
+  const names = shown.map(({ knob }) => (knob.name.length > characters ? `${knob.name.slice(0, characters - 1)}…` : knob.name));
   const [low, high] = sorted.length ? [section.latency[sorted[0]], section.latency[sorted[sorted.length - 1]]] : [1, 2];
   const middle = sorted.length ? section.latency[sorted[Math.floor(sorted.length / 2)]] : 1;
   // The fastest are drawn last, on top.
@@ -340,9 +367,9 @@ function parallel(section, filters, c) {
     lines: some.length,
     option: {
       ...frame(c, { tooltip: { trigger: "item", formatter: (one) => trialTip(section, one.data[shown.length + 2]) } }),
-      parallel: { left: 46, right: 84, top: 34, bottom: 18, parallelAxisDefault: { axisLine: { lineStyle: { color: c.faint } }, axisTick: { show: false }, nameTextStyle: { color: c.text, fontSize: 12, fontFamily: c.mono }, axisLabel: { color: c.text, fontSize: 11, fontFamily: c.mono, width: 90, overflow: "truncate", textBorderColor: c.card, textBorderWidth: 4 }, z: 20, areaSelectStyle: { width: 16, borderColor: c.accent, color: c.accent, opacity: 0.25 } } },
+      parallel: { left: Math.max(46, (names[0].length * CHARACTER_WIDTH) / 2 + 6), right: 84, top: 34, bottom: 18, parallelAxisDefault: { axisLine: { lineStyle: { color: c.faint } }, axisTick: { show: false }, nameTextStyle: { color: c.text, fontSize: 12, fontFamily: c.mono }, axisLabel: { color: c.text, fontSize: 11, fontFamily: c.mono, width: Math.max(24, Math.min(90, apart - 12)), overflow: "truncate", textBorderColor: c.card, textBorderWidth: 4 }, z: 20, areaSelectStyle: { width: 16, borderColor: c.accent, color: c.accent, opacity: 0.25 } } },
       parallelAxis: [
-        ...shown.map(({ knob }, at) => ({ dim: at, id: `knob ${knob.name}`, name: knob.name.length > 16 ? `${knob.name.slice(0, 15)}…` : knob.name, type: "category", data: knob.labels, boundaryGap: true })),
+        ...shown.map(({ knob }, at) => ({ dim: at, id: `knob ${knob.name}`, name: names[at], type: "category", data: knob.labels, boundaryGap: true })),
         { dim: shown.length, id: "latency", name: "latency", type: isLog ? "log" : "value", inverse: true, nameLocation: "start", min: low, max: Math.max(high, low * 1.0001), axisTick: { show: false, customValues: isLog ? roundValues(low, high, 8) : undefined }, axisLabel: { formatter: short, customValues: isLog ? roundValues(low, high, 8) : undefined } },
       ],
       visualMap: { show: false, type: "continuous", dimension: shown.length + 1, min: 0, max: Math.max(Math.log(middle / low), 1e-6), inRange: { color: [c.gold, c.accent, mixed(c.accent, c.faint, 0.35), mixed(c.faint, c.card, 0.8)] } },
@@ -401,7 +428,7 @@ function explore(section, filters, c, x, y, by) {
 
 const BANDWIDTH = "gbps";
 
-/** Return the metrics of a section's roofline, or null if its kernel file declares too little. */
+/** Return the metrics of a section's roofline, or null if its kernel file declares too little or no limit is known. */
 function roofOf(section) {
   const bytes = section.metrics.find((one) => one.name === BANDWIDTH);
   const flops = section.metrics.filter((one) => /^tflops(_[a-z0-9]+)?$/.test(one.name));
@@ -409,7 +436,9 @@ function roofOf(section) {
   // Of several precisions the one with most operations.
   const total = (one) => one.values.reduce((sum, value) => sum + (value > 0 ? value : 0), 0);
   flops.sort((a, b) => total(b) - total(a));
-  return { bytes, flops: flops[0] };
+  const { roof } = section.plain;
+  // Without a limit it would be a cloud below nothing.
+  return roof && (roof.gbps || roof.tflops[flops[0].name]) ? { bytes, flops: flops[0] } : null;
 }
 
 function roofline(section, filters, c, roofs, sections) {
@@ -450,7 +479,7 @@ function roofline(section, filters, c, roofs, sections) {
 }
 
 function history(section, c) {
-  const saves = section.plain.history.map((save, i) => ({ ...save, i })).filter((save) => save.latency_us !== null);
+  const saves = statesOf(section.plain);
   const values = saves.map((save) => save.latency_us);
   const [low, high] = [Math.min(...values), Math.max(...values)];
   return {

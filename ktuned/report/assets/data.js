@@ -84,6 +84,12 @@ class Section {
     for (let i = 0; i < this.count; i++) {
       this.isMeasured[i] = this.outcome.values[this.outcome.codes[i]] === MEASURED && this.latency[i] > 0 ? 1 : 0;
     }
+    // A knob that has one value among the measured configs explains nothing of their latencies.
+    this.varied = this.knobs.map((knob, i) => ({ knob, i })).filter(({ knob }) => {
+      const codes = new Set();
+      for (let row = 0; row < this.count && codes.size < 2; row++) if (this.isMeasured[row]) codes.add(knob.codes[row]);
+      return codes.size > 1;
+    });
     this.best = -1;
     for (let i = 0; i < this.count; i++) {
       if (this.isMeasured[i] && (this.best < 0 || this.latency[i] < this.latency[this.best])) this.best = i;
@@ -202,7 +208,7 @@ function latency(us, digits = 4) {
   if (!(us >= 0) || us === null) return "–";
   const [value, unit] = us < 999.95 ? [us, "µs"] : us < 999950 ? [us / 1e3, "ms"] : [us / 1e6, "s"];
   if (value === 0) return `0 ${unit}`;
-  const before = Math.max(1, Math.floor(Math.log10(value)) + 1);
+  const before = Math.floor(Math.log10(value)) + 1;
   return `${value.toFixed(Math.max(0, digits - before))} ${unit}`;
 }
 

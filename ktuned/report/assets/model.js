@@ -12,7 +12,7 @@ const RATE = 0.18;
 const DEPTH = 3;
 const MIN_LEAF = 2;
 const MIN_TRIALS = 16; // below, a model has nothing to learn from and nothing left to be asked about
-const MIN_FIT = 0.2; // a model that explains less of what it has not seen explains nothing
+const MIN_FIT = 0.5; // a model that explains less of what it has not seen says little of the knobs
 const MAX_LEARNED = 1200; // the shares of ten knobs do not move beyond
 
 /** A small generator with a seed (mulberry32), so that a page shows the same each time. */
@@ -36,8 +36,8 @@ function importance(section, filters) {
 }
 
 function learned(section, measured) {
-  const knobs = section.knobs.filter((knob) => knob.values.length > 1);
-  if (measured.length < MIN_TRIALS) return { knobs: [], absence: `${measured.length} measured configs are too few; ${MIN_TRIALS} say something.` };
+  const knobs = section.varied.map(({ knob }) => knob);
+  if (measured.length < MIN_TRIALS) return { knobs: [], absence: `Which knobs matter is unclear: ${measured.length} measured configs are too few, ${MIN_TRIALS} say something.` };
   const random = randomOf(1);
   let rows = Array.from(measured);
   if (rows.length > MAX_LEARNED) rows = Array.from({ length: MAX_LEARNED }, () => rows[Math.floor(random() * rows.length)]);
@@ -75,10 +75,11 @@ function learned(section, measured) {
   }
   const mean = (values) => values.reduce((sum, value) => sum + value, 0) / Math.max(1, values.length);
   const fit = Math.max(0, mean(fits));
-  if (fit < MIN_FIT) return { knobs: [], absence: `No model explains these latencies: the best explains ${Math.round(100 * fit)} % of the variance of configs that it has not seen.` };
+  if (fit < MIN_FIT) return { knobs: [], absence: `Which knobs matter is unclear: a model of them explains ${Math.round(100 * fit)} % of the variance of configs that it has not seen.` };
   const some = knobs.map((knob, k) => {
     const sorted = Float64Array.from(shares[k]).sort();
-    return { name: knob.name, share: Math.max(0, mean(shares[k])), low: Math.max(0, quantile(sorted, 0.025)), high: Math.max(0, quantile(sorted, 0.975)) };
+    const part = (value) => Math.min(1, Math.max(0, value));
+    return { name: knob.name, share: part(mean(shares[k])), low: part(quantile(sorted, 0.025)), high: part(quantile(sorted, 0.975)) };
   });
   return { knobs: some.sort((a, b) => b.share - a.share), fit };
 }

@@ -145,7 +145,7 @@ function storePage() {
     };
   });
   const shares = rows.some((row) => Number.isFinite(row.values[6]));
-  const columns = [{ name: "kernel", class: "text" }, { name: "problem", class: "mono" }, { name: "device" }, { name: "winner", right: true }, { name: "beside the default", down: true, class: "one" }, { name: "beside the reference", right: true, down: true }, { name: "of the device's limit", right: true, down: true }, { name: "state" }, { name: "trials", right: true, down: true }, { name: "failed", right: true, down: true }, { name: "decided", down: true, class: "one" }];
+  const columns = [{ name: "kernel", class: "text" }, { name: "problem", class: "mono" }, { name: "device" }, { name: "winner", right: true }, { name: "vs. default", down: true, class: "one" }, { name: "vs. reference", right: true, down: true }, { name: "of the device's limit", right: true, down: true }, { name: "state" }, { name: "trials", right: true, down: true }, { name: "failed", right: true, down: true }, { name: "decided", down: true, class: "one" }];
   if (!shares) {
     columns.splice(6, 1);
     for (const row of rows) {
@@ -168,7 +168,7 @@ function storePage() {
     notices() || "",
     make("div", { class: "tiles" },
       tile("kernels", String(new Set(plains.map((plain) => plain.kernel)).size), `${count(plains.length, "problem")} on ${count(devices.length, "device")}`, "lead"),
-      tile("median gain", gains.length ? `${quantile(gains, 0.5).toFixed(2)}×` : "–", gains.length ? `beside the default, up to ${widest.toFixed(2)}×` : "no default was measured"),
+      tile("median gain", gains.length ? `${quantile(gains, 0.5).toFixed(2)}×` : "–", gains.length ? `vs. default, up to ${widest.toFixed(2)}×` : "no default was measured"),
       tile("trials", trials.toLocaleString("en"), `${plains.reduce((sum, plain) => sum + plain.failures.reduce((s, one) => s + one.count, 0), 0).toLocaleString("en")} of them failed`),
       tile("stale", String(stale), stale ? "something changed since they were measured" : "all winners hold")),
     make("section", { class: "card wide" }, make("div", { class: "head" }, make("h2", {}, "Winners"), make("div", { class: "controls" }, search)), sections.length ? sortable("store", columns, rows) : make("p", { class: "empty" }, "Nothing has been tuned yet.")),
@@ -244,7 +244,7 @@ async function sectionPage(section) {
   }
   state.filters.set(section.id, filters);
   clear();
-  page.append(heading(section), tiles(section), filterBar(section, filters));
+  page.append(heading(section), tiles(section), isCharted(section) ? filterBar(section, filters) : "");
   const cards = cardsOf(section, filters);
   page.append(make("div", { class: "grid" }, cards.map((card) => card.element)), footer());
   state.cards = cards.flatMap((card) => [card, ...(card.parts || [])]);
@@ -267,16 +267,19 @@ function heading(section) {
     config.length ? make("div", { class: "chips", title: "The winner's config; what differs from the default is marked." }, config.map(([knob, value]) => make("span", { class: `chip${plain.default && plain.default[knob] !== value ? " differs" : ""}` }, make("i", {}, `${knob}=`), scalar(value)))) : null,
     (plain.standing.reasons || []).length ? make("ul", { class: "reasons" }, plain.standing.reasons.map((reason) => make("li", {}, reason))) : null,
     plain.winner && plain.winner.note ? make("p", { class: "sub" }, plain.winner.note) : null,
-    insights(section).map((sentence) => make("p", { class: "sub insight" }, sentence)),
+    make("ul", { class: "insights" }, insights(section).map((sentence) => make("li", {}, sentence)), make("li", { id: "unexplained" })),
     (plain.others || []).map((other) => make("p", { class: "sub other" }, otherWinner(other))));
 }
 
 const NEAR_LIMIT = 0.7; // of a device's limit: what is left is less than most searches find
 
-/** Return what the facts say in plain sentences: where registers spill, how near a limit is, how noisy the winner is. */
+/** Return what the figures say in plain sentences: what may be gained yet, where registers spill, what is doubtful. */
 function insights(section) {
+  const { plain } = section;
   const found = [];
-  const share = shareOf(section.plain);
+  const [job] = plain.jobs;
+  if (!plain.winner && job && job.message) found.push(`No winner: ${job.message}`);
+  const share = shareOf(plain);
   if (share && share.share >= NEAR_LIMIT) found.push(`${percent(share.share)} of ${share.what}: little is left to gain.`);
   const spills = section.facts.find((one) => /spill/.test(one.name));
   const rows = spills ? Array.from(spills.values.keys()).filter((row) => Number.isFinite(spills.values[row])) : [];
@@ -293,9 +296,30 @@ function insights(section) {
       }
     }
   } else if (spilling.length && spilling.length === rows.length) found.push("Every config spills registers.");
-  const winner = section.plain.bars.find((bar) => bar.name === "winner");
+  found.push(...edges(section));
+  if (isCharted(section) && !plain.roof && /(^| )tflops/.test(section.metrics.map((one) => one.name).join(" "))) found.push("`ktuned doctor --peaks` measures the device's limits, for a roofline.");
+  const [winner, reference] = ["winner", "reference"].map((name) => plain.bars.find((bar) => bar.name === name));
+  if (plain.winner && section.winnerRow >= 0 && section.winnerRow === section.defaultRow && section.count > 1) found.push("The default is the winner: no other config is faster.");
+  if (winner && reference && reference.latency_us < winner.latency_us) found.push(`The reference is ${(winner.latency_us / reference.latency_us).toFixed(2)}× as fast as the winner.`);
   if (winner && isNoisy(winner)) found.push(`Noisy: the winner's figure is known to ±${figure((winner.spread_us / winner.latency_us) * 50, 2)} % alone.`);
   return found;
+}
+
+const FEWEST_STEPS = 3; // of two values one is always at the end
+
+/** Return a sentence for each knob whose winning number is the first or the last, where the latency falls all the way to it. */
+function edges(section) {
+  if (section.winnerRow < 0) return [];
+  return section.varied.flatMap(({ knob }) => {
+    if (!knob.values.every((value) => typeof value === "number")) return [];
+    const fastest = byValue(section, Array.from(section.isMeasured.keys()).filter((row) => section.isMeasured[row]), knob).map((group) => group[0]).filter((value) => value !== undefined);
+    const code = knob.codes[section.winnerRow];
+    const [isFirst, isLast] = [code === 0, code === knob.values.length - 1];
+    if (fastest.length < FEWEST_STEPS || fastest.length < knob.values.length || !(isFirst || isLast)) return [];
+    const towards = isFirst ? fastest.reverse() : fastest;
+    if (!towards.every((value, i) => i === 0 || value < towards[i - 1])) return [];
+    return [`${knob.name}=${knob.labels[code]} is the ${isFirst ? "smallest" : "largest"} value of its knob, and the latency falls towards it: a ${isFirst ? "smaller" : "larger"} one may be faster.`];
+  });
 }
 
 /** Return the winner by another objective in words. */
@@ -313,7 +337,7 @@ function tiles(section) {
   if (winner) found.push(tile("winner", latency(winner.latency_us), `${spread(winner)} ${isNoisy(winner) ? "noisy, " : ""}${plain.winner.is_final ? "after a final round" : "no final round yet"}`.trim(), "lead"));
   for (const name of ["default", "reference"]) {
     const bar = plain.bars.find((one) => one.name === name);
-    if (bar && winner) found.push(tile(`beside the ${name}`, `${(bar.latency_us / winner.latency_us).toFixed(2)}×`, `${latency(bar.latency_us)} ${spread(bar)}`));
+    if (bar && winner) found.push(tile(`vs. ${name}`, `${(bar.latency_us / winner.latency_us).toFixed(2)}×`, `${latency(bar.latency_us)} ${spread(bar)}`));
   }
   const share = shareOf(plain);
   if (share) found.push(tile(`of ${share.what}`, percent(share.share), share.figure));
@@ -362,27 +386,35 @@ function remembered(name, start) {
 
 const FEWEST_CHARTED = 8;
 
+/** Return whether there are enough measured configs for charts; of fewer the table says all. */
+function isCharted(section) {
+  return section.isMeasured.reduce((sum, bit) => sum + bit, 0) >= FEWEST_CHARTED;
+}
+
 function cardsOf(section, filters) {
   const { plain } = section;
   const some = (draw) => (card) => (filters.measured.length ? draw(card) : null);
   const cards = [];
-  const measured = section.isMeasured.reduce((sum, bit) => sum + bit, 0);
-  // Of fewer configs the table says all, and a chart nothing more.
-  const isCharted = measured >= FEWEST_CHARTED;
-  const varied = !isCharted ? [] : section.knobs.map((knob, i) => ({ knob, i })).filter(({ knob }) => knob.values.length > 1);
+  const isDrawn = isCharted(section);
+  const varied = isDrawn ? section.varied : [];
 
   const by = remembered("by", "trials");
-  const sofar = new Card("Best so far", some(() => bestSoFar(section, filters, colours(), by.value)), { size: plain.bars.length ? "most" : "wide", height: 330, controls: choice([["trials", "trials"], ["seconds", "seconds"]], by.value, (value) => { by.value = value; sofar.update(); }) });
-  cards.push(sofar);
-  if (plain.bars.length) {
-    const bars = new Card("Winner, default, reference", () => beside(section, colours()), { size: "third", height: 330, note: "The whiskers hold the middle half of the samples." });
+  const sofar = new Card("Best so far", some(() => bestSoFar(section, filters, colours(), by.value)), { size: plain.bars.length > 1 ? "most" : "wide", height: 330, controls: choice([["trials", "trials"], ["seconds", "seconds"]], by.value, (value) => { by.value = value; sofar.update(); }) });
+  if (isDrawn) cards.push(sofar);
+  if (plain.bars.length > 1) {
+    const bars = new Card("Winner, default, reference", () => beside(section, colours()), { size: isDrawn ? "third" : "wide", height: isDrawn ? 330 : 50 + 50 * plain.bars.length, note: "The whiskers hold the middle half of the samples." });
     bars.follows = false;
     cards.push(bars);
   }
-  const hasModel = varied.length > 0 && measured >= MIN_TRIALS;
+  const roofs = isDrawn ? roofOf(section) : null;
+  const spread = new Card("Distribution of latencies", some((self) => distribution(self, section, filters, colours())));
+  const hasModel = varied.length > 0 && section.isMeasured.reduce((sum, bit) => sum + bit, 0) >= MIN_TRIALS;
   let arrange = () => {};
+  let showMatters = () => spread.element.classList.toggle("wide", !roofs);
+  const unexplained = remembered(`${section.id} unexplained`, "");
+  let matters = null;
   if (hasModel) {
-    const matters = new Card("Which knobs matter", some((self) => {
+    matters = new Card("Which knobs matter", some((self) => {
       const model = filters.model;
       if (filters.modelOf !== filters.mask) {
         // Learning takes some tenths of a second: everything else is drawn first.
@@ -390,21 +422,28 @@ function cardsOf(section, filters) {
         filters.timer = setTimeout(() => {
           importance(section, filters);
           arrange(filters.model.knobs.map((one) => one.name));
+          unexplained.value = filters.model.absence || "";
+          showMatters();
           matters.update();
         }, 50);
         return model && !model.absence ? importanceOf(model, colours()) : undefined;
       }
-      self.say(model.absence ? " " : `By boosted trees that explain ${percent(model.fit)} of the variance of configs that they have not seen${model.fit < 0.5 ? ": take it with care" : ""}. The whiskers hold 95 % of ${MODELS} models.`);
+      self.say(`By boosted trees that explain ${percent(model.fit)} of the variance of configs that they have not seen. The whiskers hold 95 % of ${MODELS} models.`);
       return model.absence || importanceOf(model, colours());
     }), { height: Math.max(190, 54 + Math.min(14, varied.length) * 26), note: "Learning from the trials…" });
     cards.push(matters);
+    // A model that explains nothing is a sentence; its neighbour takes its room.
+    showMatters = () => {
+      matters.element.hidden = Boolean(unexplained.value);
+      spread.element.classList.toggle("wide", !unexplained.value === Boolean(roofs));
+      document.getElementById("unexplained").textContent = unexplained.value;
+    };
   }
-  const roofs = isCharted ? roofOf(section) : null;
-  if (roofs) {
-    const card = new Card("Roofline", some(() => roofline(section, filters, colours(), roofs, state.sections)), { height: 330, note: plain.roof && plain.roof.gbps ? `Each point is a config, by the operations and bytes that its kernel file declares. Rings: winners of the kernel's other problems.` : "`ktuned doctor --peaks` measures the device's limits, which are not known yet." });
-    cards.push(card);
-  }
-  if (isCharted) cards.push(new Card("Distribution of latencies", some(() => distribution(section, filters, colours())), { size: hasModel === Boolean(roofs) ? "wide" : "" }));
+  if (roofs) cards.push(new Card("Roofline", some(() => roofline(section, filters, colours(), roofs, state.sections)), { height: 330, note: "Each point is a config, by the operations and bytes that its kernel file declares. Rings: winners of the kernel's other problems." }));
+  if (isDrawn) cards.push(spread);
+  showMatters();
+  // A card that is hidden is never scrolled to.
+  if (hasModel && unexplained.value) matters.show();
   if (varied.length) {
     const minis = make("div", { class: "minis" });
     const parts = varied.map(({ knob }) => {
@@ -440,15 +479,18 @@ function cardsOf(section, filters) {
       map.update();
     };
   }
-  const axes = axesOf(section).map((one, i) => [i, one.name]);
-  const [x, y, kind] = [remembered(`${section.id} x`, section.facts.length ? 7 + section.metrics.length : section.compileS.some((v) => v > 0) ? 5 : 1), remembered(`${section.id} y`, 0), remembered(`${section.id} kind`, -1)];
+  const offered = axesOf(section);
+  const axes = offered.map((one, i) => [i, one.name]);
+  const isVaried = (one) => new Set(Array.from(filters.measured, one.values).filter(Number.isFinite)).size > 1;
+  const across = [...section.facts.map((fact) => fact.name), "compile seconds"].map((name) => offered.findIndex((one) => one.name === name)).find((i) => isVaried(offered[i])) ?? 1;
+  const [x, y, kind] = [remembered(`${section.id} x`, across), remembered(`${section.id} y`, 0), remembered(`${section.id} kind`, -1)];
   const free = new Card("Any two figures", some(() => explore(section, filters, colours(), Number(x.value), Number(y.value), Number(kind.value))), { size: varied.length > 1 ? "" : "wide", height: 360, controls: [picker(axes, x.value, (value) => { x.value = value; free.update(); }), "×", picker(axes, y.value, (value) => { y.value = value; free.update(); }), picker([[-1, "one colour"], ...varied.map(({ knob, i }) => [i, `by ${knob.name}`])], kind.value, (value) => { kind.value = value; free.update(); })] });
-  if (isCharted) cards.push(free);
+  if (isDrawn) cards.push(free);
   if (varied.length > 1) cards.push(parallelCard(section, filters, some));
   if (plain.failures.length) cards.push(failuresCard(section));
-  const saves = plain.history.filter((save) => save.latency_us !== null);
-  if (saves.length) {
-    const card = new Card("History of the winner", () => history(section, colours()), { size: plain.failures.length ? "" : "wide", height: 330, note: saves.length > 1 ? "The fastest config after each change of the sources, the toolchain or the driver. The larger point is what this page shows." : "One state of the sources so far." });
+  const hasHistory = statesOf(plain).length > 1;
+  if (hasHistory) {
+    const card = new Card("History of the winner", () => history(section, colours()), { size: plain.failures.length ? "" : "wide", height: 330, note: "The fastest config after each change of the sources, the toolchain or the driver. The larger point is what this page shows." });
     card.follows = false;
     cards.push(card);
   }
@@ -458,10 +500,15 @@ function cardsOf(section, filters) {
   return cards;
 }
 
+/** Return the states of the sources that something was measured in. */
+function statesOf(plain) {
+  return plain.history.filter((save) => save.latency_us !== null);
+}
+
 function parallelCard(section, filters, some) {
   let shown = [];
   const card = new Card("Configs as lines", some((self) => {
-    const found = parallel(section, filters, colours());
+    const found = parallel(self, section, filters, colours());
     shown = found.shown;
     self.say(`${found.lines < filters.measured.length ? `The fastest ${MAX_LINES / 3} and a sample of the others, ${found.lines} of ${filters.measured.length.toLocaleString("en")} configs` : count(found.lines, "config")}. Drag along an axis to keep only what crosses there.`);
     return found.option;
@@ -489,7 +536,7 @@ function failuresCard(section) {
     make("div", { class: "said" }, one.message || "no message"),
     make("div", { class: "where" }, `trial ${one.trial}: ${flat(one.config)}`))));
   const note = [...totals].sort((a, b) => b[1] - a[1]).map(([outcome, number]) => `${number.toLocaleString("en")} ${outcome.replaceAll("_", " ")}`).join(", ");
-  const card = new Card("Failures", () => {}, { body: list, note, size: plain.history.some((save) => save.latency_us !== null) ? "" : "wide" });
+  const card = new Card("Failures", () => {}, { body: list, note, size: statesOf(plain).length > 1 ? "" : "wide" });
   card.follows = false;
   return card;
 }
@@ -509,7 +556,8 @@ function timelineCard(section) {
     if (waits !== null) parts.push(`a compiled config waited ${duration(waits)} for its lane, in the median`);
     if (job.cost.finalists_s) parts.push(`final round ${duration(job.cost.finalists_s)}`);
     if (job.cost.wall_s) parts.push(`the whole job ${duration(job.cost.wall_s)}`);
-    return `${parts.join("; ")}.`;
+    const said = parts.join("; ");
+    return `${said[0].toUpperCase()}${said.slice(1)}.`;
   };
   const get = () => jobs.find(([job]) => job.id === Number(chosen.value)) || jobs[0];
   const card = new Card("Where the time went", (self) => {
@@ -540,7 +588,7 @@ function tableCard(section, filters) {
     const rows = Array.from(filters.measured).sort((a, b) => section.latency[a] - section.latency[b]).slice(0, Math.max(limit, 400));
     const best = section.best >= 0 ? section.latency[section.best] : NaN;
     const figures = [...section.metrics, ...section.facts].filter((one) => rows.some((row) => Number.isFinite(one.values[row])));
-    const columns = [{ name: "latency", right: true }, { name: "beside the best", right: true }, { name: "spread", right: true }, ...section.knobs.map((knob) => ({ name: knob.name, class: "mono" })), ...figures.map((one) => ({ name: one.name.replaceAll("_", " "), right: true })), { name: "trial", right: true }];
+    const columns = [{ name: "latency", right: true }, { name: "vs. best", right: true }, { name: "spread", right: true }, ...section.knobs.map((knob) => ({ name: knob.name, class: "mono" })), ...figures.map((one) => ({ name: one.name.replaceAll("_", " "), right: true })), { name: "trial", right: true }];
     const made = rows.map((row) => ({
       kind: row === section.winnerRow ? "best" : "",
       values: [section.latency[row], section.latency[row], section.spread[row], ...section.knobs.map((knob) => knob.codes[row]), ...figures.map((one) => one.values[row]), row + 1],
