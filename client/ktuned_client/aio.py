@@ -34,9 +34,11 @@ class AsyncClient:
     """Lookups of winners, and all other requests to the daemon.
 
     ``socket`` is the path of the daemon's socket (default: :func:`ktuned_client.paths.socket_path`), ``deadline_s`` the
-    deadline of a lookup. All clients with the same ``pin`` see the same winners for good: the first lookup of a problem
-    decides for all that follow. ``winners`` is an exported file, or a directory of them, that answers without a daemon.
-    Answers are read from the daemon's table of winners, or asked for, and kept as long as that table confirms them.
+    deadline of a lookup. From 20 ms on, half of it may pass while a worker says whether the winner of the nearest size
+    is valid for one that was never asked. All clients with the same ``pin`` see the same winners for good: the first
+    lookup of a problem decides for all that follow. ``winners`` is an exported file, or a directory of them, that
+    answers without a daemon. Answers are read from the daemon's table of winners, or asked for, and kept as long as
+    that table confirms them.
 
     A question that no daemon could answer (a misspelt key, a value of a wrong type) has the status ``invalid``; with
     ``strict`` it raises instead, which suits tests. A pickled client is made again where it is unpickled.
@@ -61,7 +63,7 @@ class AsyncClient:
         self.socket = paths.socket_path() if socket is None else os.fspath(socket)
         self.pin = pin
         self.deadline_s = (LOOKUP_DEADLINE_S if pin is None else PIN_DEADLINE_S) if deadline_s is None else deadline_s
-        self._knowledge = Knowledge(self.socket, pin, winners, strict=strict)
+        self._knowledge = Knowledge(self.socket, pin, winners, strict=strict, deadline_s=self.deadline_s)
         self._memo = self._knowledge.memo
         self._transport = AsyncTransport(self.socket)
 

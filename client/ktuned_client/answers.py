@@ -16,6 +16,13 @@ PIN_DEADLINE_S: Final = 10.0
 """Deadline of a lookup under a pin: the first one waits for the disk, and processes that see different winners cost
 more than a wait."""
 
+SETTLE_SHARE: Final = 0.5
+"""Share of a lookup's deadline that the daemon may take to ask a kernel file's constraints about the nearest winner."""
+
+SETTLE_DEADLINE_S: Final = 0.02
+"""Least deadline of a lookup that may take that time: a worker needs milliseconds, and some tenths of a second to
+start."""
+
 CALL_DEADLINE_S: Final = 10.0
 """Deadline of any other request."""
 

@@ -8,7 +8,18 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgpack
 
-from ktuned_client.answers import Backoff, DaemonError, Hit, completed, hit_from, refused, unavailable
+from ktuned_client.answers import (
+    LOOKUP_DEADLINE_S,
+    SETTLE_DEADLINE_S,
+    SETTLE_SHARE,
+    Backoff,
+    DaemonError,
+    Hit,
+    completed,
+    hit_from,
+    refused,
+    unavailable,
+)
 from ktuned_client.memo import Memo, key_of, name_of
 from ktuned_client.table import MAX_NAMES
 from ktuned_client.table_answers import pack
@@ -25,20 +36,28 @@ MAX_NAMES_BYTES: Final = 4 * 1024
 class Knowledge:
     """State of one client, sync or async: the questions to send, the answers, and the back-off.
 
-    ``socket``, ``pin``, ``winners`` (paths of exported winners) and ``strict`` are the client's arguments. Of several
-    projects with a kernel of one short name, that is meant in which the process works when this is made.
+    ``socket``, ``pin``, ``winners`` (paths of exported winners), ``strict`` and ``deadline_s`` are the client's
+    arguments. Of several projects with a kernel of one short name, that is meant in which the process works when this
+    is made.
 
     Raises:
         WinnersError: ``winners`` cannot be read.
     """
 
     def __init__(
-        self, socket: str, pin: str | None, winners: str | os.PathLike[str] | None, *, strict: bool = False
+        self,
+        socket: str,
+        pin: str | None,
+        winners: str | os.PathLike[str] | None,
+        *,
+        strict: bool = False,
+        deadline_s: float = LOOKUP_DEADLINE_S,
     ) -> None:
         self.memo = Memo(os.path.dirname(socket) or ".", pin=pin)
         self.backoff = Backoff()
         self._pin = pin
         self._strict = strict
+        self._settle_s = SETTLE_SHARE * deadline_s if deadline_s >= SETTLE_DEADLINE_S else 0.0
         self._winners = None if winners is None else _read_winners(winners)
         self._directory = _working_directory()
         self._openings: dict[tuple[str, str | None, str | None], bytes] = {}
@@ -114,7 +133,7 @@ class Knowledge:
             if len(self._openings) >= MAX_NAMES:
                 self._openings.clear()
             try:
-                known = encode_lookup(kernel, device, self._pin, self._place_of(kernel), objective)
+                known = encode_lookup(kernel, device, self._pin, self._place_of(kernel), objective, self._settle_s)
             except UnicodeEncodeError as error:
                 raise TypeError(f"a name cannot be sent: {error}") from error
             if len(known) > MAX_NAMES_BYTES:

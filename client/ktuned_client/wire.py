@@ -111,7 +111,12 @@ LOOKUP: Final = b"\xa6lookup\x91"
 
 
 def encode_lookup(
-    kernel: str, device: str | None, pin: str | None, directory: str | None = None, objective: str | None = None
+    kernel: str,
+    device: str | None,
+    pin: str | None,
+    directory: str | None = None,
+    objective: str | None = None,
+    settle_s: float = 0.0,
 ) -> bytes:
     """Return the bytes of a lookup's params up to its problem, which comes last."""
     params: dict[str, Any] = {"kernel": kernel}
@@ -123,6 +128,8 @@ def encode_lookup(
         params["pin"] = pin
     if objective is not None:
         params["objective"] = objective
+    if settle_s > 0:
+        params["settle"] = settle_s
     fields = b"".join(_pack(part) for pair in params.items() for part in pair)
     return bytes((0x81 + len(params),)) + fields + b"\xa7problem"
 

@@ -98,7 +98,8 @@ class FollowUps:
         self._jobs = jobs
         self._caches = caches
         self._tuned: dict[WinnerKey, tuple[Context, str]] = {}
-        self._checked: set[tuple[str, ...]] = set()
+        self._checked: dict[tuple[str, ...], anyio.Event] = {}
+        """The checks under way, by their keys, with what is set at their ends."""
         self._checks: dict[str, deque[_Check | _Bucket]] = {}
         self._is_free = anyio.CapacityLimiter(MAX_CHECKED_KERNELS)
         self._queue, self._arriving = anyio.create_memory_object_stream[_Tuning | _Check | _Bucket](MAX_FOLLOW_UPS)
@@ -125,6 +126,12 @@ class FollowUps:
         """Have a worker say whether configs are valid for a problem, if that is not under way."""
         self._ask(_Check(kernel, problem, configs))
 
+    async def checked(self, kernel: KernelInfo, problem: Problem, configs: tuple[Config, ...]) -> None:
+        """Wait until the worker that :meth:`check` has asked for has answered, or could not."""
+        ended = self._checked.get(_Check(kernel, problem, configs).key)
+        if ended is not None:
+            await ended.wait()
+
     def represent(self, kernel: KernelInfo, problem: Problem) -> None:
         """Have a worker say which problem stands for a problem, if that is not under way."""
         self._ask(_Bucket(kernel, problem))
@@ -136,7 +143,7 @@ class FollowUps:
             self._queue.send_nowait(check)
         except anyio.WouldBlock:
             return
-        self._checked.add(check.key)
+        self._checked[check.key] = anyio.Event()
 
     def forget(self, kernel: str) -> None:
         """Let a kernel's tunings be queued again: what they found is gone, or holds for other inputs."""
@@ -187,5 +194,5 @@ class FollowUps:
                     _log.warning("kernel_file_not_asked", kernel=kernel, reason=error.message)
                 finally:
                     # If the verdict is forgotten, it is asked for again.
-                    self._checked.discard(check.key)
+                    self._checked.pop(check.key).set()
             del self._checks[kernel]

@@ -43,7 +43,7 @@ NO_BUCKET = "its bucket is not known yet: a worker asks the kernel file's functi
 """Message of an answer for a problem that the function of ``bucket`` has not seen in the kernel's present state."""
 
 SETTLE_S = 5.0
-"""Longest time that a person's lookup waits for a worker to start and to run a kernel file's constraints."""
+"""Longest time that a lookup waits for a worker to start and to run a kernel file's constraints."""
 
 MAX_SETTLED = 4
 """Times that a lookup asks a worker: configs are asked about together, so one is enough unless the file changes."""
@@ -164,10 +164,12 @@ class Lookups:
         directory: str | None = None,
         objective: str | None = None,
         admits: Admits | None = None,
+        settle_s: float = 0.0,
     ) -> Answer | Pinning:
         """As :meth:`lookup`, but with the answer that the pin holds, or with a function that saves the first one.
 
-        An answer that is not certain is not held: the next one may be better.
+        An answer that is not certain is not held: the next one may be better. The first one is :meth:`settled` within
+        ``settle_s``, because it holds for good.
 
         Raises:
             UsageError: the kernel has no such problem, or the pin's name is not valid.
@@ -176,12 +178,20 @@ class Lookups:
         asked, name = name, self._catalog.specified(name, directory)
         held = self.pins.find(pin, name, problem, device, objective)
         if held is None:
-            first = self.lookup(name, problem, device, tune=tune, objective=objective, admits=admits)
+            look_up = partial(self.lookup, name, problem, device, tune=tune, objective=objective, admits=admits)
+            first = look_up()
             held = self.pins.find(pin, first.kernel, problem, first.device, first.objective)
             if held is None and not first.is_certain:
                 return first
             if held is None:
-                return lambda: self.pins.freeze(pin, name, problem, device, objective, first)
+
+                async def pinning() -> Answer:
+                    answer = await self.settled(first, look_up, settle_s)
+                    if not answer.is_certain:
+                        return answer
+                    return await self.pins.freeze(pin, name, problem, device, objective, answer)
+
+                return pinning
         self._answered += 1
         self._publication.publish_pinned(pin, asked, directory, problem, held)
         return replace(held, generation=self.table.generation(held.kernel))
@@ -323,32 +333,19 @@ class Lookups:
             failure=failure,
         )
 
-    async def settle(
-        self,
-        name: str,
-        problem: Problem,
-        device: str | None,
-        *,
-        tune: bool,
-        directory: str | None = None,
-        objective: str | None = None,
-    ) -> Answer:
-        """As :meth:`lookup`, but wait at most :data:`SETTLE_S` until a worker has said which configs the space holds.
+    async def settled(self, answer: Answer, look_up: Callable[[], Answer], within_s: float) -> Answer:
+        """Return ``answer``, or the one that ``look_up`` gives once a worker has said which configs the space holds.
 
-        Between tuned sizes the winner of the nearest may be valid, which only the kernel file's own code decides.
+        Between tuned sizes the winner of the nearest may be valid, which only the kernel file's own code decides. After
+        ``within_s``, or :data:`SETTLE_S`, the answer is what is known by then.
         """
-
-        def answered() -> Answer:
-            return self.lookup(name, problem, device, tune=tune, directory=directory, objective=objective)
-
-        answer = answered()
-        with anyio.move_on_after(SETTLE_S), suppress(KtunedError):
+        with anyio.move_on_after(min(within_s, SETTLE_S)), suppress(KtunedError):
             for _ in range(MAX_SETTLED):
                 if not answer.undecided:
                     break
-                await self._admission.ask(self._catalog.resolve(answer.kernel), problem, answer.undecided)
-                self.caches.changed(answer.kernel)
-                answer = answered()
+                kernel = self._catalog.resolve(answer.kernel)
+                await self._follow_ups.checked(kernel, answer.problem, answer.undecided)
+                answer = look_up()
         return answer
 
     def _measured(self, kernel: KernelInfo, problem: Problem, incumbent: Winner) -> Problem | None:

@@ -158,21 +158,11 @@ class Methods:
                 tune=wanted.tune,
                 directory=wanted.directory,
                 objective=wanted.objective,
+                settle_s=wanted.settle,
             )
             return found.to_wire() if isinstance(found, Answer) else _later(found)
-        if wanted.settle:
-            return _later(
-                partial(
-                    self._lookups.settle,
-                    wanted.kernel,
-                    wanted.problem,
-                    wanted.device,
-                    tune=wanted.tune,
-                    directory=wanted.directory,
-                    objective=wanted.objective,
-                )
-            )
-        found_at_once = self._lookups.lookup(
+        look_up = partial(
+            self._lookups.lookup,
             wanted.kernel,
             wanted.problem,
             wanted.device,
@@ -180,7 +170,10 @@ class Methods:
             directory=wanted.directory,
             objective=wanted.objective,
         )
-        return found_at_once.to_wire()
+        answer = look_up()
+        if answer.undecided and wanted.settle > 0:
+            return _later(partial(self._lookups.settled, answer, look_up, wanted.settle))
+        return answer.to_wire()
 
     def _look_up_or_explain(self, wanted: LookupParams) -> dict[str, Any] | Later:
         try:

@@ -20,7 +20,8 @@ class NoParams(msgspec.Struct, frozen=True):
 class LookupParams(msgspec.Struct, frozen=True):
     """``lookup``: a kernel, a problem and a device; ``tune`` requests a better answer.
 
-    ``objective`` is what the config is to be the best by; the kernel file's own if there is none.
+    ``objective`` is what the config is to be the best by; the kernel file's own if there is none. ``settle`` is how
+    many seconds the answer may wait for a worker's word on configs that might be served instead.
     """
 
     kernel: str
@@ -30,7 +31,7 @@ class LookupParams(msgspec.Struct, frozen=True):
     pin: str | None = None
     directory: str | None = None
     objective: str | None = None
-    settle: bool = False
+    settle: float = 0.0
 
 
 class LookupManyParams(msgspec.Struct, frozen=True):

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from ktuned_client import Client
 from tests.e2e.harness import Daemon, kernel_text
 
 SPACE = "space([dict(us=50.0, does='work', tag='a'), dict(us=90.0, does='work', tag='b')])"
@@ -138,3 +139,14 @@ def test_a_lookup_says_why_it_is_only_the_default(shared: Daemon) -> None:
         shared.ktuned("jobs", "--resume")
     answer = shared.client.call("lookup", kernel="plan", problem=dict(n=7))
     assert (answer["status"], "did you mean" in answer["message"]) == ("unknown", True)
+
+
+def test_an_application_gets_the_near_winner_at_the_first_ask_between_tuned_sizes(shared: Daemon) -> None:
+    """Its kernel file's constraint was never asked about that size; a client that may wait a second has it asked."""
+    space = "space([dict(us=50.0, does='work', tag=tag) for tag in 'ab'], where=lambda p, c: p.n % 2 == 0)"
+    text = kernel_text(space, default="dict(us=50.0, does='work', tag='a')", problems="[dict(n=64), dict(n=256)]")
+    assert shared.ktuned("tune", str(_project(shared, "between", text))).returncode == DONE
+    with Client(str(shared.socket), deadline_s=10.0) as client:
+        even, odd = (client.lookup("between", {"n": n}) for n in (128, 129))
+    assert even.status == "near"
+    assert odd.status == "default"

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -412,11 +413,46 @@ async def test_a_default_says_why_it_is_only_that(parts: Parts) -> None:
 
 
 async def test_a_lookup_that_may_wait_is_near_at_the_first_ask(parts: Parts) -> None:
-    """A worker says in its time whether the space holds the winner of the nearest size."""
+    """A worker says in its time whether the space holds the winner of the nearest size, once for all who wait."""
     await tuned(parts, configs=CONSTRAINED, default="dict(us=10.0)")
-    answer = await parts.lookups.settle("it", {"n": 40}, None, tune=False)
-    assert answer.status == "near"
-    assert (await parts.lookups.settle("it", {"n": 15}, None, tune=False)).status == "default"
+    (tuned_one,) = await settled(parts, {"n": 64})
+    answers = await settled(parts, {"n": 40}, {"n": 40})
+    assert [answer.status for answer in answers] == ["near", "near"]
+    assert answers[0].generation == tuned_one.generation + 1
+    assert [answer.status for answer in await settled(parts, {"n": 15})] == ["default"]
+
+
+async def test_a_lookup_waits_for_a_worker_no_longer_than_it_may(parts: Parts) -> None:
+    """After its time it has what is known by then."""
+    await tuned(parts, configs="us=[10.0, 20.0], where=lambda p, c: p.n == 64 or __import__('time').sleep(30)")
+    (answer,) = await settled(parts, {"n": 40}, within_s=0.05)
+    assert (answer.status, len(answer.undecided)) == ("default", 1)
+    parts.kill_workers()
+
+
+async def test_a_pin_holds_the_answer_that_a_worker_vouches_for(parts: Parts) -> None:
+    """The first answer under a pin holds for good, so it waits as any other may."""
+    await tuned(parts, configs=CONSTRAINED, default="dict(us=10.0)")
+    pinning = parts.lookups.lookup_pinned("run", "it", {"n": 40}, None, tune=False, settle_s=PATIENCE_S)
+    assert callable(pinning)
+    assert (await pinning()).status == "near"
+    held = parts.lookups.lookup_pinned("run", "it", {"n": 40}, None, tune=False)
+    assert isinstance(held, Answer)
+    assert held.config == {"us": 20.0}
+
+
+async def settled(parts: Parts, *problems: Problem, within_s: float = PATIENCE_S) -> list[Answer]:
+    """Return the settled answers of lookups that run at once."""
+    found: dict[int, Answer] = {}
+
+    async def settle(place: int, problem: Problem) -> None:
+        look_up = partial(parts.lookups.lookup, "it", problem, None, tune=False)
+        found[place] = await parts.lookups.settled(look_up(), look_up, within_s)
+
+    async with anyio.create_task_group() as tasks:
+        for place, problem in enumerate(problems):
+            tasks.start_soon(settle, place, problem)
+    return [found[place] for place in range(len(problems))]
 
 
 async def test_a_noisy_winner_is_not_served_with_confidence(parts: Parts) -> None:

@@ -25,8 +25,8 @@ from ktuned.model import LATENCY, JobState, Status, sentence
 from ktuned_client import Client
 from ktuned_client.answers import LEFT_OUT
 
-SETTLE_DEADLINE_S = 10.0
-"""Deadline of a lookup that may wait for a worker."""
+SETTLE_S = 5.0
+"""Time that an answer may take for a worker to start and to run a kernel file's constraints."""
 
 MAX_JOBS = 1_000
 """Jobs among which the one of a lookup is looked for."""
@@ -64,8 +64,7 @@ def lookup(
     with Client() as client:
         place = given(device=device, pin=pin, objective=objective)
         # A person may wait until a worker has said whether the winner of a near problem is valid for this one.
-        waits = {} if pin is not None else {"settle": True, "deadline_s": SETTLE_DEADLINE_S}
-        answer = client.call("lookup", kernel=kernel, problem=problem, **place, **waits)
+        answer = client.call("lookup", kernel=kernel, problem=problem, settle=SETTLE_S, **place)
         if answer["status"] == Status.UNKNOWN and not as_json:
             # It is refused, with the name that is near.
             client.call("kernels", kernel=kernel)
