@@ -169,10 +169,16 @@ class Renewal:
     async def renew(self, changes: Changes, *, saved: bool) -> None:
         """Tune what changes concern again: all of it if it was ``saved``, else what has been tuned before."""
         for name in (*changes.added, *changes.changed, *changes.replanned):
-            await self._retune(self._catalog.resolve(name), saved=saved)
+            await self._retune(self._catalog.resolve(name), saved=saved, is_stale=name in changes.changed)
 
-    async def _restore(self, kernel: KernelInfo, problem: Problem, objective: Objective) -> None:
-        """Serve the best known config at once after an edit was undone or took the winner out of the space."""
+    async def _restore(
+        self, kernel: KernelInfo, problem: Problem, objective: Objective, *, is_stale: bool = False
+    ) -> None:
+        """Serve the best known config at once after an edit was undone or took the winner out of the space.
+
+        Where clients were told that the kernel ``is_stale``, they are also told of a winner that holds: the edit that
+        is undone has made no other one.
+        """
         environment = self._catalog.environment(kernel)
         for device in self._machine.devices(environment, kernel.backend):
             context = self._machine.context(kernel, environment, problem, device)
@@ -193,10 +199,13 @@ class Renewal:
                 # Its job asks again.
                 _log.warning("winner_not_restored", kernel=kernel.name, reason=error.message)
                 continue
+            if winner is None and is_stale and seated is not None and seated.context == context:
+                # The space may have lost it, and have nothing better.
+                winner = seated if self._admission.known(kernel, problem, seated.config) else None
             if winner is not None:
                 publish_winner(self._publish, kernel, winner, None)
 
-    async def _retune(self, kernel: KernelInfo, *, saved: bool) -> None:
+    async def _retune(self, kernel: KernelInfo, *, saved: bool, is_stale: bool = False) -> None:
         winners = self._store.winners(kernel.name)
         tuned = {winner.context.problem for winner in winners}
         if not saved and not tuned:
@@ -220,7 +229,7 @@ class Renewal:
         for key, problem in known.items():
             try:
                 for objective in _objectives(kernel, [won.objective for won in winners if won.context.problem == key]):
-                    await self._restore(kernel, problem, objective)
+                    await self._restore(kernel, problem, objective, is_stale=is_stale)
                     await self._requests.tune(kernel, replace(wish, problem=problem, objective=objective))
             except StoreError as error:
                 self._put_off[kernel.name] = saved

@@ -9,7 +9,7 @@ import pytest
 from ktuned.catalog.project_file import PROJECT_FILE
 from ktuned.model.job import Job, JobState, Priority
 from ktuned.scheduling.job_requests import Wish
-from tests.assembled import Parts, kernel_text
+from tests.assembled import ALL_ROUNDS, Parts, kernel_text
 
 GATED = "[dict(us=50.0, does='gate_compile', gate='door')]"
 """A space whose one config stands at a gate while it compiles."""
@@ -182,3 +182,20 @@ class TestReact:
         told = parts.told.of("reloaded")
         assert [event["mended"] for event in told] == [[], [], [str(path)]]
         assert told[-1]["changed"] == []
+
+
+@pytest.mark.anyio
+async def test_an_undone_edit_says_at_once_that_its_winner_holds(parts: Parts) -> None:
+    """Also where the edit in between has made no other one, as one that does not compile."""
+    text = kernel_text(configs="us=[10.0, 20.0]")
+    kernel = await parts.inspect(text)
+    await parts.measured(kernel, {10.0: 5.0}, rounds=ALL_ROUNDS)
+    told = []
+    for written in (kernel_text(configs="us=[10.0, 20.0]", rtol="0.5"), text):
+        found = await parts.inspector.inspect_files(parts.root, [str(parts.write(written))])
+        await parts.renewal.react(found.changes, saved=True)
+        told.append([event["type"] for event in parts.told.events if event["type"] in ("stale", "winner")])
+    assert told == [["stale"], ["stale", "stale", "winner"]]
+    (won,) = parts.told.of("winner")
+    assert (won["job"], won["config"], won["latency_us"]) == (None, {"us": 10.0}, 5.0)
+    parts.kill_workers()
