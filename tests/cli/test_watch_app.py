@@ -81,11 +81,12 @@ def board_of_a_day() -> Board:
 class FakeSession(Session):
     """A session with a board of its own and no daemon; it notes what its keys asked for."""
 
-    def __init__(self, board: Board) -> None:
+    def __init__(self, board: Board, given: Sequence[dict[str, Any]] | None = None) -> None:
         super().__init__(cast(AsyncClient, None), path=None, project=None, since=None)
         self.board = board
         self.load = Load({"cpu:0": 0.93}, 0.71, 2.13)
         self.asked: list[tuple[str, str]] = []
+        self.given = trials() if given is None else given
 
     async def follow(self) -> None:
         """Wait for ever."""
@@ -97,7 +98,7 @@ class FakeSession(Session):
 
     async def open(self, row: BoardRow) -> None:
         """Have the trials at once."""
-        self.log = opened(row, trials() if row.kernel == KERNEL else (), ())
+        self.log = opened(row, self.given if row.kernel == KERNEL else (), ())
         self.on_change()
 
     async def trial(self, number: int) -> Mapping[str, Any] | None:
@@ -125,9 +126,11 @@ Opened = tuple[WatchApp, Pilot[None], FakeSession]
 
 
 @asynccontextmanager
-async def screen(size: tuple[int, int] = (140, 40), board: Board | None = None) -> AsyncIterator[Opened]:
+async def screen(
+    size: tuple[int, int] = (140, 40), board: Board | None = None, given: Sequence[dict[str, Any]] | None = None
+) -> AsyncIterator[Opened]:
     """Open the screen at a size, with the kernel chosen that is tuned, and its trials there."""
-    session = FakeSession(board_of_a_day() if board is None else board)
+    session = FakeSession(board_of_a_day() if board is None else board, given)
     app = WatchApp(session)
     async with app.run_test(size=size) as pilot:
         await settled(pilot)
@@ -176,6 +179,36 @@ async def test_a_day_s_board_fits(size: tuple[int, int]) -> None:
         assert titles(app, "#configs") == ["trial", "latency", "× best", "BM", "BN", "outcome"]
         assert app.has_class("wide") is (size[0] >= 150)
         assert ("best so far" in titles(app, "#kernels")) is (size[0] >= 150)
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize("size", SIZES)
+async def test_many_knobs_with_long_names_fit(size: tuple[int, int]) -> None:
+    """The titles of knobs are shortened as far as it takes, so that no column is beyond the edge."""
+    names = ("TILE_ROWS", "TILE_COLUMNS", "BLOCK_ROWS", "BLOCK_DEPTH", "THREADS", "STAGES")
+    given = [
+        trial_map(number, problem=PROBLEM, config={name: number * place for place, name in enumerate(names, 1)})
+        for number in (1, 2)
+    ]
+    async with screen(size, given=given) as (app, _, _):
+        shown = titles(app, "#configs")
+        assert shown[-1] == "outcome"
+        assert all(title[:3] == name[:3] for title, name in zip(shown[3:-1], names, strict=True))
+        table = app.query_one("#configs", DataTable)
+        assert table.virtual_size.width <= table.size.width
+        (line,) = [line for line in picture(app) if "latency" in line]
+        assert line.rstrip(" │").endswith("outcome")
+
+
+@pytest.mark.anyio
+async def test_the_page_of_keys_has_two_columns_at_80() -> None:
+    """What a key does is wrapped within its own column."""
+    async with screen((80, 24)) as (app, pilot, _):
+        await pilot.press("question_mark")
+        await settled(pilot)
+        lines = picture(app)
+        (place,) = [at for at, line in enumerate(lines) if "Enter, Tab" in line]
+        assert lines[place + 1].startswith(" " * lines[place].index("go to"))
 
 
 @pytest.mark.anyio

@@ -15,6 +15,8 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar
 
+from rich.console import RenderableType
+from rich.table import Table
 from rich.text import Text
 from textual.app import App, ComposeResult
 from textual.binding import Binding
@@ -90,7 +92,7 @@ class TextPage(ModalScreen[None]):
         Binding("escape,q,enter,question_mark", "dismiss", "back")
     ]
 
-    def __init__(self, title: str, lines: Sequence[Text]) -> None:
+    def __init__(self, title: str, lines: Sequence[RenderableType]) -> None:
         super().__init__()
         self._title = title
         self._lines = lines
@@ -160,7 +162,7 @@ class WatchApp(App[None]):
         self._flashes: dict[Case, float] = {}
         self._open: Case | None = None
         self._trials: list[int] = []
-        self._knobs: list[str] = []
+        self._layout: tuple[list[str], int] = ([], 0)
         self._ticker: Timer | None = None
 
     def compose(self) -> ComposeResult:
@@ -269,7 +271,7 @@ class WatchApp(App[None]):
     def _show_kernels(self, now: float) -> None:
         table = self.query_one("#kernels", Rows)
         rows = self.rows
-        width = int(self.size.width * 0.58) if self.has_class("wide") else self.size.width
+        width = self.size.width - self._detail_width if self.has_class("wide") else self.size.width
         # Two cells around each column's words are the table's, and two are for its scrollbar.
         names = cells.names_of(self.session.board)
         columns = cells.columns_for(width - 4, rows, names)
@@ -296,6 +298,11 @@ class WatchApp(App[None]):
             if self.session.board.rows:
                 said = f"none of {text.number(len(self.session.board.rows), 'row')} has {self._kernels.query!r}"
             self.query_one("#facts", Static).update(ShownText(said, style="dim"))
+
+    @property
+    def _detail_width(self) -> int:
+        """The columns of the chosen kernel's part: all, or what the table of kernels leaves beside it."""
+        return self.size.width - int(self.size.width * 0.58) if self.has_class("wide") else self.size.width
 
     def _cells(
         self, row: BoardRow, columns: Sequence[cells.Column], names: dict[object, str], now: float
@@ -355,17 +362,19 @@ class WatchApp(App[None]):
         numbers = [trial.id for trial in trials]
         titles = ["trial", "latency" if log.row.objective == LATENCY else unit_of(log.row.objective), "× best"]
         titles += [*knobs, "outcome"]
-        if titles != self._knobs or numbers != self._trials:
-            chosen = self._trials[table.cursor_row] if 0 <= table.cursor_row < len(self._trials) else None
-            table.clear(columns=titles != self._knobs)
-            if titles != self._knobs:
-                table.add_columns(*titles)
-            for trial in trials:
-                found = cells.config_cells(log, trial, knobs)
-                table.add_row(*(ShownText(words, style=style) for words, style in found), key=str(trial.id))
-            self._knobs, self._trials = titles, numbers
-            if chosen in numbers:
-                table.move_cursor(row=numbers.index(chosen))
+        # The border and the scrollbar take a column each.
+        layout = (titles, self._detail_width - 2)
+        if layout == self._layout and numbers == self._trials:
+            return
+        chosen = self._trials[table.cursor_row] if 0 <= table.cursor_row < len(self._trials) else None
+        table.clear(columns=True)
+        rows = [cells.config_cells(log, trial, knobs) for trial in trials]
+        table.add_columns(*cells.shorten_titles(titles, [[words for words, _ in row] for row in rows], layout[1]))
+        for trial, row in zip(trials, rows, strict=True):
+            table.add_row(*(ShownText(words, style=style) for words, style in row), key=str(trial.id))
+        self._layout, self._trials = layout, numbers
+        if chosen in numbers:
+            table.move_cursor(row=numbers.index(chosen))
 
     # What keys do
 
@@ -501,9 +510,7 @@ class WatchApp(App[None]):
 
     def action_show_keys(self) -> None:
         """Show the keys and their meanings."""
-        width = max(len(key) for key, _ in KEYS)
-        lines = [Text(f"{key:<{width}}  ", style="bold").append(meaning, style="") for key, meaning in KEYS]
-        self.push_screen(TextPage("keys", lines))
+        self.push_screen(TextPage("keys", [_in_two_columns(KEYS, "bold")]))
 
     def action_show_problems(self) -> None:
         """Show all problems with their full messages."""
@@ -515,18 +522,24 @@ class WatchApp(App[None]):
         self.exit()
 
 
-def trial_lines(trial: Any) -> list[Text]:
+def trial_lines(trial: Any) -> list[RenderableType]:
     """Return everything about one trial: what it came to, its messages, its facts."""
     known = facts_of(trial)
-    width = max(map(len, known))
-
-    def fact(name: str, words: str) -> Text:
-        return ShownText(f"{name:<{width}}  ", style="dim").append(words, style="")
-
-    lines = [fact(name, known.pop(name)) for name in ("config", "outcome", "latency")]
+    first = [(name, known.pop(name)) for name in ("config", "outcome", "latency")]
+    lines: list[RenderableType] = [_in_two_columns(first, "dim")]
     for name, words in messages_of(trial).items():
         lines += [Text(""), ShownText(f"{name}:", style="dim"), ShownText(text.clean(words))]
-    return [*lines, ShownText(""), *(fact(name, words) for name, words in known.items())]
+    return [*lines, ShownText(""), _in_two_columns(list(known.items()), "dim")]
+
+
+def _in_two_columns(pairs: Sequence[tuple[str, str]], style: str) -> Table:
+    """Lay names out beside their words, which wrap within their own column."""
+    table = Table.grid(padding=(0, 2))
+    table.add_column(no_wrap=True, style=style)
+    table.add_column()
+    for name, words in pairs:
+        table.add_row(ShownText(name), ShownText(words))
+    return table
 
 
 def problem_lines(session: Session) -> list[Text]:

@@ -286,6 +286,29 @@ def varied_knobs(log: TrialLog) -> list[str]:
     return varied or list(values)
 
 
+MIN_TITLE = 4
+"""Characters of a knob's name that are left, at least."""
+
+
+def shorten_titles(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
+    """Return the titles of a table of configs, the longest shortened as far as it takes to fit all columns.
+
+    A title never gets narrower than the words below it, or than four characters.
+
+    >>> shorten_titles(["trial", "TILE_COLUMNS"], [["14", "16"]], 16)
+    ['trial', 'TILE_C…']
+    """
+    below = [max([len(row[place]) for row in rows], default=0) for place in range(len(titles))]
+    least = [min(len(title), max(words, MIN_TITLE)) for title, words in zip(titles, below, strict=True)]
+    sizes = [len(title) for title in titles]
+    while sum(max(pair) + GAP for pair in zip(sizes, below, strict=True)) > width:
+        place = max(range(len(sizes)), key=lambda one: sizes[one] - least[one])
+        if sizes[place] == least[place]:
+            break
+        sizes[place] -= 1
+    return [title if size == len(title) else f"{title[: size - 1]}…" for title, size in zip(titles, sizes, strict=True)]
+
+
 def config_cells(log: TrialLog, trial: Tried, knobs: Sequence[str]) -> list[tuple[str, str]]:
     """Return a config's cells: its figure, how it compares with the best, its knobs, its outcome."""
     best = min((cost for one in log.trials.values() if (cost := log.cost(one)) is not None), default=None)
