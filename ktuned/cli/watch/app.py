@@ -15,7 +15,7 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any, ClassVar
 
-from rich.console import RenderableType
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 from textual.app import App, ComposeResult
@@ -337,11 +337,9 @@ class WatchApp(App[None]):
             self._open = row.case
             self.session.log = log = None
             self.run_worker(self._acted(self.session.open(row)), group="open", exclusive=True)
-        facts = ShownText()
-        for name, words, style in cells.detail_of(row, log):
-            facts.append(f"{name:<11}" if name else "", style="dim").append(words, style=style).append("\n")
-        facts.rstrip()
-        self.query_one("#facts", Static).update(facts)
+        title = ShownText(cells.title_of(row), style="bold")
+        facts = _in_two_columns(cells.detail_of(row, log), "dim")
+        self.query_one("#facts", Static).update(Group(title, facts))
         steps = list(row.job.best_so_far) if row.job is not None else []
         spark = self.query_one("#spark", Sparkline)
         # On a small screen its lines are worth more to the configs.
@@ -369,9 +367,11 @@ class WatchApp(App[None]):
         chosen = self._trials[table.cursor_row] if 0 <= table.cursor_row < len(self._trials) else None
         table.clear(columns=True)
         rows = [cells.config_cells(log, trial, knobs) for trial in trials]
-        table.add_columns(*cells.shorten_titles(titles, [[words for words, _ in row] for row in rows], layout[1]))
+        columns = cells.fit_configs(titles, knobs, [[words for words, _ in row] for row in rows], layout[1])
+        table.add_columns(*(title for _, title in columns))
         for trial, row in zip(trials, rows, strict=True):
-            table.add_row(*(ShownText(words, style=style) for words, style in row), key=str(trial.id))
+            shown = (row[place] for place, _ in columns)
+            table.add_row(*(ShownText(words, style=style) for words, style in shown), key=str(trial.id))
         self._layout, self._trials = layout, numbers
         if chosen in numbers:
             table.move_cursor(row=numbers.index(chosen))

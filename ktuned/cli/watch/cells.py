@@ -230,12 +230,17 @@ def shorten_path(line: str, roots: Sequence[str]) -> str:
     return line[len(root) - len(PurePath(root).name) :]
 
 
-def detail_of(row: BoardRow, log: TrialLog | None) -> list[tuple[str, str, str]]:
-    """Return what is known of a row, as names, words and styles."""
+def title_of(row: BoardRow) -> str:
+    """Return the title of what is known of a row."""
+    return f"{label(row)}{f' on {row.device}' if row.device else ''}"
+
+
+def detail_of(row: BoardRow, log: TrialLog | None) -> list[tuple[str, str]]:
+    """Return what is known of a row, as names and words."""
     job = row.job
-    found = [("", f"{label(row)}{f' on {row.device}' if row.device else ''}", "bold")]
+    found = []
     if row.config:
-        found.append(("winner" if row.current is not None else "before", text.flat(row.config), ""))
+        found.append(("winner" if row.current is not None else "before", text.flat(row.config)))
     against = []
     if row.current is not None:
         against.append(text.by_objective(row.objective, row.current))
@@ -249,16 +254,16 @@ def detail_of(row: BoardRow, log: TrialLog | None) -> list[tuple[str, str, str]]
     if job is not None and job.share:
         against.append(job.share)
     if against:
-        found.append(("figures", ", ".join(against), ""))
+        found.append(("figures", ", ".join(against)))
     if job is not None and job.outcomes:
-        found.append(("configs", text.counts(job.outcomes), ""))
+        found.append(("configs", text.counts(job.outcomes)))
     if job is not None and row.is_open:
         standing = ", ".join(filter(None, (lines.progress(job) + " tried", text.left(job.left_s), job.waits_for)))
-        found.append(("job", f"{job.id} {job.state}, {standing}", ""))
+        found.append(("job", f"{job.id} {job.state}, {standing}"))
     saves = [] if log is None else [cost for trial in log.history if (cost := log.cost(trial)) is not None]
     if log is not None and len(saves) > 1:
         first, last = (_of_cost(log, cost) for cost in (saves[0], saves[-1]))
-        found.append(("over saves", f"{first} {sparkline(saves, 30)} {last} in {len(saves)} versions", ""))
+        found.append(("over saves", f"{first} {sparkline(saves, 30)} {last} in {len(saves)} versions"))
     return found
 
 
@@ -290,23 +295,38 @@ MIN_TITLE = 4
 """Characters of a knob's name that are left, at least."""
 
 
-def shorten_titles(titles: Sequence[str], rows: Sequence[Sequence[str]], width: int) -> list[str]:
-    """Return the titles of a table of configs, the longest shortened as far as it takes to fit all columns.
+def fit_configs(
+    titles: Sequence[str], knobs: Sequence[str], rows: Sequence[Sequence[str]], width: int
+) -> list[tuple[int, str]]:
+    """Return the columns of a table of configs that fit: their places in ``rows``, and their titles.
 
-    A title never gets narrower than the words below it, or than four characters.
+    The longest names of knobs are shortened as far as it takes. Where that is not enough ``× best`` is left out, which
+    only repeats what the figures say.
 
-    >>> shorten_titles(["trial", "TILE_COLUMNS"], [["14", "16"]], 16)
-    ['trial', 'TILE_C…']
+    >>> fit_configs(["trial", "TILE_COLUMNS"], ["TILE_COLUMNS"], [["14", "16"]], 16)
+    [(0, 'trial'), (1, 'T…LUMNS')]
     """
     below = [max([len(row[place]) for row in rows], default=0) for place in range(len(titles))]
-    least = [min(len(title), max(words, MIN_TITLE)) for title, words in zip(titles, below, strict=True)]
+    # A knob's title can be as short as this; others keep their length.
+    least = [
+        min(len(title), max(words, MIN_TITLE)) if title in knobs else len(title)
+        for title, words in zip(titles, below, strict=True)
+    ]
+    places = list(range(len(titles)))
+    if sum(max(least[place], below[place]) + GAP for place in places) > width:
+        places = [place for place in places if titles[place] != "× best"]
     sizes = [len(title) for title in titles]
-    while sum(max(pair) + GAP for pair in zip(sizes, below, strict=True)) > width:
-        place = max(range(len(sizes)), key=lambda one: sizes[one] - least[one])
-        if sizes[place] == least[place]:
+    while sum(max(sizes[place], below[place]) + GAP for place in places) > width:
+        longest = max(places, key=lambda place: sizes[place] - least[place])
+        if sizes[longest] == least[longest]:
             break
-        sizes[place] -= 1
-    return [title if size == len(title) else f"{title[: size - 1]}…" for title, size in zip(titles, sizes, strict=True)]
+        sizes[longest] -= 1
+    return [(place, _shortened(titles[place], sizes[place])) for place in places]
+
+
+def _shortened(name: str, size: int) -> str:
+    """Return a name with its begin and its end: names of one kernel's knobs often begin alike."""
+    return name if size >= len(name) else f"{name[0]}…{name[len(name) - size + 2 :]}"
 
 
 def config_cells(log: TrialLog, trial: Tried, knobs: Sequence[str]) -> list[tuple[str, str]]:
