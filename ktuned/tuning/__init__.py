@@ -2,9 +2,9 @@
 
 from ktuned.tuning.compile_only import CompileOnly
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES, merged
-from ktuned.tuning.job_events import Publish, publish_job, publish_winner
 from ktuned.tuning.pipeline import Pipeline
 from ktuned.tuning.prior_results import restore
+from ktuned.tuning.progress import Publish, publish_job, publish_winner
 from ktuned.tuning.shared_lead import SharedConfigs
 from ktuned.tuning.stages import JobStage
 from ktuned.tuning.winner_check import Checked, Sanitizers, WinnerCheck

@@ -22,8 +22,7 @@ from ktuned.tuning.batches import MAX_BATCH
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.exploration import Explorer, opened
 from ktuned.tuning.hopeless import PROBES, Hopelessness
-from ktuned.tuning.job_events import Publish
-from ktuned.tuning.progress import Progress
+from ktuned.tuning.progress import Progress, Publish
 from ktuned.tuning.stages import JobStage, StageReport
 from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent
 from ktuned.tuning.trial_machine import NotBuilt, ends_among

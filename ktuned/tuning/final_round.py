@@ -1,4 +1,8 @@
-"""The finalists' decision: the best few are measured again, in turns, while nothing compiles."""
+"""The finalists' decision: the best few are checked on other inputs, and measured again, in turns, while nothing
+compiles.
+
+A config that is right only for the inputs of its trial wins nothing: the next best takes its place.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +12,9 @@ from dataclasses import replace
 from time import monotonic
 
 import msgspec
+import structlog
 
-from ktuned.fleet import ALL_CORES, Fleet, Lane, LaneSick
+from ktuned.fleet import ALL_CORES, CannotOpen, Fleet, Lane, LaneSick
 from ktuned.ipc import requests
 from ktuned.model import ENERGY, LATENCY, Config, Outcome, Trial, TrialResult, Winner, WorkerError, median
 from ktuned.store import Store
@@ -27,14 +32,17 @@ from ktuned.tuning.finalists import (
     is_open,
     remaining,
 )
-from ktuned.tuning.job_events import Publish, publish_winner
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.prior_results import admitted_prior_trials
-from ktuned.tuning.progress import Progress
-from ktuned.tuning.seed_check import SeedCheck
+from ktuned.tuning.progress import Progress, Publish, publish_winner
 from ktuned.tuning.trial_detail import TrialDetail, interval
 from ktuned.tuning.trial_lifecycle import Attempt
 from ktuned.tuning.work import Work
+
+_log = structlog.get_logger()
+
+SEEDS = (1, 2)
+"""Seeds of the inputs besides the trials' own, which is 0. Two: what one other set of numbers hides, two seldom do."""
 
 
 class _Finalist(msgspec.Struct):
@@ -198,8 +206,7 @@ class FinalRound:
             return
         began = monotonic()
         if is_judged:
-            checking = SeedCheck(self._work, self._measuring, finalists=self._finalists, lose=self._lose)
-            finalists = [_Finalist.of(trial) for trial in await checking.run()]
+            finalists = [_Finalist.of(trial) for trial in await self._check_on_other_inputs()]
         if not finalists:
             return
         checked = monotonic()
@@ -211,6 +218,58 @@ class FinalRound:
         self._progress.spend("finalists_s", checked - began + quiet_s)
         self._progress.spend("quiet_s", quiet_s)
         await self._settle(contest)
+
+    async def _check_on_other_inputs(self) -> list[Trial]:
+        """Return finalists that are right for all seeds: whichever is not makes way for the next best.
+
+        One that was decided before has been checked then. Captured inputs have no seed, and without a reference and a
+        check nothing can be found wrong.
+
+        Raises:
+            RequestFailed: with code ``source_changed``.
+        """
+        passed: dict[int, set[int]] = {seed: set() for seed in SEEDS}
+        while True:
+            found = await self._finalists()
+            unchecked = {
+                seed: [
+                    trial
+                    for trial in found
+                    if trial.id not in passed[seed] and not TrialDetail.from_json(trial.detail).rounds
+                ]
+                for seed in SEEDS
+            }
+            # A seed's inputs are made once for all that wait for them, those that come up meanwhile included.
+            seed = next((seed for seed in SEEDS if unchecked[seed]), None)
+            if seed is None or self._work.captured or not self._work.kernel.is_judged:
+                return found
+            for trial in unchecked[seed]:
+                result = await self._check_with_seed(trial, seed)
+                if result is None:
+                    passed[seed].add(trial.id)
+                else:
+                    await self._lose(trial, result)
+
+    async def _check_with_seed(self, trial: Trial, seed: int) -> TrialResult | None:
+        """Check one finalist on a seed's inputs; return the result that ends its trial, if there is one."""
+        unit = requests.UnitRef(trial.artifact or "", TrialDetail.from_json(trial.detail).build or {})
+        attempt, request = Attempt.finalist(trial, unit), requests.Check(unit)
+        while True:
+            try:
+                result = await self._measuring.measure_alone(
+                    self._measuring.choose_well_lane, attempt, request, self._work.deadlines, seed
+                )
+            except LaneSick:
+                continue
+            except CannotOpen as error:
+                # Made of other numbers the problem may be one that its reference refuses. No config is to blame.
+                _log.warning("seed_not_checked", kernel=self._work.kernel.name, seed=seed, reason=error.message)
+                return None
+            if result.outcome is Outcome.MEASURED:
+                return None
+            return replace(
+                result, message=f"right for its first inputs, not for others (seed {seed}): {result.message}"
+            )
 
     async def _contest(self, rounds: int, finalists: Sequence[_Finalist], ends_at: float) -> _Contest:
         """Let the finalists compete on one device; if that fails meanwhile, start again on another that works."""

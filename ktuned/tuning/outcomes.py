@@ -26,14 +26,12 @@ from ktuned.model import (
     stand_ins,
 )
 from ktuned.store import Store
-from ktuned.tuning.dissent import Dissent
 from ktuned.tuning.exploration import SearchSummary
-from ktuned.tuning.findings import Findings
+from ktuned.tuning.findings import Dissent, Findings
 from ktuned.tuning.hopeless import Hopelessness
-from ktuned.tuning.job_events import Publish, publish_trial, publish_winner
 from ktuned.tuning.opening import Opening, served_configs
 from ktuned.tuning.prior_results import restore
-from ktuned.tuning.progress import Progress
+from ktuned.tuning.progress import Progress, Publish, publish_trial, publish_winner
 from ktuned.tuning.shared_lead import SharedLead
 from ktuned.tuning.trial_detail import completed_result, doubt
 from ktuned.tuning.trial_lifecycle import Attempt

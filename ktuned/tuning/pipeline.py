@@ -25,10 +25,10 @@ from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.exploration import Explorer, opened
 from ktuned.tuning.final_round import FinalRound
 from ktuned.tuning.hopeless import PROBES
-from ktuned.tuning.job_events import Publish
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.outcomes import Outcomes
 from ktuned.tuning.prior_results import PriorResults
+from ktuned.tuning.progress import Publish
 from ktuned.tuning.stages import JobStage, LaneAccess, StageReport
 from ktuned.tuning.trial_lifecycle import Attempt
 from ktuned.tuning.trial_machine import End, NotBuilt, TwinFound, ends_among

@@ -1,23 +1,29 @@
-"""A job's figures so far, and the time left by their pace. No IO."""
+"""A job's figures so far, the time left by their pace, and the events that tell of them. No IO.
+
+An event is published after its facts are committed.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from dataclasses import replace
 from time import monotonic
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
 from ktuned.model import (
     LATENCY,
     Job,
+    KernelInfo,
     Objective,
     Outcome,
     Trial,
     TrialResult,
+    Winner,
     cost_of,
 )
+from ktuned.tuning.work import Work
 
 
 def time_left_s(*, tried: int, left: int | None, elapsed_s: float, budget_s: float | None) -> float | None:
@@ -159,3 +165,41 @@ class Progress(msgspec.Struct):
         """Return the job with these figures."""
         cost = {name: round(value, 3) for name, value in self.cost.items()}
         return replace(job, **self.to_wire(), cost=cost, **changes)
+
+
+class Publish(Protocol):
+    """Sends an event to all subscribers; never blocks."""
+
+    def __call__(self, type: str, **fields: Any) -> None:  # noqa: A002 - the protocol's word
+        """Publish one event."""
+
+
+def publish_trial(publish: Publish, work: Work, progress: Progress, trial: Trial) -> None:
+    """Publish a trial's outcome, and where its job stands; of the trial's detail only its metrics."""
+    public = trial.to_wire() | {"metrics": dict(trial.metrics)}
+    del public["detail"]
+    public["config"] = work.kernel.config_in_order(trial.config)
+    public["problem"] = work.kernel.problem_in_order(trial.problem)
+    standing = progress.to_wire() | {"left_s": progress.left_s}
+    publish("trial_done", kernel=work.job.kernel, job=work.job.id, trial=public, **standing)
+
+
+def publish_winner(publish: Publish, kernel: KernelInfo, winner: Winner, job: int | None) -> None:
+    """Publish a new winner, and the job that found it; an undone edit brings one back without a job."""
+    publish(
+        "winner",
+        kernel=winner.context.kernel,
+        job=job,
+        problem=kernel.problem_in_order(winner.problem),
+        device=winner.context.device,
+        config=kernel.config_in_order(winner.config),
+        latency_us=winner.latency_us,
+        trial=winner.trial,
+        metrics=dict(winner.metrics),
+        objective=winner.objective,
+    )
+
+
+def publish_job(publish: Publish, what: str, job: Job, launches: int) -> None:
+    """Publish a job that was queued, started or ended, and how often applications have launched its key."""
+    publish(what, kernel=job.kernel, job=job.id, job_state=job.to_wire() | {"launches": launches})

@@ -28,8 +28,8 @@ from ktuned.model import Outcome, Role, Unsupported, WorkerError
 from ktuned.store import Artifacts
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.exploration import opened
+from ktuned.tuning.final_round import SEEDS
 from ktuned.tuning.measure_stage import MeasureStage
-from ktuned.tuning.seed_check import SEEDS
 from ktuned.tuning.trial_lifecycle import Attempt, TrialState
 from ktuned.tuning.work import Work
 

@@ -1,13 +1,22 @@
-"""Findings of a whole job: knobs without effect, inputs that are overwritten."""
+"""What only a whole job shows: knobs without effect, overwritten inputs, and, with ``reference="default"``, whose fault
+it is where configs differ from the default's outputs.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
+from pathlib import Path
 
 import pytest
 
-from ktuned.model.values import Config, Scalar
-from ktuned.tuning.findings import COMPARED, Findings, without_effect
+from ktuned.model.keys import DeviceModel, KernelName
+from ktuned.model.trial import Trial
+from ktuned.model.values import Config, Outcome, Scalar
+from ktuned.scheduling import Wish
+from ktuned.tuning.findings import COMPARED, Dissent, Findings, without_effect
+from tests.assembled import Parts, kernel_text
+from tests.tuning.test_pipeline import tune
 
 
 def contents(configs: list[Config], *decisive: str) -> dict[tuple[tuple[str, Scalar], ...], str]:
@@ -72,3 +81,164 @@ def test_a_long_job_is_compared_in_part() -> None:
         findings.note(dict(N=number), {"content": "same"})
     (line,) = findings.lines()
     assert f"({COMPARED} compared)" in line
+
+
+DEFAULT = {"n": 0}
+
+
+def trial(number: int, outcome: Outcome = Outcome.MEASURED, undisputed: Outcome | None = None) -> Trial:
+    """Return the end of a config's trial; ``undisputed`` if it differs from the default."""
+    detail = {} if undisputed is None else {"undisputed": str(undisputed), "phase": "check"}
+    return Trial(
+        id=number,
+        job=1,
+        kernel=KernelName("p:it"),
+        problem={},
+        device=DeviceModel("a CPU"),
+        config={"n": number},
+        outcome=outcome,
+        latency_us=10.0 + number,
+        spread_us=0.1,
+        compile_s=0.0,
+        lane_s=0.0,
+        message="",
+        artifact=None,
+        digest="",
+        updated=0.0,
+        detail=detail,
+    )
+
+
+def differing(number: int, undisputed: Outcome = Outcome.MEASURED) -> Trial:
+    """Return a trial that differs from the default."""
+    return trial(number, Outcome.MISMATCH, undisputed)
+
+
+def judged(*trials: Trial) -> Dissent:
+    """Return what is known after these ends."""
+    dissent = Dissent(DEFAULT)
+    for one in trials:
+        dissent.note(one)
+    return dissent
+
+
+class TestTheRule:
+    """Decided without IO."""
+
+    def test_few_are_wrong(self) -> None:
+        """Also where as many agree as differ: the default agrees with itself."""
+        dissent = judged(trial(0), differing(1))
+        assert (dissent.acquitted(), dissent.line()) == ([], "")
+
+    def test_where_most_differ_none_is_wrong(self) -> None:
+        """Each gets the outcome that its figures give it."""
+        dissent = judged(trial(0), differing(1), differing(2, Outcome.SLOWER))
+        outcomes = [(one.id, result.outcome, result.latency_us) for one, result in dissent.acquitted()]
+        assert outcomes == [(1, "measured", 11.0), (2, "slower", 12.0)]
+        assert dissent.line().startswith("2 of 3 configs differ from the default's outputs")
+        assert dissent.line().endswith("give a reference=")
+
+    def test_a_default_that_differs_from_itself_proves_nothing(self) -> None:
+        """Whatever others do."""
+        assert len(judged(differing(0), trial(1), trial(2), trial(3)).acquitted()) == 1
+
+    def test_other_faults_are_no_dissent(self) -> None:
+        """A config that crashes, or writes outside its tensors, is wrong by itself."""
+        dissent = judged(trial(0), *(trial(n, Outcome.MISMATCH) for n in (1, 2)), trial(3, Outcome.CRASHED))
+        assert (dissent.acquitted(), dissent.is_default_doubtful) == ([], False)
+
+    def test_what_was_acquitted_before_stays_so(self) -> None:
+        """The next job meets those trials as measured ones."""
+        dissent = judged(trial(0), *(trial(n, Outcome.MEASURED, Outcome.MEASURED) for n in (1, 2)))
+        assert (dissent.acquitted(), dissent.is_default_doubtful) == ([], True)
+
+
+def default_text(does: str, **options: str) -> str:
+    """Return a kernel whose configs, a slow default and faster ones, do these things."""
+    words = does.split()
+    configs = ", ".join(f"dict(us={2000.0 if not n else 50.0 + n}, does={word!r})" for n, word in enumerate(words))
+    return kernel_text(
+        configs=f"[{configs}]", default=f"dict(us=2000.0, does={words[0]!r})", reference="'default'", **options
+    )
+
+
+@pytest.mark.anyio
+class TestAJob:
+    """A kernel without a reference of its own."""
+
+    async def test_the_one_that_differs_from_the_default_is_wrong(self, parts: Parts) -> None:
+        """The others compete; the default needs no reference."""
+        await parts.inspect(default_text("work wrong work"))
+        ended = await tune(parts)
+        outcomes = {one.config["us"]: (one.outcome, one.message) for one in parts.store.trials()}
+        assert outcomes[51.0][0] == "mismatch"
+        assert outcomes[51.0][1].startswith("differs from the default's outputs: y: 64 of 64 elements")
+        assert (ended["outcomes"], ended["message"]) == ({"measured": 2, "mismatch": 1}, "")
+        (winner,) = parts.store.winners()
+        assert winner.config["us"] == 52.0
+
+    async def test_where_most_differ_all_compete_and_the_message_says_so(self, parts: Parts) -> None:
+        """The next job finds them measured, and repeats nothing."""
+        await parts.inspect(default_text("work wrong wrong"))
+        ended = await tune(parts)
+        assert ended["outcomes"] == {"measured": 3, "mismatch": 0}, ended
+        assert "2 of 3 configs differ from the default's outputs" in str(ended["message"])
+        (winner,) = parts.store.winners()
+        assert winner.config["us"] in (51.0, 52.0)
+        before = len(parts.told.of("refining"))
+        ended = await tune(parts)
+        assert ended["best_us"] is not None
+        assert len(parts.told.of("refining")) == before
+
+    async def test_a_default_that_does_not_run_is_one_error(self, parts: Parts) -> None:
+        """It names the place and the remedy."""
+        await parts.inspect(default_text("compile_error work"))
+        ended = await tune(parts)
+        assert ended["state"] == "failed"
+        assert "reference='default', but the default config is compile_error: " in str(ended["message"])
+
+    async def test_without_a_declared_default_the_first_that_runs_is_it(self, parts: Parts) -> None:
+        """The first ones of a list may need more than this device has."""
+        does = ("compile_error", "unsupported", "work", "wrong", "work")
+        configs = ", ".join(f"dict(us={50.0 + n}, does={word!r})" for n, word in enumerate(does))
+        await parts.inspect(kernel_text(configs=f"[{configs}]", reference="'default'"))
+        ended = await tune(parts)
+        wanted = {"compile_error": 1, "unsupported": 1, "measured": 2, "mismatch": 1}
+        assert (ended["state"], ended["outcomes"]) == ("done", wanted), ended
+
+    async def test_where_none_runs_there_is_one_error(self, parts: Parts) -> None:
+        """It says why the first one does not, and how many were tried."""
+        configs = ", ".join(f"dict(us={50.0 + n}, does={word!r})" for n, word in enumerate(["unsupported"] * 3))
+        await parts.inspect(kernel_text(configs=f"[{configs}]", reference="'default'"))
+        ended = await tune(parts)
+        wanted = "the default config is unsupported: wants more shared memory than there is (and 2 more cannot run)"
+        assert (ended["state"], wanted in str(ended["message"])) == ("failed", True), ended
+
+    async def test_the_default_is_compiled_once_and_not_in_the_lane(self, parts: Parts, tmp_path: Path) -> None:
+        """Also where its compile is under way when the other one is asked for; its trial has the time of it."""
+        log = tmp_path / "compiles"
+        await parts.inspect(default_text("work work work"))
+        parts.root = replace(parts.root, env={"FAKE_LOG": str(log)})
+        parts.catalog.add_root(parts.root)
+        async with parts.working():
+            await parts.requests.tune(parts.catalog.resolve("it"), Wish())
+            (ended,) = await parts.told.ended()
+        assert ended["outcomes"] == {"measured": 3}, ended
+        keys = log.read_text().splitlines()
+        assert len(keys) == len(set(keys)) == 3
+        assert all(one.compile_s for one in parts.store.trials())
+
+    async def test_a_damaged_artifact_of_the_default_is_made_again(self, parts: Parts) -> None:
+        """The job goes on."""
+        await parts.inspect(default_text("work"))
+        await tune(parts)
+        (trial,) = parts.store.trials()
+        place = parts.artifacts.place(trial.artifact or "")
+        file = place / "kernel.json"
+        file.chmod(0o600)
+        file.write_text("{}")
+        await parts.inspect(default_text("work", rtol="0.5"))
+        parts.told.events.clear()
+        ended = await tune(parts)
+        assert (ended["state"], ended["message"]) == ("done", ""), ended
+        assert file.read_text() != "{}"

@@ -26,8 +26,8 @@ from ktuned.scheduling.job_requests import Wish
 from ktuned.store.artifacts import Artifacts
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
+from ktuned.tuning.final_round import SEEDS
 from ktuned.tuning.measure_stage import MeasureStage
-from ktuned.tuning.seed_check import SEEDS
 from ktuned.tuning.trial_lifecycle import CONTENDED_TRIES, Attempt, TrialEvent
 from ktuned.tuning.trial_machine import ArtifactFound, CompilerTook, ConfigCompiled, End, TrialMachine
 from ktuned.tuning.work import Work
