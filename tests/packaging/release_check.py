@@ -23,8 +23,8 @@ if __package__ in (None, ""):
 
 from tests.packaging.distributions import PROJECTS, ROOT
 
-HEAVY = frozenset({"ktuned-cutedsl", "ktuned-nvrtc", "ktuned-ray", "ktuned-tilelang", "ktuned-torch", "ktuned-triton"})
-"""Distributions that require torch, Ray, or CUDA's compilers in Python."""
+HEAVY = frozenset({"ktuned-cutedsl", "ktuned-nvrtc", "ktuned-tilelang", "ktuned-torch", "ktuned-triton"})
+"""Distributions that require torch, or CUDA's compilers in Python: gigabytes."""
 
 DEADLINE_S = 900.0
 """Deadline of one installation: a slow network, and NumPy, SciPy or torch at the other end."""
