@@ -5,11 +5,12 @@ from ktuned.lookup.answer_caches import AnswerCaches
 from ktuned.lookup.certainty import Certainty
 from ktuned.lookup.ladder import not_observed
 from ktuned.lookup.served_winners import ServedWinners
-from ktuned.lookup.service import Lookups
+from ktuned.lookup.service import SETTLE_S, Lookups
 from ktuned.lookup.shortcuts import Shortcuts
 from ktuned.lookup.winner_table import WinnerTable
 
 __all__ = [
+    "SETTLE_S",
     "Answer",
     "AnswerCaches",
     "Certainty",

@@ -164,12 +164,12 @@ class Lookups:
         directory: str | None = None,
         objective: str | None = None,
         admits: Admits | None = None,
-        settle_s: float = 0.0,
+        settle_until: float = 0.0,
     ) -> Answer | Pinning:
         """As :meth:`lookup`, but with the answer that the pin holds, or with a function that saves the first one.
 
-        An answer that is not certain is not held: the next one may be better. The first one is :meth:`settled` within
-        ``settle_s``, because it holds for good.
+        An answer that is not certain is not held: the next one may be better. The first one is :meth:`settled` by
+        ``settle_until``, because it holds for good.
 
         Raises:
             UsageError: the kernel has no such problem, or the pin's name is not valid.
@@ -186,7 +186,7 @@ class Lookups:
             if held is None:
 
                 async def pinning() -> Answer:
-                    answer = await self.settled(first, look_up, settle_s)
+                    answer = await self.settled(first, look_up, settle_until)
                     if not answer.is_certain:
                         return answer
                     return await self.pins.freeze(pin, name, problem, device, objective, answer)
@@ -333,13 +333,13 @@ class Lookups:
             failure=failure,
         )
 
-    async def settled(self, answer: Answer, look_up: Callable[[], Answer], within_s: float) -> Answer:
+    async def settled(self, answer: Answer, look_up: Callable[[], Answer], ends_at: float) -> Answer:
         """Return ``answer``, or the one that ``look_up`` gives once a worker has said which configs the space holds.
 
-        Between tuned sizes the winner of the nearest may be valid, which only the kernel file's own code decides. After
-        ``within_s``, or :data:`SETTLE_S`, the answer is what is known by then.
+        Between tuned sizes the winner of the nearest may be valid, which only the kernel file's own code decides. At
+        ``ends_at`` (by ``monotonic``) the answer is what is known by then: several of one request share that end.
         """
-        with anyio.move_on_after(min(within_s, SETTLE_S)), suppress(KtunedError):
+        with anyio.move_on_after(max(0.0, ends_at - monotonic())), suppress(KtunedError):
             for _ in range(MAX_SETTLED):
                 if not answer.undecided:
                     break

@@ -6,6 +6,7 @@ import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import Any
 
 from msgspec.structs import asdict, replace
@@ -14,7 +15,7 @@ import ktuned
 from ktuned.catalog import Catalog, FileError, check_problem
 from ktuned.devices import Machine
 from ktuned.fleet import Applications
-from ktuned.lookup import Answer, Lookups
+from ktuned.lookup import SETTLE_S, Answer, Lookups
 from ktuned.model import (
     Job,
     KernelInfo,
@@ -149,6 +150,7 @@ class Methods:
         return {"pin": wanted.pin, "questions": await self._lookups.pins.give_up(wanted.pin)}
 
     def _look_up(self, wanted: LookupParams) -> dict[str, Any] | Later:
+        settle_until = monotonic() + min(wanted.settle, SETTLE_S)
         if wanted.pin is not None:
             found = self._lookups.lookup_pinned(
                 wanted.pin,
@@ -158,7 +160,7 @@ class Methods:
                 tune=wanted.tune,
                 directory=wanted.directory,
                 objective=wanted.objective,
-                settle_s=wanted.settle,
+                settle_until=settle_until,
             )
             return found.to_wire() if isinstance(found, Answer) else _later(found)
         look_up = partial(
@@ -172,7 +174,7 @@ class Methods:
         )
         answer = look_up()
         if answer.undecided and wanted.settle > 0:
-            return _later(partial(self._lookups.settled, answer, look_up, wanted.settle))
+            return _later(partial(self._lookups.settled, answer, look_up, settle_until))
         return answer.to_wire()
 
     def _look_up_or_explain(self, wanted: LookupParams) -> dict[str, Any] | Later:

@@ -3,6 +3,7 @@ from __future__ import annotations
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from time import monotonic
 from typing import Any, cast
 
 import anyio
@@ -19,7 +20,7 @@ from ktuned.model.values import Outcome, Problem
 from ktuned.scheduling.job_requests import Wish
 from ktuned.serve.connection import Connection
 from ktuned.serve.explain import Explainer
-from ktuned.serve.params import CaptureParams, ForgetParams, TuneParams
+from ktuned.serve.params import CaptureParams, ForgetParams, LookupManyParams, LookupParams, TuneParams
 from ktuned.store import Capture
 from ktuned.store.database import Store
 from tests.assembled import ALL_ROUNDS, PATIENCE_S, Parts, assembled, kernel_text, wanted
@@ -427,13 +428,21 @@ async def test_a_lookup_waits_for_a_worker_no_longer_than_it_may(parts: Parts) -
     await tuned(parts, configs="us=[10.0, 20.0], where=lambda p, c: p.n == 64 or __import__('time').sleep(30)")
     (answer,) = await settled(parts, {"n": 40}, within_s=0.05)
     assert (answer.status, len(answer.undecided)) == ("default", 1)
+    asked_together = [LookupParams("it", {"n": n}, tune=False, settle=1.0) for n in range(1, 9)]
+    found = parts.daemon.methods["lookup_many"].answer(LookupManyParams(asked_together), cast(Connection, None))
+    began = monotonic()
+    assert {one["status"] for one in (await found.rest())["answers"]} == {"default"}
+    # Not one second after the other.
+    assert monotonic() - began < 4.0
     parts.kill_workers()
 
 
 async def test_a_pin_holds_the_answer_that_a_worker_vouches_for(parts: Parts) -> None:
     """The first answer under a pin holds for good, so it waits as any other may."""
     await tuned(parts, configs=CONSTRAINED, default="dict(us=10.0)")
-    pinning = parts.lookups.lookup_pinned("run", "it", {"n": 40}, None, tune=False, settle_s=PATIENCE_S)
+    pinning = parts.lookups.lookup_pinned(
+        "run", "it", {"n": 40}, None, tune=False, settle_until=monotonic() + PATIENCE_S
+    )
     assert callable(pinning)
     assert (await pinning()).status == "near"
     held = parts.lookups.lookup_pinned("run", "it", {"n": 40}, None, tune=False)
@@ -447,7 +456,7 @@ async def settled(parts: Parts, *problems: Problem, within_s: float = PATIENCE_S
 
     async def settle(place: int, problem: Problem) -> None:
         look_up = partial(parts.lookups.lookup, "it", problem, None, tune=False)
-        found[place] = await parts.lookups.settled(look_up(), look_up, within_s)
+        found[place] = await parts.lookups.settled(look_up(), look_up, monotonic() + within_s)
 
     async with anyio.create_task_group() as tasks:
         for place, problem in enumerate(problems):
