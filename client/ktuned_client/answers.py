@@ -267,7 +267,7 @@ def explained(error: Exception, path: str, deadline_s: float) -> DaemonUnavailab
     if isinstance(error, UntrustedSocket):
         return DaemonUnavailable(error.message, error.hint)
     if isinstance(error, FileNotFoundError | NotADirectoryError | ConnectionRefusedError):
-        return DaemonUnavailable(f"no daemon serves {path}", "start one with `ktuned start --foreground`")
+        return DaemonUnavailable(f"no daemon serves {path}", "`ktuned start` starts one")
     if isinstance(error, BlockingIOError):
         return DaemonUnavailable(f"the daemon at {path} takes no more connections now")
     if isinstance(error, TimeoutError):
