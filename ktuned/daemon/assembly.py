@@ -39,8 +39,8 @@ from ktuned.daemon.systemd import Notifier
 from ktuned.devices import Environments, Machine, Probes, SurveyIntervals, ToolchainSurvey
 from ktuned.fleet import (
     BENCH_MODULES,
+    Applications,
     Bridge,
-    Courtesy,
     Executor,
     Executors,
     Fleet,
@@ -51,7 +51,7 @@ from ktuned.fleet import (
 )
 from ktuned.ipc import Trust
 from ktuned.lookup import AnswerCaches, Certainty, Lookups, ServedWinners, WinnerTable
-from ktuned.model import KernelInfo, KernelName, Observation, Priority, Root
+from ktuned.model import KernelInfo, KernelName, Observation, Root
 from ktuned.scheduling import (
     Dispatcher,
     DueKernels,
@@ -305,9 +305,7 @@ def assemble(
         portfolios=kept_portfolios,
         shared=shared_winners,
     )
-    courtesy = Courtesy(
-        is_waited_for=lambda job: job_machine.queue.level(job) >= Priority.WAITED_FOR, is_used=observer.is_used
-    )
+    applications = Applications(is_used=observer.is_used)
     dispatcher = Dispatcher(
         job_machine,
         fleet=fleet,
@@ -318,7 +316,7 @@ def assemble(
         idle_policy=idle_policy,
         read=replaced.read or observer.read,
         intervals=replaced.intervals or Intervals(),
-        courtesy=courtesy,
+        applications=applications,
     )
     jobs = Jobs(job_machine, dispatcher, store=store, publish=router.publish)
     catalog.when_kernels_change(jobs.outdate)
@@ -502,7 +500,7 @@ def assemble(
         status=status.figures,
         probe=probes.reports,
         stop=stopping.set,
-        applications=courtesy.applications,
+        applications=applications,
     )
     exchange = WinnerExchange(
         admission=admission,
@@ -532,7 +530,7 @@ def assemble(
         **DevicePeaks(
             machine=machine, store=store, fleet=fleet, environments=probes.asked, lane=dispatcher.lane
         ).table(),
-        **CallMethods(adoptions, courtesy.applications).table(),
+        **CallMethods(adoptions, applications).table(),
         **Captures(captured_inputs, catalog, jobs, lookups.results_changed).table(),
         **RootMethods(
             catalog=catalog, intake=intake, renewal=renewal, store=store, configured=configured_roots

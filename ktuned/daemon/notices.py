@@ -65,7 +65,7 @@ class Notices:
         if self._jobs.stalled:
             yield f"tuning is paused: {self._jobs.stalled}"
         yield from self._adoptions.notices
-        yield from self._fleet.notices
+        yield from self._fleet.machine.notices
         yield from self._bridge.notices
         yield from self._shared.notices
         yield from self._executors.notices

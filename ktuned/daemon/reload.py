@@ -138,9 +138,10 @@ class Reload:
         self._jobs.forget_failures()
         if self._trust.allow(settings.trusted_directories):
             # Workers are given them when they start.
-            self._fleet.retire_idle()
+            self._fleet.outdate()
         self._fleet.resize(settings.compile_slots, (settings.bench_bytes, settings.compile_bytes))
-        self._fleet.spawn_s, self._fleet.spares.are_kept = settings.deadlines["spawn"], settings.keeps_spares
+        self._fleet.spawn_s = settings.deadlines["spawn"]
+        self._fleet.machine.keeps_spares = settings.keeps_spares
         self._artifacts.cap_bytes = settings.artifacts_bytes
         self._machine.arch, self._machine.chosen = settings.arch, settings.devices
         self._artifact_cleanup.due()

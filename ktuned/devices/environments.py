@@ -101,7 +101,7 @@ class Environments:
             known = self._reports.get(key, EnvironmentReport(environment.python, host=environment.host))
             if self.look(environment):
                 # Workers have imported the libraries that were there before.
-                self._fleet.renew(environment)
+                self._fleet.outdate(environment)
             try:
                 async with self._fleet.lend(Role.INSPECT, environment) as worker:
                     request = requests.Probe(tuple(name for name, _ in environment.env))
@@ -313,13 +313,13 @@ class Environments:
             return
         self._expected.add(key)
         # In the order in which they are waited for: on a machine with many cores the compilers' starts take a while.
-        self._fleet.spares.prepare(Role.INSPECT, environment)
+        self._fleet.prepare(Role.INSPECT, environment)
         report = self.report(environment)
         if report is None or any(known.devices for known in report.backends.values()):
             # One, which makes its context meanwhile: a second would be taken where it is there sooner, without one.
-            self._fleet.spares.prepare(Role.BENCH, environment, backend, with_context=True)
-        self._fleet.spares.prepare(Role.EXPLORE, environment, backend)
-        self._fleet.spares.prepare_compilers(environment, backend)
+            self._fleet.prepare(Role.BENCH, environment, backend, with_context=True)
+        self._fleet.prepare(Role.EXPLORE, environment, backend)
+        self._fleet.prepare_compilers(environment, backend)
 
     def describe(self) -> list[dict[str, Any]]:
         """Return every environment's report, for a status."""

@@ -1,31 +1,34 @@
 """The daemon's side of workers: processes, the fleet of them, lanes, compile slots, kills, usage."""
 
 from ktuned.fleet import memory
+from ktuned.fleet.applications import Applications
 from ktuned.fleet.bridge import Bridge
 from ktuned.fleet.calls import BridgeDown, BridgeSlow, Calls
-from ktuned.fleet.courtesy import Applications, Courtesy
 from ktuned.fleet.executor import DATA_CODE, Environment, Executor, KernelCode, Worker
 from ktuned.fleet.executors import Executors
 from ktuned.fleet.failures import (
     KILLS_EXCUSED,
+    CannotOpen,
     DeadlineExpired,
     HostLost,
+    LaneSick,
     Output,
+    ReferenceUnusable,
     RequestFailed,
     WorkerDied,
     is_outside_kill,
 )
-from ktuned.fleet.fleet import Fleet, compilers_for
+from ktuned.fleet.fleet import BENCH_MODULES, Fleet, compilers_for
 from ktuned.fleet.front_ends import LIBRARY, FrontEndKey, FrontEnds
 from ktuned.fleet.health import Health
-from ktuned.fleet.lanes import Bench, CannotOpen, Lane, LaneSick, ReferenceUnusable
+from ktuned.fleet.lane_machine import Bench
+from ktuned.fleet.lanes import Lane
 from ktuned.fleet.local_executor import LocalExecutor
 from ktuned.fleet.pace import Pace
 from ktuned.fleet.priority_semaphore import NO_JOB, Turn, Turns, aged
 from ktuned.fleet.process import StartProcess
 from ktuned.fleet.quiet import ALL_CORES, COURTESY_S, QuietGate
 from ktuned.fleet.remote import HostEvents, RemoteExecutor, Surroundings, executor_names, load_executor
-from ktuned.fleet.spares import BENCH_MODULES
 from ktuned.fleet.usage import CpuUse, Usage
 from ktuned.fleet.warden import RUNS
 
@@ -45,7 +48,6 @@ __all__ = [
     "BridgeSlow",
     "Calls",
     "CannotOpen",
-    "Courtesy",
     "CpuUse",
     "DeadlineExpired",
     "Environment",

@@ -56,8 +56,8 @@ class Worker(ABC):
 
     ``device`` is the one on which it has worked and has its context, ``makes_context`` whether it makes one before it
     has a device, ``code`` the kernel file that it has opened there, ``holds_data`` whether it still has a problem's
-    data. ``memory_bytes`` is what it used when it was last looked at, ``settled_bytes`` what it needs, ``requests`` how
-    many it has had.
+    data, and it idles until ``idle_until`` at most: the lane machine keeps these. ``memory_bytes`` is
+    what it used when it was last looked at, ``settled_bytes`` what it needs, ``requests`` how many it has had.
     """
 
     def __init__(self, role: Role, environment: Environment, pid: int) -> None:
@@ -70,6 +70,7 @@ class Worker(ABC):
         self.makes_context = False
         self.code: KernelCode | None = None
         self.holds_data = False
+        self.idle_until = 0.0
         self.memory_bytes = 0
         self.settled_bytes = 0
         self.gone = anyio.Event()

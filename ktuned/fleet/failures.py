@@ -89,6 +89,33 @@ class RequestFailed(WorkerError):
         self.output = output
 
 
+class CannotOpen(WorkerError):
+    """A problem's inputs or reference cannot be made: no trial of it can be measured."""
+
+    code = "cannot_open"
+
+
+class LaneSick(WorkerError):
+    """The device does not work now; a job with another device uses that."""
+
+    code = "lane_sick"
+
+
+class LaneCrowded(LaneSick):
+    """An application's memory leaves no room for a problem now; others on the device may be smaller."""
+
+
+class ReferenceUnusable(WorkerError):
+    """The artifact that was to give a problem's expected outputs is damaged, or the device cannot run it."""
+
+    code = "reference_unusable"
+
+    def __init__(self, message: str, key: str, *, is_damaged: bool) -> None:
+        super().__init__(message)
+        self.key = key
+        self.is_damaged = is_damaged
+
+
 class Output(msgspec.Struct, frozen=True):
     """The last lines that a worker's code printed during one request."""
 

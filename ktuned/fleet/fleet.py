@@ -1,4 +1,7 @@
-"""All workers of a daemon: started when needed, reused while they behave, replaced by a warm spare when killed."""
+"""All workers of a daemon, as the :mod:`~ktuned.fleet.lane_machine` says: started, lent, closed and ended.
+
+A :class:`Fleet` carries out and decides nothing, but for what is no worker's: compile slots, and the gate of each host.
+"""
 
 from __future__ import annotations
 
@@ -14,31 +17,40 @@ import structlog
 
 from ktuned.fleet import memory
 from ktuned.fleet.executor import Environment, Executor, KernelCode, Worker
-from ktuned.fleet.failures import is_outside_kill
 from ktuned.fleet.front_ends import FrontEnds
-from ktuned.fleet.health import FIRST_PAUSE_S, Health
-from ktuned.fleet.idle import KEPT_LOADED, IdleWorkers
+from ktuned.fleet.lane_machine import (
+    LINGER_S,
+    AwaitSpare,
+    Close,
+    End,
+    Fail,
+    FleetLimits,
+    Instruction,
+    Kind,
+    LaneMachine,
+    Lend,
+    MakeSpare,
+    TakeDevice,
+)
 from ktuned.fleet.pace import Pace
-from ktuned.fleet.priority_semaphore import RankOf, Turns
+from ktuned.fleet.priority_semaphore import NO_JOB, RankOf, Turns
 from ktuned.fleet.quiet import QuietGate
-from ktuned.fleet.spares import BENCH_MODULES, Spares
 from ktuned.ipc import requests
 from ktuned.model import Device, Phase, Role, WorkerError
 
 _log = structlog.get_logger()
 
-IDLE_S_OF = {Role.INSPECT: 900.0, Role.EXPLORE: 900.0}
-"""Roles that idle longer: such a worker holds some 30 MiB, and an author thinks for minutes between two saves."""
+WARM_S = 5.0
+"""Time for a spare's context and first kernels on a device, which take half a second: its lanes wait meanwhile."""
 
-WORN_SHARE = 0.25
-"""A worker is replaced when it has grown by this part of its memory limit since it had settled, or after a number of
-requests: what loaded code leaks must not add up until a harmless config is stopped for it."""
-
-TOLERATED_FAILURES = 3
-"""Starts of a worker that may fail in a row before there is a pause between them."""
+BENCH_MODULES = ("torch", "safetensors.torch", "safetensors.numpy")
+"""The modules that a bench worker needs besides its backend; a spare has imported those that are there."""
 
 CLOSE_S = 5.0
 """Time for a worker to give up a problem's data, which takes milliseconds."""
+
+IDLE_SHARE = 0.125
+"""Share of the machine's memory that idle workers may hold together."""
 
 _MEMORY_S = 0.2
 """Interval between two looks at workers' memory."""
@@ -53,31 +65,8 @@ def compilers_for(slots: int) -> int:
     return slots + slots // 4
 
 
-class FleetLimits(msgspec.Struct, frozen=True):
-    """Limits of the workers that a fleet keeps."""
-
-    idle_s: float = 60.0
-    """An idle worker is let go after this long: a bench worker holds torch, some 300 MiB."""
-
-    max_idle: int = 8
-    """Idle workers of one role, environment and device; a job's compile workers come back all at once."""
-
-    max_idle_together: int = 32
-    """Idle workers of all projects together, besides those that the compile slots need: each project has an environment
-    of its own, and a person may have a hundred of them."""
-
-    idle_share: float = 0.125
-    """Share of the machine's memory that idle workers may hold together."""
-
-    max_requests: int = 500
-    """Requests after which a worker is replaced."""
-
-    first_pause_s: float = FIRST_PAUSE_S
-    """Pause after the first start that is not tolerated to fail."""
-
-
 class _Host(msgspec.Struct, frozen=True, eq=False):
-    """The compile slots of another machine, and its gate."""
+    """The compile slots of a machine, and its gate between compiles and timing."""
 
     gate: QuietGate
     slots: Turns
@@ -86,8 +75,8 @@ class _Host(msgspec.Struct, frozen=True, eq=False):
 class Fleet:
     """Lends workers, keeps the idle ones, and stops those that outgrow their memory.
 
-    ``spawn_s`` is how long one may take to start, and may be changed at any time. ``spares`` are those that are started
-    ahead: they import ``spare_modules`` and their backend. ``front_ends`` are those that import what users wrote.
+    ``spawn_s`` is how long one may take to start, and may be changed at any time. Spares import ``spare_modules`` and
+    their backend. ``front_ends`` are those that import what users wrote.
     """
 
     def __init__(
@@ -103,39 +92,39 @@ class Fleet:
         cores: int | None = None,
         limits: FleetLimits | None = None,
     ) -> None:
-        self.gate = QuietGate(cores, on_wide=self._widen)
         self.pace = Pace()
         self._lanes = 1
         self._wide = 0
+        self.gate = QuietGate(cores, on_wide=self._widen)
         self.compile_slots = Turns(compile_slots, rank_of=rank_of, most_inside_of=compilers_for)
+        # This machine's name is empty.
+        self._hosts = {"": _Host(self.gate, self.compile_slots)}
         self._rank_of = rank_of
-        self._hosts: dict[str, _Host] = {}
+        self._turns: dict[str, Turns] = {}
         self.spawn_s = spawn_s
         self._executor = executor
-        self._limits = limits or FleetLimits()
-        self._idle = IdleWorkers()
-        self.spares = Spares(self, self._idle, spare_modules, are_kept=keeps_spares)
-        self.front_ends = FrontEnds(self, rank_of)
-        self._health: dict[tuple[Role, Environment], Health] = {}
-        self._memory_limits: dict[Role, int] = {}
+        self._spare_modules = tuple(spare_modules)
+        self.machine = LaneMachine(
+            limits or FleetLimits(max_idle_bytes=IDLE_SHARE * memory.total_bytes()),
+            compilers_of=lambda host: self._host(host).slots.most_inside,
+            keeps_spares=keeps_spares,
+        )
         self._limit_memory(*(memory_limits or memory.default_limits(compilers_for(compile_slots))))
-        self._renewed: dict[Environment, float] = {}
-        # No less than what they hold: it is counted again where it seems to be too much.
-        self._idle_bytes = 0
+        self.front_ends = FrontEnds(self, rank_of)
+        self._spare_news: dict[Kind, anyio.Event] = {}
         self._busy = anyio.Event()
         self._tasks: anyio.abc.TaskGroup
-        self._closing = False
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
         """Hold the fleet's tasks and its executor; on leaving, every worker is killed and reaped."""
         async with self._executor.running(), anyio.create_task_group() as self._tasks:
-            self._tasks.start_soon(self._retire_idle)
+            self._tasks.start_soon(self._review_idle)
             self._tasks.start_soon(self._watch_memory)
             try:
                 yield self
             finally:
-                self._closing = self.spares.is_closed = True
+                self.machine.keeps_spares = False
                 self._tasks.cancel_scope.cancel()
 
     def add_host(self, host: str, cores: int) -> None:
@@ -147,13 +136,9 @@ class Fleet:
         else:
             self._hosts[host] = _Host(QuietGate(cores), Turns(slots, rank_of=self._rank_of))
 
-    def gate_of(self, environment: Environment) -> QuietGate:
-        """Return the gate between compiles and timing on an environment's machine."""
-        return self._host(environment.host).gate if environment.host else self.gate
-
-    def gate_on(self, device: Device) -> QuietGate:
-        """Return the gate between compiles and timing on a device's machine."""
-        return self._host(device.host).gate if device.host else self.gate
+    def gate_of(self, place: Environment | Device) -> QuietGate:
+        """Return the gate between compiles and timing on the machine of an environment or a device."""
+        return self._host(place.host).gate
 
     @asynccontextmanager
     async def quiet(self, devices: Iterable[Device]) -> AsyncIterator[None]:
@@ -161,12 +146,16 @@ class Fleet:
         async with AsyncExitStack() as machines:
             # In one order for all, so that two that wait do not each hold what the other one wants.
             for device in {device.host: device for device in sorted(devices, key=lambda device: device.host)}.values():
-                await machines.enter_async_context(self.gate_on(device).quiet())
+                await machines.enter_async_context(self.gate_of(device).quiet())
             yield
 
     def slots_of(self, environment: Environment) -> Turns:
         """Return the compile slots of an environment's machine."""
-        return self._host(environment.host).slots if environment.host else self.compile_slots
+        return self._host(environment.host).slots
+
+    def turns_on(self, device: Device) -> Turns:
+        """Return the turns of all that work on a device: backends may see it as several models."""
+        return self._turns.setdefault(device.name, Turns(rank_of=self._rank_of))
 
     def _host(self, host: str) -> _Host:
         if host not in self._hosts:
@@ -180,7 +169,7 @@ class Fleet:
         self._limit_memory(*memory_limits)
 
     def _limit_memory(self, bench_bytes: int, compile_bytes: int) -> None:
-        self._memory_limits |= dict.fromkeys(Role, bench_bytes) | {Role.COMPILE: compile_bytes}
+        self.machine.memory_limits |= dict.fromkeys(Role, bench_bytes) | {Role.COMPILE: compile_bytes}
 
     def leave_cores(self, lanes: int) -> None:
         """Keep compilers off one core for each lane, and off those that a lane holds besides, as far as there are."""
@@ -218,82 +207,142 @@ class Fleet:
         Raises:
             WorkerError: it cannot be started, or could not so often that it is not tried again yet.
         """
-        if code is not None:
-            self._end(self._idle.take_outdated(role, environment, code))
+        waits = True
         while True:
-            worker = self._idle.take(role, environment, device, code)
-            if worker is not None:
-                worker.device = device
-                self._busy.set()
-                return worker
-            if await self.spares.await_one(role, environment):
-                continue
-            worker = await self.start(role, environment)
-            worker.device = device
-            return worker
+            match self.carry_out(self.machine.lend(role, environment, device, code, waits=waits)):
+                case Lend(worker):
+                    self._busy.set()
+                    return worker
+                case AwaitSpare(kind):
+                    waits = await self._await_spare(kind)
+                case Fail(error):
+                    raise error
+                case _:
+                    worker = await self._start(role, environment)
+                    worker.device = device
+                    return worker
+
+    async def _await_spare(self, kind: Kind) -> bool:
+        """Wait until one is there, or has failed; return whether it did not take too long."""
+        with anyio.move_on_after(self.spawn_s) as waiting:
+            try:
+                await self._spare_news.setdefault(kind, anyio.Event()).wait()
+            finally:
+                self.machine.note_awaited(kind)
+        return not waiting.cancelled_caught
 
     def release(self, worker: Worker) -> None:
         """Take a worker back; it idles until it is lent again, or has idled for too long."""
         if not worker.settled_bytes:
             worker.settle()
-        # One besides translates functions for them.
-        in_use = self.slots_of(worker.environment).most_inside + 1 if worker.role is Role.COMPILE else 0
-        is_one_too_many = self._idle.alike(worker) >= max(self._limits.max_idle, in_use)
-        if not worker.is_alive or self._closing or is_one_too_many or self.is_worn(worker):
-            worker.kill()
-            return
-        self._idle_bytes += worker.memory_bytes
-        self._idle.put(worker)
-        most = self._limits.max_idle_together + self.compile_slots.most_inside + 1
-        most_bytes = int(self._limits.idle_share * memory.total_bytes())
-        if len(self._idle) > most or self._idle_bytes > most_bytes:
-            self._end(self._idle.take_excess(most, most_bytes))
-            self._idle_bytes = sum(one.memory_bytes for one in self._idle if not one.environment.host)
-        if worker.code is not None:
-            self._end(self._idle.take_surplus(worker.device, KEPT_LOADED))
+        self.carry_out(self.machine.release(worker))
 
-    async def make_room(self, device: str) -> None:
-        """Have the idle workers on a device give up their problems' data, for one that is about to open another.
+    def carry_out(self, instructions: Iterable[Instruction]) -> Instruction | None:
+        """Do what the machine says; return the instruction that is for the caller, if there is one."""
+        mine: Instruction | None = None
+        for instruction in instructions:
+            match instruction:
+                case End(worker):
+                    worker.kill()
+                case Close(workers):
+                    self.start_soon(self.close_data, workers)
+                case MakeSpare():
+                    self.start_soon(self._make_spare, instruction)
+                case TakeDevice(environment, device):
+                    self.start_soon(self._warm_spare, environment, device)
+                case _:
+                    mine = instruction
+        return mine
 
-        Beside that one, only so many stay that have opened a kernel file.
-        """
-        self._end(self._idle.take_surplus(device, KEPT_LOADED - 1))
-        for worker in [worker for worker in self._idle.loaded(device) if worker.holds_data]:
-            worker.holds_data = False
-            try:
-                await worker.exchange(requests.Close(), {Phase.LOAD: CLOSE_S})
-            except WorkerError as error:
-                _log.info("worker_not_closed", pid=worker.pid, reason=error.message)
+    async def close_data(self, workers: Sequence[Worker]) -> None:
+        """Have idle workers give up their problems' data."""
+        waiting = list(workers)
+        try:
+            while waiting:
+                error = None
+                try:
+                    await waiting[0].exchange(requests.Close(), {Phase.LOAD: CLOSE_S})
+                except WorkerError as raised:
+                    error = raised
+                    _log.info("worker_not_closed", pid=waiting[0].pid, reason=error.message)
+                self.carry_out(self.machine.note_closed(waiting.pop(0), error))
+        finally:
+            # Cancelled: what could not be asked any more ends.
+            for worker in waiting:
                 worker.kill()
+
+    def prepare(
+        self,
+        role: Role,
+        environment: Environment,
+        backend: str = "",
+        count: int = 1,
+        *,
+        device: Device | None = None,
+        with_context: bool = False,
+    ) -> None:
+        """Have ``count`` spares of a role stand by, if spares are kept: for a ``device`` each with its context there.
+
+        They have imported ``backend``, if it is known yet, and what it compiles and loads with, as kernel files do; one
+        that measures also the spare modules. One ``with_context`` makes it while it imports, if no worker has one yet.
+        """
+        self.carry_out(self.machine.order_spares(role, environment, backend, count, device, with_context=with_context))
+
+    def prepare_compilers(self, environment: Environment, backend: str, *, besides: int = 0) -> None:
+        """Have compile workers stand by, all that have work at once and ``besides``."""
+        self.carry_out(self.machine.order_compilers(environment, backend, besides))
+
+    async def _make_spare(self, order: MakeSpare) -> None:
+        spare: Worker | None = None
+        try:
+            worker = await self._start(order.role, order.environment)
+            worker.makes_context = order.may_make_context and not self.has_contexts
+            modules = self._spare_modules if order.role is Role.BENCH else ()
+            wanted = requests.Prepare((order.backend,) if order.backend else (), modules, worker.makes_context)
+            try:
+                with self.gate_of(order.environment).starting():
+                    await worker.exchange(wanted, {Phase.LOAD: self.spawn_s})
             except BaseException:
                 worker.kill()
                 raise
+            worker.settle()
+            spare = worker
+            _log.debug("spare_ready", role=order.role, pid=worker.pid, phases=worker.timeline())
+        except WorkerError as error:
+            # The lane meets the same error when it needs the worker, and reports it.
+            _log.info("spare_failed", role=order.role, reason=error.message)
+        finally:
+            self.carry_out(self.machine.note_spare(order.kind, spare))
+            # Those that wait for one ask again.
+            self._spare_news.pop(order.kind, anyio.Event()).set()
 
-    async def clear(self, device: str, *, and_spares: bool = False) -> bool:
-        """End the idle workers that have opened a kernel file on a device, or all; return whether there were any."""
-        ended = self._idle.take_device(device) if and_spares else self._idle.take_surplus(device, 0)
-        self._end(ended)
-        with anyio.move_on_after(CLOSE_S):
-            for worker in ended:
-                await worker.gone.wait()
-        return bool(ended)
+    async def _warm_spare(self, environment: Environment, device: Device) -> None:
+        """Have a spare make its context on a device, in turns with its lanes: a timing beside it would be stretched."""
+        async with self.turns_on(device).hold(NO_JOB):
+            lent = self.carry_out(self.machine.take_spare_to_warm(environment, device))
+            if not isinstance(lent, Lend):
+                return
+            worker, error = lent.worker, None
+            try:
+                wanted = requests.Canary(device, warms_up=True)
+                await worker.exchange(wanted, {Phase.LOAD: min(WARM_S, self.spawn_s)})
+            except WorkerError as raised:
+                error = raised
+                _log.info("spare_not_warm", device=device.name, reason=error.message)
+            except BaseException:
+                worker.kill()
+                raise
+            self.carry_out(self.machine.note_warmed(worker, device, error))
 
-    def _end(self, workers: Iterable[Worker]) -> None:
-        for worker in workers:
-            worker.kill()
-
-    def renew(self, environment: Environment) -> None:
-        """Let no worker of an environment be lent again that has started before now: what it imported has changed."""
-        self._renewed[environment] = monotonic()
-        self._end(self._idle.take_environment(environment))
+    def outdate(self, environment: Environment | None = None) -> None:
+        """Lend no worker of an environment, or (None) of any, again that has started before now: what it was started
+        with, or has imported, has changed.
+        """
+        self.carry_out(self.machine.outdate(environment))
 
     def is_worn(self, worker: Worker, most_requests: int | None = None) -> bool:
         """Return whether a worker is due to be replaced, between two requests."""
-        if worker.started <= self._renewed.get(worker.environment, 0.0):
-            return True
-        grown = worker.memory_bytes - worker.settled_bytes
-        is_old = worker.requests >= (most_requests or self._limits.max_requests)
-        return is_old or grown > WORN_SHARE * self._memory_limits[worker.role]
+        return self.machine.is_worn(worker, most_requests)
 
     @property
     def has_contexts(self) -> bool:
@@ -304,73 +353,43 @@ class Fleet:
         """Run something until the fleet ends."""
         self._tasks.start_soon(work, *arguments)
 
-    async def start(self, role: Role, environment: Environment) -> Worker:
-        """Start a worker, to be given back by :meth:`release`.
-
-        Raises:
-            WorkerError: it cannot be started, or could not so often that it is not tried again yet.
-        """
-        health = self._health.setdefault(
-            (role, environment),
-            Health(tolerated=TOLERATED_FAILURES, first_pause_s=self._limits.first_pause_s),
-        )
-        if health.pause_s:
-            raise WorkerError(
-                f"{environment.python} failed to run a worker {health.failures} times in a row and is left alone for "
-                f"{health.pause_s:.0f} s: {health.reason}",
-                hint="mend that interpreter; `ktuned doctor` says more",
-            )
+    async def _start(self, role: Role, environment: Environment) -> Worker:
         self._busy.set()
+        limit = self.machine.memory_limits[role]
         try:
             with self.gate_of(environment).starting():
-                worker = await self._executor.start(
-                    role, environment, limit_bytes=self._memory_limits[role], deadline_s=self.spawn_s
-                )
+                worker = await self._executor.start(role, environment, limit_bytes=limit, deadline_s=self.spawn_s)
         except WorkerError as error:
-            if not is_outside_kill(error):
-                health.failed(error.message)
+            self.machine.note_started((role, environment), error)
             raise
-        health.succeeded()
+        self.machine.note_started((role, environment))
         return worker
 
-    def retire_idle(self) -> None:
-        """End all idle workers: what they were started with is no longer so."""
-        self._end(self._idle.take_expired(lambda role: 0.0))
-        self.front_ends.retire(0.0)
-
-    async def _retire_idle(self) -> None:
+    async def _review_idle(self) -> None:
+        idle_s = self.machine.limits.idle_s
         while True:
-            await anyio.sleep(self._limits.idle_s / 4)
-            self._end(self._idle.take_expired(lambda role: IDLE_S_OF.get(role, self._limits.idle_s)))
-            self.front_ends.retire(self._limits.idle_s)
+            await anyio.sleep(min(idle_s, LINGER_S) / 4)
+            self.carry_out(self.machine.review_idle())
+            self.front_ends.end_idle(idle_s)
 
     async def _watch_memory(self) -> None:
         """Stop the worker that outgrows its limit, before the machine suffers."""
         while True:
-            idle = set(self._idle)
+            idle = set(self.machine.idle)
             busy = [worker for worker in self._executor.workers if worker not in idle]
             if not busy:
                 self._busy = anyio.Event()
                 await self._busy.wait()
             for worker in busy:
                 worker.measure_memory()
-                limit = self._memory_limits[worker.role]
+                limit = self.machine.memory_limits[worker.role]
                 if worker.memory_bytes > limit:
                     worker.stop(memory.exceeded(worker.memory_bytes, limit))
             await anyio.sleep(_MEMORY_S)
 
-    @property
-    def notices(self) -> list[str]:
-        """Reasons why workers cannot be started now, or spares not be kept warm, one line each."""
-        return self.spares.notices + [
-            f"{environment.python} runs no {role} worker, tried again in {health.pause_s:.0f} s: {health.reason}"
-            for (role, environment), health in self._health.items()
-            if health.is_sick
-        ]
-
     def describe(self) -> list[dict[str, Any]]:
         """Return every worker for a status: ``pid role state age_s requests memory_bytes``."""
-        idle = set(self._idle)
+        idle = set(self.machine.idle)
         return [
             {
                 "pid": worker.pid,

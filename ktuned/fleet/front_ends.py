@@ -4,7 +4,7 @@ A module of an application may import torch and a model library: 20 seconds and 
 jobs that need it, one after the other in the order of their ranks. What is imported is a kernel file, or a library that
 Builds name, whatever their kernel files.
 
-A front end stays while a job has work for it, and is let go after it has idled, like other workers. It is replaced
+A front end stays while a job has work for it, and ends after it has idled, like other workers. It is replaced
 when it is worn, has died or has hung: then the unit that it worked on is to blame, and the next one goes on in another.
 Where the import of a library itself fails or hangs, no unit is to blame: the jobs that need it end with that error, for
 a while without another try, after pauses that grow. Other libraries have other workers, and are not held up.
@@ -126,31 +126,31 @@ class FrontEnds:
         raise absent
 
     def leave(self, job: int) -> None:
-        """Take note that a job has no more work: what only it has used may be let go once it has idled."""
+        """Take note that a job has no more work: what only it has used may end once it has idled."""
         for found in self._known.values():
             found.leave(job)
 
     def _of(self, key: FrontEndKey, job: int = NO_JOB) -> _FrontEnd:
         if key not in self._known:
             for surplus in self._idle()[: max(0, len(self._known) - MOST + 1)]:
-                self._let_go(surplus)
+                self._end(surplus)
             self._known[key] = _FrontEnd(key, self._lender, self._rank_of)
         if job != NO_JOB:
             self._known[key].jobs.add(job)
         return self._known[key]
 
-    def retire(self, idle_s: float) -> None:
-        """Let go those that have idled for so long."""
+    def end_idle(self, idle_s: float) -> None:
+        """End those that have idled for so long."""
         for one in self._idle():
             if monotonic() - one.used_at >= idle_s:
-                self._let_go(one)
+                self._end(one)
 
     def _idle(self) -> list[_FrontEnd]:
         """Return those that no job has work for, the longest idle first."""
         return sorted((one for one in self._known.values() if one.is_idle), key=lambda one: one.used_at)
 
-    def _let_go(self, idle: _FrontEnd) -> None:
-        idle.let_go()
+    def _end(self, idle: _FrontEnd) -> None:
+        idle.end()
         del self._known[idle.key]
 
 
@@ -213,7 +213,7 @@ class _FrontEnd:
         if self._worker is not None and (
             not self._worker.is_alive or self._lender.is_worn(self._worker, most_requests=MOST_REQUESTS)
         ):
-            self.let_go()
+            self.end()
         if self._worker is None:
             if self._health.pause_s:
                 raise WorkerError(self._health.reason)
@@ -221,7 +221,7 @@ class _FrontEnd:
             try:
                 await self._import(self._worker, replace(opening, build=None), deadlines)
             except WorkerError as error:
-                self.let_go()
+                self.end()
                 if not isinstance(error, WorkerDied | DeadlineExpired):
                     self._health.failed(error.message)
                 raise
@@ -253,11 +253,11 @@ class _FrontEnd:
             self._raise_if_import(error)
             raise
         except (WorkerDied, DeadlineExpired) as error:
-            self.let_go()
+            self.end()
             self._raise_if_import(error)
             raise
         except BaseException:
-            self.let_go()
+            self.end()
             raise
 
     def _raise_if_import(self, error: WorkerDied | DeadlineExpired | RequestFailed) -> None:
@@ -270,7 +270,7 @@ class _FrontEnd:
             _log.warning("library_not_imported", imports=self.key.imported, reason=error.message)
             raise WorkerError(error.message, hint=error.hint) from error
 
-    def let_go(self) -> None:
+    def end(self) -> None:
         """End the worker, if there is one."""
         if self._worker is not None:
             self._worker.kill()

@@ -14,7 +14,7 @@ import anyio.lowlevel
 import msgspec
 import structlog
 
-from ktuned.fleet import Courtesy, Fleet, Lane, Turns
+from ktuned.fleet import Applications, Fleet, Lane
 from ktuned.model import Device, IllegalMove, Job, JobState, KtunedError, StoreError
 from ktuned.scheduling.idle_policy import IdlePolicy, Reading
 from ktuned.scheduling.job_endings import ending_of, sentence
@@ -82,7 +82,7 @@ class Dispatcher:
         idle_policy: IdlePolicy,
         read: Callable[[], Awaitable[Reading]] | None,
         intervals: Intervals,
-        courtesy: Courtesy,
+        applications: Applications,
     ) -> None:
         self.pipelines: dict[int, PipelineTask] = {}
         self.lanes: dict[tuple[str, str, str], Lane] = {}
@@ -95,8 +95,7 @@ class Dispatcher:
         self._idle_policy = idle_policy
         self._read = read
         self._intervals = intervals
-        self._courtesy = courtesy
-        self._turns: dict[str, Turns] = {}
+        self._applications = applications
         self._news = anyio.Event()
         self._tasks: anyio.abc.TaskGroup
 
@@ -198,7 +197,7 @@ class Dispatcher:
             ending, message = await self._run_pipeline(job, task)
         finally:
             del self.pipelines[job.id]
-            self._rest_lanes(job)
+            self._release_lanes(job)
             progress = task.pipeline.progress
             now = self._machine.running_job(job.id) or job
             instructions = self._machine.handle(
@@ -219,14 +218,13 @@ class Dispatcher:
             else:
                 task.pipeline.withdraw_lanes()
 
-    def _rest_lanes(self, ended: Job) -> None:
+    def _release_lanes(self, ended: Job) -> None:
         """Give up the workers of a job's lanes, unless another job is to measure there at once."""
         if any(job.id != ended.id for job in self._machine.running_on(ended.device)):
             return
         for lane in self.lanes.values():
             if lane.state == "ready" and lane.device.model == ended.device:
-                lane.rest()
-                self._tasks.start_soon(lane.leave_room)
+                lane.release()
 
     async def _run_pipeline(self, job: Job, task: PipelineTask) -> tuple[Ending, str]:
         """Run a pipeline until it ends or is stopped; return how it ended, and the message."""
@@ -286,9 +284,12 @@ class Dispatcher:
         """Return the lane of a device; two backends that see one device as two models take turns on it."""
         key = (device.name, device.model, device.target)
         if key not in self.lanes:
-            turns = self._turns.setdefault(device.name, Turns(rank_of=self._machine.slot_rank))
             self.lanes[key] = Lane(
-                device, self._fleet, turns=turns, on_state=self._lane_changed, courtesy=self._courtesy
+                device,
+                self._fleet,
+                on_state=self._lane_changed,
+                applications=self._applications,
+                is_waited_for=self._machine.is_waited_for,
             )
         return self.lanes[key]
 

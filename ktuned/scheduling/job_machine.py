@@ -204,6 +204,10 @@ class JobMachine:
                     return running
         return self.queue.find(key, plan, but)
 
+    def is_waited_for(self, job_id: int) -> bool:
+        """Return whether a client waits for a live job."""
+        return self.queue.level(job_id) >= Priority.WAITED_FOR
+
     def slot_rank(self, job_id: int) -> int:
         """Return a live job's rank for compile slots and devices: of equals, the ones that measure sooner come first.
 

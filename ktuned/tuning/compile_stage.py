@@ -96,7 +96,7 @@ class CompileStage:
         """Have workers start, and import what they need, before there is a config to compile."""
         work = self._work
         for compiler in work.compilers:
-            self._fleet.spares.prepare_compilers(compiler.environment, work.kernel.backend, besides=int(work.lowers))
+            self._fleet.prepare_compilers(compiler.environment, work.kernel.backend, besides=int(work.lowers))
         if work.lowers and not work.kernel.is_data:
             # What the files of data have their functions from is known by their Builds.
             (key, *_), opening = self._front_end({})

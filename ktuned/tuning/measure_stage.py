@@ -16,7 +16,6 @@ import structlog
 from ktuned.fleet import (
     DATA_CODE,
     Bench,
-    CannotOpen,
     DeadlineExpired,
     KernelCode,
     Lane,
@@ -198,10 +197,9 @@ class MeasureStage:
             ReferenceUnusable: the :attr:`reference` is to be replaced.
             LaneSick: its device does not work, and another lane's does.
         """
-        if self._others(lane):
-            await self._open_now(lane, seed)
-        else:
-            await lane.open(self.bench(lane, seed), self.work.deadlines)
+        has_stand_in = bool(self._others(lane))
+        bench, deadlines = self.bench(lane, seed), self.work.deadlines
+        await lane.open(bench, deadlines, waits=not has_stand_in, has_stand_in=has_stand_in)
 
     async def open_early(self, lane: Lane) -> None:
         """Have a lane ready before there is anything to measure, unless it is sick; the caller holds it.
@@ -211,17 +209,8 @@ class MeasureStage:
             ReferenceUnusable: the :attr:`reference` is to be replaced.
         """
         with suppress(LaneSick):
-            await self._open_now(lane)
-
-    async def _open_now(self, lane: Lane, seed: int = 0) -> None:
-        bench, deadlines = self.bench(lane, seed), self.work.deadlines
-        try:
-            await lane.open_now(bench, deadlines)
-        except CannotOpen:
-            if lane.device.kind == "cpu" or not self._others(lane):
-                raise
-            # Perhaps it is the device that fails, not the problem: now a canary must pass first.
-            await lane.open_now(bench, deadlines)
+            has_stand_in = bool(self._others(lane))
+            await lane.open(self.bench(lane), self.work.deadlines, waits=False, has_stand_in=has_stand_in)
 
     def find_facts(self, lane: Lane) -> LaneFacts:
         """Return what the machine is to know of a lane."""

@@ -46,7 +46,7 @@ async def test_devices_by_name_model_or_none(parts: Parts) -> None:
 
 async def test_what_measures_starts_beside_the_first_probe(parts: Parts) -> None:
     """Once for an environment, and not where there was no device the last time; an explorer and a compiler always."""
-    parts.fleet.spares.are_kept = True
+    parts.fleet.machine.keeps_spares = True
 
     def spares() -> int:
         return sum(worker["role"] == "bench" for worker in parts.fleet.describe())
@@ -63,7 +63,7 @@ async def test_what_measures_starts_beside_the_first_probe(parts: Parts) -> None
 
 async def test_a_backend_that_is_guessed_has_all_slots_start(parts: Parts) -> None:
     """Each compile worker imports what the backend compiles with beside the inspection, and not when it has work."""
-    parts.fleet.spares.are_kept = True
+    parts.fleet.machine.keeps_spares = True
     parts.fleet.compile_slots.total_tokens = 3
     environments = Environments(parts.fleet, parts.store, deadlines={"inspect": 30.0})
     environments.expect_measuring(parts.environment, "fake")

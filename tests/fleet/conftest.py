@@ -11,7 +11,8 @@ import anyio
 import pytest
 
 from ktuned.fleet.executor import Environment
-from ktuned.fleet.fleet import Fleet, FleetLimits
+from ktuned.fleet.fleet import Fleet
+from ktuned.fleet.lane_machine import FleetLimits
 from ktuned.fleet.local_executor import WARDEN_S, LocalExecutor
 from ktuned.fleet.process import StartProcess, WorkerProcess, spawn
 from ktuned.ipc import Places

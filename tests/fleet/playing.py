@@ -145,4 +145,4 @@ def gpu_environment(tmp_path: Path, state: str) -> Environment:
 
 def warm_spares(fleet: Fleet, device: str = GPU.name) -> int:
     """Return how many idle workers are a device's."""
-    return sum(worker.device == device for worker in fleet._idle)
+    return sum(worker.device == device for worker in fleet.machine.idle)

@@ -14,7 +14,8 @@ from msgspec.structs import replace
 
 from ktuned.fleet.executor import Environment
 from ktuned.fleet.failures import DeadlineExpired
-from ktuned.fleet.fleet import Fleet, FleetLimits
+from ktuned.fleet.fleet import Fleet
+from ktuned.fleet.lane_machine import FleetLimits
 from ktuned.fleet.local_executor import COMPILE_NICENESS
 from ktuned.model.errors import WorkerError
 from ktuned.model.keys import Role
@@ -96,9 +97,9 @@ async def test_a_spare_takes_over(run_fleet: RunFleet, environment: Environment)
     """It stands ready with its backend imported; anyone who asks next gets it without a wait for a start."""
     async with run_fleet() as fleet:
         for _ in range(3):
-            fleet.spares.prepare(Role.BENCH, environment, "fake")
+            fleet.prepare(Role.BENCH, environment, "fake")
         await until(lambda: "idle" in states(fleet).values())
-        fleet.spares.prepare(Role.BENCH, environment, "fake")
+        fleet.prepare(Role.BENCH, environment, "fake")
         (spare,) = states(fleet)
         async with fleet.lend(Role.BENCH, environment) as worker:
             assert (worker.pid, worker.requests) == (spare, 1)
@@ -107,9 +108,9 @@ async def test_a_spare_takes_over(run_fleet: RunFleet, environment: Environment)
 async def test_several_spares_stand_by(run_fleet: RunFleet, environment: Environment) -> None:
     """As many as are asked for and no more; two who need one at once get one each, and neither waits for a start."""
     async with run_fleet() as fleet:
-        fleet.spares.prepare(Role.BENCH, environment, "fake")
-        fleet.spares.prepare(Role.BENCH, environment, "fake", 2)
-        fleet.spares.prepare(Role.BENCH, environment, "fake", 2)
+        fleet.prepare(Role.BENCH, environment, "fake")
+        fleet.prepare(Role.BENCH, environment, "fake", 2)
+        fleet.prepare(Role.BENCH, environment, "fake", 2)
         await until(lambda: list(states(fleet).values()) == ["idle", "idle"])
         spares = set(states(fleet))
         async with fleet.lend(Role.BENCH, environment) as one, fleet.lend(Role.BENCH, environment) as other:
@@ -119,7 +120,7 @@ async def test_several_spares_stand_by(run_fleet: RunFleet, environment: Environ
 async def test_spares_under_way_are_shared_out(run_fleet: RunFleet, environment: Environment) -> None:
     """Who comes while two are being made waits for one of them, and starts no third."""
     async with run_fleet() as fleet:
-        fleet.spares.prepare(Role.BENCH, environment, "fake", 2)
+        fleet.prepare(Role.BENCH, environment, "fake", 2)
         async with fleet.lend(Role.BENCH, environment), fleet.lend(Role.BENCH, environment):
             assert len(states(fleet)) == 2
 
@@ -140,7 +141,7 @@ async def test_a_spare_under_way_is_waited_for_by_one(
         run_fleet(spare_modules=("slow",), PYTHONPATH=path, FAKE_GATE=str(playground.root)) as fleet,
         anyio.create_task_group() as tasks,
     ):
-        fleet.spares.prepare(Role.BENCH, environment, "fake")
+        fleet.prepare(Role.BENCH, environment, "fake")
         tasks.start_soon(come, fleet)
         await until((playground.root / "spare.reached").exists)
         async with fleet.lend(Role.BENCH, environment) as second:
@@ -153,12 +154,12 @@ async def test_a_spare_under_way_is_waited_for_by_one(
 async def test_a_dead_spare_is_replaced(run_fleet: RunFleet, environment: Environment) -> None:
     """A spare that died while it idled (out of memory) does not count as one."""
     async with run_fleet() as fleet:
-        fleet.spares.prepare(Role.BENCH, environment, "fake")
+        fleet.prepare(Role.BENCH, environment, "fake")
         await until(lambda: "idle" in states(fleet).values())
         (spare,) = states(fleet)
         os.kill(spare, signal.SIGKILL)
         await until(lambda: not states(fleet))
-        fleet.spares.prepare(Role.BENCH, environment, "fake")
+        fleet.prepare(Role.BENCH, environment, "fake")
         await until(lambda: "idle" in states(fleet).values())
         assert spare not in states(fleet)
 
@@ -166,8 +167,8 @@ async def test_a_dead_spare_is_replaced(run_fleet: RunFleet, environment: Enviro
 async def test_a_spare_that_cannot_be_made_disturbs_nobody(run_fleet: RunFleet, environment: Environment) -> None:
     """A backend that cannot be imported, or an interpreter that is missing: the fleet goes on."""
     async with run_fleet() as fleet:
-        fleet.spares.prepare(Role.BENCH, replace(environment, python="/no/such/python"), "fake")
-        fleet.spares.prepare(Role.BENCH, environment, "no_such_backend")
+        fleet.prepare(Role.BENCH, replace(environment, python="/no/such/python"), "fake")
+        fleet.prepare(Role.BENCH, environment, "no_such_backend")
         assert await lent_pid(fleet, Role.INSPECT, environment)
         await until(lambda: list(states(fleet).values()) == ["idle"])
 
@@ -180,21 +181,13 @@ async def test_an_idle_worker_is_let_go(run_fleet: RunFleet, environment: Enviro
 
 
 async def test_idle_workers_are_few(run_fleet: RunFleet, environment: Environment) -> None:
-    """Beyond the limit a worker that comes back is killed."""
-    async with run_fleet(limits=FleetLimits(max_idle=1)) as fleet:
-        async with fleet.lend(Role.INSPECT, environment), fleet.lend(Role.INSPECT, environment):
-            pass
-        await until(lambda: list(states(fleet).values()) == ["idle"])
-
-
-async def test_compile_workers_stay_for_the_next_job(run_fleet: RunFleet, environment: Environment) -> None:
-    """As many as have work at once, and one that translates: each has imported its compiler."""
+    """Beyond the limit, to which the compile slots' and one that translates are added, the longest idle ends."""
     async with run_fleet(limits=FleetLimits(max_idle=1)) as fleet:
         fleet.compile_slots.total_tokens = 4
         async with AsyncExitStack() as lent:
-            for _ in range(7):
+            for _ in range(8):
                 await lent.enter_async_context(fleet.lend(Role.COMPILE, environment))
-        await until(lambda: list(states(fleet).values()) == ["idle"] * 6)
+        await until(lambda: list(states(fleet).values()) == ["idle"] * 7)
 
 
 async def test_compile_workers_stand_aside(run_fleet: RunFleet, environment: Environment) -> None:
@@ -282,7 +275,7 @@ async def test_nothing_survives_the_fleet(
 async def test_a_spare_under_way_does_not_survive_either(run_fleet: RunFleet, environment: Environment) -> None:
     """Leaving while a worker is being started leaves nothing behind; the leak check of each test sees to it."""
     async with run_fleet() as fleet:
-        fleet.spares.prepare(Role.BENCH, environment, "fake")
+        fleet.prepare(Role.BENCH, environment, "fake")
         await until(lambda: states(fleet))
         (pid,) = states(fleet)
     assert not is_running(pid)

@@ -4,8 +4,7 @@ import signal
 
 import pytest
 
-from ktuned.fleet.failures import Output, WorkerDied, is_outside_kill
-from ktuned.fleet.lanes import CannotOpen
+from ktuned.fleet.failures import CannotOpen, Output, WorkerDied, is_outside_kill
 from ktuned.model.errors import WorkerError
 from ktuned.model.keys import Phase
 

@@ -11,9 +11,10 @@ import msgspec
 import pytest
 
 from ktuned.fleet.executor import Environment, KernelCode
-from ktuned.fleet.failures import DeadlineExpired, RequestFailed, WorkerDied
+from ktuned.fleet.failures import CannotOpen, DeadlineExpired, RequestFailed, WorkerDied
 from ktuned.fleet.fleet import Fleet
-from ktuned.fleet.lanes import Bench, CannotOpen, Lane
+from ktuned.fleet.lane_machine import Bench
+from ktuned.fleet.lanes import Lane
 from ktuned.ipc import artifact_place, manifest, replies, requests
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Target
@@ -140,7 +141,7 @@ async def test_two_kernel_files_stay_warm(run_lane: RunLane, playground: Playgro
             async with lane.hold(1):
                 await lane.open(bench(playground, environment, code.file, code=code), DEADLINES)
                 pid = lane.worker_pid
-            lane.rest()
+            lane.release()
             return pid
 
         first = {code: await opened(code) for code in (a, b)}
@@ -265,7 +266,7 @@ async def test_a_missing_interpreter_is_told(
         assert "`python`" in caught.value.hint
 
 
-async def test_a_resting_lane_gives_its_worker_back(
+async def test_a_released_lane_gives_its_worker_back(
     run_lane: RunLane, playground: Playground, environment: Environment
 ) -> None:
     """With nothing to measure the worker idles in the fleet, and is let go like any other."""
@@ -273,7 +274,7 @@ async def test_a_resting_lane_gives_its_worker_back(
         async with lane.hold(1):
             await lane.open(bench(playground, environment), DEADLINES)
             pid = lane.worker_pid
-        lane.rest()
+        lane.release()
         assert lane.worker_pid is None
         assert {entry["pid"]: entry["state"] for entry in fleet.describe()}[pid or 0] == "idle"
 

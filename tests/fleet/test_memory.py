@@ -9,7 +9,8 @@ import pytest
 
 from ktuned.fleet.executor import Environment, Worker
 from ktuned.fleet.failures import WorkerDied
-from ktuned.fleet.fleet import Fleet, FleetLimits
+from ktuned.fleet.fleet import Fleet
+from ktuned.fleet.lane_machine import FleetLimits
 from ktuned.model.keys import Role
 from tests.fleet.conftest import RunFleet
 from tests.fleet.playing import DEADLINES, HANG, Playground, until

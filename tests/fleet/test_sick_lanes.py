@@ -12,13 +12,14 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.fleet.executor import Environment, KernelCode
-from ktuned.fleet.failures import DeadlineExpired
+from ktuned.fleet.failures import CannotOpen, DeadlineExpired
 from ktuned.fleet.fleet import Fleet
 from ktuned.fleet.health import Health
-from ktuned.fleet.lanes import REAP_S, Bench, CannotOpen, Lane
-from ktuned.fleet.priority_semaphore import Turns
+from ktuned.fleet.lane_machine import Bench
+from ktuned.fleet.lanes import REAP_S, Lane
 from ktuned.fleet.process import WorkerProcess
 from ktuned.ipc import requests
+from ktuned.model.keys import Role
 from ktuned.model.plan import Plan
 from tests.fleet.conftest import RunFleet
 from tests.fleet.playing import BRIEF_S, DEADLINES, GPU, HANG, TORCH, Playground, until, warm_spares
@@ -129,6 +130,10 @@ class Stuck:
     pid: int = 4_000_000
     gone: anyio.Event = field(default_factory=anyio.Event)
 
+    @property
+    def is_alive(self) -> bool:
+        return not self.gone.is_set()
+
 
 async def test_a_worker_that_cannot_be_reaped_makes_its_lane_sick(run_fleet: RunFleet, broken: Broken) -> None:
     """No one measures on a device that a dead worker still holds; when it is let go, a canary and on it goes."""
@@ -136,7 +141,7 @@ async def test_a_worker_that_cannot_be_reaped_makes_its_lane_sick(run_fleet: Run
     async with _lane(run_fleet, broken, reap_s=0.05) as (lane, _):
         await broken.lose_worker(lane)
         worker: WorkerProcess = stuck  # type: ignore[assignment]
-        lane._killed = worker
+        lane.record.ending.append(worker)
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(lane.open, broken.bench, DEADLINES)
             await until(lambda: lane.health.is_sick)
@@ -154,9 +159,9 @@ async def test_spares_end_where_a_problem_has_no_memory(
     """Their contexts may be what it lacks; for another error of the user's they are not made again and again."""
     async with run_fleet() as fleet:
         lane = Lane(GPU, fleet)
+        fleet.prepare(Role.BENCH, broken.bench.environment, "fake", 3, device=GPU)
+        await until(lambda: warm_spares(fleet) == 3)
         async with lane.hold(1):
-            fleet.spares.prepare_warm(broken.bench.environment, "fake", GPU, Turns(), 3)
-            await until(lambda: warm_spares(fleet) == 3)
             fails = broken.bench_that(f"raise RuntimeError({message!r})")
             with pytest.raises(CannotOpen, match=re.escape(message)):
                 await lane.open(fails, DEADLINES)

@@ -6,7 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.fleet.executor import Environment
-from ktuned.fleet.fleet import TOLERATED_FAILURES, Fleet, FleetLimits
+from ktuned.fleet.fleet import Fleet
+from ktuned.fleet.lane_machine import TOLERATED_FAILURES, FleetLimits
 from ktuned.model.errors import WorkerError
 from ktuned.model.keys import Role
 from tests.fleet.conftest import RunFleet
@@ -62,7 +63,7 @@ async def test_ten_deaths_at_once_are_four_starts(
         assert broken.starts == TOLERATED_FAILURES + 1
         assert all("no libpython" in line and "\n" not in line for line in said)
         assert "failed to run a worker 4 times in a row and is left alone for" in said[-1]
-        (notice,) = fleet.notices
+        (notice,) = fleet.machine.notices
         assert "runs no bench worker, tried again in" in notice
         assert "no libpython" in notice
         # No one else suffers.
@@ -74,8 +75,8 @@ async def test_spares_are_no_way_around_it(run_fleet: RunFleet, broken: Broken) 
     """Spares of what cannot start are not made in a loop either."""
     async with run_fleet() as fleet:
         for _ in range(ATTEMPTS):
-            fleet.spares.prepare(Role.BENCH, broken.environment, "fake", 2)
-            await until(lambda: not fleet.spares.under_way(Role.BENCH, broken.environment))
+            fleet.prepare(Role.BENCH, broken.environment, "fake", 2)
+            await until(lambda: not fleet.machine.spares_under_way[Role.BENCH, broken.environment])
         # Two at once may both begin before the first one's failure is known.
         assert broken.starts <= TOLERATED_FAILURES + 2
 
@@ -86,7 +87,7 @@ async def test_what_is_mended_is_found_out(run_fleet: RunFleet, broken: Broken) 
         for _ in range(TOLERATED_FAILURES + 1):
             await _fail(fleet, broken.environment)
         broken.mend()
-        await until(lambda: not fleet._health[Role.BENCH, broken.environment].pause_s)
+        await until(lambda: not fleet.machine._starts[Role.BENCH, broken.environment].pause_s)
         worker = await fleet.acquire(Role.BENCH, broken.environment)
         assert worker.is_alive
-        assert fleet.notices == []
+        assert fleet.machine.notices == []

@@ -95,7 +95,7 @@ class TestTunePath:
 
     async def test_the_workers_of_a_first_job_start_beside_the_inspection(self, parts: Parts, tmp_path: Path) -> None:
         """While the first kernel file of a new root is still imported, all that its job will need is started."""
-        parts.fleet.spares.are_kept = True
+        parts.fleet.machine.keeps_spares = True
         elsewhere = tmp_path / "elsewhere"
         elsewhere.mkdir()
         (elsewhere / "tune_it.py").write_text(f"import ktuned_fake\nktuned_fake.wait_at('import')\n{kernel_text()}")

@@ -63,7 +63,7 @@ async def test_opening_and_the_first_compile_overlap(parts: Parts) -> None:
 async def test_compile_workers_of_a_new_kernel_start_beside_its_strategy(parts: Parts) -> None:
     """They import what they need while the strategy's worker still opens the space."""
     where = "where=lambda p, c: p.n == 64 or not __import__('ktuned_fake').wait_at('door')"
-    parts.fleet.spares.are_kept = True
+    parts.fleet.machine.keeps_spares = True
     await parts.inspect(kernel_text(configs=f"us=[10.0], {where}"))
     plan = Plan(preset="fast", strategy="exhaustive")
     key = wanted({"n": 128})

@@ -187,10 +187,10 @@ async def test_idle_ones_are_let_go(parts: Parts, libraries: Libraries) -> None:
         (front,) = translators(await libraries.compile(work, library, "work"))
         key, opening = FrontEndKey.of(work.environment, "fake", "", library), requests.OpenFrontEnd("fake")
         await parts.fleet.front_ends.open(key, opening, 7, work.deadlines)
-        parts.fleet.front_ends.retire(0.0)
+        parts.fleet.front_ends.end_idle(0.0)
         os.kill(front, 0)
         parts.fleet.front_ends.leave(7)
-        parts.fleet.front_ends.retire(0.0)
+        parts.fleet.front_ends.end_idle(0.0)
         await until(lambda: front not in {worker["pid"] for worker in parts.fleet.describe()})
 
 

@@ -1,4 +1,4 @@
-"""A GPU that applications use: a tenth of its time, only memory that is free, and nothing when it is wanted."""
+"""A GPU that applications use: a tenth of its time, only memory that is free, and no wait that helps nobody."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
+from time import monotonic
 
 import anyio
 import pytest
 from msgspec.structs import replace
 
-from ktuned.fleet.courtesy import Applications, Courtesy, Duty
+from ktuned.fleet.applications import Applications
 from ktuned.fleet.executor import Environment, KernelCode
+from ktuned.fleet.failures import CannotOpen, LaneCrowded
 from ktuned.fleet.health import Health
-from ktuned.fleet.lanes import Bench, CannotOpen, Lane, LaneCrowded
+from ktuned.fleet.lane_machine import Bench
+from ktuned.fleet.lanes import Lane
 from ktuned.ipc import requests
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Target
@@ -55,19 +58,6 @@ def it(p, c):
 """
 
 
-class TestDuty:
-    """Decided without IO."""
-
-    def test_a_use_is_followed_by_nine_times_as_long(self) -> None:
-        """Uses in a row add up; a pause counts."""
-        duty = Duty(0.1)
-        duty.used(10.0, 10.5)
-        assert duty.wait_s(10.5) == pytest.approx(4.5)
-        duty.used(12.0, 12.1)
-        assert duty.wait_s(12.1) == pytest.approx(3.9)
-        assert duty.wait_s(100.0) == 0.0
-
-
 class TestApplications:
     """Processes, while they live."""
 
@@ -91,65 +81,54 @@ class TestApplications:
             assert known.present() == (process.pid,)
         assert known.present() == ()
 
+    def test_a_cpu_is_not_shared_in_this_way(self) -> None:
+        """The operating system shares it out."""
+        known = applications()
+        assert (known.beside(GPU), known.beside(CPU)) == ((7,), ())
 
-class Clock:
-    """A clock that a test moves."""
 
-    now = 0.0
+def applications(*, alive: bool = True, used: bool = True) -> Applications:
+    """Return one that is known, and may have ended, or rest."""
+    lives = {7: "a"}
 
-    def __call__(self) -> float:
-        """Return the time."""
-        return self.now
+    async def is_used(device: Device) -> bool:
+        return used
+
+    known = Applications(lambda pid: lives.get(pid, ""), is_used=is_used)
+    known.note(7)
+    if not alive:
+        del lives[7]
+    return known
 
 
 @pytest.mark.anyio
-class TestTurns:
+class TestHold:
     """A lane's next use of a GPU."""
 
-    @pytest.fixture
-    def clock(self) -> Clock:
-        """Return a clock at 0 s."""
-        return Clock()
+    async def waited_s(self, run_fleet: RunFleet, used_s: float, known: Applications, waited_for: int = 0) -> float:
+        """Return how long a job waits for a lane that was used beside an application until now."""
+        async with run_fleet() as fleet:
+            lane = Lane(GPU, fleet, applications=known, is_waited_for=lambda job: job == waited_for)
+            now = monotonic()
+            fleet.machine.note_use(GPU, now - used_s, now, is_shared=True)
+            with anyio.fail_after(DEADLINE_S):
+                async with lane.hold(1):
+                    return monotonic() - now
 
-    def courtesy(self, clock: Clock, *, alive: bool = True, waited_for: int = 0, used: bool = True) -> Courtesy:
-        """Return the rule, after half a second of use beside an application."""
-        lives = {7: "a"}
-
-        async def is_used(device: Device) -> bool:
-            clock.now += 2.0
-            return used
-
-        made = Courtesy(
-            Applications(lambda pid: lives.get(pid, "")),
-            is_waited_for=lambda job: job == waited_for,
-            is_used=is_used,
-            clock=clock,
-            look_s=0.0,
-        )
-        made.applications.note(7)
-        made.used(GPU, 0.0, 0.5)
-        clock.now = 0.5
-        if not alive:
-            del lives[7]
-        return made
-
-    async def test_beside_an_application_it_waits(self, clock: Clock) -> None:
+    async def test_beside_an_application_it_waits(self, run_fleet: RunFleet) -> None:
         """Until its use is a tenth of the time."""
-        await self.courtesy(clock).turn(GPU, job=1)
-        assert clock.now >= 5.0
+        assert await self.waited_s(run_fleet, 0.02, applications()) >= 0.18
 
     @pytest.mark.parametrize(
-        "options", [{"alive": False}, {"waited_for": 1}, {"used": False}], ids=["ended", "waited-for", "idle"]
+        ("known", "waited_for"),
+        [(applications(alive=False), 0), (applications(used=False), 0), (applications(), 1)],
+        ids=["ended", "idle", "waited-for"],
     )
-    async def test_it_waits_no_longer_than_it_must(self, clock: Clock, options: dict[str, int]) -> None:
+    async def test_it_does_not_wait_for_nothing(
+        self, run_fleet: RunFleet, known: Applications, waited_for: int
+    ) -> None:
         """Not for an application that ended or rests, nor with a job that a client waits for."""
-        await self.courtesy(clock, **options).turn(GPU, job=1)  # type: ignore[arg-type]
-        assert clock.now < 5.0
-
-    async def test_a_cpu_is_not_shared_in_this_way(self, clock: Clock) -> None:
-        """The operating system shares it out."""
-        courtesy = self.courtesy(clock)
-        assert (courtesy.is_shared(GPU), courtesy.is_shared(CPU), courtesy.pids(CPU)) == (True, False, ())
+        await self.waited_s(run_fleet, 1000.0, known, waited_for)
 
 
 @pytest.fixture
@@ -167,7 +146,7 @@ async def crowded(
     in_driver = replace(environment, env=(("PYTHONPATH", f"{directory}:{FAKE_DIRECTORY}"),))
     bench = Bench(in_driver, "fake", KernelCode("tune_it.py", ""), "one", request)
     async with run_fleet() as fleet:
-        yield Lane(GPU, fleet, health=Health(first_pause_s=0.01), courtesy=Courtesy(known)), bench, directory / "free"
+        yield Lane(GPU, fleet, health=Health(first_pause_s=0.01), applications=known), bench, directory / "free"
 
 
 @pytest.mark.anyio

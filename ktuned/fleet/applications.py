@@ -1,0 +1,62 @@
+"""The applications that work on GPUs while their tunings go on.
+
+An application that asks for a tuning and goes on meanwhile names its process. While it lives and works on a GPU, lanes
+there use at most a tenth of the time, and only as much memory as is free (``ktuned.worker.room``).
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Final
+
+from ktuned.model import Device
+
+MAX_APPLICATIONS: Final = 1000
+"""Processes that are remembered; those that ended make room."""
+
+
+def process_identity(pid: int) -> str:
+    """Return the start time of a process, by which its number is not taken for a later one; empty without it."""
+    try:
+        behind = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+        return behind.split()[19]
+    except (OSError, UnicodeDecodeError, IndexError):
+        return ""
+
+
+class Applications:
+    """The processes of applications, while they live.
+
+    ``is_used`` says whether another program works on a device now; where that is unknown, it does.
+    """
+
+    def __init__(
+        self,
+        identity: Callable[[int], str] = process_identity,
+        *,
+        is_used: Callable[[Device], Awaitable[bool]] | None = None,
+    ) -> None:
+        self._identity = identity
+        self._is_used = is_used
+        self._known: dict[int, str] = {}
+
+    def note(self, pid: int) -> None:
+        """Remember a process; one that has ended already is none."""
+        identity = self._identity(pid)
+        if identity and pid != os.getpid() and len(self.present()) < MAX_APPLICATIONS:
+            self._known[pid] = identity
+
+    def present(self) -> tuple[int, ...]:
+        """Return those that live."""
+        self._known = {pid: identity for pid, identity in self._known.items() if self._identity(pid) == identity}
+        return tuple(self._known)
+
+    def beside(self, device: Device) -> tuple[int, ...]:
+        """Return those that may be at work on a device: on a GPU of this machine."""
+        return self.present() if device.kind == "cuda" and not device.host else ()
+
+    async def work_on(self, device: Device) -> bool:
+        """Return whether one of them works on a device now, as far as that is known."""
+        return bool(self.beside(device)) and (self._is_used is None or await self._is_used(device))

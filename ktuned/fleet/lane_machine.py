@@ -1,0 +1,773 @@
+"""Lane machine: events in, instructions out. Decides which worker uses a device next, and whether it may; does no IO.
+
+*Theory.* A lane is one device's measuring position. It has at most one worker, which has at most one problem open. A
+worker that measures has imported torch and made a context on the GPU, which takes two seconds, so workers are kept. But
+any config may leave its worker, or the device, in an unknown state, and nobody can look into a process and see. Two
+questions follow: *may this worker do the next thing?* and *does this device still work?* This module answers them, for
+all devices and all roles of workers. ``docs/life-of-a-lane.md`` tells the same without code.
+
+*The state is the instruction.* Each :class:`LaneState` on the way to an open problem names one thing that the lane is
+to do. It does that, and calls :meth:`LaneMachine.proceed` with what came of it, until the lane is open. :data:`MOVES`
+has all ways through. Other instructions are returned, and carried out by whoever caused them.
+
+*Trust* in a lane's worker only falls. With what the lane is needed for next it decides whether the worker stays, is
+released or ends. No other rule does.
+
+*Giving up.* ``leave`` gives up the device, and keeps the worker: it is the end of ``Lane.hold``. ``release`` gives up
+the worker, which idles with its problem open. ``end`` kills the process; the next worker does not touch the device
+before it is gone. There is no fourth way.
+
+*Failures.* A lane that lost its worker by a failure is *suspect*: on a GPU its next worker must pass a canary. If that
+fails, or a killed worker does not end because it sits in the driver, the lane is *sick*, and is left alone for pauses
+that grow. An opening that fails is tried once more where something else than the problem may be the reason. The
+second try has another worker, which on a GPU must pass the canary.
+
+*Why it is not simpler.* The lane's worker and the idle ones are one decision: which to end for memory, which to take,
+which to start. When each had an owner, a worker could be asked for its data while another job took it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from enum import IntEnum, StrEnum, auto
+from time import monotonic
+from typing import Any
+
+import msgspec
+
+from ktuned.fleet.executor import Environment, KernelCode, Worker
+from ktuned.fleet.failures import (
+    CannotOpen,
+    HostLost,
+    LaneCrowded,
+    LaneSick,
+    ReferenceUnusable,
+    RequestFailed,
+    is_outside_kill,
+)
+from ktuned.fleet.health import FIRST_PAUSE_S, Health
+from ktuned.ipc import replies, requests
+from ktuned.model import Device, DeviceName, IllegalMove, Observation, Outcome, Role, WorkerError
+
+Kind = tuple[Role, Environment]
+
+SPARES = {"cpu": 1, "cuda": 4}
+SPARES_IN_TROUBLE = {"cpu": 2, "cuda": 6}
+"""Spares of a lane, by the kind of its device, and of one that has just lost a worker. Bad configs come in rows, being
+neighbours in the space, and often right after an edit, whose opening takes a spare, too: without one, the next failure
+waits for an interpreter that imports torch, which takes two seconds. Spares that start together share the cores, and
+each holds memory."""
+
+TROUBLE_S = 60.0
+"""Time after a loss for which more spares are kept: each holds some 250 MiB, and 500 MiB of a GPU."""
+
+EARLY_COMPILERS = 16
+"""Compile workers that start before it is known how many configs there are: more than a small space needs, and less
+than a machine with hundreds of cores would run."""
+
+KEPT_OPEN = 2
+"""Workers of a device that have opened a kernel file, the one in use included: an author's saves alternate between two
+files. Each holds some 300 MiB, and 500 MiB of a GPU."""
+
+IDLE_S_OF = {Role.INSPECT: 900.0, Role.EXPLORE: 900.0}
+"""Roles that idle longer: such a worker holds some 30 MiB, and an author thinks for minutes between two saves."""
+
+WORN_SHARE = 0.25
+"""A worker is replaced when it has grown by this part of its memory limit since it had settled, or after a number of
+requests: what loaded code leaks must not add up until a harmless config is stopped for it."""
+
+TOLERATED_FAILURES = 3
+"""Starts of a worker that may fail in a row before there is a pause between them."""
+
+LINGER_S = 10.0
+"""Time that idle workers keep their contexts beside an application: the next key's job often follows at once."""
+
+DUTY = 0.1
+"""Share of the time that a lane may use a GPU beside an application: a training step takes a tenth longer at most."""
+
+CROWDED = "device_crowded"
+"""Code of a worker's error: an application's memory leaves too little for a problem."""
+
+OUTDATED = "outdated_worker"
+"""Code of a worker's error: a file that it has mapped has changed on the disk."""
+
+SOURCE_CHANGED = "source_changed"
+"""Code of an error: the sources are not those that were inspected. The save that changed them begins again."""
+
+_NO_MEMORY = "out of memory"
+"""Words of CUDA's and torch's errors."""
+
+
+class FleetLimits(msgspec.Struct, frozen=True):
+    """Limits of the workers that a fleet keeps."""
+
+    idle_s: float = 60.0
+    """An idle worker ends after this long: a bench worker holds torch, some 300 MiB."""
+
+    max_idle: int = 32
+    """Idle workers of all projects, besides those that the compile slots need: each project has an environment of its
+    own, and a person may have a hundred of them."""
+
+    max_idle_bytes: float = math.inf
+    """Memory of this machine that idle workers may hold together."""
+
+    max_requests: int = 500
+    """Requests after which a worker is replaced."""
+
+    first_pause_s: float = FIRST_PAUSE_S
+    """Pause after the first start that is not tolerated to fail."""
+
+
+class Bench(msgspec.Struct, frozen=True):
+    """The problem that a bench worker must have opened before it can measure; equal identities need no reopening.
+
+    ``code`` is the Python that opening it runs: a worker that has run other Python does not open it.
+    ``learn`` takes in what the worker has observed while it opened the problem.
+    """
+
+    environment: Environment
+    backend: str
+    code: KernelCode
+    identity: str
+    request: requests.Request[Any, Any]
+    learn: Callable[[Sequence[Observation]], Awaitable[None]] | None = None
+
+
+class Trust(IntEnum):
+    """How far a lane's worker is trusted: ``DOUBTFUL`` after a config that wrote outside its tensors."""
+
+    SOUND = auto()
+    DOUBTFUL = auto()
+    SPENT = auto()
+
+
+class LaneState(StrEnum):
+    """Where a lane is on its way to an open problem, and what it is to do there."""
+
+    VACANT = "vacant"
+    """It has no worker. Nothing is to be done."""
+    RESTING = "resting"
+    """It is sick: wait for its pause to pass."""
+    TAKING = "taking"
+    """Have a worker lent for ``bench``, and wait a moment for the end of ``ending``. Comes with the worker, or the
+    error."""
+    PROVING = "proving"
+    """Have the worker run the canary. Comes with the error, if there is one."""
+    OPENING = "opening"
+    """Have ``closing`` close their data, and the worker open ``bench``. Comes with the error, if there is one."""
+    OPEN = "open"
+    """It can measure. Comes with the error of a request."""
+
+
+_S = LaneState
+MOVES: dict[LaneState, frozenset[LaneState]] = {
+    _S.VACANT: frozenset({_S.RESTING, _S.TAKING}),
+    _S.RESTING: frozenset({_S.TAKING, _S.VACANT}),
+    _S.TAKING: frozenset({_S.TAKING, _S.PROVING, _S.OPENING, _S.RESTING, _S.VACANT}),
+    _S.PROVING: frozenset({_S.OPENING, _S.RESTING, _S.VACANT}),
+    _S.OPENING: frozenset({_S.OPEN, _S.TAKING, _S.RESTING, _S.VACANT}),
+    _S.OPEN: frozenset({_S.OPENING, _S.TAKING, _S.VACANT}),
+}
+"""The states that may follow each state."""
+
+
+class LaneRecord(msgspec.Struct, eq=False):
+    """All that is known of a lane; the machine alone changes it.
+
+    ``bench`` is the problem that is open, or on its way; ``ending`` are killed workers that may hold the device still,
+    ``closing`` idle ones that give up their data. The lane ``waits`` while it is sick, unless another lane of the job
+    works: ``has_stand_in``. ``is_shared`` says that an application may be at work on the device.
+    """
+
+    device: Device
+    health: Health = msgspec.field(default_factory=Health)
+    state: LaneState = LaneState.VACANT
+    worker: Worker | None = None
+    bench: Bench | None = None
+    trust: Trust = Trust.SOUND
+    ending: list[Worker] = msgspec.field(default_factory=list)
+    closing: list[Worker] = msgspec.field(default_factory=list)
+    is_suspect: bool = False
+    lost_at: float = -math.inf
+    is_second_try: bool = False
+    was_used: bool = False
+    waits: bool = True
+    has_stand_in: bool = False
+    is_shared: bool = False
+
+    @property
+    def is_gpu(self) -> bool:
+        """True if a failure may have left a state in the device itself; all other processes run on a CPU meanwhile."""
+        return self.device.kind != "cpu"
+
+    def require(self, *states: LaneState) -> None:
+        """Refuse what makes no sense for the lane as it is.
+
+        Raises:
+            IllegalMove: it is in no such state.
+        """
+        if self.state not in states:
+            raise IllegalMove(f"lane {self.device.name} is {self.state}, and not {' or '.join(states)}")
+
+    def move(self, state: LaneState) -> None:
+        """Go to another state.
+
+        Raises:
+            IllegalMove: no way leads there; the lane has not moved.
+        """
+        if state not in MOVES[self.state]:
+            raise IllegalMove(f"lane {self.device.name} is {self.state}, and cannot be {state} next")
+        self.state = state
+
+
+# Instructions
+
+
+class End(msgspec.Struct, frozen=True):
+    """Kill a worker."""
+
+    worker: Worker
+
+
+class Close(msgspec.Struct, frozen=True):
+    """Have idle workers close their problems' data, in the background."""
+
+    workers: Sequence[Worker]
+
+
+class MakeSpare(msgspec.Struct, frozen=True):
+    """Make a spare, in the background. It imports ``backend``, and makes its context if it may and no worker has one
+    yet: beside others a lane may be timing by then, which that would stretch.
+    """
+
+    role: Role
+    environment: Environment
+    backend: str
+    may_make_context: bool
+
+    @property
+    def kind(self) -> Kind:
+        """Its role and environment."""
+        return self.role, self.environment
+
+
+class TakeDevice(msgspec.Struct, frozen=True):
+    """Wait for a turn on a device, behind all jobs, and have a spare make its context there."""
+
+    environment: Environment
+    device: Device
+
+
+class Lend(msgspec.Struct, frozen=True):
+    """Here is the worker."""
+
+    worker: Worker
+
+
+class AwaitSpare(msgspec.Struct, frozen=True):
+    """Wait until a spare of this kind is there or has failed, and ask again."""
+
+    kind: Kind
+
+
+class Fail(msgspec.Struct, frozen=True):
+    """Raise an error."""
+
+    error: WorkerError
+    cause: WorkerError | None = None
+
+
+Instruction = End | Close | MakeSpare | TakeDevice | Lend | AwaitSpare | Fail
+
+
+class LaneMachine:
+    """The rules for all lanes and workers of a fleet. Each method takes in what has happened, and returns what is to be
+    done.
+
+    Args:
+        limits: Limits of the workers that are kept.
+        compilers_of: Returns how many compile workers of a host, or (empty) of this machine, may have work at once.
+        keeps_spares: Whether spares are made; may be changed at any time.
+        memory_limits: Bytes that a worker of each role may use; may be changed at any time.
+        clock: The time in s; that of workers' starts.
+    """
+
+    def __init__(
+        self,
+        limits: FleetLimits | None = None,
+        *,
+        compilers_of: Callable[[str], int] = lambda host: 1,
+        keeps_spares: bool = True,
+        memory_limits: dict[Role, int] | None = None,
+        clock: Callable[[], float] = monotonic,
+    ) -> None:
+        self.limits = limits or FleetLimits()
+        self.keeps_spares = keeps_spares
+        self.memory_limits = memory_limits or {}
+        self.idle: list[Worker] = []
+        """Workers that may be lent, the longest idle first."""
+        self.spares_under_way: Counter[Kind] = Counter()
+        self._awaited: Counter[Kind] = Counter()
+        self._to_warm: Counter[tuple[Environment, DeviceName]] = Counter()
+        self._warming: dict[tuple[Environment, DeviceName], int] = {}
+        """The devices that spares wait for, with the number of spares at work there: 0 or 1."""
+        self._devices: dict[DeviceName, Device] = {}
+        self._cold: dict[str, str] = {}
+        self._starts: dict[Kind, Health] = {}
+        self._outdated_at: dict[Environment | None, float] = {}
+        self._free_at: dict[str, float] = {}
+        self._idle_bytes = 0
+        self._compilers_of = compilers_of
+        self._clock = clock
+
+    # A lane's way to an open problem
+
+    def need_problem(
+        self, lane: LaneRecord, bench: Bench, *, waits: bool = True, has_stand_in: bool = False, is_shared: bool = False
+    ) -> Iterator[Instruction]:
+        """A job that holds a lane needs a problem open there."""
+        lane.require(LaneState.VACANT, LaneState.OPEN)
+        before, lane.bench = lane.bench, bench
+        lane.waits, lane.has_stand_in, lane.is_shared = waits, has_stand_in, is_shared
+        lane.is_second_try = False
+        if lane.worker is not None and before is not None:
+            trust = self._trust(lane)
+            has_same_code = (before.environment, before.code) == (bench.environment, bench.code)
+            if has_same_code and before.identity == bench.identity and trust is not Trust.SPENT:
+                return
+            # Another problem's reference must not run where the last config of this one may have done damage. What a
+            # kernel file did to its process (torch's default dtype, its threads, its flags) is not for another file.
+            if has_same_code and trust is Trust.SOUND:
+                yield from self._open(lane)
+                return
+            yield from self._part(lane)
+        lane.move(LaneState.RESTING if waits and lane.health.pause_s else LaneState.TAKING)
+
+    def proceed(self, lane: LaneRecord, outcome: Worker | WorkerError | None = None) -> Iterator[Instruction]:
+        """A lane has done what its state says."""
+        match lane.state, outcome:
+            case LaneState.RESTING, None:
+                lane.move(LaneState.TAKING)
+            case LaneState.TAKING, Worker() as worker:
+                lane.worker = worker
+                if stuck := [killed for killed in lane.ending if killed.is_alive]:
+                    yield from self._release_from(lane)
+                    message = f"worker {stuck[0].pid} was killed but does not end: it is stuck in the driver"
+                    yield from self._fall_sick(lane, LaneSick(message))
+                    return
+                lane.ending.clear()
+                if lane.is_suspect and lane.is_gpu:
+                    lane.move(LaneState.PROVING)
+                else:
+                    yield from self._open(lane)
+            case LaneState.PROVING, None:
+                lane.is_suspect = False
+                lane.health.succeeded()
+                yield from self._open(lane)
+            case LaneState.PROVING, WorkerError():
+                yield from self._end_from(lane)
+                yield from self._fall_sick(lane, LaneSick(f"the canary failed: {outcome.message}"))
+            case LaneState.OPENING, None:
+                lane.move(LaneState.OPEN)
+                lane.health.succeeded()
+                # Not earlier: without a recent failure, their starts would slow this opening, on 16 cores by 0.2 s.
+                yield from self._order_spares_of(lane)
+            case ((LaneState.TAKING | LaneState.OPENING), WorkerError()):
+                yield from self._judge_opening(lane, outcome)
+            case LaneState.OPEN, RequestFailed(code=code) if code == OUTDATED and not lane.is_second_try:
+                lane.is_second_try = True
+                yield from self._end_from(lane)
+                lane.move(LaneState.TAKING)
+            case LaneState.OPEN, WorkerError():
+                yield from self._lose(lane)
+                yield self._fail(lane, outcome)
+            case _:
+                raise IllegalMove(f"lane {lane.device.name} is {lane.state}, and has nothing to do with {outcome!r}")
+
+    def note_measured(self, lane: LaneRecord, last: replies.Measurement) -> Iterator[Instruction]:
+        """A lane's request is over; ``last`` is the measurement of its last config."""
+        lane.require(LaneState.OPEN)
+        failed_in_doubt = lane.trust is Trust.DOUBTFUL and last.outcome is Outcome.MISMATCH
+        if last.is_unsound or failed_in_doubt or last.outcome is Outcome.LAUNCH_ERROR:
+            yield from self._lose(lane)
+            lane.move(LaneState.VACANT)
+        elif lane.trust is not Trust.SPENT:
+            lane.trust = Trust.SPENT if last.leftover else Trust.DOUBTFUL if last.is_guilty else Trust.SOUND
+
+    def stop(self, lane: LaneRecord) -> Iterator[Instruction]:
+        """What a lane did was cancelled, or failed in the daemon."""
+        yield from self._lose(lane)
+        if lane.state is not LaneState.VACANT:
+            lane.move(LaneState.VACANT)
+
+    def release_lane(self, lane: LaneRecord, *, is_shared: bool = False) -> Iterator[Instruction]:
+        """No job needs a lane. Beside an application its device's memory is given up, too: data now, contexts later."""
+        lane.require(LaneState.VACANT, LaneState.OPEN)
+        if lane.worker is not None:
+            yield from self._part(lane)
+            lane.move(LaneState.VACANT)
+        if is_shared:
+            for worker in self._opened_on(lane.device.name):
+                worker.idle_until = min(worker.idle_until, self._clock() + LINGER_S)
+            yield Close(self._take_data_holders(lane.device.name))
+
+    def _trust(self, lane: LaneRecord) -> Trust:
+        assert lane.worker is not None
+        return lane.trust if lane.worker.is_alive and not self.is_worn(lane.worker) else Trust.SPENT
+
+    def _part(self, lane: LaneRecord) -> Iterator[Instruction]:
+        """Release a lane's worker, or end it where it is not sound."""
+        yield from self._release_from(lane) if self._trust(lane) is Trust.SOUND else self._end_from(lane)
+
+    def _open(self, lane: LaneRecord) -> Iterator[Instruction]:
+        """Have a lane's worker open the problem; idle ones on the device make room for it."""
+        assert lane.worker is not None
+        assert lane.bench is not None
+        lane.move(LaneState.OPENING)
+        yield from self._end_opened(lane.device.name, kept=KEPT_OPEN - 1)
+        lane.closing = self._take_data_holders(lane.device.name)
+        lane.was_used = lane.worker.code is not None
+        lane.worker.code, lane.worker.holds_data = lane.bench.code, True
+        if self._is_in_trouble(lane):
+            yield from self._order_spares_of(lane)
+
+    def _judge_opening(self, lane: LaneRecord, error: WorkerError) -> Iterator[Instruction]:
+        """Find out whether an opening that failed says something about the problem."""
+        if isinstance(error, ReferenceUnusable):
+            # Nothing is wrong with the worker, which may open the problem with another artifact.
+            lane.health.succeeded()
+            yield from self._release_from(lane)
+            yield self._fail(lane, error)
+            return
+        is_refused = isinstance(error, RequestFailed) and error.code != SOURCE_CHANGED
+        ended: list[Worker] = []
+        if is_refused and lane.is_gpu and not lane.is_second_try:
+            # Idle workers may hold the memory that it lacks; spares, too, where the error says so.
+            and_spares = _NO_MEMORY in error.message
+            ended = self._take_idle(lambda one: one.device == lane.device.name and (and_spares or one.code is not None))
+            lane.ending += ended
+            yield from map(End, ended)
+        # Some modules cannot be imported twice.
+        may_be_worker = is_refused and bool(ended or lane.was_used)
+        may_be_device = lane.is_gpu and lane.has_stand_in and error.code not in (SOURCE_CHANGED, CROWDED)
+        if isinstance(error, HostLost):
+            # This says nothing about the problem; the lane waits for its machine, or another one stands in.
+            yield from self._lose(lane)
+            yield from self._fall_sick(lane, LaneSick(error.message), error)
+        elif (may_be_worker or may_be_device) and not lane.is_second_try:
+            lane.is_second_try = True
+            yield from self._lose(lane)
+            lane.move(LaneState.TAKING)
+        elif is_refused and error.code == CROWDED:
+            yield from self._end_from(lane)
+            yield from self._fall_sick(lane, LaneCrowded(error.message), error)
+        else:
+            yield from self._lose(lane)
+            is_changed = error.code == SOURCE_CHANGED
+            yield self._fail(lane, error if is_changed else CannotOpen(error.message, hint=error.hint), error)
+
+    def _release_from(self, lane: LaneRecord) -> Iterator[Instruction]:
+        yield from self.release(self._detach(lane))
+
+    def _end_from(self, lane: LaneRecord) -> Iterator[Instruction]:
+        worker = self._detach(lane)
+        lane.ending.append(worker)
+        yield End(worker)
+
+    def _detach(self, lane: LaneRecord) -> Worker:
+        worker, lane.worker, lane.trust = lane.worker, None, Trust.SOUND
+        assert worker is not None
+        return worker
+
+    def _lose(self, lane: LaneRecord) -> Iterator[Instruction]:
+        """End a lane's worker after a failure that may have left it, or its device, in an unknown state."""
+        if lane.worker is not None:
+            lane.is_suspect, lane.lost_at = True, self._clock()
+            yield from self._end_from(lane)
+
+    def _fall_sick(self, lane: LaneRecord, error: LaneSick, cause: WorkerError | None = None) -> Iterator[Instruction]:
+        lane.health.failed(error.message)
+        if lane.waits and not isinstance(error, LaneCrowded):
+            lane.move(LaneState.RESTING)
+        else:
+            yield self._fail(lane, error, cause)
+
+    def _fail(self, lane: LaneRecord, error: WorkerError, cause: WorkerError | None = None) -> Fail:
+        lane.move(LaneState.VACANT)
+        return Fail(error, None if cause is error else cause)
+
+    # Workers that are lent
+
+    def lend(
+        self,
+        role: Role,
+        environment: Environment,
+        device: str = "",
+        code: KernelCode | None = None,
+        *,
+        waits: bool = True,
+    ) -> Iterator[Instruction]:
+        """Someone needs a worker: the one that has opened ``code`` on ``device``, or else one that has opened nothing,
+        of the device or of none. One that is half started is waited for: each serves one caller. Without an instruction
+        to the caller itself one is to be started.
+        """
+        kind = role, environment
+        if code is not None:
+            yield from self._end_idle(lambda worker: _is_outdated(worker, kind, code))
+        for its_device, its_code in ((device, code), (device, None), ("", None)):
+            worker = self._take_newest(kind, its_device, its_code)
+            if worker is not None:
+                worker.device = device
+                yield Lend(worker)
+                return
+        health = self._starts_of(kind)
+        if waits and self._awaited[kind] < self.spares_under_way[kind]:
+            self._awaited[kind] += 1
+            yield AwaitSpare(kind)
+        elif health.pause_s:
+            message = (
+                f"{environment.python} failed to run a worker {health.failures} times in a row and is left alone "
+                f"for {health.pause_s:.0f} s: {health.reason}"
+            )
+            yield Fail(WorkerError(message, hint="mend that interpreter; `ktuned doctor` says more"))
+
+    def note_awaited(self, kind: Kind) -> None:
+        """Someone has waited for a spare, which came, or failed, or took too long."""
+        self._awaited[kind] -= 1
+
+    def note_started(self, kind: Kind, error: WorkerError | None = None) -> None:
+        """A worker was started, or the ``error`` says why it could not be."""
+        if error is None:
+            self._starts_of(kind).succeeded()
+        elif not is_outside_kill(error):
+            self._starts_of(kind).failed(error.message)
+
+    def release(self, worker: Worker) -> Iterator[Instruction]:
+        """A worker is needed no more. It idles if it may be lent again; what is too much then ends."""
+        if not worker.is_alive or self.is_worn(worker):
+            yield End(worker)
+            return
+        worker.idle_until = self._clock() + IDLE_S_OF.get(worker.role, self.limits.idle_s)
+        self.idle.append(worker)
+        yield from self._end_excess(worker)
+        if worker.code is not None:
+            yield from self._end_opened(worker.device, kept=KEPT_OPEN)
+
+    def note_closed(self, worker: Worker, error: WorkerError | None = None) -> Iterator[Instruction]:
+        """An idle worker has closed its problem's data, or the ``error`` says why not."""
+        if error is not None:
+            yield End(worker)
+        else:
+            self.idle.append(worker)
+
+    def outdate(self, environment: Environment | None = None) -> Iterator[Instruction]:
+        """What workers of an environment, or of all, were started with or have imported has changed."""
+        self._outdated_at[environment] = self._clock()
+        yield from self._end_idle(lambda worker: environment in (None, worker.environment))
+
+    def review_idle(self) -> Iterator[Instruction]:
+        """Time has passed."""
+        now = self._clock()
+        yield from self._end_idle(lambda worker: now >= worker.idle_until)
+
+    def is_worn(self, worker: Worker, most_requests: int | None = None) -> bool:
+        """Return whether a worker is due to be replaced, between two requests."""
+        outdated_at = max(self._outdated_at.get(key, -math.inf) for key in (None, worker.environment))
+        is_old = worker.requests >= (most_requests or self.limits.max_requests)
+        grown = worker.memory_bytes - worker.settled_bytes
+        is_large = grown > WORN_SHARE * self.memory_limits.get(worker.role, math.inf)
+        return worker.started <= outdated_at or is_old or is_large
+
+    def _end_excess(self, newest: Worker) -> Iterator[End]:
+        """End the longest idle, until they are few enough and hold little enough; the newest one stays."""
+        # One besides translates functions for compile workers.
+        most, most_bytes = self.limits.max_idle + self._compilers_of("") + 1, self.limits.max_idle_bytes
+        # Never less than what they hold: it is counted where it seems to be too much.
+        self._idle_bytes += _bytes_here(newest)
+        if len(self.idle) <= most and self._idle_bytes <= most_bytes:
+            return
+        excess, held = 0, sum(map(_bytes_here, self.idle))
+        while excess < len(self.idle) - 1 and (len(self.idle) - excess > most or held > most_bytes):
+            held -= _bytes_here(self.idle[excess])
+            excess += 1
+        self._idle_bytes = held
+        yield from map(End, self.idle[:excess])
+        del self.idle[:excess]
+
+    def _opened_on(self, device: str) -> list[Worker]:
+        """Return the idle workers that have opened a kernel file on a device, the longest idle first."""
+        return [worker for worker in self.idle if worker.device == device and worker.code is not None]
+
+    def _end_opened(self, device: str, kept: int) -> Iterator[End]:
+        """End those but the ``kept`` newest."""
+        opened = self._opened_on(device)
+        surplus = opened[: max(0, len(opened) - kept)]
+        yield from self._end_idle(lambda worker: worker in surplus)
+
+    def _take_data_holders(self, device: str) -> list[Worker]:
+        """Take those out that hold a problem's data on a device: none is lent while it gives that up."""
+        holders = self._take_idle(lambda worker: worker.device == device and worker.holds_data)
+        for worker in holders:
+            worker.holds_data = False
+        return holders
+
+    def _take_newest(self, kind: Kind, device: str, code: KernelCode | None) -> Worker | None:
+        # Seldom a search: with thousands of compile slots nearly all that idle are alike.
+        for place in range(len(self.idle) - 1, -1, -1):
+            worker = self.idle[place]
+            if (worker.device, worker.code) == (device, code) and kind_of(worker) == kind and worker.is_alive:
+                return self.idle.pop(place)
+        return None
+
+    def _take_idle(self, is_taken: Callable[[Worker], bool]) -> list[Worker]:
+        taken = [worker for worker in self.idle if is_taken(worker)]
+        if taken:
+            found = set(taken)
+            self.idle = [worker for worker in self.idle if worker not in found]
+        return taken
+
+    def _end_idle(self, is_ended: Callable[[Worker], bool]) -> Iterator[End]:
+        yield from map(End, self._take_idle(is_ended))
+
+    def _count_unused(self, kind: Kind, device: str) -> int:
+        """Return how many live ones of a kind have opened no kernel file: on a device, or (empty) on none yet."""
+        state = device, None
+        return sum((one.device, one.code) == state and kind_of(one) == kind and one.is_alive for one in self.idle)
+
+    # Spares
+
+    def order_spares(
+        self,
+        role: Role,
+        environment: Environment,
+        backend: str,
+        count: int,
+        device: Device | None = None,
+        *,
+        with_context: bool = False,
+    ) -> Iterator[Instruction]:
+        """So many spares are to stand by: on a ``device`` each with its context there, else without one."""
+        kind = role, environment
+        if not self.keeps_spares or self._starts_of(kind).pause_s:
+            return
+        if device is not None:
+            self._devices[device.name] = device
+            there = self._count_unused(kind, device.name) + self._to_warm[environment, device.name]
+            self._to_warm[environment, device.name] += max(0, count - there)
+            at_work = sum(number for place, number in self._warming.items() if place[0] == environment)
+            count = sum(number for place, number in self._to_warm.items() if place[0] == environment) - at_work
+        # Those that are warm for a device are that device's, and do not count.
+        for number in range(self._count_unused(kind, "") + self.spares_under_way[kind], count):
+            self.spares_under_way[kind] += 1
+            yield MakeSpare(role, environment, backend, with_context and number == 0)
+        yield from self._warm_next(environment)
+
+    def order_compilers(self, environment: Environment, backend: str, besides: int = 0) -> Iterator[Instruction]:
+        """As many compile workers are to stand by as have work at once, and ``besides``; of an unknown backend one."""
+        # On another host, whose cores others may need, none starts before there is something to compile.
+        if not environment.host:
+            count = min(self._compilers_of(""), EARLY_COMPILERS) if backend else 1
+            yield from self.order_spares(Role.COMPILE, environment, backend, count + besides)
+
+    def note_spare(self, kind: Kind, worker: Worker | None) -> Iterator[Instruction]:
+        """A spare was made, or could not be."""
+        self.spares_under_way[kind] -= 1
+        if worker is not None:
+            yield from self.release(worker)
+        yield from self._warm_next(kind[1])
+
+    def take_spare_to_warm(self, environment: Environment, device: Device) -> Iterator[Instruction]:
+        """A spare may work on a device now. A lane may have taken the last one meanwhile."""
+        worker = self._take_newest((Role.BENCH, environment), "", None)
+        if worker is not None:
+            self._warming[environment, device.name] = 1
+            yield Lend(worker)
+            return
+        del self._warming[environment, device.name]
+        yield from self._warm_next(environment)
+
+    def note_warmed(self, worker: Worker, device: Device, error: WorkerError | None = None) -> Iterator[Instruction]:
+        """A spare has made its context on a device, or the ``error`` says why not."""
+        place = worker.environment, device.name
+        del self._warming[place]
+        self._to_warm[place] -= 1
+        if error is None or isinstance(error, RequestFailed):
+            # Cold or warm it is this device's: counted among its spares, and not tried again.
+            self._cold.pop(device.name, None)
+            if error is not None:
+                self._cold[device.name] = error.message
+            worker.device = device.name
+            yield from self.release(worker)
+        else:
+            yield End(worker)
+        yield from self._warm_next(worker.environment)
+
+    def _warm_next(self, environment: Environment) -> Iterator[Instruction]:
+        """Have spares wait for the devices that are to have some, one for each at a time."""
+        kind = Role.BENCH, environment
+        for place in [place for place, count in self._to_warm.items() if count and place[0] == environment]:
+            if place in self._warming:
+                continue
+            if self._count_unused(kind, ""):
+                self._warming[place] = 0
+                yield TakeDevice(environment, self._devices[place[1]])
+            elif not self.spares_under_way[kind]:
+                # They cannot be made, or lanes have taken them. The next opening orders others.
+                del self._to_warm[place]
+
+    def _order_spares_of(self, lane: LaneRecord) -> Iterator[Instruction]:
+        assert lane.bench is not None
+        wanted = SPARES_IN_TROUBLE if self._is_in_trouble(lane) else SPARES
+        # Beside an application a warm spare would take memory that this may need.
+        device = lane.device if lane.is_gpu and not lane.is_shared else None
+        count, bench = wanted.get(lane.device.kind, 1), lane.bench
+        yield from self.order_spares(Role.BENCH, bench.environment, bench.backend, count, device)
+
+    def _is_in_trouble(self, lane: LaneRecord) -> bool:
+        return self._clock() - lane.lost_at < TROUBLE_S
+
+    # Applications, and what people are told
+
+    def note_use(self, device: Device, began: float, ended: float, *, is_shared: bool) -> None:
+        """A lane has used a device; times in s, of the machine's clock."""
+        free_at = max(self._free_at.pop(device.name, 0.0), began) + (ended - began) / DUTY
+        if is_shared:
+            self._free_at[device.name] = free_at
+
+    def pause_s(self, device: Device) -> float:
+        """Return how long a device is to be left alone, so that its use beside an application stays within a share."""
+        return max(0.0, self._free_at.get(device.name, 0.0) - self._clock())
+
+    @property
+    def notices(self) -> list[str]:
+        """Reasons why workers cannot be started now, or spares not be kept warm, one line each."""
+        return [
+            f"no warm spare on {device}: after a failure its lane takes longer to come back: {reason}"
+            for device, reason in self._cold.items()
+        ] + [
+            f"{environment.python} runs no {role} worker, tried again in {health.pause_s:.0f} s: {health.reason}"
+            for (role, environment), health in self._starts.items()
+            if health.is_sick
+        ]
+
+    def _starts_of(self, kind: Kind) -> Health:
+        return self._starts.setdefault(
+            kind, Health(tolerated=TOLERATED_FAILURES, first_pause_s=self.limits.first_pause_s, clock=self._clock)
+        )
+
+
+def kind_of(worker: Worker) -> Kind:
+    """Return a worker's role and environment."""
+    return worker.role, worker.environment
+
+
+def _is_outdated(worker: Worker, kind: Kind, code: KernelCode) -> bool:
+    """Return whether a worker has opened an earlier state of a kernel file."""
+    has_file = worker.code is not None and worker.code.file == code.file
+    return has_file and worker.code != code and kind_of(worker) == kind
+
+
+def _bytes_here(worker: Worker) -> int:
+    return 0 if worker.environment.host else worker.memory_bytes
