@@ -259,17 +259,21 @@ class Fleet:
         waiting = list(workers)
         try:
             while waiting:
-                error = None
-                try:
-                    await waiting[0].exchange(requests.Close(), {Phase.LOAD: CLOSE_S})
-                except WorkerError as raised:
-                    error = raised
-                    _log.info("worker_not_closed", pid=waiting[0].pid, reason=error.message)
+                error = await self._ask(waiting[0], requests.Close(), CLOSE_S)
                 self.carry_out(self.machine.note_closed(waiting.pop(0), error))
         finally:
             # Cancelled: what could not be asked any more ends.
             for worker in waiting:
                 worker.kill()
+
+    async def _ask(self, worker: Worker, request: requests.Request[Any, Any], deadline_s: float) -> WorkerError | None:
+        """Have a worker do something that no job waits for; return why it did not. Cancelled, the worker is killed."""
+        try:
+            await worker.exchange(request, {Phase.LOAD: deadline_s})
+        except WorkerError as error:
+            _log.info("worker_failed", pid=worker.pid, asked=type(request).__name__, reason=error.message)
+            return error
+        return None
 
     def prepare(
         self,
@@ -299,15 +303,12 @@ class Fleet:
             worker.makes_context = order.may_make_context and not self.has_contexts
             modules = self._spare_modules if order.role is Role.BENCH else ()
             wanted = requests.Prepare((order.backend,) if order.backend else (), modules, worker.makes_context)
-            try:
-                with self.gate_of(order.environment).starting():
-                    await worker.exchange(wanted, {Phase.LOAD: self.spawn_s})
-            except BaseException:
-                worker.kill()
-                raise
-            worker.settle()
-            spare = worker
-            _log.debug("spare_ready", role=order.role, pid=worker.pid, phases=worker.timeline())
+            with self.gate_of(order.environment).starting():
+                if await self._ask(worker, wanted, self.spawn_s) is None:
+                    worker.settle()
+                    spare = worker
+                else:
+                    worker.kill()
         except WorkerError as error:
             # The lane meets the same error when it needs the worker, and reports it.
             _log.info("spare_failed", role=order.role, reason=error.message)
@@ -320,19 +321,10 @@ class Fleet:
         """Have a spare make its context on a device, in turns with its lanes: a timing beside it would be stretched."""
         async with self.turns_on(device).hold(NO_JOB):
             lent = self.carry_out(self.machine.take_spare_to_warm(environment, device))
-            if not isinstance(lent, Lend):
-                return
-            worker, error = lent.worker, None
-            try:
+            if isinstance(lent, Lend):
                 wanted = requests.Canary(device, warms_up=True)
-                await worker.exchange(wanted, {Phase.LOAD: min(WARM_S, self.spawn_s)})
-            except WorkerError as raised:
-                error = raised
-                _log.info("spare_not_warm", device=device.name, reason=error.message)
-            except BaseException:
-                worker.kill()
-                raise
-            self.carry_out(self.machine.note_warmed(worker, device, error))
+                error = await self._ask(lent.worker, wanted, min(WARM_S, self.spawn_s))
+                self.carry_out(self.machine.note_warmed(lent.worker, device, error))
 
     def outdate(self, environment: Environment | None = None) -> None:
         """Lend no worker of an environment, or (None) of any, again that has started before now: what it was started

@@ -179,9 +179,8 @@ class Lane:
         began = monotonic()
         try:
             while True:
-                assert self.record.worker is not None
                 try:
-                    reply, output = await self.record.worker.exchange(request, deadlines, on_item=on_item)
+                    reply, output = await self._worker.exchange(request, deadlines, on_item=on_item)
                 except WorkerError as error:
                     await self._follow(self._machine.proceed(self.record, error))
                     continue
@@ -222,33 +221,27 @@ class Lane:
             WorkerError: it cannot be.
         """
         lane = self.record
-        outcome: Worker | WorkerError | None
         self._carry_out(instructions)
         while lane.state is not LaneState.OPEN:
+            outcome: Worker | WorkerError | None = None
             try:
-                outcome = await self._do_step()
+                match lane.state:
+                    case LaneState.RESTING:
+                        await anyio.sleep(self.health.pause_s)
+                    case LaneState.TAKING:
+                        outcome = await self._take_worker()
+                    case LaneState.PROVING:
+                        await self._worker.exchange(requests.Canary(self.device), self._deadlines)
+                    case LaneState.OPENING:
+                        await self._open_problem()
             except WorkerError as error:
                 outcome = error
             self._carry_out(self._machine.proceed(lane, outcome))
 
-    async def _do_step(self) -> Worker | None:
-        """Do what the lane's state says.
-
-        Raises:
-            WorkerError: it has failed.
-        """
-        lane = self.record
-        match lane.state:
-            case LaneState.RESTING:
-                await anyio.sleep(self.health.pause_s)
-            case LaneState.TAKING:
-                return await self._take_worker()
-            case LaneState.PROVING:
-                assert lane.worker is not None
-                await lane.worker.exchange(requests.Canary(self.device), self._deadlines)
-            case LaneState.OPENING:
-                await self._open()
-        return None
+    @property
+    def _worker(self) -> Worker:
+        assert self.record.worker is not None
+        return self.record.worker
 
     async def _take_worker(self) -> Worker:
         lane = self.record
@@ -263,10 +256,8 @@ class Lane:
             raise
         return worker
 
-    async def _open(self) -> None:
-        """Have the worker open the problem."""
-        worker, bench, began = self.record.worker, self.record.bench, monotonic()
-        assert worker is not None
+    async def _open_problem(self) -> None:
+        worker, bench, began = self._worker, self.record.bench, monotonic()
         assert bench is not None
         await self._fleet.close_data(self.record.closing)
         request = bench.request
