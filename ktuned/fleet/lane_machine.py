@@ -31,7 +31,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator, Sequence
-from enum import IntEnum, StrEnum, auto
+from enum import Enum, StrEnum, auto
 from time import monotonic
 from typing import Any
 
@@ -135,7 +135,7 @@ class Bench(msgspec.Struct, frozen=True):
     learn: Callable[[Sequence[Observation]], Awaitable[None]] | None = None
 
 
-class Trust(IntEnum):
+class Trust(Enum):
     """How far a lane's worker is trusted: ``DOUBTFUL`` after a config that wrote outside its tensors."""
 
     SOUND = auto()
@@ -276,10 +276,18 @@ class Fail(msgspec.Struct, frozen=True):
     """Raise an error."""
 
     error: WorkerError
-    cause: WorkerError | None = None
 
 
 Instruction = End | Close | MakeSpare | TakeDevice | Lend | AwaitSpare | Fail
+
+
+class _Warming(msgspec.Struct, eq=False):
+    """Spares that are still to make their contexts on a device: one ``waits`` for the device, or works there."""
+
+    device: Device
+    missing: int = 0
+    waits: bool = False
+    is_at_work: bool = False
 
 
 class LaneMachine:
@@ -310,10 +318,7 @@ class LaneMachine:
         """Workers that may be lent, the longest idle first."""
         self.spares_under_way: Counter[Kind] = Counter()
         self._awaited: Counter[Kind] = Counter()
-        self._to_warm: Counter[tuple[Environment, DeviceName]] = Counter()
-        self._warming: dict[tuple[Environment, DeviceName], int] = {}
-        """The devices that spares wait for, with the number of spares at work there: 0 or 1."""
-        self._devices: dict[DeviceName, Device] = {}
+        self._warming: dict[tuple[Environment, DeviceName], _Warming] = {}
         self._cold: dict[str, str] = {}
         self._starts: dict[Kind, Health] = {}
         self._outdated_at: dict[Environment | None, float] = {}
@@ -465,8 +470,10 @@ class LaneMachine:
             yield from self._fall_sick(lane, LaneCrowded(error.message), error)
         else:
             yield from self._lose(lane)
-            is_changed = error.code == SOURCE_CHANGED
-            yield self._fail(lane, error if is_changed else CannotOpen(error.message, hint=error.hint), error)
+            if error.code == SOURCE_CHANGED:
+                yield self._fail(lane, error)
+            else:
+                yield self._fail(lane, CannotOpen(error.message, hint=error.hint), error)
 
     def _release_from(self, lane: LaneRecord) -> Iterator[Instruction]:
         yield from self.release(self._detach(lane))
@@ -496,7 +503,9 @@ class LaneMachine:
 
     def _fail(self, lane: LaneRecord, error: WorkerError, cause: WorkerError | None = None) -> Fail:
         lane.move(LaneState.VACANT)
-        return Fail(error, None if cause is error else cause)
+        if cause is not None:
+            error.__cause__ = cause
+        return Fail(error)
 
     # Workers that are lent
 
@@ -516,7 +525,7 @@ class LaneMachine:
         kind = role, environment
         if code is not None:
             yield from self._end_idle(lambda worker: _is_outdated(worker, kind, code))
-        for its_device, its_code in ((device, code), (device, None), ("", None)):
+        for its_device, its_code in dict.fromkeys(((device, code), (device, None), ("", None))):
             worker = self._take_newest(kind, its_device, its_code)
             if worker is not None:
                 worker.device = device
@@ -653,11 +662,10 @@ class LaneMachine:
         if not self.keeps_spares or self._starts_of(kind).pause_s:
             return
         if device is not None:
-            self._devices[device.name] = device
-            there = self._count_unused(kind, device.name) + self._to_warm[environment, device.name]
-            self._to_warm[environment, device.name] += max(0, count - there)
-            at_work = sum(number for place, number in self._warming.items() if place[0] == environment)
-            count = sum(number for place, number in self._to_warm.items() if place[0] == environment) - at_work
+            warming = self._warming.setdefault((environment, device.name), _Warming(device))
+            warming.missing = max(warming.missing, count - self._count_unused(kind, device.name))
+            places = [one for place, one in self._warming.items() if place[0] == environment]
+            count = sum(one.missing - one.is_at_work for one in places)
         # Those that are warm for a device are that device's, and do not count.
         for number in range(self._count_unused(kind, "") + self.spares_under_way[kind], count):
             self.spares_under_way[kind] += 1
@@ -680,19 +688,19 @@ class LaneMachine:
 
     def take_spare_to_warm(self, environment: Environment, device: Device) -> Iterator[Instruction]:
         """A spare may work on a device now. A lane may have taken the last one meanwhile."""
+        warming = self._warming[environment, device.name]
+        warming.waits = False
         worker = self._take_newest((Role.BENCH, environment), "", None)
         if worker is not None:
-            self._warming[environment, device.name] = 1
+            warming.is_at_work = True
             yield Lend(worker)
-            return
-        del self._warming[environment, device.name]
-        yield from self._warm_next(environment)
+        else:
+            yield from self._warm_next(environment)
 
     def note_warmed(self, worker: Worker, device: Device, error: WorkerError | None = None) -> Iterator[Instruction]:
         """A spare has made its context on a device, or the ``error`` says why not."""
-        place = worker.environment, device.name
-        del self._warming[place]
-        self._to_warm[place] -= 1
+        warming = self._warming[worker.environment, device.name]
+        warming.missing, warming.is_at_work = warming.missing - 1, False
         if error is None or isinstance(error, RequestFailed):
             # Cold or warm it is this device's: counted among its spares, and not tried again.
             self._cold.pop(device.name, None)
@@ -707,15 +715,15 @@ class LaneMachine:
     def _warm_next(self, environment: Environment) -> Iterator[Instruction]:
         """Have spares wait for the devices that are to have some, one for each at a time."""
         kind = Role.BENCH, environment
-        for place in [place for place, count in self._to_warm.items() if count and place[0] == environment]:
-            if place in self._warming:
+        for place, warming in list(self._warming.items()):
+            if place[0] != environment or warming.waits or warming.is_at_work:
                 continue
-            if self._count_unused(kind, ""):
-                self._warming[place] = 0
-                yield TakeDevice(environment, self._devices[place[1]])
-            elif not self.spares_under_way[kind]:
-                # They cannot be made, or lanes have taken them. The next opening orders others.
-                del self._to_warm[place]
+            if warming.missing and self._count_unused(kind, ""):
+                warming.waits = True
+                yield TakeDevice(environment, warming.device)
+            elif not warming.missing or not self.spares_under_way[kind]:
+                # They are there, or cannot be made, or lanes have taken them. The next opening orders others.
+                del self._warming[place]
 
     def _order_spares_of(self, lane: LaneRecord) -> Iterator[Instruction]:
         assert lane.bench is not None

@@ -212,7 +212,7 @@ class Lane:
             self._failures = self.health.failures
             self._on_state(self)
         if isinstance(mine, Fail):
-            raise mine.error from mine.cause
+            raise mine.error
 
     async def _follow(self, instructions: Iterable[Instruction]) -> None:
         """Do what the machine and then each of the lane's states says, until the problem is open.
