@@ -499,6 +499,15 @@ def test_a_device_keeps_two_workers_that_have_opened_a_file() -> None:
     assert [worker.holds_data for worker in world.workers[1:]] == [False, True]
 
 
+def test_a_worker_of_another_device_keeps_its_data() -> None:
+    """It is not in the way."""
+    world = World(GPU, OTHER_GPU)
+    world.open(lane=1)
+    world.carry_out(world.machine.release_lane(world.lanes[1]))
+    world.open()
+    assert [worker.holds_data for worker in world.workers] == [True, True]
+
+
 def test_the_next_worker_after_a_crash_must_pass_a_canary_on_a_gpu_alone() -> None:
     """A CPU has none: all other processes run on it meanwhile."""
     for device, told in ((GPU, ["takes 2", "proving 2", "opening 2"]), (CPU, ["takes 2", "opening 2"])):
@@ -592,6 +601,7 @@ def test_a_spent_worker_does_nothing_more(reason: str) -> None:
     world.open()
     worker = world.workers[0]
     world.measure(LEFT_A_THREAD if reason == "leftover" else FINE)
+    world.measure(FINE)
     worker.requests += 500 * (reason == "requests")
     worker.memory_bytes += 300 * (reason == "grown")
     if reason == "outdated":
@@ -624,6 +634,15 @@ def test_idle_workers_end_where_a_problem_may_lack_their_memory(error: RequestFa
     world.open(said=[error])
     assert [worker.pid for worker in world.workers if worker.is_killed] == ended
     assert world.told[0] == "takes 3"
+
+
+def test_a_problem_waits_for_the_memory_of_idle_workers_that_were_ended_for_it() -> None:
+    """One that does not end still holds it."""
+    world = World()
+    world.carry_out(world.machine.release(world.start(device=GPU.name, code=B)))
+    world.stuck.add(world.workers[0])
+    with pytest.raises(LaneSick, match="worker 1 was killed but does not end"):
+        world.open(said=[NO_MEMORY], waits=False)
 
 
 def test_an_opening_that_fails_on_one_of_two_gpus_is_tried_after_a_canary() -> None:
