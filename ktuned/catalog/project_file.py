@@ -15,7 +15,7 @@ from typing import Any, Final
 import msgspec
 
 from ktuned.ipc import Trust
-from ktuned.model import PRESETS, PlanDefaults, SettingsError, listed
+from ktuned.model import NUMERICS, PRESETS, PlanDefaults, SettingsError, listed
 
 PROJECT_FILE: Final = "ktuned.toml"
 
@@ -143,4 +143,5 @@ _DEFAULTS: Final[Mapping[str, tuple[Callable[[Any], bool], str]]] = {
     "preset": (lambda value: isinstance(value, str) and value in PRESETS, f"one of {', '.join(PRESETS)}"),
     "trials": (lambda value: _is_number(value) and isinstance(value, int), "a whole number above 0"),
     "seconds": (_is_number, "seconds above 0"),
+    "numerics": (lambda value: isinstance(value, str) and value in NUMERICS, f"one of {', '.join(NUMERICS)}"),
 }

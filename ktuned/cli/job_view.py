@@ -7,7 +7,19 @@ from dataclasses import field, replace
 from typing import Any
 
 from ktuned.cli.limits import Limits
-from ktuned.model import LATENCY, Config, JobState, Objective, Outcome, Problem, Record, canonical, gain, record
+from ktuned.model import (
+    LATENCY,
+    Config,
+    JobState,
+    Objective,
+    Outcome,
+    Problem,
+    Record,
+    canonical,
+    gain,
+    is_latency,
+    record,
+)
 
 FAILURES = (
     Outcome.COMPILE_ERROR,
@@ -87,12 +99,12 @@ class JobView(Record):
     @property
     def best(self) -> float | None:
         """The best config's figure, in the objective's unit."""
-        return self.best_us if self.objective == LATENCY else self.best_figure
+        return self.best_us if is_latency(self.objective) else self.best_figure
 
     @property
     def default(self) -> float | None:
         """The declared default's figure, in the objective's unit."""
-        return self.default_us if self.objective == LATENCY else self.default_figure
+        return self.default_us if is_latency(self.objective) else self.default_figure
 
     @property
     def is_ended(self) -> bool:
@@ -112,7 +124,7 @@ class JobView(Record):
     @property
     def speedup_range(self) -> tuple[float, float] | None:
         """The speed-ups over the default that the spreads of both leave open, where the latency counts."""
-        if self.objective != LATENCY:
+        if not is_latency(self.objective):
             return None
         default, best = span(self.default_us, self.default_spread_us), span(self.best_us, self.best_spread_us)
         return None if default is None or best is None else (default[0] / best[1], default[1] / best[0])

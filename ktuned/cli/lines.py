@@ -20,7 +20,7 @@ from ktuned.cli.news import (
     WinnerChanged,
     WorkerChanged,
 )
-from ktuned.model import IMPLAUSIBLE_RATIO, LATENCY, JobState, Objective, Problem, gain, is_noisy, notices
+from ktuned.model import IMPLAUSIBLE_RATIO, LATENCY, JobState, Objective, Problem, gain, is_latency, is_noisy, notices
 
 MAX_STANDING = 4
 """Jobs whose standing is printed at once."""
@@ -51,7 +51,7 @@ def doubt_lines(job: JobView) -> list[str]:
     if reference is not None and reference[1] > WIDE * reference[0]:
         low, high = map(text.latency, reference)
         found.append(f"the reference took anything from {low} to {high}")
-    badge = "noisy: " if is_noisy(job.best_us, job.best_spread_us) and job.objective == LATENCY else ""
+    badge = "noisy: " if is_noisy(job.best_us, job.best_spread_us) and is_latency(job.objective) else ""
     why = "as rounds of the final measurement differ; other programs or unlocked clocks do that"
     lines = [f"{title(job)}: {badge}{' and '.join(found)}, {why}"] if found else []
     if job.reference_us and job.best_us and job.reference_us > IMPLAUSIBLE_RATIO * job.best_us:
@@ -133,7 +133,7 @@ def _ended(job: JobView) -> str:
     if job.best is None:
         return f"{title(job)}: job {job.id} found no valid config ({text.counts(job.outcomes)})"
     facts = [text.by_objective(job.objective, job.best)]
-    if job.objective != LATENCY:
+    if not is_latency(job.objective):
         facts.append(text.latency(job.best_us))
     if job.speedup:
         facts.append(f"{text.times(job.speedup)} the default")
@@ -143,7 +143,7 @@ def _ended(job: JobView) -> str:
         facts.append(f"{job.reused} of {job.done} configs measured earlier")
     change = gain(job.objective, job.before, job.best)
     if change:
-        thing = "that speed" if job.objective == LATENCY else "as good"
+        thing = "that speed" if is_latency(job.objective) else "as good"
         facts.append(f"was {text.by_objective(job.objective, job.before)}, {text.times(change)} {thing} now")
     return f"{title(job)}: tuned, {', '.join(facts)}  {text.flat(job.best_config) if job.best_config else ''}".rstrip()
 

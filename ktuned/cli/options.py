@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 import click
 
-from ktuned.model import MAX_PRIORITY, Priority, Scalar
+from ktuned.model import MAX_PRIORITY, NUMERICS, Priority, Scalar
 
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
@@ -190,6 +190,27 @@ def objective_option(command: _Command) -> _Command:
         cls=AdvancedOption,
         metavar="OBJECTIVE",
         help="The best by latency, energy, edp, max:METRIC or min:METRIC, instead of the kernel's own objective.",
+    )(command)
+
+
+def numerics_option(command: _Command) -> _Command:
+    """Add ``--numerics``."""
+    return click.option(
+        "--numerics",
+        cls=AdvancedOption,
+        type=click.Choice(NUMERICS),
+        help="Let only configs win that have the anchor's bits, or any within the tolerance.",
+    )(command)
+
+
+def anchor_option(command: _Command) -> _Command:
+    """Add ``--anchor KNOB=VALUE[,KNOB=VALUE…]``, read into a config or a part of one."""
+    return click.option(
+        "--anchor",
+        cls=AdvancedOption,
+        metavar="KNOB=VALUE,…",
+        callback=lambda context, parameter, word: None if word is None else _read_pairs([word], "--anchor BM=64"),
+        help="Keep to the bits of this config from now on; what it leaves out is the default's.",
     )(command)
 
 

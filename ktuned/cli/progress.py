@@ -26,7 +26,7 @@ from ktuned.cli.news import (
     WinnerChanged,
     WorkerChanged,
 )
-from ktuned.model import LATENCY, JobState, Objective, Outcome, canonical, cost_of, figure_of
+from ktuned.model import LATENCY, JobState, Objective, Outcome, canonical, cost_of, figure_of, is_latency
 
 Event = Mapping[str, Any]
 
@@ -102,7 +102,7 @@ def _objective_of(state: Mapping[str, Any]) -> Objective:
 
 def _best_of(state: Mapping[str, Any]) -> float | None:
     """Return the best figure in a job's map."""
-    best: float | None = state.get("best_us" if _objective_of(state) == LATENCY else "best_figure")
+    best: float | None = state.get("best_us" if is_latency(_objective_of(state)) else "best_figure")
     return best
 
 
@@ -215,7 +215,7 @@ def _take_winner(view: View, event: Event) -> tuple[View, tuple[News, ...]]:
         view = replace(view, winners={**view.winners, _case_of(event): found.figure})
     job = None if found.job is None else view.jobs.get(found.job)
     if job is not None:
-        figure = None if found.objective == LATENCY else found.figure
+        figure = None if is_latency(found.objective) else found.figure
         share = share_of(event.get("metrics") or {}, view.limits, found.device)
         best = replace(job, best_config=found.config, best_us=found.latency_us, best_figure=figure, share=share)
         view = _with_job(view, best)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from ktuned.model import LATENCY, Objective, Problem, Record, canonical, cost_of, figure_of, gain, record
+from ktuned.model import LATENCY, Objective, Problem, Record, canonical, cost_of, figure_of, gain, is_latency, record
 
 MEASURED = ("fresh", "stale")
 """Statuses of answers whose latency belongs to the case itself."""
@@ -40,7 +40,7 @@ class Comparison(Record):
 
     def to_wire(self) -> dict[str, Any]:
         """Return the line's data for ``--json``."""
-        is_latency = self.objective == LATENCY
+        by_latency = is_latency(self.objective)
         return {
             "kernel": self.kernel,
             "problem": dict(self.problem),
@@ -48,8 +48,8 @@ class Comparison(Record):
             "objective": self.objective,
             "before": self.before,
             "now": self.now,
-            "before_us": self.before if is_latency else None,
-            "now_us": self.now if is_latency else None,
+            "before_us": self.before if by_latency else None,
+            "now_us": self.now if by_latency else None,
             "ratio": self.gain,
             "verdict": self.verdict,
             "noisy": self.is_noisy,

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from ktuned.model import ENERGY, LATENCY, Objective, show_controls, unit_of
+from ktuned.model import ENERGY, Objective, figure_objective, is_latency, show_controls, unit_of
 
 ABSENT = "–"
 """Text of an empty cell."""
@@ -18,11 +18,11 @@ _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
 def by_objective(objective: Objective, figure: float | None) -> str:
     """Return a figure in the unit of its objective."""
-    if objective == LATENCY:
+    if is_latency(objective):
         return latency(figure)
     if figure is None:
         return ABSENT
-    if objective == ENERGY:
+    if figure_objective(objective) == ENERGY:
         return energy(figure)
     return f"{figure:.4g} {unit_of(objective)}"
 

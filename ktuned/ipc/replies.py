@@ -260,7 +260,9 @@ class Measurement(Record):
     default were not to be trusted. A config that wrote outside its tensors ``is_guilty``; the worker ``is_unsound`` if
     more than its guards may have been hit. ``leftover`` says what of the config stays in the worker, or which of its
     files has changed on the disk: the next one needs a fresh worker. ``compared`` counts the launches, of those that
-    were timed or made like them, whose outputs were compared.
+    were timed or made like them, whose outputs were compared. ``bits`` are digests of the outputs by input, where
+    they were asked for: of one that was given up on the first input alone. ``same_bits`` says whether they are the
+    anchor's, ``nondeterministic`` that launches have left different outputs from the same inputs.
     """
 
     outcome: Outcome | None
@@ -293,6 +295,9 @@ class Measurement(Record):
     phase_s: Mapping[str, float] | None = None
     leftover: str = ""
     compared: int | None = None
+    bits: tuple[str, ...] | None = None
+    same_bits: bool | None = None
+    nondeterministic: bool | None = None
 
 
 @record

@@ -346,6 +346,17 @@ class MeasurePeaks(Request[replies.MeasuredPeaks, Never]):
 
 
 @record
+class SameBits(Record):
+    """What is asked of a config's bits: digests on so many ``inputs``, and how they compare with the ``anchor``'s.
+
+    The anchor's own are not known yet where they are empty.
+    """
+
+    inputs: int
+    anchor: tuple[str, ...] = ()
+
+
+@record
 class Incumbent(Record):
     """The cost of the config to beat by the job's objective (its latency in µs, where that is the objective), with the
     95 % interval, as measured in this job.
@@ -359,6 +370,9 @@ class Incumbent(Record):
     def after(incumbent: Incumbent | None, measured: replies.Measurement) -> Incumbent | None:
         """Return the cost to beat after a measurement: the incumbent's, unless that of a fully sampled one is lower."""
         if measured.outcome is not Outcome.MEASURED or measured.beaten:
+            return incumbent
+        if measured.bits is not None and not measured.same_bits:
+            # Where bits count, one with others beats nobody.
             return incumbent
         cost, low, high = measured.cost, measured.cost_low, measured.cost_high
         if cost is None:
@@ -377,8 +391,8 @@ class Trial(Request[replies.Measurement, replies.Measurement]):
     cannot beat the ``incumbent``, or one before it in the batch, is measured no better than that takes. A CPU config
     whose first launch uses more than ``cores`` is not timed, and ends the batch. The load of ``tolerated`` processes,
     the applications that the tuning is for, counts only where it changes a median. ``known_us`` are the latencies of
-    the units, where that is known and only the energy is wanted. Items may be held back for ``hold_s``, to be sent
-    together.
+    the units, where that is known and only the energy or the bits are wanted. Items may be held back for ``hold_s``, to
+    be sent together. ``same_bits`` asks for the configs' bits.
     """
 
     operation: ClassVar = "trial"
@@ -393,6 +407,7 @@ class Trial(Request[replies.Measurement, replies.Measurement]):
     tolerated: tuple[int, ...] = ()
     known_us: tuple[float | None, ...] = ()
     hold_s: float = 0.0
+    same_bits: SameBits | None = None
 
 
 @record

@@ -22,6 +22,7 @@ from ktuned.model import (
     Status,
     Winner,
     canonical,
+    is_exact,
     stand_ins,
 )
 from ktuned.portfolio import Portfolio
@@ -83,7 +84,8 @@ def decide(
 
     ``context`` is that of a measurement made now, ``None`` when the device is not here. Where it is not certain that it
     is that one, nothing is fresh, and nothing is to be tuned. Nothing of a kernel that is not fully observed is fresh,
-    and what was measured in this context is not tuned again. A ``portfolio`` takes the place of near problems.
+    and what was measured in this context is not tuned again. A ``portfolio`` takes the place of near problems. Where
+    numerics are exact, nothing is served but configs whose bits were compared here, and the default.
     """
     key = kernel.winner_key(problem, device or "", objective)
     undecided: dict[str, Config] = {}
@@ -98,6 +100,9 @@ def decide(
     for winner in known:
         if winner.key != key:
             continue
+        if is_exact(objective) and context is not None and winner.context != context:
+            # Its bits were compared with those of another state of the kernel: now the anchor is served.
+            continue
         config = completed(kernel, winner.config)
         if may_serve(config):
             # With a knob that the space has gained it is another config than the one that was measured.
@@ -105,6 +110,8 @@ def decide(
             is_unobserved = is_current and bool(kernel.unobserved)
             status = Status.FRESH if is_current and not is_unobserved else Status.STALE
             return Decision(status, winner, config, is_certain=is_certain, is_unobserved=is_unobserved)
+    if is_exact(objective):
+        portfolio = None
     leaf = None if portfolio is None else portfolio.leaf(kernel.specialized(problem))
     if portfolio is not None and leaf is not None:
         for text in (leaf.config, *portfolio.configs):

@@ -22,7 +22,6 @@ from ktuned.lookup.pins import Pins
 from ktuned.lookup.publication import Publication
 from ktuned.lookup.served_winners import ServedWinners
 from ktuned.model import (
-    LATENCY,
     Device,
     KernelInfo,
     KtunedError,
@@ -32,6 +31,8 @@ from ktuned.model import (
     Status,
     Winner,
     canonical,
+    is_exact,
+    is_latency,
     is_noisy,
     noise_words,
     unmeasurable,
@@ -270,6 +271,8 @@ class Lookups:
         doubt = "" if context is None else self._certainty.doubt(kernel, environment, measured_on)
         if context is not None and (bucket is None or not bucket.is_current):
             doubt = doubt or NO_BUCKET
+        if is_exact(by) and model is not None:
+            kernel = kernel.anchored(self._store.anchors.find(kernel.winner_key(key_problem, model, by)), by)
         kept = self._portfolios.kept.find(kernel, model, by)
         found = decide(
             kernel,
@@ -301,7 +304,7 @@ class Lookups:
         message = doubt or failure
         if found.status is Status.FRESH:
             message = "" if incumbent is None else incumbent.note
-        is_noisy_one = incumbent is not None and by == LATENCY and is_noisy(incumbent.latency_us, incumbent.spread_us)
+        is_noisy_one = incumbent is not None and is_latency(by) and is_noisy(incumbent.latency_us, incumbent.spread_us)
         if is_noisy_one and incumbent is not None and not message:
             message = noise_words(incumbent.latency_us, incumbent.spread_us or 0.0)
         if found.is_unobserved:

@@ -11,7 +11,16 @@ from typing import Any
 from ktuned.model.buckets import FUNCTION, bucketed
 from ktuned.model.errors import UsageError, listed
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName, WinnerKey, full_name, key_problem
-from ktuned.model.objective import BUILT_IN, LATENCY, Objective, metric_of, read_objective
+from ktuned.model.objective import (
+    BUILT_IN,
+    LATENCY,
+    Objective,
+    figure_objective,
+    is_exact,
+    is_latency,
+    metric_of,
+    read_objective,
+)
 from ktuned.model.plan import Plan, PlanDefaults
 from ktuned.model.record import Record, record
 from ktuned.model.trace import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, combine, unknown
@@ -233,7 +242,7 @@ class KernelInfo(Record):
             UsageError: there is none of this name, or it is a metric that the kernel does not have.
         """
         objective = read_objective(self.plan.objective if asked is None else asked)
-        if objective not in BUILT_IN and metric_of(objective) not in self.metrics:
+        if figure_objective(objective) not in BUILT_IN and metric_of(objective) not in self.metrics:
             raise UsageError(
                 f"{self.name} has no metric {metric_of(objective)!r} {listed(self.metrics, near=metric_of(objective))}",
                 hint="an objective is latency, energy, edp, or max:NAME or min:NAME of one of its metrics=",
@@ -242,7 +251,16 @@ class KernelInfo(Record):
 
     def needs_energy(self, objective: Objective) -> bool:
         """Return whether the figure of an objective is made of the energy that a launch takes."""
-        return objective != LATENCY and (objective in BUILT_IN or self.metrics.get(metric_of(objective), False))
+        plain = figure_objective(objective)
+        return not is_latency(plain) and (plain in BUILT_IN or self.metrics.get(metric_of(plain), False))
+
+    def anchored(self, anchor: Config | None, objective: Objective) -> KernelInfo:
+        """Return the kernel with an anchor in its default's place, as it is where numerics are exact.
+
+        So the anchor is what is served before there is a winner, is measured in full, and is the base of speed-ups.
+        """
+        is_other = anchor is not None and is_exact(objective) and anchor != self.default
+        return dataclasses.replace(self, default=anchor) if is_other else self
 
     def config_in_order(self, config: Config) -> dict[str, Scalar]:
         """Return a config with its knobs in the order in which the space declares them; the store sorts them."""

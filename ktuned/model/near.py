@@ -12,7 +12,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 
 from ktuned.model.keys import WinnerKey
-from ktuned.model.objective import LATENCY
+from ktuned.model.objective import LATENCY, is_exact
 from ktuned.model.trial import Winner
 from ktuned.model.values import Problem, Scalar
 
@@ -34,7 +34,10 @@ def stand_ins(key: WinnerKey, problem: Mapping[str, Scalar], winners: Iterable[W
     """Return the winners of other keys that may stand in for one's, the best first.
 
     By another objective than latency the fastest config of the problem is the first: it is right, and no bad one.
+    Where numerics are exact there are none: nobody has compared their bits with the anchor's.
     """
+    if is_exact(key.objective):
+        return []
     on_device = [winner for winner in winners if winner.context.device == key.device]
     fastest = [winner for winner in on_device if winner.key == key._replace(objective=LATENCY) != key]
     others = (

@@ -3,6 +3,10 @@
 An objective is a text: ``latency``, ``energy`` (of a launch), ``edp`` (energy times latency), or one of the kernel
 file's metrics with its direction, ``max:tflops`` or ``min:bytes``. Energy (J) and their product (J·s) stand among a
 config's metrics, so that each figure but the latency is found there by its name.
+
+*Numerics* are a part of it: ``exact:latency`` is the latency of configs that leave the same bits as the anchor does,
+and no other config has a figure by it (docs/numerics.md). So jobs, winners, lookups and pins of exact numerics are
+apart from those that go by a tolerance, wherever objectives are told apart.
 """
 
 from __future__ import annotations
@@ -22,7 +26,44 @@ EDP: Final = Objective("edp")
 BUILT_IN: Final = (LATENCY, ENERGY, EDP)
 """Objectives of every kernel, of which less is better. No metric of a kernel file has such a name."""
 
+TOLERANCE: Final = "tolerance"
+EXACT: Final = "exact"
+
+NUMERICS: Final = (TOLERANCE, EXACT)
+"""How the outputs of configs are compared: with a reference within a tolerance, and besides that bit by bit with those
+of the anchor."""
+
 _MOST, _LEAST = "max:", "min:"
+_SAME_BITS = f"{EXACT}:"
+
+
+def with_numerics(objective: str, numerics: str | None) -> Objective:
+    """Return an objective with other numerics; as it is where ``numerics`` is ``None``.
+
+    Raises:
+        UsageError: there are no such numerics.
+    """
+    if numerics is None:
+        return Objective(objective)
+    if numerics not in NUMERICS:
+        raise UsageError(f"there are no numerics {numerics!r}", hint=f"there are {' and '.join(NUMERICS)}")
+    plain = figure_objective(objective)
+    return Objective(f"{_SAME_BITS}{plain}") if numerics == EXACT else plain
+
+
+def is_exact(objective: str) -> bool:
+    """Return whether only configs with the anchor's bits have a figure by an objective."""
+    return objective.startswith(_SAME_BITS)
+
+
+def figure_objective(objective: str) -> Objective:
+    """Return the objective that has the same figure by any numerics."""
+    return Objective(objective.removeprefix(_SAME_BITS))
+
+
+def is_latency(objective: str) -> bool:
+    """Return whether an objective's figure is the latency, by whatever numerics."""
+    return figure_objective(objective) == LATENCY
 
 
 def maximize(metric: str) -> Objective:
@@ -41,7 +82,8 @@ def read_objective(text: str) -> Objective:
     Raises:
         UsageError: it names none.
     """
-    if text in BUILT_IN or (text.startswith((_MOST, _LEAST)) and metric_of(Objective(text)).isidentifier()):
+    plain = figure_objective(text)
+    if plain in BUILT_IN or (plain.startswith((_MOST, _LEAST)) and metric_of(plain).isidentifier()):
         return Objective(text)
     hint = "give latency, energy, edp, or a metric of the kernel file with its direction, max:NAME or min:NAME"
     raise UsageError(f"there is no objective {text!r}", hint=hint)
@@ -49,22 +91,23 @@ def read_objective(text: str) -> Objective:
 
 def is_maximized(objective: Objective) -> bool:
     """Return whether more of the figure is better."""
-    return objective.startswith(_MOST)
+    return figure_objective(objective).startswith(_MOST)
 
 
 def metric_of(objective: Objective) -> str:
     """Return the name of an objective's figure: ``latency``, or that of a metric."""
-    return objective.partition(":")[2] or objective
+    plain = figure_objective(objective)
+    return plain.partition(":")[2] or plain
 
 
 def unit_of(objective: Objective) -> str:
     """Return the unit of an objective's figures; the name of a kernel file's metric stands for its own."""
-    return {LATENCY: "µs", ENERGY: "J", EDP: "J·s"}.get(objective, metric_of(objective))
+    return {LATENCY: "µs", ENERGY: "J", EDP: "J·s"}.get(figure_objective(objective), metric_of(objective))
 
 
 def figure_of(objective: Objective, latency_us: float | None, metrics: Mapping[str, float]) -> float | None:
     """Return a config's figure: µs for ``latency``, J for ``energy``, J·s for ``edp``; ``None`` if it has none."""
-    return latency_us if objective == LATENCY else metrics.get(metric_of(objective))
+    return latency_us if is_latency(objective) else metrics.get(metric_of(objective))
 
 
 def energy_figures(energy_j: float, latency_us: float) -> dict[str, float]:

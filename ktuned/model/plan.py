@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import field
 from typing import Any
 
-from ktuned.model.objective import LATENCY
+from ktuned.model.objective import LATENCY, with_numerics
 from ktuned.model.record import Record, record
 from ktuned.model.values import Config
 
@@ -19,7 +19,8 @@ class Preset(Record):
     ``warmup`` untimed runs; then batches until the 95 % confidence interval of the median is within 1 %, at least
     ``repetitions`` runs and at most ``timing_s`` seconds; the best ``finalists`` are measured again in
     ``finalist_rounds`` interleaved rounds, and in up to ``most_rounds`` where these contradict each other. When nothing
-    but a compile is left, it may take ``straggler_times`` as long as the longest other one.
+    but a compile is left, it may take ``straggler_times`` as long as the longest other one. Where numerics are exact,
+    outputs are compared on so many ``inputs``: the problem's own, six hard ones, and other random numbers.
     """
 
     name: str
@@ -30,14 +31,15 @@ class Preset(Record):
     finalist_rounds: int
     most_rounds: int = 0
     straggler_times: float | None = None
+    inputs: int = 9
 
 
 PRESETS: Mapping[str, Preset] = {
     preset.name: preset
     for preset in (
-        Preset("fast", warmup=1, repetitions=5, timing_s=0.1, finalists=2, finalist_rounds=3, straggler_times=2),
-        Preset("default", warmup=2, repetitions=10, timing_s=0.5, finalists=5, finalist_rounds=5, most_rounds=15),
-        Preset("thorough", warmup=5, repetitions=20, timing_s=2.0, finalists=10, finalist_rounds=9, most_rounds=27),
+        Preset("fast", 1, 5, timing_s=0.1, finalists=2, finalist_rounds=3, straggler_times=2, inputs=8),
+        Preset("default", 2, 10, timing_s=0.5, finalists=5, finalist_rounds=5, most_rounds=15),
+        Preset("thorough", 5, 20, timing_s=2.0, finalists=10, finalist_rounds=9, most_rounds=27, inputs=15),
     )
 }
 
@@ -56,6 +58,7 @@ class Plan(Record):
     ``until`` is in :data:`UNTIL`, ``objective`` a text of :mod:`ktuned.model.objective`. ``configs`` are tried in place
     of the space that they are part of; with ``again``, known measurements are repeated; with ``no_share`` nothing that
     others share is used, and nothing of it is shared. With ``keep_going`` a job whose configs all fail alike goes on.
+    ``anchor`` is the config to whose bits exact numerics are to keep from now on.
     """
 
     strategy: str = "auto"
@@ -72,6 +75,7 @@ class Plan(Record):
     objective: str = LATENCY
     no_share: bool = False
     keep_going: bool = False
+    anchor: Config | None = None
 
     def to_wire(self) -> dict[str, Any]:
         """Return plain data; :meth:`from_wire` rebuilds it. What kernel files need not have is left out if unset.
@@ -80,7 +84,9 @@ class Plan(Record):
         """
         plain = dataclasses.asdict(self)
         plain["configs"] = [dict(config) for config in self.configs]
+        plain["anchor"] = None if self.anchor is None else dict(self.anchor)
         unset = {"configs": [], "again": False, "objective": LATENCY, "no_share": False, "keep_going": False}
+        unset |= {"anchor": None}
         return {name: value for name, value in plain.items() if name not in unset or value != unset[name]}
 
     @classmethod
@@ -96,8 +102,11 @@ class PlanDefaults(Record):
     preset: str | None = None
     trials: int | None = None
     seconds: float | None = None
+    numerics: str | None = None
 
     def applied(self, plan: Plan, given: Collection[str]) -> Plan:
         """Return a plan with these defaults, except where the kernel file gave a value (``given``, by name)."""
         wanted = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
-        return dataclasses.replace(plan, **{name: value for name, value in wanted.items() if name not in given})
+        wanted = {name: value for name, value in wanted.items() if name not in given}
+        objective = with_numerics(plan.objective, wanted.pop("numerics", None))
+        return dataclasses.replace(plan, objective=objective, **wanted)

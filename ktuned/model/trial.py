@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, WinnerKey
-from ktuned.model.objective import LATENCY, Objective, figure_of
+from ktuned.model.objective import LATENCY, Objective, figure_of, is_exact
 from ktuned.model.record import Record, record
 from ktuned.model.values import Config, Outcome, Problem
 
@@ -62,6 +62,8 @@ class TrialResult(Record):
 
     def figure(self, objective: Objective) -> float | None:
         """Return the figure by which an objective judges it, if it has one."""
+        if is_exact(objective) and not self.detail.get("same_bits"):
+            return None
         return figure_of(objective, self.latency_us, self.metrics)
 
 
@@ -96,6 +98,8 @@ class Trial(Record):
 
     def figure(self, objective: Objective) -> float | None:
         """Return the figure by which an objective judges it, if it has one."""
+        if is_exact(objective) and not self.detail.get("same_bits"):
+            return None
         return figure_of(objective, self.latency_us, self.metrics)
 
     def to_wire(self) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import msgspec
 from ktuned.catalog import Admission, Buckets, Catalog, check_problem
 from ktuned.devices import Machine
 from ktuned.model import (
+    EXACT,
     LATENCY,
     MAX_PRIORITY,
     PRESETS,
@@ -25,8 +26,11 @@ from ktuned.model import (
     Priority,
     Problem,
     UsageError,
+    WinnerKey,
     WorkerError,
     canonical,
+    is_exact,
+    with_numerics,
 )
 from ktuned.scheduling.jobs import Jobs
 from ktuned.store import Store
@@ -43,6 +47,8 @@ class Wish(msgspec.Struct, frozen=True):
     strategy: str | None = None
     until: str | None = None
     objective: Objective | None = None
+    numerics: str | None = None
+    anchor: Config | None = None
     seed: int | None = None
     priority: int = Priority.REQUESTED
     is_fixed: bool = False
@@ -78,6 +84,10 @@ class Wish(msgspec.Struct, frozen=True):
         wished |= {"no_share": self.no_share, "keep_going": self.keep_going}
         # By whatever a config is judged, it is compiled alike.
         objective = LATENCY if self.compile_only else declared.objective if self.objective is None else self.objective
+        if self.anchor is not None and self.numerics not in (None, EXACT):
+            raise UsageError("an anchor means nothing to numerics by tolerance", hint="leave one of them out")
+        # Whoever chooses whose bits are to be kept wants them kept.
+        objective = with_numerics(objective, self.numerics if self.anchor is None else EXACT)
         return replace(declared, **wished, objective=objective, compile_only=self.compile_only)
 
 
@@ -111,6 +121,7 @@ class JobRequests:
         plan, problems = await self._followed(kernel, wish)
         for problem in problems:
             await self._check_configs(kernel, problem, plan.configs)
+            await self._check_anchor(kernel, problem, wish.anchor)
         with suppress(BackendError):
             # Without any device the job itself says so.
             self._seat(kernel, wish)
@@ -151,6 +162,7 @@ class JobRequests:
         jobs: dict[int, Job] = {}
         for problem in problems:
             await self._check_configs(kernel, problem, plan.configs)
+            anchor = await self._check_anchor(kernel, problem, wish.anchor)
             try:
                 device = self._seat(kernel, wish)
             except BackendError as error:
@@ -159,10 +171,16 @@ class JobRequests:
                     key, problem, reason=wish.reason, plan=plan, priority=wish.priority, error=error
                 )
             else:
+                key = kernel.winner_key(problem, device, objective)
+                if anchor is not None:
+                    await self._store.anchors.choose(key, None if anchor == kernel.default else anchor)
+                    plan = replace(plan, anchor=anchor)
+                elif is_exact(objective):
+                    self._require_anchor(kernel, key)
                 if wish.stale_only and await self._is_fresh(kernel, problem, wish, objective):
                     continue
                 arrival = await self._jobs.submit(
-                    kernel.winner_key(problem, device, objective),
+                    key,
                     problem,
                     priority=wish.priority,
                     reason=wish.reason,
@@ -194,6 +212,34 @@ class JobRequests:
             raise UsageError(
                 f"{kernel.name} cannot try {canonical(config)}: {why}",
                 hint=f"give a config of its space{f', with {chr(44).join(knobs)}' if knobs else ''}",
+            )
+
+    async def _check_anchor(self, kernel: KernelInfo, problem: Problem, asked: Config | None) -> Config | None:
+        """Return the config that is to be the anchor, where one is asked for: what it leaves out is the default's.
+
+        Raises:
+            UsageError: the space does not hold it.
+        """
+        if asked is None:
+            return None
+        anchor = {**(kernel.default or {}), **asked}
+        try:
+            await self._check_configs(kernel, problem, [anchor])
+        except UsageError as error:
+            words = ", ".join(f"{name}={value}" for name, value in asked.items())
+            raise UsageError(f"{words} cannot be the anchor: {error.message}", hint=error.hint) from error
+        return anchor
+
+    def _require_anchor(self, kernel: KernelInfo, key: WinnerKey) -> None:
+        """Check that there is a config whose bits others are to have.
+
+        Raises:
+            UsageError: there is none.
+        """
+        if kernel.default is None and self._store.anchors.find(key) is None:
+            raise UsageError(
+                f"{kernel.name} declares no default whose bits the winner could have",
+                hint="declare default=, or choose a config: `ktuned tune KERNEL --anchor KNOB=VALUE,…`",
             )
 
     async def _is_fresh(self, kernel: KernelInfo, problem: Problem, wish: Wish, objective: Objective) -> bool:

@@ -12,7 +12,19 @@ from ktuned.catalog import Admission, Catalog, Traces, check_problem, environmen
 from ktuned.devices import Machine
 from ktuned.fleet import Environment, Fleet
 from ktuned.ipc import Trust
-from ktuned.model import PRESETS, Job, KernelFileError, KernelInfo, NotFound, Problem, Unsupported, Winner, unmeasurable
+from ktuned.model import (
+    PRESETS,
+    Config,
+    Job,
+    KernelFileError,
+    KernelInfo,
+    NotFound,
+    Problem,
+    Unsupported,
+    Winner,
+    WinnerKey,
+    unmeasurable,
+)
 from ktuned.scheduling.kept_portfolios import KeptPortfolios
 from ktuned.tuning import Compiler, SharedConfigs, Work, merged
 
@@ -33,6 +45,7 @@ class Preparation:
     """Makes a job's work of what is known when its turn comes; ``settings`` are replaced when they are read again.
 
     ``captured`` returns the digest of the inputs that were captured for a kernel's problem, empty without any;
+    ``anchor`` the config that was chosen in the default's place for exact numerics;
     ``served`` the winners that lookups of a kernel are answered with; ``portfolios`` those of
     kernels; ``shared`` is what others have found.
     """
@@ -49,6 +62,7 @@ class Preparation:
         traces: Traces,
         deadlines: Mapping[str, float],
         captured: Callable[[KernelInfo, Problem], str],
+        anchor: Callable[[WinnerKey], Config | None],
         served: Callable[[KernelInfo, Environment], Sequence[Winner]],
         portfolios: KeptPortfolios,
         shared: SharedConfigs | None = None,
@@ -62,6 +76,7 @@ class Preparation:
         self._traces = traces
         self._deadlines = deadlines
         self._captured = captured
+        self._anchor = anchor
         self._served = served
         self._portfolios = portfolios
         self._shared = shared
@@ -88,6 +103,7 @@ class Preparation:
                 if device.no_energy:
                     raise Unsupported(unmeasurable(objective, device))
         context = self._machine.context(kernel, environment, job.problem, aim.model)
+        kernel = kernel.anchored(self._anchor(context.key_for(objective)), objective)
         self._leave_cores(len(self._machine.device_models(environment)))
         return Work(
             job=job,

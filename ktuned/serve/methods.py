@@ -199,6 +199,8 @@ class Methods:
             again=wanted.again,
             no_share=wanted.no_share,
             objective=None if wanted.objective is None else read_objective(wanted.objective),
+            numerics=wanted.numerics,
+            anchor=wanted.anchor,
         )
         return await self._take_in(wanted, wish)
 

@@ -62,7 +62,8 @@ class TuneParams(JobParams, frozen=True):
     """``tune``: also the device, the thoroughness, the priority and the objective.
 
     ``configs`` alone, or known ones ``again``; with ``no_share`` without what others share, and not shared. ``beside``
-    is the process of an application that uses the device, and goes on while it is tuned.
+    is the process of an application that uses the device, and goes on while it is tuned. ``anchor`` is the config, or a
+    part of it, to whose bits exact ``numerics`` are to keep.
     """
 
     device: str | None = None
@@ -74,6 +75,8 @@ class TuneParams(JobParams, frozen=True):
     configs: list[dict[str, Scalar]] | None = None
     again: bool = False
     objective: str | None = None
+    numerics: str | None = None
+    anchor: dict[str, Scalar] | None = None
     no_share: bool = False
 
 

@@ -8,7 +8,9 @@ from ktuned.spec.declaration import end_declarations, kernel
 from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.digest import describe, file_meaning, opacity
 from ktuned.spec.distributions import distribution, installed_versions, owners
+from ktuned.spec.draws import mix as mix_bits
 from ktuned.spec.expressions import Expression, Formula, Term
+from ktuned.spec.hard_inputs import EVERYWHERE, HARD_FILLS
 from ktuned.spec.include_trace import IncludeSearch
 from ktuned.spec.loader import forget_modules, kernel_module, load_file, load_unless_held
 from ktuned.spec.observer import OBSERVER, FreshProcessNeeded
@@ -31,6 +33,8 @@ from ktuned.spec.user_values import mapping_fault
 
 __all__ = [
     "ACCESSES",
+    "EVERYWHERE",
+    "HARD_FILLS",
     "MEMBERSHIP_BOUND",
     "OBSERVER",
     "BoundSpace",
@@ -66,6 +70,7 @@ __all__ = [
     "mapping_fault",
     "materialise",
     "materialise_numpy",
+    "mix_bits",
     "opacity",
     "other_poison_bits",
     "owners",

@@ -18,8 +18,9 @@ from ktuned.model import (
     Objective,
     Plan,
     Problem,
+    with_numerics,
 )
-from ktuned.spec.declaration_faults import UNSET, check_fault, fault_of, unknown_fault
+from ktuned.spec.declaration_faults import UNSET, check_fault, fault_of, numerics_fault, unknown_fault
 from ktuned.spec.declared_kernel import Inputs, Kernel, KernelFunction, Metric, Weighted, no_tensors
 from ktuned.spec.origin import is_ours
 from ktuned.spec.spaces import Space
@@ -108,6 +109,7 @@ def kernel(
     cores: int | Callable[[Any, Any], int] | None = None,
     metrics: Mapping[str, Metric] | None = None,
     objective: Objective | str = LATENCY,
+    numerics: str = UNSET,
     flops: Declared = None,
     bytes: Declared = None,  # noqa: A002 - the field's own word
     depends: str | Sequence[str] = (),
@@ -137,6 +139,8 @@ def kernel(
     one of ``(p, t, e)`` also takes the energy of a launch in joules.
     ``objective`` is what a tuning improves: ``"latency"``, ``"energy"``, ``"edp"`` (their product), or a metric, as
     ``maximize("tflops")`` or ``minimize(…)``.
+    ``numerics="exact"`` lets only configs win whose outputs are bit-equal to the default's, on every input that is
+    tried; with ``"tolerance"`` outputs are compared with the reference alone.
     ``flops`` and ``bytes`` are the work of a launch, numbers or ``p -> number``; operations of another precision than
     float32 as ``dict(float16=…)``. They give the metrics ``tflops`` and ``gbps``, and the share of the device's limit.
     ``best_for="all"`` serves one config for all declared problems, the best for the sum of their times; a problem may
@@ -164,6 +168,7 @@ def kernel(
         # A project's defaults (``ktuned.toml``) stand in for the budgets that the file does not give.
         all_budgets = {"preset": preset, "trials": trials, "seconds": seconds}
         budgets: dict[str, Any] = {key: value for key, value in all_budgets.items() if value is not UNSET}
+        wrong_numerics = numerics_fault(numerics, default)
         declared = Kernel(
             name=kernel_name,
             function=function,
@@ -190,7 +195,7 @@ def kernel(
                 early_stop=early_stop,
                 deadlines=dict(deadlines or {}),
                 until=until,
-                objective=objective,
+                objective=objective if numerics is UNSET or wrong_numerics else with_numerics(objective, numerics),
                 **budgets,
             ),
             prior=prior,
@@ -198,7 +203,7 @@ def kernel(
             metrics={} if metrics is None else metrics,
             flops=flops,
             bytes=bytes,
-            given=tuple(budgets),
+            given=(*budgets, *(() if numerics is UNSET else ("numerics",))),
             depends=_as_tuple(depends),
             bucket=bucket,
             best_for=best_for,
@@ -206,7 +211,10 @@ def kernel(
             portfolio=portfolio,
         )
         fault = (
-            unknown_fault(unknown, kernel.__kwdefaults__ or ()) or check_fault(reference, check) or fault_of(declared)
+            unknown_fault(unknown, kernel.__kwdefaults__ or ())
+            or check_fault(reference, check)
+            or wrong_numerics
+            or fault_of(declared)
         )
         is_collected = collector is not None and collector.path == file
         if not fault:

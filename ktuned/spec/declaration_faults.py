@@ -9,10 +9,13 @@ from typing import Any, Final
 
 from ktuned.model import (
     BUILT_IN,
+    EXACT,
+    NUMERICS,
     PRESETS,
     UNTIL,
     UsageError,
     canonical,
+    figure_objective,
     is_among,
     listed,
     metric_of,
@@ -108,6 +111,17 @@ def fault_of(declared: Any) -> str:
     )
 
 
+def numerics_fault(numerics: object, default: object) -> str:
+    """Return the error if outputs cannot be compared as is declared."""
+    if numerics is UNSET:
+        return ""
+    if not isinstance(numerics, str) or numerics not in NUMERICS:
+        return f"numerics={numerics!r} is neither {' nor '.join(map(repr, NUMERICS))}"
+    if numerics == EXACT and default is None:
+        return "numerics='exact' needs a default=, whose bits the others must have"
+    return ""
+
+
 def _metrics_fault(metrics: Any) -> str:
     if not isinstance(metrics, Mapping):
         return f"metrics is of type {type(metrics).__name__}, not a dict of functions (p, t) -> number"
@@ -141,7 +155,7 @@ def _objective_fault(objective: Any, metrics: Collection[str]) -> str:
         wanted = read_objective(objective)
     except UsageError as error:
         return f"{error.message}: give 'latency', 'energy', 'edp', maximize('a metric') or minimize('a metric')"
-    if wanted in BUILT_IN or metric_of(wanted) in metrics:
+    if figure_objective(wanted) in BUILT_IN or metric_of(wanted) in metrics:
         return ""
     return f"objective names the metric {metric_of(wanted)!r}, which metrics= lacks {listed(metrics)}"
 

@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ktuned.model import UsageError, listed
 from ktuned.spec import draws
-from ktuned.spec.poisons import poison, poison_bits
+from ktuned.spec.hard_inputs import HARD_FILLS, draw_hard
+from ktuned.spec.poisons import as_bits, poison, poison_bits
 
 if TYPE_CHECKING:
     import numpy
@@ -95,6 +96,12 @@ class TensorSpec:
         if self.output:
             return "empty"
         return "uniform" if self.dtype in FLOATS or self.dtype in COMPLEX else "integer"
+
+    @property
+    def may_be_hard(self) -> bool:
+        """True if a kernel may get any number there: one whose range is declared gets no other numbers."""
+        is_random = self.resolved_fill in ("uniform", "normal") and not self.file
+        return is_random and self.low is None and self.high is None
 
     def reseeded(self, number: int) -> TensorSpec:
         """Return a tensor that differs in its random numbers alone, where they come from a seed of its own."""
@@ -198,6 +205,11 @@ def materialise(spec: TensorSpec, name: str, seed_text: str, device: str) -> tor
     count = math.prod(spec.shape) * (1 + (part != spec.dtype))
     arrays = TorchArrays(device)
     made = arrays.empty(count, part)
+    if fill in HARD_FILLS:
+        bits = as_bits(made)
+        for place, values in draw_hard(arrays, arrays.chunk, fill, part, count, _key(spec, name, seed_text)):
+            bits[place : place + len(values)] = values
+        return (torch.view_as_complex(made.view(-1, 2)) if part != spec.dtype else made).view(spec.shape)
     for place, values in _drawn(arrays, spec, part, count, _key(spec, name, seed_text)):
         arrays.store(made, place, values)
     return (torch.view_as_complex(made.view(-1, 2)) if part != spec.dtype else made).view(spec.shape)
@@ -224,7 +236,11 @@ def materialise_numpy(spec: TensorSpec, name: str, seed_text: str) -> numpy.ndar
         made = numpy.full(count, pattern, f"uint{width}").view(arrays.held_as(part))
     else:
         made = arrays.empty(count, part)
-        if fill in ("zeros", "ones"):
+        if fill in HARD_FILLS:
+            bits = made.view(f"int{8 * made.itemsize}")
+            for place, values in draw_hard(arrays, arrays.chunk, fill, part, count, _key(spec, name, seed_text)):
+                bits[place : place + len(values)] = values
+        elif fill in ("zeros", "ones"):
             arrays.store(made, 0, numpy.zeros(count, "float32"), part)
             step = 1 + (part != spec.dtype)
             if fill == "ones":

@@ -18,6 +18,7 @@ import anyio.to_thread
 from ktuned.model import (
     FAILURES,
     LATENCY,
+    Bits,
     Config,
     Context,
     DeviceModel,
@@ -52,6 +53,7 @@ from ktuned.store import (
     trial_writes,
 )
 from ktuned.store.admissions import Admissions
+from ktuned.store.anchors import Anchors
 from ktuned.store.captures import Captured
 from ktuned.store.faults import database_fault
 from ktuned.store.learned import Learned
@@ -93,6 +95,7 @@ class Store:
             raise database_fault(error, path) from error
         self.pinned = Pinned(self._reader, self._write)
         self.captured = Captured(self._reader, self._write)
+        self.anchors = Anchors(self._reader, self._write)
         self.projects = Projects(self._reader, self._write)
         self.admissions = Admissions(self._reader, self._write)
         self.learned = Learned(self._reader, self._write)
@@ -396,6 +399,14 @@ class Store:
         return await self._write(
             lambda connection: trial_writes.decide(connection, number, now, objective=objective, is_final=is_final)
         )
+
+    async def mark_same_bits(self, context: Context, anchor: Bits) -> None:
+        """Note on a context's trials whether they have an anchor's bits; a winner that has not gives way.
+
+        Without any bits none is known to have them.
+        """
+        now = time.time()
+        await self._write(lambda connection: trial_writes.mark_same_bits(connection, context, anchor, now))
 
     async def forget(self, kernel: str, outcome: Outcome | None = None) -> int:
         """Delete a kernel's ended trials, of one outcome or all with its ended jobs; return how many trials.

@@ -31,6 +31,7 @@ from ktuned.model import (
     WinnerKey,
     cost_of,
     figure_of,
+    is_latency,
 )
 from ktuned.store import job_writes, rows, trial_writes
 from ktuned.store.faults import database_fault
@@ -79,11 +80,11 @@ def judge(offer: Offer, ours: Winner | None, today: Context | None) -> Decision:
         if offer.config == ours.config:
             return Decision(False, "it is the same")
         theirs, figure = cost_of(offer.objective, offer.figure), cost_of(ours.objective, ours.figure)
-        unit = " µs" if ours.objective == LATENCY else ""
-        better = "faster" if ours.objective == LATENCY else "better"
+        unit = " µs" if is_latency(ours.objective) else ""
+        better = "faster" if is_latency(ours.objective) else "better"
         if figure is None or (theirs is not None and theirs < figure):
             return Decision(True, f"{better} than ours, {ours.figure or 0:g}{unit}")
-        good = "fast" if ours.objective == LATENCY else "good"
+        good = "fast" if is_latency(ours.objective) else "good"
         return Decision(False, f"ours is as {good} or {better}, {ours.figure:g}{unit}")
     if today is not None and ours.context == today:
         return Decision(False, "ours was measured with the sources, toolchain and driver of today")

@@ -99,7 +99,7 @@ def _move(connection: sqlite3.Connection, old: str, new: str) -> None:
     """Move all rows of a project's kernels to its new name."""
     move = _Move(connection, old, new)
     move.contexts()
-    for table in ("winners", "captures", "meanings", "learned"):
+    for table in ("winners", "captures", "meanings", "learned", "anchors"):
         move.table(table)
     move.table("jobs")
     move.kernels()

@@ -21,6 +21,8 @@ from ktuned.model import (
     Root,
     Trial,
     Winner,
+    figure_objective,
+    is_exact,
     is_maximized,
     metric_of,
 )
@@ -51,9 +53,13 @@ SELECT_WINNERS = f"""SELECT {CONTEXT_COLUMNS}, trials.id, trials.config, trials.
 
 def figure(objective: Objective, trials: str = "trials") -> str:
     """Return the SQL of a trial's figure by an objective; NULL if it has none."""
+    # SQLite refuses the whole SELECT for one text that is no JSON.
+    if is_exact(objective):
+        same = f"iif(json_valid({trials}.detail), json_extract({trials}.detail, '$.same_bits'), NULL)"
+        return f"iif({same}, {figure(figure_objective(objective), trials)}, NULL)"
     if objective == LATENCY:
         return f"{trials}.latency_us"
-    # A metric's name is an identifier. SQLite refuses the whole SELECT for one text that is no JSON.
+    # A metric's name is an identifier.
     path = f'$.metrics."{metric_of(objective)}"'
     return f"iif(json_valid({trials}.detail), json_extract({trials}.detail, '{path}'), NULL)"
 

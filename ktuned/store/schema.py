@@ -10,6 +10,8 @@
 
     pins   captures                     (answers that hold for good; real inputs that applications handed over)
 
+    anchors                             (configs to whose bits exact numerics keep, where that is not the default)
+
     projects ◀── aliases                (the name of each root's project, and the names that it had before)
 
     roots   kernels   probes            (the last daemon's knowledge, so that the next one answers at once)
@@ -179,6 +181,12 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
     ),
     # A shared store knows itself what it has.
     ("DROP TABLE published_winners",),
+    (
+        """CREATE TABLE anchors (
+            kernel TEXT NOT NULL, problem TEXT NOT NULL, device TEXT NOT NULL, config TEXT NOT NULL,
+            PRIMARY KEY (kernel, problem, device)
+        ) WITHOUT ROWID""",
+    ),
 )
 """Statements that lead from each version (the position) to the next; what has been released never changes."""
 

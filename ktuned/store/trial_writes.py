@@ -12,6 +12,7 @@ import msgspec
 from ktuned.model import (
     LATENCY,
     RETRIED_BY_NEXT_JOB,
+    Bits,
     Config,
     Context,
     JobState,
@@ -22,6 +23,10 @@ from ktuned.model import (
     UsageError,
     Winner,
     canonical,
+    have_same_bits,
+    is_exact,
+    is_latency,
+    is_nondeterministic,
 )
 from ktuned.store import rows
 from ktuned.store.winner_rule import Effect, Standing, judge
@@ -198,6 +203,40 @@ def forget(connection: sqlite3.Connection, kernel: str, outcome: Outcome | None,
     return deleted
 
 
+def mark_same_bits(connection: sqlite3.Connection, context: Context, anchor: Bits, now: float) -> None:
+    """Note on all trials of a context that have bits whether these are an anchor's.
+
+    A winner by exact numerics that does not have them is followed by the best that has.
+    """
+    row = connection.execute(
+        f"SELECT id FROM contexts WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)", rows.context_values(context)
+    ).fetchone()
+    if row is None:
+        return
+    known = connection.execute("SELECT id, detail FROM trials WHERE context_id = ? AND json_valid(detail)", row)
+    for trial_id, text in known.fetchall():
+        detail = json.loads(text)
+        if not detail.get("bits"):
+            continue
+        before = detail.pop("same_bits", None)
+        same = have_same_bits(detail["bits"], anchor) if anchor else None
+        if is_nondeterministic(detail):
+            same = False
+        if same is not before:
+            marked = detail if same is None else detail | {"same_bits": same}
+            connection.execute("UPDATE trials SET detail = ? WHERE id = ?", (json.dumps(marked), trial_id))
+    won = connection.execute(
+        """SELECT winners.objective, trials.id, iif(json_valid(detail), json_extract(detail, '$.same_bits'), NULL)
+        FROM winners JOIN trials ON trials.id = winners.trial_id WHERE trials.context_id = ?""",
+        row,
+    ).fetchall()
+    for objective, trial_id, same in won:
+        if is_exact(objective) and not same:
+            place = trial_id, objective
+            connection.execute("DELETE FROM winners WHERE trial_id = ? AND objective = ?", place)
+            _elect(connection, row[0], Objective(objective), now)
+
+
 def _record(connection: sqlite3.Connection, trial_id: int, result: TrialResult, now: float) -> bool:
     """Write a trial's result, unless it was measured before and is now only stopped or disturbed; return whether.
 
@@ -311,7 +350,7 @@ def _note(connection: sqlite3.Connection, trial_id: int, objective: Objective) -
         return (str(note) if incumbent_trial == trial_id else ""), None
     if before is None or cost is None or cost <= before + (NOISE - 1) * abs(before):
         return "", before
-    unit = " µs" if objective == LATENCY else ""
+    unit = " µs" if is_latency(objective) else ""
     sentence = f"{abs(cost):.4g}{unit}, after {abs(before):.4g}{unit} before its sources, toolchain or device changed"
     return sentence, before
 

@@ -16,7 +16,19 @@ import structlog
 
 from ktuned.fleet import ALL_CORES, CannotOpen, Fleet, Lane, LaneSick
 from ktuned.ipc import requests
-from ktuned.model import ENERGY, LATENCY, Config, Outcome, Trial, TrialResult, Winner, WorkerError, median
+from ktuned.model import (
+    ENERGY,
+    LATENCY,
+    Config,
+    Outcome,
+    Trial,
+    TrialResult,
+    Winner,
+    WorkerError,
+    is_latency,
+    is_nondeterministic,
+    median,
+)
 from ktuned.store import Store
 from ktuned.tuning.deadlines import for_trial
 from ktuned.tuning.finalists import (
@@ -74,6 +86,8 @@ class _Finalist(msgspec.Struct):
     def take(self, result: TrialResult, cost: float) -> None:
         """Take what one round found."""
         self.compared += result.detail.get("compared") or 0
+        if is_nondeterministic(result.detail):
+            self.detail = replace(self.detail, nondeterministic=True, same_bits=False)
         if result.latency_us is not None and result.spread_us is not None:
             self.latencies.append(result.latency_us)
             self.spreads.append(result.spread_us)
@@ -84,7 +98,7 @@ class _Finalist(msgspec.Struct):
         """Return the figure of all rounds; the old one if all were disturbed."""
         if self.failed is not None:
             return self.failed
-        if work.objective == LATENCY:
+        if is_latency(work.objective):
             return self._timed_result(contest, found)
         return self._judged_result(work, contest, found.get(self.trial.id))
 
@@ -337,7 +351,7 @@ class FinalRound:
 
     def _incumbent(self) -> Winner | None:
         """Return the winner of this very context."""
-        incumbent = self._store.winner(self._work.context.key)
+        incumbent = self._store.winner(self._work.key)
         return None if incumbent is None or incumbent.context != self._work.context else incumbent
 
     async def _is_admitted(self, config: Config) -> bool:
@@ -392,7 +406,7 @@ class FinalRound:
             self._progress.reference_spread_us = found[None].spread_us
         results = {one.trial.id: one.result(self._work, contest.rounds, found) for one in contest.finalists}
         still = {trial: result for trial, result in results.items() if result.outcome is Outcome.MEASURED}
-        costs = {trial: self._cost(result) for trial, result in still.items()}
+        costs = {trial: cost for trial, result in still.items() if (cost := self._cost(result)) < math.inf}
         incumbent = self._incumbent()
         best = elected(costs, found, None if incumbent is None else incumbent.trial)
         if best is not None:
@@ -447,7 +461,7 @@ class _Contest:
             if finalist.trial.id in left:
                 await self._time(finalist)
         is_reference_known = turn >= FEWEST_ROUNDS and not is_implausible(self.rounds, [])
-        if self._work.objective != LATENCY or is_reference_known:
+        if not is_latency(self._work.objective) or is_reference_known:
             # A reference has no other figure to compare.
             return
         try:
@@ -467,7 +481,7 @@ class _Contest:
         result = await self._measuring.measure_alone(lambda: self._lane, finalist.attempt(), request, self._deadlines)
         if result.outcome is not Outcome.MEASURED:
             finalist.failed = result
-        elif (cost := self._work.cost(result)) is not None:
+        elif (cost := self._work.cost_of_round(result)) is not None:
             self.rounds[-1][finalist.trial.id] = cost
             finalist.take(result, cost)
 

@@ -65,6 +65,10 @@ class Hopelessness:
         """True if configs from anywhere in the space should be proposed next."""
         return self._is_open and self._suspect is not None and not self._has_probed
 
+    def give_up(self, reason: str) -> None:
+        """Give the job up for a reason that lies outside of its configs' outcomes."""
+        self.reason, self._is_open = self.reason or reason, False
+
     def propose(self, configs: Iterable[Config], *, are_probes: bool = False) -> None:
         """Take note of configs that are about to be tried."""
         if not self._is_open:

@@ -26,7 +26,7 @@ from ktuned.fleet import (
     WorkerDied,
 )
 from ktuned.ipc import replies, requests
-from ktuned.model import LATENCY, TrialResult, canonical
+from ktuned.model import TrialResult, canonical, is_latency
 from ktuned.store import Artifacts
 from ktuned.tuning.batches import HOLD_GPU_S, LANE_S
 from ktuned.tuning.compile_stage import CompileStage
@@ -243,13 +243,14 @@ class MeasureStage:
             work.preset,
             work.judge_contention and self.machine.may_be_disturbed(attempts[0], has_application=bool(applications)),
             # By other objectives a slow config may be a good one.
-            best_us * work.job.plan.early_stop if best_us is not None and work.objective == LATENCY else None,
+            best_us * work.job.plan.early_stop if best_us is not None and is_latency(work.objective) else None,
             None if best_us is None else self._incumbent,
             cores,
             applications,
-            tuple(attempt.known_us for attempt in attempts) if work.needs_energy else (),
+            tuple(attempt.known_us for attempt in attempts) if work.needs_energy or work.anchor else (),
             # On a CPU the daemon's work on a result would disturb the timing of the next one.
             LANE_S if lane.device.kind == "cpu" else HOLD_GPU_S,
+            None if work.anchor is None else work.anchor.request,
         )
         return request, for_trial(work.deadlines, work.preset, best_us)
 
@@ -414,8 +415,11 @@ class _LaneTurn:
             else:
                 clock.spend(attempt, one.measured.seconds)
             await self._stage.work.learn(one.measured.observed)
-            self._stage.note_measured(one.measured)
-            report = ConfigMeasured(attempt, one.measured, one.output, facts)
+            anchor, measured = self._stage.work.anchor, one.measured
+            if anchor is not None:
+                measured = anchor.judge(attempt.config, measured)
+            self._stage.note_measured(measured)
+            report = ConfigMeasured(attempt, measured, one.output, facts)
             ends += await self._carry_out(self._stage.machine.handle(report))
         if ends:
             await self._record(ends)

@@ -14,6 +14,7 @@ from ktuned.fleet import Pace
 from ktuned.ipc import requests
 from ktuned.model import (
     LATENCY,
+    Bits,
     Config,
     JobState,
     Outcome,
@@ -23,6 +24,7 @@ from ktuned.model import (
     Winner,
     as_notice,
     canonical,
+    is_exact,
     stand_ins,
 )
 from ktuned.store import Store
@@ -69,6 +71,7 @@ class Outcomes:
         self._first_failure = ""
         self._first_unjudged = ""
         self._has_winner = False
+        self._compared_with: Bits = ()
         self._tried: list[requests.Tried] = []
         self._changed = anyio.Event()
 
@@ -101,8 +104,35 @@ class Outcomes:
 
     async def begin(self) -> None:
         """Make the best known config the winner where that is certain to be no worse than what is served now."""
+        await self._find_anchor()
         await self.open_again()
         self.lead = await self._shared_lead()
+
+    async def _find_anchor(self) -> None:
+        """Take the anchor's bits from an earlier job's trial, if there is one, and compare what is known with them."""
+        anchor = self._work.anchor
+        if anchor is None:
+            return
+        known = self._store.known_trial(self._work.context, anchor.config)
+        if known is not None and (known.outcome is Outcome.MEASURED or self.stands(known)):
+            anchor.note(known)
+        if anchor.bits or anchor.fault:
+            await self._compare_with_anchor()
+
+    async def _compare_with_anchor(self) -> None:
+        """Note on all trials so far whether they have the anchor's bits.
+
+        A job whose anchor can be none is given up, and the choice of it taken back: all stays as it was.
+        """
+        anchor = self._work.anchor
+        assert anchor is not None
+        if anchor.fault:
+            await self._store.anchors.choose(self._work.key, None)
+            self.hopelessness.give_up(anchor.fault)
+            self._give_up_if_hopeless()
+            return
+        self._compared_with = anchor.bits
+        await self._store.mark_same_bits(self._work.context, anchor.bits)
 
     async def open_again(self) -> None:
         """Look again at what is served, before anything is measured: another job may have changed it meanwhile."""
@@ -168,6 +198,12 @@ class Outcomes:
                 objective=self._work.objective,
                 is_opening=is_opening,
             )
+        anchor = self._work.anchor
+        if anchor is not None:
+            for attempt, result in kept:
+                anchor.note(self._trial(attempt, result))
+            if anchor.fault or anchor.bits != self._compared_with:
+                await self._compare_with_anchor()
         # Many wait for one commit, and all go on when it is over.
         await self._pace.step()
         is_over_now = False
@@ -279,8 +315,12 @@ class Outcomes:
         # It may be that of another checkout: a job here is to have a winner of its own that is no worse.
         incumbent = next((winner for winner in winners if winner.key == work.key), None)
         own = self._store.winner(work.key)
+        if is_exact(work.objective):
+            # Nothing but the anchor, until its bits and those of others are known.
+            winners, incumbent = [], None
         # As the ladder of answers does: a portfolio takes the place of near problems.
-        near = [completed(kernel, config) for config in work.portfolio()] or [
+        leaves = () if is_exact(work.objective) else work.portfolio()
+        near = [completed(kernel, config) for config in leaves] or [
             completed(kernel, winner.config) for winner in stand_ins(work.key, work.specialized, winners)
         ]
         before = None if incumbent is None else completed(kernel, incumbent.config)

@@ -10,7 +10,6 @@ import msgspec
 
 from ktuned.catalog import Admission
 from ktuned.model import (
-    ENERGY,
     LATENCY,
     Config,
     Context,
@@ -24,6 +23,7 @@ from ktuned.model import (
     Winner,
     canonical,
     cost_of,
+    is_latency,
     most_similar,
 )
 from ktuned.store import Store
@@ -58,7 +58,7 @@ def chosen(measured: Sequence[Trial], objective: Objective = LATENCY) -> Trial |
     An earlier first figure below the choice's final one has beaten nothing: it was not measured beside it. Rounds by
     other figures than the latency may have been for another objective, with other finalists.
     """
-    if objective != LATENCY:
+    if not is_latency(objective):
         return min(measured, key=lambda trial: _cost(objective, trial.figure(objective)), default=None)
     finalists = [trial for trial in measured if TrialDetail.from_json(trial.detail).rounds]
     decided_at = max((trial.updated for trial in finalists), default=0.0)
@@ -185,5 +185,4 @@ class PriorResults:
     def find_twin(self, attempt: Attempt) -> Trial | None:
         """Return the measured trial of equal bytes, called alike, on equal data, if it has all figures."""
         twin = self._store.twin(attempt.content) if attempt.content else None
-        lacks_energy = twin is not None and self._work.needs_energy and ENERGY not in twin.metrics
-        return None if lacks_energy else twin
+        return None if twin is not None and self._work.lacks_figure(twin) else twin

@@ -22,6 +22,7 @@ from ktuned.model import (
     TrialResult,
     Winner,
     cost_of,
+    is_latency,
 )
 from ktuned.tuning.work import Work
 
@@ -93,7 +94,7 @@ class Progress(msgspec.Struct):
     @property
     def best(self) -> float | None:
         """The best config's figure."""
-        return self.best_us if self.objective == LATENCY else self.best_figure
+        return self.best_us if is_latency(self.objective) else self.best_figure
 
     @property
     def best_cost(self) -> float | None:
@@ -123,7 +124,7 @@ class Progress(msgspec.Struct):
     def _figures(self, trial: Trial | TrialResult | None) -> tuple[float | None, float | None, float | None]:
         if trial is None:
             return None, None, None
-        figure = None if self.objective == LATENCY else trial.figure(self.objective)
+        figure = None if is_latency(self.objective) else trial.figure(self.objective)
         return trial.latency_us, trial.spread_us, figure
 
     def lose(self, result: TrialResult, best: Trial | None) -> None:

@@ -20,7 +20,9 @@ class TrialDetail(Record):
     From its end: the ``phase`` that it failed in, ``signal``, ``after_s`` (the deadline that passed), ``story`` (its
     events) and the output of its code. From measuring: some of the ``samples`` (µs) and their ``count``, ``low_us`` and
     ``high_us`` (the median's 95 % interval), ``beaten`` (sampling ended early: it could not win), the check's errors,
-    how many launches were ``compared`` (a finalist's in all rounds), the lane's seconds by phase (``phase_s``), the
+    how many launches were ``compared`` (a finalist's in all rounds), the ``bits`` of the outputs where numerics are
+    exact and whether they are the anchor's (``same_bits``; absent while that is unknown), whether launches left
+    different outputs (``nondeterministic``), the lane's seconds by phase (``phase_s``), the
     inputs that the kernel has ``overwritten`` undeclared, the ``cores`` that it used, the kernel file's own
     ``metrics`` (with its ``energy`` where that was measured, and ``energy_low`` and ``energy_high``, the ends of its
     95 % interval, in J; ``metrics_fault`` says why the file's failed), why contention could not be judged, and the
@@ -68,6 +70,9 @@ class TrialDetail(Record):
     reference_us: float | None = None
     reference_spread_us: float | None = None
     compared: int | None = None
+    bits: tuple[str, ...] | None = None
+    same_bits: bool | None = None
+    nondeterministic: bool | None = None
 
     def to_json(self) -> dict[str, Any]:
         """Return the map that the store keeps."""
@@ -103,6 +108,9 @@ class TrialDetail(Record):
             energy_low=measured.energy_low,
             energy_high=measured.energy_high,
             compared=measured.compared,
+            bits=measured.bits,
+            same_bits=measured.same_bits,
+            nondeterministic=measured.nondeterministic,
         )
 
 
@@ -147,7 +155,7 @@ def completed_result(known: Trial, result: TrialResult) -> TrialResult:
     return replace(_as_result(known, {**known.detail, **added}), lane_s=known.lane_s + result.lane_s)
 
 
-_ADDED = ("metrics", "energy_low", "energy_high")
+_ADDED = ("metrics", "energy_low", "energy_high", "bits", "same_bits", "nondeterministic")
 
 
 def _as_result(known: Trial, detail: Mapping[str, Any]) -> TrialResult:

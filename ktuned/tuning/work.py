@@ -36,8 +36,11 @@ from ktuned.model import (
     added,
     canonical,
     cost_of,
+    figure_objective,
+    is_exact,
     with_captured,
 )
+from ktuned.tuning.anchor import Anchor
 from ktuned.tuning.shared_lead import SharedConfigs
 from ktuned.tuning.trial_detail import rounds_name
 from ktuned.tuning.trial_machine import TrialMachine
@@ -65,6 +68,7 @@ class Work(msgspec.Struct, eq=False, weakref=True):
     the sights of the files by which it is known there.
     ``shared`` is asked what others have found, if that may be used. ``served`` returns the winners that the kernel's
     lookups are answered with, ``portfolio`` the configs that its portfolio has for this problem, if there is one.
+    Where numerics are exact, the kernel's default is the ``anchor``.
     """
 
     job: Job
@@ -88,11 +92,14 @@ class Work(msgspec.Struct, eq=False, weakref=True):
     toolchain: Mapping[str, str] = msgspec.field(default_factory=dict)
     shared: SharedConfigs | None = None
     compilers: tuple[Compiler, ...] = ()
+    anchor: Anchor | None = None
     _named: requests.KernelRef | None = None
 
     def __post_init__(self) -> None:
         self._named = None
         self.compilers = self.compilers or (Compiler(self.environment, self.toolchain),)
+        if self.anchor is None and is_exact(self.objective) and self.kernel.default is not None:
+            self.anchor = Anchor(self.kernel.default, self.preset.inputs)
 
     def environment_on(self, device: Device) -> Environment:
         """Return the environment of the workers that measure on a device."""
@@ -107,7 +114,7 @@ class Work(msgspec.Struct, eq=False, weakref=True):
 
     def follow(self, kernel: KernelInfo) -> None:
         """Take in what was learned of the kernel since."""
-        self.kernel = kernel
+        self.kernel = kernel if self.anchor is None else kernel.anchored(self.anchor.config, self.objective)
         self._named = None
         self.context = replace(self.context, digest=with_captured(kernel.digest, self.captured))
 
@@ -147,12 +154,19 @@ class Work(msgspec.Struct, eq=False, weakref=True):
         return rounds_name(self.kernel, self.objective)
 
     def lacks_figure(self, trial: Trial) -> bool:
-        """Return whether a trial was measured, but not what its launches take, which decides here."""
-        return trial.outcome is Outcome.MEASURED and self.needs_energy and ENERGY not in trial.metrics
+        """Return whether a trial was measured, but not what its launches take or leave, which decides here."""
+        lacks_energy = self.needs_energy and ENERGY not in trial.metrics
+        lacks_bits = self.anchor is not None and self.anchor.lacks_bits(trial)
+        return trial.outcome is Outcome.MEASURED and (lacks_energy or lacks_bits)
 
     def cost(self, trial: Trial | TrialResult) -> float | None:
         """Return what the figure of a measured trial costs; ``None`` if it has none."""
         return cost_of(self.objective, trial.figure(self.objective))
+
+    def cost_of_round(self, result: TrialResult) -> float | None:
+        """Return what a finalist costs by one round, in which its bits are not asked for again."""
+        objective = figure_objective(self.objective)
+        return cost_of(objective, result.figure(objective))
 
     def trial_machine(self) -> TrialMachine:
         """Return the rules for the job's trials."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import faulthandler
 import signal
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
 from itertools import zip_longest
 from pathlib import Path
 from time import monotonic, perf_counter
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ktuned.backends import Backend, Kernel, Launch, Registry, energy_counter
 from ktuned.ipc import DamagedArtifact, Places, manifest, replies, requests, stamp
@@ -29,10 +29,12 @@ from ktuned.model import (
     UsageError,
     cost_of,
     energy_figures,
+    figure_objective,
     figure_of,
     record,
 )
 from ktuned.spec import FreshProcessNeeded
+from ktuned.worker.bits import FREE_US, LAUNCHES, add_bits, launch_inputs
 from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.compile import unit_of
 from ktuned.worker.contention import CpuWatch, GpuWatch
@@ -171,7 +173,7 @@ class Bench:
             timer,
             FaultReporter(reply.descriptor),
             partial(kernel.measured_metrics, request.problem),
-            Objective(request.objective),
+            figure_objective(request.objective),
             self._meter(backend, request, timer) if request.needs_energy else None,
         )
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
@@ -337,6 +339,8 @@ class Bench:
         cores = None if counted is None else counted.cores
         if cores is not None and request.cores is not None and cores > request.cores:
             return replies.Measurement(None, phase=Phase.TIMING, cores=cores)
+        wanted = request.same_bits if opened.data.has_outputs else None
+        own = [opened.data.digest_outputs()] if wanted else []
         launches = self._timed_launches(opened, unit.key, launch, first)
         timed, ends_checked = self._time(
             opened,
@@ -360,6 +364,9 @@ class Bench:
             last = relaunched if isinstance(relaunched, replies.Measurement) else self._judge(opened, reply)
             if last.outcome is not Outcome.MEASURED:
                 return replace(last, message=f"the first launch was right, a later one was not: {last.message}")
+            own += [opened.data.digest_outputs()] if wanted else []
+        if wanted and timed.outcome in (Outcome.MEASURED, Outcome.SLOWER):
+            timed = self._with_bits(opened, launch, timed, own, wanted, request.incumbent, first_us, reply)
         return replace(
             timed,
             max_error=first.max_error,
@@ -367,6 +374,30 @@ class Bench:
             overwritten=last.overwritten,
             cores=cores,
         )
+
+    def _with_bits(
+        self,
+        opened: _Opened,
+        launch: Launch,
+        timed: replies.Measurement,
+        own: Sequence[Any],
+        wanted: requests.SameBits,
+        incumbent: requests.Incumbent | None,
+        first_us: float,
+        reply: Phases,
+    ) -> replies.Measurement:
+        """Add the bits that a timed config leaves: on all inputs if it may win, or if that takes no time."""
+        is_cheap = (timed.latency_us or first_us) * LAUNCHES * wanted.inputs <= FREE_US
+        may_win = timed.outcome is Outcome.MEASURED and _may_win(timed, incumbent)
+        inputs = wanted.inputs if may_win or is_cheap else 1
+        try:
+            found = launch_inputs(
+                opened.data, launch, opened.timer.synchronize, own, inputs, lambda: reply.phase(Phase.CHECK)
+            )
+        except Exception as error:
+            failed = raised(error, Phase.CHECK)
+            return replace(failed, message=f"on inputs that compare bits: {failed.message}")
+        return add_bits(timed, found, wanted)
 
     def _loaded_launch(self, opened: _Opened, unit: requests.UnitRef) -> Launch | replies.Measurement:
         """Return the bound launch of a unit, or the measurement of one that cannot be loaded."""
@@ -635,6 +666,7 @@ class Bench:
             measured, ends_checked = replies.Measurement(Outcome.MISMATCH, message, Phase.CHECK), False
             measured = judged(measured, wrong.verdict)
         self._compared[launches.key] = launches.compared
+        measured = replace(measured, nondeterministic=launches.has_differed or None)
         return replace(measured, compared=launches.compared - before or None), ends_checked
 
     def _time_launches(

@@ -5,8 +5,8 @@ from __future__ import annotations
 import inspect
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import AbstractContextManager, suppress
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -17,11 +17,13 @@ from ktuned.model import Device, KernelFileError, UsageError, canonical, listed
 from ktuned.worker.check import Verdict, compare, run_check
 from ktuned.worker.damage import Damage
 from ktuned.worker.guards import Guards
+from ktuned.worker.other_inputs import OtherInputs
 from ktuned.worker.quick_look import QuickLook
 from ktuned.worker.tensor_library import TensorLibrary, library_for, never_written
 
 if TYPE_CHECKING:
     from ktuned.spec import Kernel as DeclaredKernel
+    from ktuned.spec import TensorSpec
 
 CAPTURE_AGAIN = "capture them again, or take them back: `capture` with `remove=True`"
 
@@ -63,7 +65,9 @@ class ProblemData:
         random.seed(seed_text)
         if kernel.has_tensors:
             tensors.seed(random.getrandbits(63))
-        declared = kernel.input_specs(problem)
+        self._declared = declared = kernel.input_specs(problem)
+        self._seed_text = seed_text
+        self._other_inputs = OtherInputs(self._made_of)
         self._pristine: dict[str, Any] = {}
         moved: dict[int, Any] = {}
         self._outputs: list[str] = []
@@ -179,6 +183,55 @@ class ProblemData:
                 self._library.poison(tensor)
             elif name not in known:
                 self._library.copy(self._pristine[name], tensor)
+
+    def digest_outputs(self) -> Any:
+        """Return a digest of the outputs as they are; the library reads it, perhaps from the device."""
+        return self._library.digest([self.tensors[name] for name in self._outputs])
+
+    def read_digests(self, digests: Sequence[Any]) -> list[str]:
+        """Return digests of outputs as texts."""
+        return self._library.read_digests(digests)
+
+    @property
+    def has_outputs(self) -> bool:
+        """True if there is something whose bits can be compared."""
+        return bool(self._outputs)
+
+    @contextmanager
+    def holding_inputs(self, number: int) -> Iterator[bool]:
+        """Have launches get inputs of another number for a while; yields false where these would be the same.
+
+        Number 0 are the problem's own, then come the :data:`~ktuned.spec.HARD_FILLS`, then other random numbers.
+        """
+        others = self._other_inputs.find(number)
+        own = {name: self._pristine[name] for name in others}
+        # What was found well is launched again.
+        self._is_intact = self._is_well = False
+        try:
+            self._put_inputs(others)
+            yield bool(others)
+        finally:
+            self._put_inputs(own)
+
+    def _put_inputs(self, inputs: Mapping[str, Any]) -> None:
+        self._pristine |= inputs
+        for name, value in inputs.items():
+            self._library.copy(value, self.tensors[name])
+
+    def _made_of(self, change: Callable[[int, TensorSpec], TensorSpec | None], seed: int) -> dict[str, Any]:
+        """Return the declared tensors that ``change`` has another content for, by their place and how they stand."""
+        specs = [
+            (name, entry)
+            for name, entry in self._declared.items()
+            if hasattr(entry, "may_be_hard") and name not in self._poisoned
+        ]
+        changed = [(name, change(place, entry)) for place, (name, entry) in enumerate(specs)]
+        text = self._seed_text + (f" inputs {seed}" if seed else "")
+        return {
+            name: self._library.make(entry, name, text, self._device.name)
+            for name, entry in changed
+            if entry is not None
+        }
 
     def rehearse(self) -> None:
         """Do once what is done around each config's launches, except for user code: a GPU's libraries load each of
@@ -410,7 +463,8 @@ class ProblemData:
 class JudgedOutputs:
     """Outputs of a launch that was judged right, and the poison that each timed launch begins with instead.
 
-    ``is_comparable`` is false where nothing decides what is right.
+    ``is_comparable`` is false where nothing decides what is right. ``has_differed`` is true once another launch was
+    right with other bits.
     """
 
     def __init__(
@@ -432,6 +486,7 @@ class JudgedOutputs:
             for view, _ in self._library.bits(data.tensors[name])
         ]
         self._has_one_answer = True
+        self.has_differed = False
         # Where one look was not enough for the first launch, it says nothing of others.
         self._look = data._quick_look if data.was_surely_right else None
 
@@ -467,10 +522,12 @@ class JudgedOutputs:
         tensors = self._tensors(place)
         if self._has_one_answer and self._is_same(tensors):
             return Verdict(ok=True)
-        if self._look is not None and self._look.finds_right(tensors):
-            return Verdict(ok=True)
-        with self._arithmetic():
-            return self._data.check(tensors)
+        verdict = Verdict(ok=True)
+        if self._look is None or not self._look.finds_right(tensors):
+            with self._arithmetic():
+                verdict = self._data.check(tensors)
+        self.has_differed |= verdict.ok
+        return verdict
 
     def flag(self, place: int) -> Any:
         """Return a flag on the device that the outputs of a set are right; ``None`` where only judging them says so."""
@@ -493,6 +550,7 @@ class JudgedOutputs:
     def expect_other_bits(self) -> None:
         """Judge by the whole check from now on: right outputs of this config differ from launch to launch."""
         self._has_one_answer = False
+        self.has_differed = True
 
     def _tensors(self, place: int) -> Mapping[str, Any]:
         return self._data.copy_of_outputs(place) if place else self._data.tensors

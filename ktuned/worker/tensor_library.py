@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -98,6 +98,15 @@ class TensorLibrary(Protocol):
     @property
     def arithmetic(self) -> Any:
         """The library's module, whose functions of the array API comparisons call."""
+
+    def digest(self, tensors: Sequence[Any]) -> Any:
+        """Return a digest of all bits of some tensors, where they are; :meth:`read_digests` reads it.
+
+        Equal bits give equal digests on one kind of device; a GPU is not waited for.
+        """
+
+    def read_digests(self, digests: Sequence[Any]) -> list[str]:
+        """Return digests as texts of 16 hexadecimal digits, after one wait for the device."""
 
     def kind(self, tensor: Any) -> str:
         """Return ``float``, ``complex`` or ``int``; bools count as integers."""

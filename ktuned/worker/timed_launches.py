@@ -95,6 +95,11 @@ class TimedLaunches:
         """Return launches that nothing is known of, such as a reference's: nothing is poisoned or compared."""
         return launch if isinstance(launch, TimedLaunches) else cls(launch, restore=restore)
 
+    @property
+    def has_differed(self) -> bool:
+        """True if right launches were seen to leave different bits."""
+        return self._judged is not None and self._judged.has_differed
+
     def widen(self, count: int) -> None:
         """Have up to ``count`` launches in the ring. Without outputs to poison they are the same one."""
         if (self._judged is None or not self._judged.poisons) and not self.restores:

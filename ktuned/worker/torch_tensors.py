@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import ctypes
+import hashlib
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -167,6 +168,27 @@ class TorchTensors:
 
         return is_same(one, other)
 
+    def digest(self, tensors: Sequence[Any]) -> Any:
+        """Hash on the tensors' device; on the CPU as NumPy's are, which is ten times as fast there."""
+        from ktuned.spec import as_bits
+
+        views = [as_bits(tensor) for tensor in tensors]
+        if all(view.device.type == "cpu" for view in views):
+            found = hashlib.blake2b(digest_size=8)
+            for view in views:
+                whole = view.contiguous()
+                found.update((ctypes.c_ubyte * count_bytes(whole)).from_address(whole.data_ptr()))
+            return found.hexdigest()
+        return _digest_on_device(views)
+
+    def read_digests(self, digests: Sequence[Any]) -> list[str]:
+        """Bring all of them to the host at once."""
+        import torch
+
+        if all(isinstance(digest, str) for digest in digests):
+            return list(digests)
+        return [f"{number % 2**64:016x}" for number in torch.stack(list(digests)).tolist()]
+
     def kind(self, tensor: Any) -> str:
         """Ask the dtype."""
         return "complex" if tensor.is_complex() else "float" if tensor.is_floating_point() else "int"
@@ -182,6 +204,34 @@ class TorchTensors:
     def quiet(self) -> AbstractContextManager[object]:
         """Return no more than a context: torch does not warn."""
         return nullcontext()
+
+
+_HASHED = 1 << 24
+"""Elements that are hashed at once on a device: with temporaries 400 MiB of its memory, and enough work for it."""
+
+
+def _digest_on_device(views: Sequence[Any]) -> Any:
+    """Return an int64 on the device: the sum of all elements, each mixed with its place.
+
+    Sums of 64 bits wrap around and know no order, so that whatever order the device adds in gives the same one. Two
+    outputs that differ have the same sum by chance alone, once in 2^64.
+    """
+    import torch
+
+    from ktuned.spec import mix_bits
+
+    total = torch.zeros((), dtype=torch.int64, device=views[0].device)
+    place = 0
+    for view in views:
+        flat = view.reshape(-1)
+        for first in range(0, flat.numel(), _HASHED):
+            # The place is mixed before the element is added: neither makes up for the other.
+            count = min(_HASHED, flat.numel() - first)
+            mixed = mix_bits(torch.arange(place, place + count, dtype=torch.int64, device=flat.device))
+            mixed += flat[first : first + count]
+            total += mix_bits(mixed).sum()
+            place += count
+    return total
 
 
 def count_bytes(tensor: Any) -> int:

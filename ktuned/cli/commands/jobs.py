@@ -12,7 +12,7 @@ from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import WholeNumber, given, json_option
-from ktuned.model import LATENCY, JobState, Objective
+from ktuned.model import LATENCY, JobState, Objective, is_latency
 from ktuned_client import Client
 
 DEFAULT_LIMIT = 200
@@ -173,7 +173,7 @@ def _objective(job: Mapping[str, Any]) -> str:
 def _figures(job: Mapping[str, Any]) -> list[str]:
     """Return the best figure and the default's, by the job's objective."""
     objective = Objective(job.get("objective") or LATENCY)
-    if objective == LATENCY:
+    if is_latency(objective):
         return [text.latency(job["best_us"]), text.latency(job.get("default_us"))]
     return [text.by_objective(objective, job.get(name)) for name in ("best_figure", "default_figure")]
 

@@ -22,6 +22,7 @@ from ktuned.cli.options import (
     Number,
     SectionedCommand,
     WholeNumber,
+    anchor_option,
     as_path,
     config_option,
     device_option,
@@ -29,13 +30,14 @@ from ktuned.cli.options import (
     is_path,
     json_option,
     no_spawn_option,
+    numerics_option,
     objective_option,
     priority_option,
     problem_option,
 )
 from ktuned.cli.present import choose, follow
 from ktuned.cli.t1_file import is_t1, kernel_file_of
-from ktuned.model import LATENCY, PRESETS, UNTIL
+from ktuned.model import PRESETS, UNTIL, is_latency
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 
 if TYPE_CHECKING:
@@ -78,6 +80,8 @@ if TYPE_CHECKING:
 @click.option("--keep-going", cls=AdvancedOption, is_flag=True, help="Go on even if all configs fail alike.")
 @click.option("--no-share", cls=AdvancedOption, is_flag=True, help="Ignore the shared store, and share nothing.")
 @objective_option
+@numerics_option
+@anchor_option
 @priority_option
 @click.option(
     "--cancel-on-interrupt",
@@ -103,6 +107,8 @@ def tune(
     keep_going: bool,
     no_share: bool,
     objective: str | None,
+    numerics: str | None,
+    anchor: dict[str, Any] | None,
     device: str | None,
     priority: int | None,
     detach: bool,
@@ -133,6 +139,7 @@ def tune(
     plan = given(problem=problem, device=device, preset=preset, trials=trials, seconds=seconds)
     plan |= given(strategy=strategy, until=until, seed=seed, priority=priority, objective=objective)
     plan |= given(configs=configs, again=again or None, no_share=no_share or None, keep_going=keep_going or None)
+    plan |= given(numerics=numerics, anchor=anchor)
     if not no_spawn:
         spawn.announce(spawn.ensure())
     with Client() as client, begun(client, kernel, path, **plan) as tuning:
@@ -163,7 +170,10 @@ def tune(
     return Exit.DONE if reached else Exit.NOT_REACHED
 
 
-_MEASURING = ("preset", "device", "detach", "until", "configs", "again", "no_share", "objective", "priority", "cancels")
+_MEASURING = (
+    *("preset", "device", "detach", "until", "configs", "again", "no_share", "objective", "numerics", "anchor"),
+    *("priority", "cancels"),
+)
 """Parameters that say nothing of compiling."""
 
 
@@ -215,7 +225,7 @@ def _print_jobs(tuning: Tuning, as_json: bool) -> None:
 def _print_outcome(client: Client, view: View, over: Collection[int]) -> None:
     """Print the winners and the failures; the ends of jobs that were ``over`` before have not been lines yet."""
     columns = ["kernel", "problem", "device", "state", "best", "default", "speed-up", "reference", "winner"]
-    if any(job.objective != LATENCY for job in view.jobs.values()):
+    if any(not is_latency(job.objective) for job in view.jobs.values()):
         columns[columns.index("speed-up")] = "gain"
     figures = ["best", "default", "speed-up", "gain", "reference"]
     output.emit()
@@ -251,7 +261,7 @@ def _row(client: Client, job: JobView, was_over: bool) -> list[str]:
 
 def _figures(job: JobView) -> list[str]:
     """Return the best figure and the default's, by the job's objective."""
-    if job.objective == LATENCY:
+    if is_latency(job.objective):
         best, default = (job.best_us, job.best_spread_us), (job.default_us, job.default_spread_us)
         return [text.latency_within(*best), text.latency_within(*default)]
     return [text.by_objective(job.objective, figure) for figure in (job.best, job.default)]

@@ -19,7 +19,7 @@ from ktuned.cli.limits import limits
 from ktuned.cli.options import SectionedCommand, as_path, given, json_option, no_spawn_option
 from ktuned.cli.present import Presenter, choose, follow
 from ktuned.cli.progress import Event, begin, fold, remember, resync
-from ktuned.model import LATENCY, Objective, Problem, UsageError, metric_of
+from ktuned.model import LATENCY, Objective, Problem, UsageError, is_latency, metric_of
 from ktuned_client import Client, winners
 from ktuned_client.answers import TUNE_DEADLINE_S
 
@@ -220,7 +220,7 @@ def _before(client: Client, answer: Mapping[str, Any]) -> Mapping[str, Any]:
     objective = regression.objective_of(answer)
     figure = regression.previous(trials["trials"], digest, answer["device"], objective)
     metrics = {**(answer.get("metrics") or {}), metric_of(objective): figure}
-    latency_us = figure if objective == LATENCY else answer["latency_us"]
+    latency_us = figure if is_latency(objective) else answer["latency_us"]
     return {**answer, "status": "stale" if figure else "default", "latency_us": latency_us, "metrics": metrics}
 
 

@@ -35,7 +35,7 @@ from ktuned.cli.watch.choice import Choice
 from ktuned.cli.watch.session import Session
 from ktuned.cli.watch.shown_text import ShownText
 from ktuned.cli.watch.trial_log import Tried
-from ktuned.model import LATENCY, unit_of
+from ktuned.model import is_latency, unit_of
 from ktuned_client import AsyncClient, DaemonError, DaemonUnavailable
 
 DRAWING_S = 0.1
@@ -358,7 +358,7 @@ class WatchApp(App[None]):
             return
         knobs = cells.varied_knobs(log)
         numbers = [trial.id for trial in trials]
-        titles = ["trial", "latency" if log.row.objective == LATENCY else unit_of(log.row.objective), "× best"]
+        titles = ["trial", "latency" if is_latency(log.row.objective) else unit_of(log.row.objective), "× best"]
         titles += [*knobs, "outcome"]
         # The border and the scrollbar take a column each.
         layout = (titles, self._detail_width - 2)

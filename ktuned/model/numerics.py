@@ -1,0 +1,153 @@
+"""Same bits: which configs leave equal outputs, and what it costs to keep to those of one of them. No IO.
+
+A config's *bits* are a row of digests of its outputs, one for each input that it was launched on, always in the same
+order: the inputs of its measurement first, then hard ones, which are made to show differences, then other random
+numbers. An input that a kernel does not have leaves an empty digest. Configs with equal rows are one *class*. The
+*anchor* is the config whose class may win where numerics are exact: the declared default, or one that was chosen in its
+place.
+
+Digests say what was seen and prove nothing. A config that was given up early was launched on the first input alone: it
+may differ from a class, but belongs to none. One whose outputs differ between launches is *nondeterministic*, and has
+no class at all.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from ktuned.model.record import Record, record
+from ktuned.model.trial import Trial
+from ktuned.model.values import Config, Outcome, Scalar
+
+Bits = tuple[str, ...]
+"""Digests of a config's outputs, by input."""
+
+MOST_LETTERS = 26
+
+
+def have_same_bits(bits: Sequence[str], anchor: Sequence[str]) -> bool | None:
+    """Return whether a config's outputs are the anchor's on all inputs; ``None`` if too few are known."""
+    common = min(len(bits), len(anchor))
+    if tuple(bits[:common]) != tuple(anchor[:common]):
+        return False
+    return None if not anchor or len(bits) < len(anchor) else True
+
+
+def is_nondeterministic(detail: Mapping[str, Any]) -> bool:
+    """Return whether launches of a trial's config were seen to leave different outputs from the same inputs."""
+    return bool(detail.get("nondeterministic"))
+
+
+@record
+class BitClass(Record):
+    """Configs that left equal bits: how many were measured, and the fastest of them, with its latency in µs."""
+
+    letter: str
+    bits: Bits
+    configs: int
+    best: Config
+    best_us: float
+    is_anchor: bool = False
+
+
+@record
+class BitClasses(Record):
+    """The classes of one context, the anchor's first and then the fastest first.
+
+    ``inputs`` is the number of inputs that outputs are compared on, ``nondeterministic`` counts the configs without a
+    class. ``splitting`` are the knobs that change bits, ``keeping`` those that were seen to change none.
+    """
+
+    classes: tuple[BitClass, ...] = ()
+    inputs: int = 0
+    nondeterministic: int = 0
+    splitting: tuple[str, ...] = ()
+    keeping: tuple[str, ...] = ()
+
+    @classmethod
+    def of(cls, trials: Iterable[Trial]) -> BitClasses:
+        """Return the classes of a context's trials."""
+        measured = [one for one in trials if one.outcome is Outcome.MEASURED and one.latency_us is not None]
+        found = [one for one in measured if one.detail.get("bits") and not is_nondeterministic(one.detail)]
+        most = max((len(one.detail["bits"]) for one in found), default=0)
+        groups: defaultdict[Bits, list[Trial]] = defaultdict(list)
+        for one in found:
+            if len(one.detail["bits"]) == most:
+                groups[tuple(one.detail["bits"])].append(one)
+        members = [
+            (bits, group, any(one.detail.get("same_bits") for one in group), min(group, key=_latency_us))
+            for bits, group in groups.items()
+        ]
+        members.sort(key=lambda member: (not member[2], _latency_us(member[3])))
+        classes = tuple(
+            BitClass(_letter(place), bits, len(group), best.config, _latency_us(best), is_anchor)
+            for place, (bits, group, is_anchor, best) in enumerate(members)
+        )
+        splitting, keeping = _sort_knobs([(one.config, bits) for bits, group in groups.items() for one in group])
+        inputs = max((sum(map(bool, one.bits)) for one in classes), default=0)
+        return cls(classes, inputs, sum(is_nondeterministic(one.detail) for one in measured), splitting, keeping)
+
+    def letter(self, detail: Mapping[str, Any]) -> str:
+        """Return what a trial is shown as: its class's letter, with a question mark where it may be of that class."""
+        if is_nondeterministic(detail):
+            return "nondeterministic"
+        bits = tuple(detail.get("bits") or ())
+        able = [one.letter for one in self.classes if bits and one.bits[: len(bits)] == bits[: len(one.bits)]]
+        if not able:
+            return ""
+        return able[0] if len(bits) >= len(self.classes[0].bits) else f"{'/'.join(able)}?"
+
+    @property
+    def price(self) -> str:
+        """What it costs to keep to the anchor's bits, in words; nothing where that is not known."""
+        if not self.classes or not self.classes[0].is_anchor:
+            return ""
+        exact_us, fastest_us = self.classes[0].best_us, min(one.best_us for one in self.classes)
+        if exact_us <= fastest_us:
+            return f"exact costs nothing: the fastest config, {exact_us:.4g} µs, has the anchor's bits"
+        return f"exact costs {exact_us / fastest_us - 1:.1%}: {exact_us:.4g} against {fastest_us:.4g} µs"
+
+    def lines(self) -> list[str]:
+        """Return what is to be said of the classes, a sentence each."""
+        if not self.classes and not self.nondeterministic:
+            return []
+        shown = [
+            f"{one.letter} {'(the anchor) ' if one.is_anchor else ''}{one.configs}, best {one.best_us:.4g} µs"
+            for one in self.classes
+        ]
+        count = f"{len(shown)} class{'es' if len(shown) != 1 else ''} of equal bits on {self.inputs} inputs"
+        said = [f"{count}: {'; '.join(shown)}"] if shown else []
+        if self.nondeterministic:
+            said.append(f"{self.nondeterministic} nondeterministic: their outputs differ between launches")
+        knobs = [f"bits change with {', '.join(self.splitting)}"] if self.splitting else []
+        knobs += [f"not with {', '.join(self.keeping)}"] if self.keeping and self.splitting else []
+        return [line for line in (*said, self.price, ", ".join(knobs)) if line]
+
+
+def _latency_us(trial: Trial) -> float:
+    assert trial.latency_us is not None
+    return trial.latency_us
+
+
+def _letter(place: int) -> str:
+    return chr(ord("A") + place) if place < MOST_LETTERS else f"#{place + 1}"
+
+
+def _sort_knobs(known: Sequence[tuple[Config, Bits]]) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return the knobs that change bits, and those that were seen to change none.
+
+    Configs are compared that differ in one knob alone.
+    """
+    splitting, keeping = [], []
+    for knob in sorted({name for config, _ in known for name in config}):
+        groups: defaultdict[tuple[tuple[str, Scalar], ...], list[Bits]] = defaultdict(list)
+        for config, bits in known:
+            groups[tuple(sorted(pair for pair in config.items() if pair[0] != knob))].append(bits)
+        compared = [group for group in groups.values() if len(group) > 1]
+        if any(len(set(group)) > 1 for group in compared):
+            splitting.append(knob)
+        elif compared:
+            keeping.append(knob)
+    return tuple(splitting), tuple(keeping)

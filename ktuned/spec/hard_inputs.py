@@ -1,0 +1,122 @@
+"""Inputs on which equal arithmetic shows that it is not the same: random numbers, made bit by bit.
+
+Two configs that add in another order, contract a product, flush denormals or rewrite ``x + 0`` agree on many numbers.
+Each kind of input here is one on which some of them part:
+
+================  ==================================================================================================
+fill              the numbers
+================  ==================================================================================================
+``magnitudes``    of very different size, so that sums depend on their order
+``cancelling``    pairs of opposite numbers that differ in the last bit: what is left of a sum is rounding alone
+``denormals``     below the smallest normal number, where some arithmetic takes them for zero
+``signed_zeros``  0 and -0
+``infinities``    ordinary, and one in sixteen infinite
+``nans``          ordinary, and one in sixteen a NaN with a payload of its own
+================  ==================================================================================================
+
+The first two fill all tensors. The others fill every second one: a product with an ordinary number keeps what is
+special, and one of two special ones often hides it. They are drawn as :mod:`ktuned.spec.draws` does, by integer
+operations alone, so that they have the same bits everywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any, Final
+
+from ktuned.spec import draws
+from ktuned.spec.draws import Arrays
+
+HARD_FILLS: Final = ("magnitudes", "cancelling", "denormals", "signed_zeros", "infinities", "nans")
+
+EVERYWHERE: Final = frozenset({"magnitudes", "cancelling"})
+"""Fills that all of a kernel's tensors have at once."""
+
+_RARE = 15
+"""Mask of the random bits that must be zero for a number to be an infinity or a NaN: one in sixteen is."""
+
+_WIDEST = 30
+"""Powers of two, up and down, that magnitudes range over: their products are finite in float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Format:
+    """A floating-point format: the bits of its exponent and of its significand."""
+
+    exponent: int
+    mantissa: int
+
+    @property
+    def width(self) -> int:
+        return 1 + self.exponent + self.mantissa
+
+    @property
+    def bias(self) -> int:
+        return (1 << (self.exponent - 1)) - 1
+
+    @property
+    def sign_mask(self) -> int:
+        return draws.signed(1 << (self.width - 1)) if self.width == 64 else 1 << (self.width - 1)
+
+    @property
+    def mantissa_mask(self) -> int:
+        return (1 << self.mantissa) - 1
+
+    @property
+    def infinity(self) -> int:
+        return ((1 << self.exponent) - 1) << self.mantissa
+
+
+_FORMATS: Final = {
+    "float64": _Format(11, 52),
+    "float32": _Format(8, 23),
+    "float16": _Format(5, 10),
+    "bfloat16": _Format(8, 7),
+    "float8_e4m3fn": _Format(4, 3),
+    "float8_e4m3fnuz": _Format(4, 3),
+    "float8_e5m2": _Format(5, 2),
+    "float8_e5m2fnuz": _Format(5, 2),
+}
+
+
+def draw_hard(arrays: Arrays, chunk: int, fill: str, dtype: str, count: int, key: int) -> Iterator[tuple[int, Any]]:
+    """Yield the places and the bits (int64) of a tensor's elements, ``chunk`` words of random bits at a time."""
+    form = _FORMATS[dtype]
+    # A word of random bits for each element: the bits of one decide more than its number.
+    for first in range(0, count, chunk):
+        number = min(count - first, chunk)
+        yield first, _fill_bits(arrays, fill, form, draws.words(arrays, key, first, number))
+
+
+def _fill_bits(arrays: Arrays, fill: str, form: _Format, z: Any) -> Any:
+    """Return the bits of numbers of a format, made of random words."""
+    # The low bits become the significand; the others are independent of them.
+    mantissa, chosen = z & form.mantissa_mask, z >> 56
+    sign = (z >> 63) & form.sign_mask
+    match fill:
+        case "denormals":
+            return sign | mantissa
+        case "signed_zeros":
+            return sign
+        case "magnitudes":
+            return sign | mantissa | _exponents(form, z >> 53, min(_WIDEST, 2 * form.bias // 5))
+        case "cancelling":
+            made = sign | mantissa | _exponents(form, z >> 53, 2)
+            pairs = len(made) // 2
+            # The second of each pair is the first one's opposite, but perhaps for the last bit.
+            last = made[1 : 2 * pairs : 2] & 1
+            made[1 : 2 * pairs : 2] = (made[0 : 2 * pairs : 2] ^ form.sign_mask) ^ last
+            return made
+    ordinary = sign | mantissa | _exponents(form, z >> 53, 2)
+    special = sign | form.infinity
+    if fill == "nans":
+        # Never without a payload, which would be an infinity.
+        special = special | mantissa | 1
+    is_special = arrays.cast((chosen & _RARE) == 0, "int64")
+    return ordinary + is_special * (special - ordinary)
+
+
+def _exponents(form: _Format, random: Any, span: int) -> Any:
+    """Return exponents of magnitudes from 2^-span to 2^span, in their place."""
+    return ((random & 0x3FF) % (2 * span + 1) + (form.bias - span)) << form.mantissa

@@ -1,0 +1,71 @@
+"""The bits that a config leaves: digests of its outputs on several inputs, and whether launches agree on them.
+
+The first digest is of the launch that is judged before timing, and costs no launch of its own. The other inputs are
+launched twice each, after timing: two launches of one input that differ show atomics and races where they matter. They
+are not judged, because what is right for a denormal or a NaN no tolerance says.
+
+That takes as long as some twenty launches, so that only a config that may win gets them, and one whose launches are
+over at once. Of one that was given up, the first digest alone is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from ktuned.backends import Launch
+from ktuned.ipc import replies, requests
+from ktuned.model import Record, have_same_bits, record
+from ktuned.worker.problem import ProblemData
+
+LAUNCHES = 2
+"""Launches of each of the other inputs."""
+
+FREE_US = 20_000.0
+"""Time that the other inputs may take of a lane where nothing is won by them but knowledge of the classes."""
+
+
+@record
+class Launched(Record):
+    """What launches left: a digest for each input, and whether two launches of one input have differed."""
+
+    bits: tuple[str, ...]
+    has_differed: bool
+
+
+def launch_inputs(
+    data: ProblemData,
+    launch: Launch,
+    synchronize: Callable[[], None],
+    own: Sequence[Any],
+    inputs: int,
+    on_input: Callable[[], None],
+) -> Launched:
+    """Launch a config on the first so many inputs, and return what it left.
+
+    ``own`` are digests of outputs that it has left on the problem's own inputs already; ``on_input`` is called before
+    each input is launched.
+    """
+    digests: list[list[Any]] = []
+    for number in range(inputs):
+        digests.append([] if number else list(own))
+        with data.holding_inputs(number) as are_other:
+            if number and not are_other:
+                continue
+            on_input()
+            while len(digests[-1]) < LAUNCHES:
+                data.begin_checked_launch()
+                launch()
+                synchronize()
+                digests[-1].append(data.digest_outputs())
+    read = iter(data.read_digests([one for found in digests for one in found]))
+    texts = [[next(read) for _ in found] for found in digests]
+    return Launched(tuple(found[0] if found else "" for found in texts), any(len(set(found)) > 1 for found in texts))
+
+
+def add_bits(timed: replies.Measurement, found: Launched, wanted: requests.SameBits) -> replies.Measurement:
+    """Return a measurement with what the launches have left, compared with the anchor's bits."""
+    differs = timed.nondeterministic or found.has_differed
+    same = False if differs else have_same_bits(found.bits, wanted.anchor) if wanted.anchor else None
+    return replace(timed, bits=found.bits, same_bits=same, nondeterministic=differs or None)
