@@ -31,10 +31,12 @@ from ktuned.model import (
     Status,
     Winner,
     canonical,
+    figure_objective,
     is_exact,
     is_latency,
     is_noisy,
     noise_words,
+    price_of,
     unmeasurable,
 )
 from ktuned.scheduling import Jobs, Portfolios
@@ -307,6 +309,10 @@ class Lookups:
         is_noisy_one = incumbent is not None and is_latency(by) and is_noisy(incumbent.latency_us, incumbent.spread_us)
         if is_noisy_one and incumbent is not None and not message:
             message = noise_words(incumbent.latency_us, incumbent.spread_us or 0.0)
+        if is_exact(by) and found.is_current and incumbent is not None and context is not None and not message:
+            fastest = self._store.best_trials(context, 1, objective=figure_objective(by))
+            if is_latency(by) and fastest:
+                message = price_of(incumbent.latency_us, fastest[0].latency_us)
         if found.is_unobserved:
             message = not_observed(kernel)
         if found.status is Status.DEFAULT and found.config is None and kernel.default is not None:

@@ -41,7 +41,7 @@ from ktuned.model.keys import (
 )
 from ktuned.model.near import most_similar, nearest_winners, stand_ins
 from ktuned.model.noise import IMPLAUSIBLE_RATIO, NOISY_SPREAD, is_noisy, noise_words
-from ktuned.model.numerics import BitClass, BitClasses, Bits, have_same_bits, is_nondeterministic
+from ktuned.model.numerics import BitClass, BitClasses, Bits, have_same_bits, is_nondeterministic, price_of
 from ktuned.model.objective import (
     BUILT_IN,
     EDP,
@@ -204,6 +204,7 @@ __all__ = [
     "nearest_winners",
     "noise_words",
     "notices",
+    "price_of",
     "project_of",
     "read_objective",
     "record",

@@ -57,7 +57,8 @@ class BitClasses(Record):
     """The classes of one context, the anchor's first and then the fastest first.
 
     ``inputs`` is the number of inputs that outputs are compared on, ``nondeterministic`` counts the configs without a
-    class. ``splitting`` are the knobs that change bits, ``keeping`` those that were seen to change none.
+    class. ``splitting`` are the knobs that change bits, ``keeping`` those that were seen to change none. ``fastest_us``
+    is the latency of the fastest config, of whatever bits.
     """
 
     classes: tuple[BitClass, ...] = ()
@@ -65,6 +66,7 @@ class BitClasses(Record):
     nondeterministic: int = 0
     splitting: tuple[str, ...] = ()
     keeping: tuple[str, ...] = ()
+    fastest_us: float | None = None
 
     @classmethod
     def of(cls, trials: Iterable[Trial]) -> BitClasses:
@@ -87,7 +89,9 @@ class BitClasses(Record):
         )
         splitting, keeping = _sort_knobs([(one.config, bits) for bits, group in groups.items() for one in group])
         inputs = max((sum(map(bool, one.bits)) for one in classes), default=0)
-        return cls(classes, inputs, sum(is_nondeterministic(one.detail) for one in measured), splitting, keeping)
+        nondeterministic = sum(is_nondeterministic(one.detail) for one in measured)
+        fastest_us = min(map(_latency_us, measured), default=None)
+        return cls(classes, inputs, nondeterministic, splitting, keeping, fastest_us)
 
     def letter(self, detail: Mapping[str, Any]) -> str:
         """Return what a trial is shown as: its class's letter, with a question mark where it may be of that class."""
@@ -104,10 +108,7 @@ class BitClasses(Record):
         """What it costs to keep to the anchor's bits, in words; nothing where that is not known."""
         if not self.classes or not self.classes[0].is_anchor:
             return ""
-        exact_us, fastest_us = self.classes[0].best_us, min(one.best_us for one in self.classes)
-        if exact_us <= fastest_us:
-            return f"exact costs nothing: the fastest config, {exact_us:.4g} µs, has the anchor's bits"
-        return f"exact costs {exact_us / fastest_us - 1:.1%}: {exact_us:.4g} against {fastest_us:.4g} µs"
+        return price_of(self.classes[0].best_us, self.fastest_us)
 
     def lines(self) -> list[str]:
         """Return what is to be said of the classes, a sentence each."""
@@ -124,6 +125,13 @@ class BitClasses(Record):
         knobs = [f"bits change with {', '.join(self.splitting)}"] if self.splitting else []
         knobs += [f"not with {', '.join(self.keeping)}"] if self.keeping and self.splitting else []
         return [line for line in (*said, self.price, ", ".join(knobs)) if line]
+
+
+def price_of(exact_us: float, fastest_us: float | None) -> str:
+    """Return what it costs to keep to the anchor's bits, in words, by the fastest config with them and that of all."""
+    if fastest_us is None or exact_us <= fastest_us:
+        return f"exact costs nothing: the fastest config, {exact_us:.4g} µs, has the anchor's bits"
+    return f"exact costs {100 * (exact_us / fastest_us - 1):.2g} %: {exact_us:.4g} against {fastest_us:.4g} µs"
 
 
 def _latency_us(trial: Trial) -> float:

@@ -117,7 +117,8 @@ class OtherWinner(Struct, frozen=True):
 class Section(Struct, frozen=True):
     """One kernel, problem and device model: its winner, the trials of one context, and the contexts before.
 
-    ``left_out`` is how many trials the page has no room for; ``others`` are the winners by other objectives.
+    ``left_out`` is how many trials the page has no room for; ``others`` are the winners by other objectives;
+    ``numerics`` says which classes of equal bits there are, and what the anchor's costs.
     """
 
     kernel: str
@@ -137,6 +138,7 @@ class Section(Struct, frozen=True):
     jobs: Sequence[JobFigures]
     roof: Roof | None = None
     others: Sequence[OtherWinner] = ()
+    numerics: Sequence[str] = ()
 
 
 class PortfolioRow(Struct, frozen=True):

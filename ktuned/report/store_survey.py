@@ -27,6 +27,7 @@ from ktuned.model import (
     canonical,
     figure_of,
     gain,
+    is_latency,
     key_values,
     sentence,
     shares,
@@ -89,8 +90,10 @@ def survey(
     # The page's charts are of latency; a winner by another objective has a line, and its metrics among the trials.
     winners: dict[WinnerKey, Winner] = {}
     others: dict[WinnerKey, list[Winner]] = {}
-    for won in overview.winners():
-        if won.objective == LATENCY:
+    won_by = {won.key: won for won in overview.winners()}
+    for won in won_by.values():
+        is_exact_alone = is_latency(won.objective) and won.context.key not in won_by
+        if won.objective == LATENCY or is_exact_alone:
             winners[won.context.key] = won
         else:
             others.setdefault(won.context.key, []).append(won)
@@ -187,6 +190,7 @@ def _section(
         jobs=[_figures(job) for job in jobs],
         roof=None if peaks is None else _roof(peaks),
         others=[other for won in others if (other := _other(won, winner, knobs)) is not None],
+        numerics=overview.classes(shown.id).lines(),
     )
 
 

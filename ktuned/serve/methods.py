@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -17,6 +18,7 @@ from ktuned.devices import Machine
 from ktuned.fleet import Applications
 from ktuned.lookup import SETTLE_S, Answer, Lookups
 from ktuned.model import (
+    BitClasses,
     Job,
     KernelInfo,
     KtunedError,
@@ -26,6 +28,7 @@ from ktuned.model import (
     Trial,
     UsageError,
     canonical,
+    is_nondeterministic,
     read_objective,
 )
 from ktuned.scheduling import Intake, Jobs, Wish
@@ -378,10 +381,28 @@ class Methods:
             entry["facts"] = _figures(entry["detail"].get("facts"))
             if not wanted.details:
                 del entry["detail"]
+        classes = self._classes(trials[:limit])
+        for trial, entry in zip(trials, listed, strict=False):
+            found = classes.get(_context_of(trial))
+            entry["class"] = "" if found is None else found.letter(trial.detail)
+        numerics = [
+            {"problem": dict(json.loads(problem)), "device": device, "lines": found.lines()}
+            for (problem, device, _), found in classes.items()
+        ]
         if not wanted.count:
-            return {"trials": listed}
+            return {"trials": listed, "numerics": numerics}
         total = self._store.count_trials(kernel.name, problem, device, wanted.outcome, wanted.job, digests)
-        return {"trials": listed, "total": total}
+        return {"trials": listed, "total": total, "numerics": numerics}
+
+    def _classes(self, trials: Sequence[Trial]) -> dict[tuple[str, str, str], BitClasses]:
+        """Return the classes of equal bits in the contexts of some trials, where bits were compared."""
+        is_known = [bool(trial.detail.get("bits")) or is_nondeterministic(trial.detail) for trial in trials]
+        compared = {_context_of(trial): trial.kernel for trial, known in zip(trials, is_known, strict=True) if known}
+        found = {}
+        for (problem, device, digest), kernel in compared.items():
+            known = partial(self._store.trials, kernel=kernel, problem=problem, device=device, digests=[digest])
+            found[problem, device, digest] = BitClasses.of(known(limit=MAX_ROWS, order="fastest"))
+        return found
 
     def _model(self, kernel: KernelInfo, device: str) -> str:
         """Return the model of a device that is named as it is here (``cuda:1``); any other word is a model itself."""
@@ -415,6 +436,11 @@ class Methods:
 def _public(trial: Trial, won: Sequence[Objective]) -> dict[str, Any]:
     """Return a trial's map with its metrics, and the objectives that it is the winner by."""
     return {**trial.to_wire(), "winner": bool(won), "objectives": list(won), "metrics": dict(trial.metrics)}
+
+
+def _context_of(trial: Trial) -> tuple[str, str, str]:
+    """Return what tells a trial's context from others of its kernel."""
+    return canonical(trial.problem), trial.device, trial.digest
 
 
 def _joined(job: Job) -> str:

@@ -11,7 +11,7 @@ from contextlib import closing
 from pathlib import Path
 from typing import NamedTuple, Self
 
-from ktuned.model import Context, DeviceModel, Job, KernelInfo, Peaks, StoreError, Winner
+from ktuned.model import BitClasses, Context, DeviceModel, Job, KernelInfo, Peaks, StoreError, Winner
 from ktuned.store import database_file, digest_parts, peaks, portfolios, rows
 from ktuned.store.faults import database_fault
 from ktuned.store.portfolios import StoredPortfolio
@@ -128,6 +128,12 @@ class Overview:
     def trials(self, context: int) -> Sequence[TrialRow]:
         """Return the trials of a context that have ended, in the order in which they began."""
         return self._reader.values(_trial_row, _TRIALS, context)
+
+    def classes(self, context: int) -> BitClasses:
+        """Return the classes of equal bits among a context's trials, as far as bits were compared."""
+        compared = "iif(json_valid(detail), json_extract(detail, '$.bits'), NULL) IS NOT NULL"
+        select = f"{rows.SELECT_TRIALS} WHERE trials.context_id = ? AND trials.outcome = 'measured' AND {compared}"
+        return BitClasses.of(self._reader.values(rows.trial, select, context))
 
     def peaks(self) -> Mapping[DeviceModel, Peaks]:
         """Return the measured limits of devices."""

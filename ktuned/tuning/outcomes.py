@@ -14,6 +14,7 @@ from ktuned.fleet import Pace
 from ktuned.ipc import requests
 from ktuned.model import (
     LATENCY,
+    BitClasses,
     Bits,
     Config,
     JobState,
@@ -24,6 +25,7 @@ from ktuned.model import (
     Winner,
     as_notice,
     canonical,
+    figure_objective,
     is_exact,
     stand_ins,
 )
@@ -43,6 +45,9 @@ from ktuned.tuning.work import Work
 _log = structlog.get_logger()
 
 _STOP_S = 5.0
+
+MOST_COMPARED = 2_000
+"""Configs whose bits are compared for a job's message: to read them takes a tenth of a second."""
 
 
 class Outcomes:
@@ -93,9 +98,20 @@ class Outcomes:
         words = self.lead.words() if self.lead.ends_job else self.summary.words(self.progress.done, self.progress.best)
         shared = "" if self.lead.ends_job else self.lead.words()
         lines = filter(
-            None, (shared, self.summary.prior_fault, self._dissent.line(), *self._findings.lines(), self.final_fault)
+            None,
+            (
+                *(shared, self.summary.prior_fault, self._dissent.line(), *self._findings.lines(), self.final_fault),
+                *self._classes().lines(),
+            ),
         )
         return JobState.DONE, "\n".join(filter(None, (words, *map(as_notice, lines))))
+
+    def _classes(self) -> BitClasses:
+        """Return the classes of equal bits that are known, where numerics are exact."""
+        if self._work.anchor is None:
+            return BitClasses()
+        by = figure_objective(self._work.objective)
+        return BitClasses.of(self._store.best_trials(self._work.context, MOST_COMPARED, objective=by))
 
     @property
     def is_default_doubtful(self) -> bool:
@@ -114,7 +130,8 @@ class Outcomes:
         if anchor is None:
             return
         known = self._store.known_trial(self._work.context, anchor.config)
-        if known is not None and (known.outcome is Outcome.MEASURED or self.stands(known)):
+        # With fewer bits than are wanted they are the anchor's still, until there are more.
+        if known is not None and (known.detail.get("bits") or self.stands(known)):
             anchor.note(known)
         if anchor.bits or anchor.fault:
             await self._compare_with_anchor()

@@ -1,5 +1,7 @@
-"""A family of C++ configs whose classes of equal bits are known: by the order of a sum, a fused multiply-add, a race, and
-what is done to denormals and to signed zeros alone.
+"""A family of C++ configs whose classes of equal bits are known.
+
+They differ by the order of a sum, by a fused multiply-add, by what is done to denormals or to signed zeros alone, and
+from launch to launch.
 """
 
 from __future__ import annotations
@@ -62,7 +64,7 @@ FUSED = config(fused=1)
 FLUSHING = config(does=FLUSHES)
 WITHOUT_NEGATIVE_ZERO = config(does=POSITIVE_ZEROS)
 RACY = config(does=DIFFERS)
-BROKEN = config(lanes=0)
+BROKEN = config(lanes=-1)
 
 CLASSES = [[ANCHOR, FAST], [ORDERED, SLOWLY_ORDERED], [FUSED], [FLUSHING], [WITHOUT_NEGATIVE_ZERO]]
 """The true classes; :data:`RACY` has none."""

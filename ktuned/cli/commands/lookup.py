@@ -21,7 +21,7 @@ from ktuned.cli.options import (
     objective_option,
     problem_option,
 )
-from ktuned.model import LATENCY, JobState, Status, sentence
+from ktuned.model import LATENCY, JobState, Status, is_exact, sentence
 from ktuned_client import Client
 from ktuned_client.answers import LEFT_OUT
 
@@ -74,6 +74,7 @@ def lookup(
         place_in_line = _place_in_line(client, answer) if answer["status"] in (Status.DEFAULT, Status.NEAR) else ""
         # Few kernels have metrics: the others' lookups ask for nothing more.
         share = share_of(metrics, limits(client), answer["device"]) if metrics else ""
+        classes = _classes(client, answer) if is_exact(answer.get("objective") or LATENCY) and not as_json else []
     if as_json:
         output.emit_json({**answer, **LEFT_OUT, **answer})
     elif answer["status"] != Status.UNKNOWN:
@@ -92,6 +93,8 @@ def lookup(
             output.emit(answer["artifact"])
         if answer.get("message"):
             output.emit(text.first_line(answer["message"]))
+        for line in classes:
+            output.emit(line)
         if place_in_line:
             output.emit(place_in_line)
         for change in answer.get("changes", ()):
@@ -112,6 +115,13 @@ def _place_in_line(client: Client, answer: Mapping[str, Any]) -> str:
                 return f"job {job['id']} tunes it now"
             return f"job {job['id']} will tune it, after {text.number(place, 'other job')}"
     return ""
+
+
+def _classes(client: Client, answer: Mapping[str, Any]) -> list[str]:
+    """Return what is known of the classes of equal bits of an answer's problem, but the price, which it has itself."""
+    asked = given(kernel=answer["kernel"], problem=answer["problem"], device=answer["device"])
+    found = client.call("results", **asked, current=True)["numerics"]
+    return [line for entry in found for line in entry["lines"] if line != answer.get("message")]
 
 
 def _changes(client: Client, answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:

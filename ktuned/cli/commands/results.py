@@ -84,6 +84,7 @@ def results(
     if trial is None and not everything:
         chosen["current"] = True
     known: Limits = {}
+    numerics: list[dict[str, Any]] = []
     with Client() as client:
         if trial is not None:
             trials = client.call("results", **chosen)["trials"]
@@ -93,7 +94,7 @@ def results(
             total = len(trials)
         else:
             answer = client.call("results", limit=limit or DEFAULT_LIMIT, count=True, details=form == "t4", **chosen)
-            trials = answer["trials"]
+            trials, numerics = answer["trials"], answer.get("numerics", [])
             # A daemon that was started before an upgrade does not count.
             total = answer.get("total", len(trials))
         if form == TABLE and any(one.get("metrics") for one in trials):
@@ -110,6 +111,11 @@ def results(
             _show_one(found)
     elif trials:
         _show(trials, known, with_age=everything)
+        for found in numerics:
+            output.emit()
+            output.emit(f"{text.flat(found['problem'])} on {found['device']}:")
+            for line in found["lines"]:
+                output.emit(f"  {line}")
     if len(trials) < total:
         output.say(f"{len(trials)} of {total} trials; --limit {total} shows all")
     if not trials:
@@ -151,6 +157,7 @@ def _show(trials: Iterable[Mapping[str, Any]], known: Limits, *, with_age: bool)
     figures = list(dict.fromkeys(name for found in named for name in found))
     shares = [share_of(trial.get("metrics") or {}, known, trial["device"]) for trial in trials]
     limit = ["of the limit"] if any(shares) else []
+    has_classes = any(trial.get("class") for trial in trials)
     rows = (
         [
             f"{_star(trial)}{trial['id']}",
@@ -158,6 +165,7 @@ def _show(trials: Iterable[Mapping[str, Any]], known: Limits, *, with_age: bool)
             trial["device"],
             text.flat(trial["config"]),
             trial["outcome"] or "under way",
+            *([trial["class"] or text.ABSENT] if has_classes else []),
             text.latency(trial["latency_us"]),
             _spread(trial),
             *([share or text.ABSENT] if limit else []),
@@ -171,6 +179,8 @@ def _show(trials: Iterable[Mapping[str, Any]], known: Limits, *, with_age: bool)
     )
     columns = [column for column in _COLUMNS if with_age or column != "age"]
     columns[columns.index("compile") : columns.index("compile")] = [*limit, *figures]
+    if has_classes:
+        columns.insert(columns.index("latency"), "bits")
     output.table(columns, rows, right=[*_FIGURES, *figures])
 
 

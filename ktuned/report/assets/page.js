@@ -268,7 +268,8 @@ function heading(section) {
     (plain.standing.reasons || []).length ? make("ul", { class: "reasons" }, plain.standing.reasons.map((reason) => make("li", {}, reason))) : null,
     plain.winner && plain.winner.note ? make("p", { class: "sub" }, plain.winner.note) : null,
     make("ul", { class: "insights" }, insights(section).map((sentence) => make("li", {}, sentence)), make("li", { id: "unexplained" })),
-    (plain.others || []).map((other) => make("p", { class: "sub other" }, otherWinner(other))));
+    (plain.others || []).map((other) => make("p", { class: "sub other" }, otherWinner(other))),
+    (plain.numerics || []).map((line) => make("p", { class: "sub numerics" }, line)));
 }
 
 const NEAR_LIMIT = 0.7; // of a device's limit: what is left is less than most searches find
