@@ -42,6 +42,7 @@ from ktuned.model import (
     Winner,
     WinnerKey,
     canonical,
+    is_exact,
 )
 from ktuned.scheduling import Intake, JobRequests, Jobs, Wish
 from ktuned.spool import (
@@ -415,9 +416,24 @@ class Adoptions:
             await self._machine.environments.probe_hosts(environment)
             if not self._machine.has_device(environment, kernel.backend, None):
                 return False
+        await self._keep_anchor(kernel, record)
         if self._choice(kernel, record.device).bring(kernel.specialized(record.problem), call):
             await self._tune(kernel, record.problem, call, record.device)
         return True
+
+    async def _keep_anchor(self, kernel: KernelInfo, record: CallRecord) -> None:
+        """Where a key's numerics are exact, keep to the bits of its first config: the application launches that one.
+
+        Raises:
+            KtunedError: it cannot be kept.
+        """
+        objective = kernel.objective(None)
+        if not is_exact(objective) or self._machine.arch:
+            return
+        device = self._machine.device(self._catalog.environment(kernel), kernel.backend, record.device or None)
+        key = kernel.winner_key(record.problem, device.model, objective)
+        if self._store.anchors.find(key) is None:
+            await self._store.anchors.choose(key, record.configs[0])
 
     async def _tune(self, kernel: KernelInfo, problem: Problem, call: str, device: str) -> None:
         """Have a key tuned as one of its calls says.

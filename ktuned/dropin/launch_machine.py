@@ -39,6 +39,8 @@ from dataclasses import dataclass, field
 from enum import Enum, auto
 from typing import Final, Protocol
 
+from ktuned.model import EXACT, NUMERICS, TOLERANCE
+
 MODES: Final = ("background", "wait")
 UPGRADES: Final = ("once", "never", "always")
 
@@ -51,16 +53,26 @@ class Policy:
         mode: ``background``, or ``wait``: the first call of a key waits for its tuning.
         upgrade: how often a key's config may change in a process: ``once``, ``never`` after its first call, ``always``.
         takes_over: whether the first config is launched where no daemon runs; else the framework tunes then.
+        numerics: ``tolerance``, or ``exact``: all that is launched leaves the bits of a key's first config. The
+            framework would race for others, so that the first config takes over without a daemon.
     """
 
     mode: str = "background"
     upgrade: str = "once"
     takes_over: bool = False
+    numerics: str = TOLERANCE
 
     def __post_init__(self) -> None:
-        for name, known in (("mode", MODES), ("upgrade", UPGRADES)):
+        for name, known in (("mode", MODES), ("upgrade", UPGRADES), ("numerics", NUMERICS)):
             if getattr(self, name) not in known:
                 raise ValueError(f"{name}={getattr(self, name)!r}: give one of {', '.join(map(repr, known))}")
+        if self.is_exact:
+            object.__setattr__(self, "takes_over", True)
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether a winner must leave the first config's bits."""
+        return self.numerics == EXACT
 
 
 @dataclass(frozen=True, slots=True)

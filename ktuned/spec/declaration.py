@@ -168,7 +168,7 @@ def kernel(
         # A project's defaults (``ktuned.toml``) stand in for the budgets that the file does not give.
         all_budgets = {"preset": preset, "trials": trials, "seconds": seconds}
         budgets: dict[str, Any] = {key: value for key, value in all_budgets.items() if value is not UNSET}
-        wrong_numerics = numerics_fault(numerics, default)
+        wrong_numerics = numerics_fault(numerics, default, is_data=is_data)
         declared = Kernel(
             name=kernel_name,
             function=function,

@@ -135,7 +135,7 @@ def test_every_way_to_start_a_program_gets_the_drop_in(words: list[str], tmp_pat
     command = [word.format(python=sys.executable, script=script) for word in words]
     done = subprocess.run(
         command,
-        env={**environment, **hooked("wait", str(tmp_path / "summary"), environment)},
+        env={**environment, **hooked("wait", "tolerance", str(tmp_path / "summary"), environment)},
         cwd=tmp_path,
         capture_output=True,
         text=True,

@@ -80,6 +80,24 @@ def test_a_program_that_ends_at_once_has_its_keys_tuned_by_a_daemon_that_starts_
     assert len(daemon.client.call("jobs")["jobs"]) == 2
 
 
+def test_exact_numerics_keep_to_the_bits_of_the_first_config(daemon: Daemon) -> None:
+    """Which the application launches meanwhile; a tuning by tolerance of the same function is another kernel's."""
+    daemon.env["KTUNED_RUN_NUMERICS"] = "exact"
+    daemon.start()
+    assert call(daemon, "4096") == ["called 128"]
+    (job,) = ended_jobs(daemon, 1)
+    assert (job["state"], job["objective"]) == ("done", "exact:latency"), job
+    found = daemon.client.call("results", kernel=job["kernel"])["trials"]
+    classes = {(trial["config"]["THROUGH"], trial["class"]) for trial in found}
+    assert classes == {("~None", "A"), ("~triton.language.float16", "B")}
+    (winner,) = [trial["config"] for trial in found if trial["winner"]]
+    assert (winner["BLOCK"], winner["THROUGH"]) == (256, "~None")
+    assert call(daemon, "4096") == ["called 256"]
+    daemon.env["KTUNED_RUN_NUMERICS"] = "tolerance"
+    call(daemon, "4096")
+    assert {job["objective"] for job in ended_jobs(daemon, 2)} == {"latency", "exact:latency"}
+
+
 def test_a_busy_application_gets_the_winner(daemon: Daemon) -> None:
     """Its loop never stops, and the winner takes the config's place."""
     daemon.start()

@@ -491,7 +491,7 @@ def test_a_program_that_ends_at_once_is_tuned_later(tmp_path: Path, monkeypatch:
     (tmp_path / "summary").mkdir()
     environment = {
         **os.environ,
-        **hooked("background", str(tmp_path / "summary"), os.environ),
+        **hooked("background", "tolerance", str(tmp_path / "summary"), os.environ),
         "KTUNED_HOME": str(tmp_path / "home"),
         "KTUNED_SOCKET": str(tmp_path / "none"),
     }

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from ktuned.cli import output, run_hook, spawn, text
-from ktuned.model import UsageError
+from ktuned.model import NUMERICS, TOLERANCE, UsageError
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 
 if TYPE_CHECKING:
@@ -30,8 +30,11 @@ _FORWARDED = (*_TERMINALS, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1, signal
 
 @click.command(context_settings={"ignore_unknown_options": True, "allow_interspersed_args": False})
 @click.option("--wait", "waits", is_flag=True, help="Have the first call of each tuning key wait for its winner.")
+@click.option(
+    "--numerics", type=click.Choice(NUMERICS), default=TOLERANCE, help="exact: launch no config that changes a bit."
+)
 @click.argument("command", nargs=-1, required=True, type=click.UNPROCESSED)
-def run(waits: bool, command: tuple[str, ...]) -> int:
+def run(waits: bool, numerics: str, command: tuple[str, ...]) -> int:
     """Run a program; the daemon tunes its autotuned kernels.
 
     Those are what derives from Triton's and TileLang's autotuners, in whatever library.
@@ -48,7 +51,8 @@ def run(waits: bool, command: tuple[str, ...]) -> int:
     if started is not None:
         output.say(f"started a daemon (pid {started}); `ktuned stop` ends it")
     with tempfile.TemporaryDirectory(prefix="ktuned-run-") as summary:
-        status = run_program(command, {**os.environ, **hooked("wait" if waits else "background", summary, os.environ)})
+        hook = hooked("wait" if waits else "background", numerics, summary, os.environ)
+        status = run_program(command, {**os.environ, **hook})
         for line in summarise(Account.read(Path(summary)), has_device=_has_gpu()):
             output.say(line)
     return status
@@ -117,12 +121,13 @@ _LOOK_S = 10.0
 """Time for the daemon to say which devices it has; the summary does without."""
 
 
-def hooked(mode: str, summary: str, environment: Mapping[str, str]) -> dict[str, str]:
+def hooked(mode: str, numerics: str, summary: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables by which every interpreter that a program starts in an environment gets the drop-ins."""
     paths = [str(HOOK), environment.get("PYTHONPATH", "")]
     return {
         "PYTHONPATH": os.pathsep.join(filter(None, paths)),
         "KTUNED_RUN_MODE": mode,
+        "KTUNED_RUN_NUMERICS": numerics,
         "KTUNED_RUN_SUMMARY": summary,
     }
 

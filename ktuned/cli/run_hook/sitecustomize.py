@@ -20,7 +20,7 @@ def _install() -> None:
         except ImportError:
             # Not every interpreter of a program has kernels.
             continue
-        takeover.install(os.environ["KTUNED_RUN_MODE"])
+        takeover.install(os.environ["KTUNED_RUN_MODE"], os.environ.get("KTUNED_RUN_NUMERICS", "tolerance"))
         found += 1
     if found:
         from ktuned.dropin import account

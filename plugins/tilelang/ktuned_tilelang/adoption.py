@@ -43,6 +43,7 @@ def adopt(file: str, name: str, identity: str) -> None:
         early_stop=declared["early_stop"] or 3.0,
         strategy="exhaustive",
         preset="fast",
+        numerics=declared.get("numerics", "tolerance"),
         is_data=True,
         **judged,
     )(adopted.build)

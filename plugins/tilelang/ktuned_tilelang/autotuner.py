@@ -13,7 +13,7 @@ import importlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache, wraps
-from typing import Any, Final
+from typing import Any, Final, Literal
 
 from ktuned.dropin import account
 from ktuned_tilelang.artifact import check_version
@@ -57,6 +57,7 @@ def autotune(
     upgrade: Upgrade = "once",
     without_daemon: WithoutDaemon = "tilelang",
     pin: str | None = None,
+    numerics: Literal["tolerance", "exact"] = "tolerance",
 ) -> Callable[[Any], Any]:
     """Tune a ``@tilelang.jit`` function as ``tilelang.autotune`` does, in ktuned's daemon.
 
@@ -65,6 +66,7 @@ def autotune(
     config's, which is exchanged in place for the winner. ``upgrade`` says how often: ``"once"``, ``"never"``,
     ``"always"``. Where no daemon runs the call is recorded all the same, and ``without_daemon`` leaves it to
     ``"tilelang"``, or compiles the ``"first"`` config. Processes with the same ``pin`` see the same winners for good.
+    With ``numerics="exact"`` only configs win that leave the bits of the first config, and no other is launched.
 
     Raises:
         ValueError: an option has no such value, or the function is given without options.
@@ -75,7 +77,7 @@ def autotune(
         ... @tilelang.jit(out_idx=[-1])
         ... def scale(size, block=128): ...
     """
-    options = Options.of(mode, upgrade, without_daemon, pin)
+    options = Options.of(mode, upgrade, without_daemon, pin, numerics)
     tuner = tilelangs_tuner()
     adopt_classes(tuner)
     supplied = {} if supply_type is None else {"supply_type": supply_type}
@@ -107,11 +109,11 @@ def autotune(
     return adopt_function
 
 
-def adopt_process(tuner: Any, mode: Mode) -> None:
+def adopt_process(tuner: Any, mode: Mode, numerics: str = "tolerance") -> None:
     """Adopt all tuners of this process, given TileLang's module: for ``ktuned run``."""
     global _process_options
     check_version(importlib.import_module("tilelang").__version__)
-    _process_options = Options.of(mode, "once", "tilelang", None)
+    _process_options = Options.of(mode, "once", "tilelang", None, numerics)
     adopt_classes(tuner)
 
 

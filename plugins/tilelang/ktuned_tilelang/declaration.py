@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ktuned.dropin import digest_of
+from ktuned.model import TOLERANCE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -27,6 +28,7 @@ class Declaration:
         early_stop: how many times the best a config may take, or 0 for ktuned's own.
         timing: ``events`` or ``graph``.
         variables: the application's variables that change what is compiled.
+        numerics: whether a winner must leave the first config's bits.
     """
 
     module: str
@@ -41,6 +43,7 @@ class Declaration:
     early_stop: float
     timing: str
     variables: tuple[tuple[str, str], ...]
+    numerics: str = TOLERANCE
 
     @property
     def identity(self) -> str:
@@ -49,4 +52,8 @@ class Declaration:
 
     def to_plain(self) -> dict[str, Any]:
         """Return it as plain data."""
-        return {**asdict(self), "variables": dict(self.variables)}
+        found = {**asdict(self), "variables": dict(self.variables)}
+        if self.numerics == TOLERANCE:
+            # Functions of applications that say nothing are who they were.
+            del found["numerics"]
+        return found

@@ -14,19 +14,19 @@ MODULE = "tilelang.autotuner.tuner"
 """The module that defines them."""
 
 
-def install(mode: str) -> None:
+def install(mode: str, numerics: str) -> None:
     """Adopt TileLang's tuners, now or when TileLang is imported.
 
     They wait for winners in every ``mode``, as TileLang's do: programs read a kernel's latency at once.
     """
-    when_imported(MODULE, _adopt)
+    when_imported(MODULE, lambda module: _adopt(module, numerics))
 
 
-def _adopt(module: Any) -> None:
+def _adopt(module: Any, numerics: str) -> None:
     try:
         from ktuned_tilelang import autotuner
 
-        autotuner.adopt_process(module, "wait")
+        autotuner.adopt_process(module, "wait", numerics)
     except (ImportError, AttributeError) as error:
         # The program is no worse off than without ktuned.
         version = getattr(sys.modules.get("tilelang"), "__version__", "")

@@ -40,7 +40,7 @@ from ktuned.dropin import (
     name_in_library,
     spool_directory,
 )
-from ktuned.model import Unsupported, canonical
+from ktuned.model import TOLERANCE, Unsupported, canonical
 from ktuned_tilelang.artifact import load
 from ktuned_tilelang.call import EvaluatedCall, LeftAlone, evaluate
 from ktuned_tilelang.call import Options as CompileOptions
@@ -75,7 +75,14 @@ class Options:
     pin: str | None = None
 
     @classmethod
-    def of(cls, mode: Mode, upgrade: Upgrade, without_daemon: WithoutDaemon, pin: str | None) -> Options:
+    def of(
+        cls,
+        mode: Mode,
+        upgrade: Upgrade,
+        without_daemon: WithoutDaemon,
+        pin: str | None,
+        numerics: str = TOLERANCE,
+    ) -> Options:
         """Return the options of an application's words.
 
         Raises:
@@ -83,7 +90,7 @@ class Options:
         """
         if without_daemon not in WITHOUT_DAEMON:
             raise ValueError(f"without_daemon={without_daemon!r}: give one of {', '.join(map(repr, WITHOUT_DAEMON))}")
-        return cls(Policy(mode, upgrade, without_daemon == "first"), pin)
+        return cls(Policy(mode, upgrade, without_daemon == "first", numerics), pin)
 
 
 @dataclass(frozen=True)
@@ -233,7 +240,7 @@ class KeyedCall:
         self._task = task
         self._evaluated: EvaluatedCall = evaluated
         self._mode = options.policy.mode
-        self._declaration = task.declare(evaluated)
+        self._declaration = replace(task.declare(evaluated), numerics=options.policy.numerics)
         self._key = CallKey(self._declaration.identity, evaluated.problem, device_model() or "")
         self._counter = count_launches(self._key.identity, self._key.problem, self._key.device)
         self._link = daemon_link(options.pin)

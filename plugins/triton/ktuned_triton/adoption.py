@@ -60,6 +60,7 @@ def adopt(file: str, name: str, identity: str) -> Any:
         timing="graph" if declared["is_timed_by_graph"] else "events",
         strategy="exhaustive",
         preset="fast",
+        numerics=declared.get("numerics", "tolerance"),
         is_data=not declared["hooks"],
     )(adopted.build)
     return adopted.hooks() if declared["hooks"] else SimpleNamespace()

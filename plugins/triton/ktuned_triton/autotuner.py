@@ -116,6 +116,7 @@ def autotune(
     upgrade: Upgrade = "once",
     without_daemon: WithoutDaemon = "triton",
     pin: str | None = None,
+    numerics: Literal["tolerance", "exact"] = "tolerance",
 ) -> Callable[[Any], Any]:
     """Tune a ``@triton.jit`` function as ``triton.autotune`` does, in ktuned's daemon.
 
@@ -126,7 +127,8 @@ def autotune(
     key waits for its tuning. ``upgrade`` says how often a key's config may change in a process: ``"once"``, for the
     first fresh winner; ``"never"`` after its first call; ``"always"``. Where no daemon runs the call is recorded all
     the same, and ``without_daemon`` says whether ``"triton"`` tunes in the call or the ``"first"`` config is launched.
-    Processes with the same ``pin`` see the same winners for good.
+    Processes with the same ``pin`` see the same winners for good. With ``numerics="exact"`` only configs win that leave
+    the bits of a key's first config, and no other is launched, with a daemon or without.
 
     Raises:
         ValueError: an option has no such value.
@@ -138,7 +140,7 @@ def autotune(
     """
     if without_daemon not in WITHOUT_DAEMON:
         raise ValueError(f"without_daemon={without_daemon!r}: give one of {', '.join(map(repr, WITHOUT_DAEMON))}")
-    options = Options(Policy(mode, upgrade, without_daemon == "first"), pin)
+    options = Options(Policy(mode, upgrade, without_daemon == "first", numerics), pin)
     from triton.runtime.autotuner import Autotuner
 
     adopt_class(Autotuner)
@@ -166,10 +168,10 @@ def autotune(
     return decorate
 
 
-def adopt_process(autotuner: type[Any], mode: str) -> None:
+def adopt_process(autotuner: type[Any], mode: str, numerics: str = "tolerance") -> None:
     """Adopt all autotuned functions of this process: for ``ktuned run``."""
     global _process_options
-    _process_options = Options(Policy(mode))
+    _process_options = Options(Policy(mode, numerics=numerics))
     adopt_class(autotuner)
 
 
@@ -388,7 +390,9 @@ def _adopted(tuner: Any, options: Options) -> AdoptedFunction:
     found = tuner.__dict__.get(_STATE)
     if found is None or found.tuner is not tuner:
         # A copy of an autotuner is a function of its own.
-        found = tuner.__dict__[_STATE] = AdoptedFunction(tuner, options, reads_cache=tuner.cache_results)
+        found = tuner.__dict__[_STATE] = AdoptedFunction(
+            tuner, options, reads_cache=tuner.cache_results and not options.policy.is_exact
+        )
         # Triton would keep the one config that is decided on as the best of all.
         tuner.cache_results = False
     return found  # type: ignore[no-any-return]
@@ -426,7 +430,7 @@ class AdoptedFunction:
                     self._is_left_alone = True
                     self.leave_alone(self.name, reason)
                     return pruned
-                self._declaration = describe_function(self.tuner)
+                self._declaration = replace(describe_function(self.tuner), numerics=self.options.policy.numerics)
                 account.adopt(self.name)
             try:
                 pruned = self._cached_first(pruned, args, kwargs)

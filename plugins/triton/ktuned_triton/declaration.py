@@ -14,7 +14,7 @@ from operator import attrgetter
 from typing import Any
 
 from ktuned.dropin import digest_of, name_in_library, own_paths
-from ktuned.model import canonical
+from ktuned.model import TOLERANCE, canonical
 from ktuned_triton.call import LeftAlone, autotuner_in, hook_names, jitted, knobs
 from ktuned_triton.environment import deciding_variables
 from ktuned_triton.evaluation import constants_read, evaluation_digest
@@ -61,6 +61,7 @@ class Declaration:
         constants: the values of globals that it is compiled with, of which ``cache_key`` says nothing.
         variables: the application's variables that change what Triton makes.
         is_timed_by_graph: whether the application asked for CUDA graphs.
+        numerics: whether a winner must leave the bits of a key's first config.
     """
 
     origin: Origin
@@ -72,6 +73,7 @@ class Declaration:
     variables: tuple[tuple[str, str], ...]
     is_timed_by_graph: bool
     hooks: tuple[str, ...] = ()
+    numerics: str = TOLERANCE
     specialize: tuple[str, ...] = ()
     tensors: tuple[str, ...] = ()
     _identities: dict[Any, str] = field(default_factory=dict, compare=False)
@@ -106,6 +108,9 @@ class Declaration:
         # The text travels as a file, which the module's name stands for.
         found["origin"]["source"] = bool(self.origin.source)
         found["variables"] = dict(self.variables)
+        if self.numerics == TOLERANCE:
+            # Functions of applications that say nothing are who they were.
+            del found["numerics"]
         return found
 
 

@@ -14,16 +14,16 @@ MODULE = "triton.runtime.autotuner"
 """The module that defines Triton's ``Autotuner``."""
 
 
-def install(mode: str) -> None:
+def install(mode: str, numerics: str) -> None:
     """Adopt Triton's autotuned functions, now or when Triton is imported."""
-    when_imported(MODULE, lambda module: _adopt(module, mode))
+    when_imported(MODULE, lambda module: _adopt(module, mode, numerics))
 
 
-def _adopt(module: Any, mode: str) -> None:
+def _adopt(module: Any, mode: str, numerics: str) -> None:
     try:
         from ktuned_triton import autotuner
 
-        autotuner.adopt_process(module.Autotuner, mode)
+        autotuner.adopt_process(module.Autotuner, mode, numerics)
     except (ImportError, AttributeError) as error:
         # The program is no worse off than without ktuned.
         version = getattr(sys.modules.get("triton"), "__version__", "")

@@ -30,7 +30,11 @@ def main() -> None:
     JITFunction.run = run
     # Nothing can be measured here.
     kernels.scale.__dict__["_ktuned_options"] = Options(
-        Policy(os.environ.get("KTUNED_RUN_MODE", "background"), takes_over=True)
+        Policy(
+            os.environ.get("KTUNED_RUN_MODE", "background"),
+            takes_over=True,
+            numerics=os.environ.get("KTUNED_RUN_NUMERICS", "tolerance"),
+        )
     )
     sizes = [int(size) for size in sys.argv[1].split(",")]
     for size in sizes:

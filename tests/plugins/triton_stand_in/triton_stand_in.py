@@ -15,23 +15,24 @@ FASTEST = 256
 """The block whose launches take no extra time."""
 
 
-def compute(tensors: Mapping[str, Any]) -> None:
-    """Do what the application's function does."""
-    tensors["y"].copy_(tensors["x"] * 2)
+def compute(tensors: Mapping[str, Any], *, rounds: bool = False) -> None:
+    """Do what the application's function does; it may round through half precision."""
+    tensors["y"].copy_((tensors["x"].half().float() if rounds else tensors["x"]) * 2)
 
 
 class Computed(Kernel):
     """A kernel of torch's, slower than it could be for all blocks but one."""
 
-    def __init__(self, block: int) -> None:
+    def __init__(self, block: int, *, rounds: bool) -> None:
         self._block = block
+        self._rounds = rounds
 
     def bind(self, tensors: Mapping[str, Any]) -> Launch:
         """Return a launch."""
 
         def launch() -> None:
             until = time.perf_counter() + (0.0 if self._block == FASTEST else 2e-3)
-            compute(tensors)
+            compute(tensors, rounds=self._rounds)
             while time.perf_counter() < until:
                 pass
 
@@ -48,4 +49,4 @@ class StandIn(Triton):
     def load(self, artifact: Path, unit: Unit, device: Device) -> Any:
         """Return torch's kernel."""
         build: Any = unit.build
-        return Computed(build.constants["BLOCK"])
+        return Computed(build.constants["BLOCK"], rounds=build.constants["THROUGH"] is not None)
