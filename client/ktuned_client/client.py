@@ -80,7 +80,7 @@ class Client:
         Past the deadline or without a daemon, the answer is the last known one, or else ``default`` with the status
         ``unavailable`` and the reason as ``message``. ``device`` is a name (``cuda:1``) or a model; ``None`` is the
         kernel's first device. ``objective`` is what the config is to be the best by: ``latency``, ``energy``, ``edp``,
-        ``max:METRIC`` or ``min:METRIC``; ``None`` is the kernel's own.
+        ``max:METRIC`` or ``min:METRIC``, after ``exact:`` with the anchor's bits; ``None`` is the kernel's own.
         """
         memo = self._memo
         try:
@@ -182,8 +182,9 @@ class Client:
         """Request a tuning, and return the iterator of its events, which ends with the last of its jobs.
 
         Give ``kernel`` or ``path`` (a kernel file or a directory). ``options``: ``problem``, ``device``, ``preset``,
-        ``trials``, ``seconds``, ``strategy``, ``until``, ``seed``, ``python``, ``priority``, ``objective``, ``beside``
-        (the process of an application that uses the device and goes on meanwhile); ``None`` leaves one out.
+        ``trials``, ``seconds``, ``strategy``, ``until``, ``seed``, ``python``, ``priority``, ``objective``,
+        ``numerics``, ``anchor``, ``beside`` (the process of an application that uses the device and goes on meanwhile);
+        ``None`` leaves one out.
 
         Raises:
             DaemonError: the daemon refused it.

@@ -3,7 +3,7 @@
 A file holds the winners of one kernel on one device model (docs/sharing.md has every field). Nothing here can check
 the sources, the toolchain and the driver against those of the measurement, so a winner is served as ``stale``, never
 as ``fresh``; nor a config against another problem, so that only the fastest config of the problem itself is ``near``,
-where there is no winner by another objective.
+where there is no winner by another objective. Where numerics are exact nothing is ``near``.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ MAX_NAMES: Final = 4_000
 """Limit of a kernel's learned names: the daemon's own."""
 
 _LATENCY: Final = "latency"
+_EXACT: Final = "exact:"
 _SCALARS: Final = (bool, int, float, str)
 _FIELDS: Final = {"kernel": str, "device": str, "winners": list}
 _WINNER_FIELDS: Final = {
@@ -221,7 +222,8 @@ class _Shared:
         wanted, key = objective or self._objective, _canonical(dict(kept))
         winner = self._winners.get(wanted, {}).get(key)
         status, message = "stale", f"from {self.path}: not checked against this machine's sources, toolchain and driver"
-        if winner is None:
+        # Whose bits must be the anchor's has no stand-in.
+        if winner is None and not wanted.startswith(_EXACT):
             winner = self._winners[_LATENCY].get(key)
             status, message = "near", f"the fastest config: {self.path} has no winner by {wanted}"
         if winner is None:

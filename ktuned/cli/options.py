@@ -204,14 +204,17 @@ def numerics_option(command: _Command) -> _Command:
 
 
 def anchor_option(command: _Command) -> _Command:
-    """Add ``--anchor KNOB=VALUE[,KNOB=VALUE…]``, read into a config or a part of one."""
+    """Add ``--anchor KNOB=VALUE[,KNOB=VALUE…]``, read into a config or a part of one, and ``--anchor-pin PIN``."""
+    by_pin = click.option(
+        "--anchor-pin", cls=AdvancedOption, metavar="PIN", help="Keep to the bits of the config that this pin holds."
+    )
     return click.option(
         "--anchor",
         cls=AdvancedOption,
         metavar="KNOB=VALUE,…",
         callback=lambda context, parameter, word: None if word is None else _read_pairs([word], "--anchor BM=64"),
         help="Keep to the bits of this config from now on; what it leaves out is the default's.",
-    )(command)
+    )(by_pin(command))
 
 
 def no_spawn_option(command: _Command) -> _Command:

@@ -13,8 +13,8 @@ import msgspec
 from msgspec.structs import replace
 
 from ktuned.lookup.answer import Answer
-from ktuned.model import NotFound, Problem, UsageError, canonical
-from ktuned.store import Store
+from ktuned.model import NotFound, Problem, UsageError
+from ktuned.store import Store, pinned_question
 
 MAX_PINNED: Final = 100_000
 """Answers that all pins may hold together: a thousand runs of a hundred kernels."""
@@ -49,7 +49,7 @@ class Pins:
             raise UsageError(
                 f"the pin {pin[:100]!r} is not a valid name", hint="give a short text, for example the run's id"
             )
-        held = self._store.pinned.find(pin, _pinned_question(kernel, problem, device, objective))
+        held = self._store.pinned.find(pin, pinned_question(kernel, problem, device, objective))
         return None if held is None else Answer.from_pin(held)
 
     async def freeze(
@@ -60,9 +60,9 @@ class Pins:
         Raises:
             UsageError: there are too many.
         """
-        asked = _pinned_question(kernel, problem, device, objective)
+        asked = pinned_question(kernel, problem, device, objective)
         names = [(answer.kernel, answer.device, named) for named in (objective, answer.objective)]
-        keys = [asked, *(_pinned_question(name, problem, model, named) for name, model, named in names)]
+        keys = [asked, *(pinned_question(name, problem, model, named) for name, model, named in names)]
         held = await self._store.pinned.hold(
             pin, list(dict.fromkeys(keys)), answer.to_pin(), now=time.time(), limit=MAX_PINNED
         )
@@ -83,10 +83,3 @@ class Pins:
             raise NotFound(f"there is no pin {pin!r}", hint="`ktuned lookup --pins` lists them")
         self._changed()
         return removed
-
-
-def _pinned_question(kernel: str, problem: Problem, device: str | None, objective: str | None) -> str:
-    """Return the text that a pin keeps its answer under: the question, as it was asked."""
-    asked = {"kernel": kernel, "problem": dict(problem), "device": device}
-    # A question that names none is as it was before there were several.
-    return canonical(asked if objective is None else asked | {"objective": objective})

@@ -49,6 +49,7 @@ class Wish(msgspec.Struct, frozen=True):
     objective: Objective | None = None
     numerics: str | None = None
     anchor: Config | None = None
+    anchor_pin: str | None = None
     seed: int | None = None
     priority: int = Priority.REQUESTED
     is_fixed: bool = False
@@ -84,10 +85,13 @@ class Wish(msgspec.Struct, frozen=True):
         wished |= {"no_share": self.no_share, "keep_going": self.keep_going}
         # By whatever a config is judged, it is compiled alike.
         objective = LATENCY if self.compile_only else declared.objective if self.objective is None else self.objective
-        if self.anchor is not None and self.numerics not in (None, EXACT):
+        if self.anchor is not None and self.anchor_pin is not None:
+            raise UsageError("an anchor and a pin's are two", hint="leave one of them out")
+        has_anchor = self.anchor is not None or self.anchor_pin is not None
+        if has_anchor and self.numerics not in (None, EXACT):
             raise UsageError("an anchor means nothing to numerics by tolerance", hint="leave one of them out")
         # Whoever chooses whose bits are to be kept wants them kept.
-        objective = with_numerics(objective, self.numerics if self.anchor is None else EXACT)
+        objective = with_numerics(objective, EXACT if has_anchor else self.numerics)
         return replace(declared, **wished, objective=objective, compile_only=self.compile_only)
 
 
@@ -162,7 +166,7 @@ class JobRequests:
         jobs: dict[int, Job] = {}
         for problem in problems:
             await self._check_configs(kernel, problem, plan.configs)
-            anchor = await self._check_anchor(kernel, problem, wish.anchor)
+            asked = wish.anchor
             try:
                 device = self._seat(kernel, wish)
             except BackendError as error:
@@ -172,6 +176,9 @@ class JobRequests:
                 )
             else:
                 key = kernel.winner_key(problem, device, objective)
+                if wish.anchor_pin is not None:
+                    asked = self._pinned_config(wish.anchor_pin, key)
+                anchor = await self._check_anchor(kernel, problem, asked)
                 if anchor is not None:
                     await self._store.anchors.choose(key, None if anchor == kernel.default else anchor)
                     plan = replace(plan, anchor=anchor)
@@ -229,6 +236,20 @@ class JobRequests:
             words = ", ".join(f"{name}={value}" for name, value in asked.items())
             raise UsageError(f"{words} cannot be the anchor: {error.message}", hint=error.hint) from error
         return anchor
+
+    def _pinned_config(self, pin: str, key: WinnerKey) -> Config:
+        """Return the config that lookups of a key get under a pin.
+
+        Raises:
+            UsageError: there is none.
+        """
+        config = self._store.pinned.find_config(pin, key)
+        if config is None:
+            raise UsageError(
+                f"the pin {pin!r} holds no config of {key.kernel} for {key.problem} on {key.device}",
+                hint="`ktuned lookup KERNEL -p … --pin PIN` has it hold one",
+            )
+        return config
 
     def _require_anchor(self, kernel: KernelInfo, key: WinnerKey) -> None:
         """Check that there is a config whose bits others are to have.

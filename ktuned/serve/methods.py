@@ -204,6 +204,7 @@ class Methods:
             objective=None if wanted.objective is None else read_objective(wanted.objective),
             numerics=wanted.numerics,
             anchor=wanted.anchor,
+            anchor_pin=wanted.anchor_pin,
         )
         return await self._take_in(wanted, wish)
 

@@ -63,7 +63,7 @@ class TuneParams(JobParams, frozen=True):
 
     ``configs`` alone, or known ones ``again``; with ``no_share`` without what others share, and not shared. ``beside``
     is the process of an application that uses the device, and goes on while it is tuned. ``anchor`` is the config, or a
-    part of it, to whose bits exact ``numerics`` are to keep.
+    part of it, to whose bits exact ``numerics`` are to keep, ``anchor_pin`` a pin that holds it.
     """
 
     device: str | None = None
@@ -77,6 +77,7 @@ class TuneParams(JobParams, frozen=True):
     objective: str | None = None
     numerics: str | None = None
     anchor: dict[str, Scalar] | None = None
+    anchor_pin: str | None = None
     no_share: bool = False
 
 

@@ -8,6 +8,7 @@ from ktuned.store.database import STORE_NAME, Store
 from ktuned.store.exchange import Offer
 from ktuned.store.faults import DISK_ERRORS, file_fault
 from ktuned.store.overview import ContextSums, Overview, TrialRow
+from ktuned.store.pins import pinned_question
 from ktuned.store.portfolios import StoredPortfolio
 
 __all__ = [
@@ -24,5 +25,6 @@ __all__ = [
     "Verdict",
     "exchange",
     "file_fault",
+    "pinned_question",
     "portfolios",
 ]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import sqlite3
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Protocol, TypeVar
 
-from ktuned.model import UsageError
+from ktuned.model import Config, Problem, UsageError, WinnerKey, canonical, figure_objective, key_values
 from ktuned.store import rows
 from ktuned.store.reader import Reader
 
@@ -32,6 +33,15 @@ class Pinned:
         return self._reader.value(
             rows.answer, "SELECT pin, answer FROM pins WHERE pin = ? AND question = ?", pin, question
         )
+
+    def find_config(self, pin: str, key: WinnerKey) -> Config | None:
+        """Return the config that a pin holds for a kernel's problem on a device, by whatever objective it was asked."""
+        for objective in (None, key.objective, figure_objective(key.objective)):
+            question = pinned_question(key.kernel, key_values(key.problem), key.device, objective)
+            if (held := self.find(pin, question)) is not None:
+                config: Config | None = json.loads(held).get("config")
+                return config
+        return None
 
     def pins(self) -> list[tuple[str, int, float]]:
         """Return each pin, how many questions it holds answers to, and since when (Unix seconds), by name."""
@@ -78,3 +88,10 @@ class Pinned:
         return await self._write(
             lambda connection: connection.execute("DELETE FROM pins WHERE pin = ?", (pin,)).rowcount
         )
+
+
+def pinned_question(kernel: str, problem: Problem, device: str | None, objective: str | None) -> str:
+    """Return the text that a pin keeps its answer under: the question, as it was asked."""
+    asked = {"kernel": kernel, "problem": dict(problem), "device": device}
+    # A question that names none is as it was before there were several.
+    return canonical(asked if objective is None else asked | {"objective": objective})

@@ -42,6 +42,7 @@ T = TypeVar("T")
 CONFIGS = ("first", "second")
 STRANGER = "a config that the pruning has taken away"
 
+
 def test_exact_numerics_take_over_without_a_daemon() -> None:
     """The framework's own tuning may choose a config with other bits."""
     assert Policy(numerics="exact").takes_over

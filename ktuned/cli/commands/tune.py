@@ -109,6 +109,7 @@ def tune(
     objective: str | None,
     numerics: str | None,
     anchor: dict[str, Any] | None,
+    anchor_pin: str | None,
     device: str | None,
     priority: int | None,
     detach: bool,
@@ -139,7 +140,7 @@ def tune(
     plan = given(problem=problem, device=device, preset=preset, trials=trials, seconds=seconds)
     plan |= given(strategy=strategy, until=until, seed=seed, priority=priority, objective=objective)
     plan |= given(configs=configs, again=again or None, no_share=no_share or None, keep_going=keep_going or None)
-    plan |= given(numerics=numerics, anchor=anchor)
+    plan |= given(numerics=numerics, anchor=anchor, anchor_pin=anchor_pin)
     if not no_spawn:
         spawn.announce(spawn.ensure())
     with Client() as client, begun(client, kernel, path, **plan) as tuning:
@@ -172,7 +173,7 @@ def tune(
 
 _MEASURING = (
     *("preset", "device", "detach", "until", "configs", "again", "no_share", "objective", "numerics", "anchor"),
-    *("priority", "cancels"),
+    *("anchor_pin", "priority", "cancels"),
 )
 """Parameters that say nothing of compiling."""
 

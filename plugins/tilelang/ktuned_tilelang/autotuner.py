@@ -16,6 +16,7 @@ from functools import cache, wraps
 from typing import Any, Final, Literal
 
 from ktuned.dropin import account
+from ktuned.model import TOLERANCE
 from ktuned_tilelang.artifact import check_version
 from ktuned_tilelang.call import PASS_CONFIGS, listed
 from ktuned_tilelang.tuning import KeyedCall, Mode, Options, Task, Upgrade, WithoutDaemon, tune
@@ -157,9 +158,10 @@ def tuner_class() -> type[Any]:
             upgrade: Upgrade = "once",
             without_daemon: WithoutDaemon = "tilelang",
             pin: str | None = None,
+            numerics: str = TOLERANCE,
         ) -> Any:
             """Set ktuned's own options: see :func:`autotune`."""
-            self._ktuned_options = Options.of(mode, upgrade, without_daemon, pin)
+            self._ktuned_options = Options.of(mode, upgrade, without_daemon, pin, numerics)
             return self
 
     return AutoTuner
