@@ -339,7 +339,7 @@ class Bench:
         cores = None if counted is None else counted.cores
         if cores is not None and request.cores is not None and cores > request.cores:
             return replies.Measurement(None, phase=Phase.TIMING, cores=cores)
-        wanted = request.same_bits if opened.data.has_outputs else None
+        wanted = request.same_bits if request.same_bits and opened.data.has_outputs else None
         own = [opened.data.digest_outputs()] if wanted else []
         launches = self._timed_launches(opened, unit.key, launch, first)
         timed, ends_checked = self._time(

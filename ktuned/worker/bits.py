@@ -1,11 +1,11 @@
 """The bits that a config leaves: digests of its outputs on several inputs, and whether launches agree on them.
 
 The first digest is of the launch that is judged before timing, and costs no launch of its own. The other inputs are
-launched twice each, after timing: two launches of one input that differ show atomics and races where they matter. They
-are not judged, because what is right for a denormal or a NaN no tolerance says.
+launched after timing, those of ordinary numbers twice: two launches of one input that differ show atomics and races.
+They are not judged, because what is right for a denormal or a NaN no tolerance says.
 
-That takes as long as some twenty launches, so that only a config that may win gets them, and one whose launches are
-over at once. Of one that was given up, the first digest alone is known.
+That takes as long as some ten launches, and as many digests, so that only a config that may win gets them, and one
+whose launches are over at once. Of one that was given up, the first digest alone is known.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from ktuned.model import Record, have_same_bits, record
 from ktuned.worker.problem import ProblemData
 
 LAUNCHES = 2
-"""Launches of each of the other inputs."""
+"""Launches of an input that may show a race: of ordinary numbers. Hard ones are launched once."""
 
 FREE_US = 20_000.0
 """Time that the other inputs may take of a lane where nothing is won by them but knowledge of the classes."""
@@ -47,6 +47,8 @@ def launch_inputs(
     ``own`` are digests of outputs that it has left on the problem's own inputs already; ``on_input`` is called before
     each input is launched.
     """
+    from ktuned.spec import HARD_FILLS
+
     digests: list[list[Any]] = []
     for number in range(inputs):
         digests.append([] if number else list(own))
@@ -54,7 +56,7 @@ def launch_inputs(
             if number and not are_other:
                 continue
             on_input()
-            while len(digests[-1]) < LAUNCHES:
+            while len(digests[-1]) < (1 if 0 < number <= len(HARD_FILLS) else LAUNCHES):
                 data.begin_checked_launch()
                 launch()
                 synchronize()

@@ -44,6 +44,9 @@ FULL = TrialDetail(
     first_latency_us=3.0,
     reference_us=4.0,
     reference_spread_us=0.5,
+    bits=("0123456789abcdef", ""),
+    same_bits=True,
+    nondeterministic=True,
     compared=90,
 )
 

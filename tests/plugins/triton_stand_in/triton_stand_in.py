@@ -49,4 +49,4 @@ class StandIn(Triton):
     def load(self, artifact: Path, unit: Unit, device: Device) -> Any:
         """Return torch's kernel."""
         build: Any = unit.build
-        return Computed(build.constants["BLOCK"], rounds=build.constants["THROUGH"] is not None)
+        return Computed(build.constants["BLOCK"], rounds=build.constants.get("THROUGH") is not None)

@@ -1,0 +1,103 @@
+"""Classes of equal bits: which trials belong together, what the anchor's costs, and which knobs split them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from ktuned.model import BitClasses, DeviceModel, KernelName, Outcome, Trial, UsageError, have_same_bits, is_exact
+from ktuned.model.objective import Objective, figure_objective, is_latency, read_objective, with_numerics
+
+
+def _trial(number: int, latency_us: float, config: dict[str, Any], **detail: Any) -> Trial:
+    return Trial(
+        number,
+        1,
+        KernelName("p:k"),
+        {},
+        DeviceModel("cpu"),
+        config,
+        Outcome.MEASURED,
+        latency_us,
+        0.0,
+        0.0,
+        0.0,
+        "",
+        None,
+        "digest",
+        0.0,
+        detail,
+    )
+
+
+@pytest.mark.parametrize(
+    ("bits", "anchor", "expected"),
+    [
+        (("a", "b"), ("a", "b"), True),
+        (("a", "b", "c"), ("a", "b"), True),
+        (("a",), ("a", "b"), None),
+        (("x",), ("a", "b"), False),
+        (("a", "x"), ("a", "b"), False),
+        (("a",), (), None),
+        ((), ("a",), None),
+    ],
+)
+def test_bits_are_the_anchors_on_all_of_its_inputs(
+    bits: tuple[str, ...], anchor: tuple[str, ...], expected: bool | None
+) -> None:
+    """Fewer inputs leave it open; one difference decides."""
+    assert have_same_bits(bits, anchor) is expected
+
+
+def test_classes_are_told_apart_and_their_price_is_said() -> None:
+    """The anchor's comes first, whatever its speed."""
+    found = BitClasses.of(
+        [
+            _trial(1, 189.0, {"K": 32, "STAGES": 2}, bits=["a", "b"], same_bits=True),
+            _trial(2, 195.0, {"K": 32, "STAGES": 3}, bits=["a", "b"], same_bits=True),
+            _trial(3, 178.0, {"K": 64, "STAGES": 2}, bits=["a", "c"], same_bits=False),
+            _trial(4, 400.0, {"K": 64, "STAGES": 3}, bits=["a"]),
+            _trial(5, 150.0, {"K": 16, "STAGES": 3}, bits=["x", "y"], nondeterministic=True),
+        ]
+    )
+    assert [(one.letter, one.configs, one.best_us, one.is_anchor) for one in found.classes] == [
+        ("A", 2, 189.0, True),
+        ("B", 1, 178.0, False),
+    ]
+    assert (found.inputs, found.nondeterministic) == (2, 1)
+    assert (found.splitting, found.keeping) == (("K",), ("STAGES",))
+    assert found.price == "exact costs 26 %: 189 against 150 µs"
+    assert found.lines()[0] == "2 classes of equal bits on 2 inputs: A (the anchor) 2, best 189 µs; B 1, best 178 µs"
+    assert found.letter({"bits": ["a"]}) == "A/B?"
+    assert found.letter({"bits": ["a", "c"]}) == "B"
+    assert found.letter({"bits": ["a", "c"], "nondeterministic": True}) == "nondeterministic"
+    assert found.letter({}) == ""
+
+
+def test_nothing_is_said_where_no_bits_were_compared() -> None:
+    """As after a tuning by tolerance."""
+    assert BitClasses.of([_trial(1, 1.0, {"K": 1})]).lines() == []
+
+
+@pytest.mark.parametrize("plain", ["latency", "energy", "edp", "max:tflops", "min:bytes"])
+def test_numerics_are_a_part_of_every_objective(plain: str) -> None:
+    """And change nothing of its figure."""
+    exact = with_numerics(plain, "exact")
+    assert (read_objective(exact), is_exact(exact), is_exact(plain)) == (f"exact:{plain}", True, False)
+    assert figure_objective(exact) == plain == with_numerics(exact, "tolerance")
+    assert (with_numerics(exact, None), with_numerics(exact, "exact")) == (exact, exact)
+    assert is_latency(exact) == (plain == "latency")
+
+
+def test_unknown_numerics_are_refused() -> None:
+    """In one line."""
+    with pytest.raises(UsageError, match="there are no numerics 'same'"):
+        with_numerics("latency", "same")
+
+
+def test_only_a_trial_with_the_anchors_bits_has_a_figure_by_exact_numerics() -> None:
+    """Its latency stays, by which it may win elsewhere."""
+    exact = Objective("exact:latency")
+    figures = [_trial(1, 5.0, {}, **detail).figure(exact) for detail in ({}, {"same_bits": False}, {"same_bits": True})]
+    assert figures == [None, None, 5.0]

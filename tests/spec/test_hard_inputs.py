@@ -1,0 +1,62 @@
+"""Hard inputs: the numbers that they promise, with the same bits by every library."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy
+import pytest
+
+from ktuned.spec import HARD_FILLS, materialise, materialise_numpy, tensor
+
+torch = pytest.importorskip("torch")
+
+DTYPES = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "complex64")
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("fill", HARD_FILLS)
+def test_torch_and_numpy_make_the_same_bits(fill: str, dtype: str) -> None:
+    """Also of an odd number of elements, of which the last has no pair."""
+    spec = replace(tensor((7, 33), dtype), fill=fill)
+    made = materialise(spec, "x", "seed", "cpu").contiguous().view(torch.uint8).numpy().tobytes()
+    assert made == materialise_numpy(spec, "x", "seed").tobytes()
+
+
+def _drawn(fill: str, dtype: str = "float32") -> numpy.ndarray:
+    return materialise_numpy(replace(tensor(4096, dtype), fill=fill), "x", "seed")
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32", "float16"])
+def test_each_fill_holds_the_numbers_of_its_kind(dtype: str) -> None:
+    """By the definitions of IEEE 754."""
+    smallest = numpy.finfo(dtype).smallest_normal
+    denormals = _drawn("denormals", dtype)
+    assert (abs(denormals) < smallest).all()
+    assert len(set(denormals.tolist())) > 500
+    zeros = _drawn("signed_zeros", dtype)
+    assert (zeros == 0).all()
+    assert 0.4 < numpy.signbit(zeros).mean() < 0.6
+    infinities = _drawn("infinities", dtype)
+    assert 0.03 < numpy.isinf(infinities).mean() < 0.1
+    assert not numpy.isnan(infinities).any()
+    nans = _drawn("nans", dtype)
+    payloads = nans.view(f"u{nans.itemsize}")[numpy.isnan(nans)]
+    assert 0.03 < numpy.isnan(nans).mean() < 0.1
+    assert len(set(payloads.tolist())) > 20
+    magnitudes = abs(_drawn("magnitudes", dtype)).astype("float64")
+    assert numpy.isfinite(magnitudes).all()
+    assert magnitudes.max() / magnitudes.min() > 2**10
+    cancelling = _drawn("cancelling", dtype)
+    sums = cancelling[::2] + cancelling[1::2]
+    assert (abs(sums) <= 2 * numpy.spacing(abs(cancelling[::2]))).all()
+    assert 0.3 < (sums == 0).mean() < 0.7
+
+
+def test_a_declared_range_is_kept() -> None:
+    """What a kernel never gets tells nothing."""
+    assert tensor(4).may_be_hard
+    assert tensor(4, fill="normal").may_be_hard
+    assert not tensor(4, low=0.0, high=1.0).may_be_hard
+    assert not tensor(4, "int32").may_be_hard
+    assert not tensor(4, fill="ones").may_be_hard

@@ -1,0 +1,75 @@
+"""Winners by exact numerics: only trials with the anchor's bits, and another anchor is one transaction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ktuned.model import Objective, Outcome, TrialResult
+from ktuned.store.database import Store
+from tests.store.samples import CONTEXT, NEW_GROUND, new_job
+from tests.store.test_objectives import finish
+
+pytestmark = pytest.mark.anyio
+
+EXACT = Objective("exact:latency")
+LATENCY = Objective("latency")
+
+
+def _with_bits(latency_us: float, *bits: str, **detail: object) -> TrialResult:
+    return TrialResult(Outcome.MEASURED, latency_us, 0.1, detail={"bits": list(bits), **detail})
+
+
+RESULTS = (
+    _with_bits(5.0, "a", "b"),
+    _with_bits(4.0, "a", "b"),
+    _with_bits(1.0, "a", "x"),
+    _with_bits(3.0, "a"),
+    _with_bits(2.0, "a", "b", nondeterministic=True),
+    TrialResult(Outcome.MEASURED, 0.5, 0.1),
+)
+
+
+async def test_the_fastest_with_the_anchors_bits_wins(tmp_path: Path) -> None:
+    """Neither one of which too little is known, nor one that differs from launch to launch."""
+    async with Store.open(tmp_path / "k.db") as store:
+        ids = await finish(store, EXACT, *RESULTS)
+        assert store.winner(CONTEXT.key_for(EXACT)) is None
+        await store.mark_same_bits(CONTEXT, ("a", "b"))
+        assert [one.id for one in store.best_trials(CONTEXT, 9, objective=EXACT)] == [ids[1], ids[0]]
+        assert [one.detail.get("same_bits") for one in map(store.trial, ids) if one is not None] == [
+            *(True, True, False, None, False, None)
+        ]
+        winner = await store.decide_winner(ids[1], objective=EXACT)
+        assert (winner.figure, store.winner(CONTEXT.key)) == (4.0, None)
+
+
+async def test_another_anchor_makes_the_winner_give_way(tmp_path: Path) -> None:
+    """To the best of the new class, or to nobody; winners by tolerance, and other contexts, are not touched."""
+    async with Store.open(tmp_path / "k.db") as store:
+        ids = await finish(store, LATENCY, *RESULTS[:3])
+        await store.mark_same_bits(CONTEXT, ("a", "b"))
+        await store.decide_winner(ids[1], objective=EXACT)
+        await store.mark_same_bits(NEW_GROUND, ("a", "x"))
+        assert [one.trial for one in store.winners() if one.objective == EXACT] == [ids[1]]
+        await store.mark_same_bits(CONTEXT, ("a", "x"))
+        assert [one.trial for one in store.winners() if one.objective == EXACT] == [ids[2]]
+        await store.mark_same_bits(CONTEXT, ("q",))
+        assert [(one.trial, one.objective) for one in store.winners()] == [(ids[2], LATENCY)]
+
+
+async def test_an_anchor_is_kept_until_another_is_chosen(tmp_path: Path) -> None:
+    """For its kernel, problem and device, by whatever objective."""
+    async with Store.open(tmp_path / "k.db") as store:
+        await new_job(store)
+        key = CONTEXT.key_for(EXACT)
+        assert store.anchors.find(key) is None
+        await store.anchors.choose(key, {"BM": 2})
+        await store.anchors.choose(key, {"BM": 1})
+        assert store.anchors.find(CONTEXT.key_for(Objective("exact:energy"))) == {"BM": 1}
+        assert store.anchors.find(key._replace(device="other")) is None  # type: ignore[arg-type]
+    async with Store.open(tmp_path / "k.db") as store:
+        assert store.anchors.find(key) == {"BM": 1}
+        await store.anchors.choose(key, None)
+        assert store.anchors.find(key) is None

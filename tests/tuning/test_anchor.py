@@ -1,0 +1,74 @@
+"""The anchor: when its bits are known, whose have to be found out, and why it can be none."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from ktuned.ipc import replies
+from ktuned.model import DeviceModel, KernelName, Outcome, Trial
+from ktuned.tuning.anchor import Anchor
+
+CONFIG = {"K": 1}
+BITS = ("a", "b")
+
+
+def _ended(outcome: Outcome = Outcome.MEASURED, config: Any = CONFIG, message: str = "", **detail: Any) -> Trial:
+    names = KernelName("p:k"), {}, DeviceModel("cpu")
+    return Trial(1, 1, *names, config, outcome, 1.0, 0.0, 0.0, 0.0, message, None, "digest", 0.0, detail)
+
+
+def test_the_anchors_measurement_gives_the_bits_that_others_are_compared_with() -> None:
+    """One that was measured before is compared by the store."""
+    anchor = Anchor(CONFIG, 2)
+    other = replies.Measurement(Outcome.MEASURED, bits=BITS)
+    assert anchor.judge({"K": 2}, other).same_bits is None
+    assert anchor.judge(CONFIG, other).same_bits is True
+    assert anchor.request.anchor == BITS
+    assert anchor.judge({"K": 2}, other).same_bits is True
+    assert anchor.judge({"K": 2}, replace(other, bits=("a", "x"))).same_bits is False
+    assert anchor.judge({"K": 2}, replace(other, nondeterministic=True)).same_bits is False
+    assert anchor.judge({"K": 2}, replies.Measurement(Outcome.HUNG)).same_bits is None
+
+
+@pytest.mark.parametrize(
+    ("ended", "fault"),
+    [
+        (
+            _ended(Outcome.COMPILE_ERROR, message="no such file\nmore"),
+            "the anchor K=1 failed: compile_error: no such file",
+        ),
+        (_ended(bits=["a"], nondeterministic=True), "the anchor K=1 is nondeterministic: "),
+        (_ended(), "the anchor K=1 leaves no outputs whose bits could be compared"),
+        (_ended(Outcome.CONTENDED), ""),
+        (_ended(Outcome.HUNG, {"K": 2}), ""),
+        (_ended(bits=["a", "b"]), ""),
+    ],
+)
+def test_an_anchor_that_can_be_none_says_why_in_one_line(ended: Trial, fault: str) -> None:
+    """What says nothing of the config, or is another's, is no fault."""
+    anchor = Anchor(CONFIG, 2)
+    anchor.note(ended)
+    assert anchor.fault.startswith(fault)
+    assert bool(anchor.fault) == bool(fault)
+    assert "\n" not in anchor.fault
+
+
+@pytest.mark.parametrize(
+    ("known", "lacks"),
+    [
+        (_ended(config={"K": 2}), True),
+        (_ended(config={"K": 2}, bits=["a"]), True),
+        (_ended(config={"K": 2}, bits=["x"]), False),
+        (_ended(config={"K": 2}, bits=["a", "x"]), False),
+        (_ended(config={"K": 2}, nondeterministic=True), False),
+        (_ended(bits=["a"]), True),
+    ],
+)
+def test_bits_are_found_out_where_they_may_be_the_anchors(known: Trial, lacks: bool) -> None:
+    """Not those of a config that differs already."""
+    anchor = Anchor(CONFIG, 2)
+    anchor.note(_ended(bits=list(BITS)))
+    assert anchor.lacks_bits(known) is lacks
