@@ -297,7 +297,8 @@ class Lookups:
             failure = unmeasurable(by, measured_on)
         if tune and found.wants_tuning and context is not None and not failure:
             awaits_portfolio = kept is None and found.status in (Status.NEAR, Status.DEFAULT)
-            is_its = found.expected_loss is not None or awaits_portfolio
+            # Nobody compares the bits of a portfolio's configs on a problem that it was not measured on.
+            is_its = not is_exact(by) and (found.expected_loss is not None or awaits_portfolio)
             if not (is_its and self._portfolios.take(kernel, context.device, by, problem)):
                 self._follow_ups.tune(kernel, key_problem, context, by)
                 # This lookup, and those that got the last answer from its shortcut.

@@ -29,7 +29,6 @@ from ktuned.model import (
     WinnerKey,
     WorkerError,
     canonical,
-    is_exact,
     with_numerics,
 )
 from ktuned.scheduling.jobs import Jobs
@@ -182,8 +181,6 @@ class JobRequests:
                 if anchor is not None:
                     await self._store.anchors.choose(key, None if anchor == kernel.default else anchor)
                     plan = replace(plan, anchor=anchor)
-                elif is_exact(objective):
-                    self._require_anchor(kernel, key)
                 if wish.stale_only and await self._is_fresh(kernel, problem, wish, objective):
                     continue
                 arrival = await self._jobs.submit(
@@ -250,18 +247,6 @@ class JobRequests:
                 hint="`ktuned lookup KERNEL -p … --pin PIN` has it hold one",
             )
         return config
-
-    def _require_anchor(self, kernel: KernelInfo, key: WinnerKey) -> None:
-        """Check that there is a config whose bits others are to have.
-
-        Raises:
-            UsageError: there is none.
-        """
-        if kernel.default is None and self._store.anchors.find(key) is None:
-            raise UsageError(
-                f"{kernel.name} declares no default whose bits the winner could have",
-                hint="declare default=, or choose a config: `ktuned tune KERNEL --anchor KNOB=VALUE,…`",
-            )
 
     async def _is_fresh(self, kernel: KernelInfo, problem: Problem, wish: Wish, objective: Objective) -> bool:
         """Return whether a problem's winner holds in the context of now, and no job works on a better one."""

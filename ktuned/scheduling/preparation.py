@@ -21,8 +21,10 @@ from ktuned.model import (
     NotFound,
     Problem,
     Unsupported,
+    UsageError,
     Winner,
     WinnerKey,
+    is_exact,
     unmeasurable,
 )
 from ktuned.scheduling.kept_portfolios import KeptPortfolios
@@ -104,6 +106,11 @@ class Preparation:
                     raise Unsupported(unmeasurable(objective, device))
         context = self._machine.context(kernel, environment, job.problem, aim.model)
         kernel = kernel.anchored(self._anchor(context.key_for(objective)), objective)
+        if is_exact(objective) and kernel.default is None:
+            raise UsageError(
+                f"{kernel.name} declares no default whose bits the winner could have",
+                hint="declare default=, or choose a config: `ktuned tune KERNEL --anchor KNOB=VALUE,…`",
+            )
         self._leave_cores(len(self._machine.device_models(environment)))
         return Work(
             job=job,

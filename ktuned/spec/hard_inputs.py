@@ -86,11 +86,11 @@ def draw_hard(arrays: Arrays, chunk: int, fill: str, dtype: str, count: int, key
     # A word of random bits for each element: the bits of one decide more than its number.
     for first in range(0, count, chunk):
         number = min(count - first, chunk)
-        yield first, _fill_bits(arrays, fill, form, draws.words(arrays, key, first, number))
+        yield first, _fill_bits(arrays, fill, form, draws.words(arrays, key, first, number), is_start=not first)
 
 
-def _fill_bits(arrays: Arrays, fill: str, form: _Format, z: Any) -> Any:
-    """Return the bits of numbers of a format, made of random words."""
+def _fill_bits(arrays: Arrays, fill: str, form: _Format, z: Any, *, is_start: bool) -> Any:
+    """Return the bits of numbers of a format, made of random words; ``is_start`` of a tensor's first ones."""
     # The low bits become the significand; the others are independent of them.
     mantissa, chosen = z & form.mantissa_mask, z >> 56
     sign = (z >> 63) & form.sign_mask
@@ -114,6 +114,9 @@ def _fill_bits(arrays: Arrays, fill: str, form: _Format, z: Any) -> Any:
         # Never without a payload, which would be an infinity.
         special = special | mantissa | 1
     is_special = arrays.cast((chosen & _RARE) == 0, "int64")
+    if is_start:
+        # The smallest tensor has one, too.
+        is_special[:1] = 1
     return ordinary + is_special * (special - ordinary)
 
 

@@ -339,8 +339,8 @@ class Bench:
         cores = None if counted is None else counted.cores
         if cores is not None and request.cores is not None and cores > request.cores:
             return replies.Measurement(None, phase=Phase.TIMING, cores=cores)
-        wanted = request.same_bits if request.same_bits and opened.data.has_outputs else None
-        own = [opened.data.digest_outputs()] if wanted else []
+        compares_bits = request.same_bits is not None and opened.data.has_outputs
+        own = [opened.data.digest_outputs()] if compares_bits else []
         launches = self._timed_launches(opened, unit.key, launch, first)
         timed, ends_checked = self._time(
             opened,
@@ -364,9 +364,9 @@ class Bench:
             last = relaunched if isinstance(relaunched, replies.Measurement) else self._judge(opened, reply)
             if last.outcome is not Outcome.MEASURED:
                 return replace(last, message=f"the first launch was right, a later one was not: {last.message}")
-            own += [opened.data.digest_outputs()] if wanted else []
-        if wanted and timed.outcome in (Outcome.MEASURED, Outcome.SLOWER):
-            timed = self._with_bits(opened, launch, timed, own, wanted, request.incumbent, first_us, reply)
+            own += [opened.data.digest_outputs()] if compares_bits else []
+        if compares_bits and timed.outcome in (Outcome.MEASURED, Outcome.SLOWER):
+            timed = self._with_bits(opened, launch, timed, own, request, reply)
         return replace(
             timed,
             max_error=first.max_error,
@@ -381,14 +381,14 @@ class Bench:
         launch: Launch,
         timed: replies.Measurement,
         own: Sequence[Any],
-        wanted: requests.SameBits,
-        incumbent: requests.Incumbent | None,
-        first_us: float,
+        request: requests.Trial,
         reply: Phases,
     ) -> replies.Measurement:
         """Add the bits that a timed config leaves: on all inputs if it may win, or if that takes no time."""
-        is_cheap = (timed.latency_us or first_us) * LAUNCHES * wanted.inputs <= FREE_US
-        may_win = timed.outcome is Outcome.MEASURED and _may_win(timed, incumbent)
+        wanted = request.same_bits
+        assert wanted is not None
+        is_cheap = (timed.latency_us or 0.0) * LAUNCHES * wanted.inputs <= FREE_US
+        may_win = timed.outcome is Outcome.MEASURED and _may_win(timed, request.incumbent)
         inputs = wanted.inputs if may_win or is_cheap else 1
         try:
             found = launch_inputs(

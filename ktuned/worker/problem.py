@@ -68,6 +68,7 @@ class ProblemData:
         self._declared = declared = kernel.input_specs(problem)
         self._seed_text = seed_text
         self._other_inputs = OtherInputs(self._made_of)
+        self._captured: set[str] = set()
         self._pristine: dict[str, Any] = {}
         moved: dict[int, Any] = {}
         self._outputs: list[str] = []
@@ -134,6 +135,7 @@ class ProblemData:
     def _take(self, captured: Path, device: Device) -> None:
         """Put captured tensors in the place of made ones, which say what shape and dtype they must have."""
         given = self._library.load(captured, device.name if device.kind == "cuda" else "cpu")
+        self._captured = set(given)
         for name, tensor in given.items():
             made = self._pristine.get(name)
             if made is None:
@@ -223,7 +225,7 @@ class ProblemData:
         specs = [
             (name, entry)
             for name, entry in self._declared.items()
-            if hasattr(entry, "may_be_hard") and name not in self._poisoned
+            if hasattr(entry, "may_be_hard") and name not in self._poisoned and name not in self._captured
         ]
         changed = [(name, change(place, entry)) for place, (name, entry) in enumerate(specs)]
         text = self._seed_text + (f" inputs {seed}" if seed else "")

@@ -175,6 +175,21 @@ def test_a_project_may_ask_for_exact_numerics(daemon: Daemon) -> None:
     assert (answer["objective"], answer["config"]) == ("exact:latency", known.ANCHOR)
 
 
+def test_a_kernel_without_a_default_fails_alone_where_its_project_is_exact(daemon: Daemon) -> None:
+    """With one line that says what is missing; an anchor that is chosen is enough."""
+    path = known.family(daemon, space=[known.ANCHOR, known.FAST])
+    (daemon.directory / "project" / "ktuned.toml").write_text('[defaults]\nnumerics = "exact"\n')
+    kernel = daemon.directory / "project" / "tune_it.py"
+    text = kernel.read_text().replace("    numerics='exact',\n", "")
+    kernel.write_text(text.replace(f"    default={known.ANCHOR!r},\n", ""))
+    _, (job,) = daemon.tune(path=path)
+    assert job["state"] == "failed"
+    assert job["message"].startswith("project:rows declares no default whose bits the winner could have")
+    _, (job,) = daemon.tune(kernel="rows", anchor=known.ANCHOR)
+    assert job["state"] == "done"
+    assert _config(daemon)["config"] == known.FAST
+
+
 def test_bits_are_stored_with_each_trial(daemon: Daemon) -> None:
     """A digest for each input."""
     daemon.tune(path=known.family(daemon, space=[known.ANCHOR, known.FAST]))

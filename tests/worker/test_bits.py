@@ -8,11 +8,14 @@ from typing import Any
 import numpy
 import pytest
 
+from ktuned import tensor
 from ktuned.ipc import replies, requests
 from ktuned.model import Outcome
 from ktuned.worker import torch_tensors
-from ktuned.worker.bits import Launched, add_bits
+from ktuned.worker.bits import Launched, add_bits, launch_inputs
+from ktuned.worker.problem import ProblemData
 from ktuned.worker.tensor_library import NUMPY, TORCH
+from tests.worker.declaring import CPU, declare
 
 torch = pytest.importorskip("torch")
 
@@ -84,3 +87,78 @@ def test_a_measurement_says_whether_its_bits_are_the_anchors(
     assert (found.bits, found.same_bits, found.nondeterministic) == (bits, same, differed or None)
     # Later configs race against one with the anchor's bits alone.
     assert (requests.Incumbent.after(None, found) is not None) == (same is True)
+
+
+def _launched(kernel: Any, launch: Callable[[dict[str, Any]], object], inputs: int = 9, **options: Any) -> Launched:
+    data = ProblemData(kernel, {"M": 4}, CPU, **options)
+    data.begin_trial()
+    before = {name: one.clone() for name, one in data.tensors.items() if name == "x"}
+    data.begin_checked_launch()
+    launch(data.tensors)
+    found = launch_inputs(
+        data, lambda: launch(data.tensors), lambda: None, [data.digest_outputs()], inputs, lambda: None
+    )
+    assert data.damage() is None
+    assert all(torch.equal(data.tensors[name], one) for name, one in before.items())
+    assert data.overwritten() == ()
+    return found
+
+
+def _double(tensors: dict[str, Any]) -> None:
+    tensors["y"].copy_(2 * tensors["x"])
+
+
+def test_each_input_has_a_digest_and_the_problems_own_is_back_afterwards() -> None:
+    """The same for the same arithmetic; and those of hard inputs tell what the others do not."""
+    found = _launched(declare(), _double)
+    assert (len(set(found.bits)), found.has_differed) == (9, False)
+    assert found == _launched(declare(), lambda tensors: tensors["y"].copy_(tensors["x"] + tensors["x"]))
+    zeros = _launched(declare(), lambda tensors: tensors["y"].copy_(2 * tensors["x"] + 0.0))
+    assert [one == other for one, other in zip(found.bits, zeros.bits, strict=True)] == [
+        *[True] * 4,
+        False,
+        *[True] * 4,
+    ]
+
+
+def test_a_launch_that_differs_from_the_one_before_is_seen() -> None:
+    """On whichever input of ordinary numbers."""
+    count = iter(range(100))
+    found = _launched(declare(), lambda tensors: tensors["y"].copy_(tensors["x"] + 1e-7 * (next(count) == 8)))
+    assert found.has_differed
+
+
+def test_integers_have_no_hard_inputs_but_other_random_ones() -> None:
+    """Which are left empty."""
+    kernel = declare(
+        inputs=lambda p: {"x": tensor(8, "int32"), "y": tensor(8, "int32", output=True)},
+    )
+    found = _launched(kernel, _double)
+    assert [bool(one) for one in found.bits] == [True, *[False] * 6, True, True]
+
+
+def test_what_runs_in_place_begins_with_the_inputs_of_each_number() -> None:
+    """As ``setup`` says."""
+    kernel = declare(inputs=lambda p: {"x": tensor(64, output=True, fill="uniform")}, setup=("x",), check=None)
+    data = ProblemData(kernel, {"M": 4}, CPU)
+    seen = []
+
+    def launch() -> None:
+        seen.append(data.tensors["x"].clone())
+        data.tensors["x"].mul_(2)
+
+    data.begin_trial()
+    found = launch_inputs(data, launch, lambda: None, [], 3, lambda: None)
+    assert len(set(found.bits)) == 3
+    assert torch.equal(seen[0], seen[1])
+    assert not torch.equal(seen[1], seen[2])
+
+
+def test_captured_inputs_are_the_same_in_all_inputs(tmp_path: Any) -> None:
+    """An application's indices mean nothing with other numbers."""
+    from safetensors.torch import save_file
+
+    save_file({"x": torch.arange(4.0)}, tmp_path / "captured")
+    kernel = declare(inputs=lambda p: {"x": tensor(4), "y": tensor(4, output=True)})
+    found = _launched(kernel, _double, captured=tmp_path / "captured")
+    assert found.bits[1:] == ("",) * 8
