@@ -42,6 +42,18 @@ def test_the_classes_found_are_the_true_ones_and_the_fastest_of_the_anchors_wins
     assert "bits change with DOES, FUSED, LANES, not with SLOW" in job["message"]
 
 
+def test_a_program_that_asks_while_a_tuning_runs_sees_no_other_bits(daemon: Daemon) -> None:
+    """From the anchor to the winner, whatever is measured meanwhile."""
+    served = []
+    space = [known.ANCHOR, known.ORDERED, known.FUSED, known.FAST, known.FLUSHING]
+    with daemon.client.tune(path=known.family(daemon, space=space)) as tuning:
+        for _ in tuning:
+            served.append(_config(daemon)["config"])
+    assert [config for config in served if config not in known.CLASSES[0]] == []
+    assert known.ANCHOR in served
+    assert _config(daemon)["config"] == known.FAST
+
+
 def test_winners_of_one_numerics_do_not_serve_the_other(daemon: Daemon) -> None:
     """A tuning by tolerance finds every latency known; its winner is no answer to a question for the anchor's bits."""
     path = known.family(daemon, numerics="tolerance", space=[known.ANCHOR, known.ORDERED])

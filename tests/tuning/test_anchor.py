@@ -16,8 +16,8 @@ BITS = ("a", "b")
 
 
 def _ended(outcome: Outcome = Outcome.MEASURED, config: Any = CONFIG, message: str = "", **detail: Any) -> Trial:
-    names = KernelName("p:k"), {}, DeviceModel("cpu")
-    return Trial(1, 1, *names, config, outcome, 1.0, 0.0, 0.0, 0.0, message, None, "digest", 0.0, detail)
+    kernel, device = KernelName("p:k"), DeviceModel("cpu")
+    return Trial(1, 1, kernel, {}, device, config, outcome, 1.0, 0.0, 0.0, 0.0, message, None, "digest", 0.0, detail)
 
 
 def test_the_anchors_measurement_gives_the_bits_that_others_are_compared_with() -> None:

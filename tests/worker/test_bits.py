@@ -89,7 +89,7 @@ def test_a_measurement_says_whether_its_bits_are_the_anchors(
     assert (requests.Incumbent.after(None, found) is not None) == (same is True)
 
 
-def _launched(kernel: Any, launch: Callable[[dict[str, Any]], object], inputs: int = 9, **options: Any) -> Launched:
+def _launched(kernel: Any, launch: Callable[[dict[str, Any]], Any], inputs: int = 9, **options: Any) -> Launched:
     data = ProblemData(kernel, {"M": 4}, CPU, **options)
     data.begin_trial()
     before = {name: one.clone() for name, one in data.tensors.items() if name == "x"}
