@@ -75,9 +75,11 @@ class BitClasses(Record):
         found = [one for one in measured if one.detail.get("bits") and not is_nondeterministic(one.detail)]
         most = max((len(one.detail["bits"]) for one in found), default=0)
         groups: defaultdict[Bits, list[Trial]] = defaultdict(list)
-        for one in found:
-            if len(one.detail["bits"]) == most:
-                groups[tuple(one.detail["bits"])].append(one)
+        for one in sorted(found, key=lambda one: -len(one.detail["bits"])):
+            bits = tuple(one.detail["bits"])
+            # What agrees so far with a class may be of it; what agrees with none is known well enough.
+            if len(bits) == most or not any(len(full) > len(bits) and full[: len(bits)] == bits for full in groups):
+                groups[bits].append(one)
         members = [
             (bits, group, any(one.detail.get("same_bits") for one in group), min(group, key=_latency_us))
             for bits, group in groups.items()
@@ -101,7 +103,8 @@ class BitClasses(Record):
         able = [one.letter for one in self.classes if bits and one.bits[: len(bits)] == bits[: len(one.bits)]]
         if not able:
             return ""
-        return able[0] if len(bits) >= len(self.classes[0].bits) else f"{'/'.join(able)}?"
+        is_sure = any(one.bits == bits for one in self.classes) or len(bits) >= len(self.classes[0].bits)
+        return able[0] if is_sure else f"{'/'.join(able)}?"
 
     @property
     def price(self) -> str:

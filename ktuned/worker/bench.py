@@ -31,10 +31,11 @@ from ktuned.model import (
     energy_figures,
     figure_objective,
     figure_of,
+    have_same_bits,
     record,
 )
 from ktuned.spec import FreshProcessNeeded
-from ktuned.worker.bits import FREE_US, LAUNCHES, add_bits, launch_inputs
+from ktuned.worker.bits import add_bits, is_cheap, launch_inputs
 from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.compile import unit_of
 from ktuned.worker.contention import CpuWatch, GpuWatch
@@ -340,7 +341,9 @@ class Bench:
         if cores is not None and request.cores is not None and cores > request.cores:
             return replies.Measurement(None, phase=Phase.TIMING, cores=cores)
         compares_bits = request.same_bits is not None and opened.data.has_outputs
+        began = perf_counter()
         own = [opened.data.digest_outputs()] if compares_bits else []
+        digest_us = (perf_counter() - began) * 1e6
         launches = self._timed_launches(opened, unit.key, launch, first)
         timed, ends_checked = self._time(
             opened,
@@ -366,7 +369,7 @@ class Bench:
                 return replace(last, message=f"the first launch was right, a later one was not: {last.message}")
             own += [opened.data.digest_outputs()] if compares_bits else []
         if compares_bits and timed.outcome in (Outcome.MEASURED, Outcome.SLOWER):
-            timed = self._with_bits(opened, launch, timed, own, request, reply)
+            timed = self._with_bits(opened, launch, timed, own, digest_us, request, reply)
         return replace(
             timed,
             max_error=first.max_error,
@@ -381,16 +384,20 @@ class Bench:
         launch: Launch,
         timed: replies.Measurement,
         own: Sequence[Any],
+        digest_us: float,
         request: requests.Trial,
         reply: Phases,
     ) -> replies.Measurement:
         """Add the bits that a timed config leaves: on all inputs if it may win, or if that takes no time."""
         wanted = request.same_bits
         assert wanted is not None
-        is_cheap = (timed.latency_us or 0.0) * LAUNCHES * wanted.inputs <= FREE_US
-        may_win = timed.outcome is Outcome.MEASURED and _may_win(timed, request.incumbent)
-        inputs = wanted.inputs if may_win or is_cheap else 1
+        inputs = wanted.inputs
         try:
+            first = opened.data.read_digests(own[:1])
+            may_win = timed.outcome is Outcome.MEASURED and _may_win(timed, request.incumbent)
+            may_win = may_win and (not wanted.anchor or have_same_bits(first, wanted.anchor) is not False)
+            if not may_win and not is_cheap(timed, digest_us, inputs):
+                inputs = 1
             found = launch_inputs(
                 opened.data, launch, opened.timer.synchronize, own, inputs, lambda: reply.phase(Phase.CHECK)
             )

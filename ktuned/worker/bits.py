@@ -4,8 +4,9 @@ The first digest is of the launch that is judged before timing, and costs no lau
 launched after timing, those of ordinary numbers twice: two launches of one input that differ show atomics and races.
 They are not judged, because what is right for a denormal or a NaN no tolerance says.
 
-That takes as long as some ten launches, and as many digests, so that only a config that may win gets them, and one
-whose launches are over at once. Of one that was given up, the first digest alone is known.
+That takes as long as some ten launches, and as many digests, and denormals are slow on a CPU. So only a config that may
+win gets them (it is not known to be slower than one with the anchor's bits, or to have others), and one whose launches
+are over at once. Of the others the first digest alone is known.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from ktuned.worker.problem import ProblemData
 LAUNCHES = 2
 """Launches of an input that may show a race: of ordinary numbers. Hard ones are launched once."""
 
-FREE_US = 20_000.0
+FREE_US = 5_000.0
 """Time that the other inputs may take of a lane where nothing is won by them but knowledge of the classes."""
 
 
@@ -64,6 +65,11 @@ def launch_inputs(
     read = iter(data.read_digests([one for found in digests for one in found]))
     texts = [[next(read) for _ in found] for found in digests]
     return Launched(tuple(found[0] if found else "" for found in texts), any(len(set(found)) > 1 for found in texts))
+
+
+def is_cheap(timed: replies.Measurement, digest_us: float, inputs: int) -> bool:
+    """Return whether a config is launched on so many inputs in no time; to bring one takes as long as to digest it."""
+    return inputs * LAUNCHES * ((timed.latency_us or 0.0) + 2 * digest_us) <= FREE_US
 
 
 def add_bits(timed: replies.Measurement, found: Launched, wanted: requests.SameBits) -> replies.Measurement:

@@ -75,6 +75,21 @@ def test_classes_are_told_apart_and_their_price_is_said() -> None:
     assert found.letter({}) == ""
 
 
+def test_configs_that_differ_on_the_first_input_are_a_class_as_far_as_is_known() -> None:
+    """They were launched on no other one."""
+    found = BitClasses.of(
+        [
+            _trial(1, 9.0, {"K": 1, "W": 1}, bits=["a", "b"], same_bits=True),
+            _trial(2, 8.0, {"K": 2, "W": 1}, bits=["x"], same_bits=False),
+            _trial(3, 7.0, {"K": 2, "W": 2}, bits=["x"], same_bits=False),
+            _trial(4, 6.0, {"K": 1, "W": 2}, bits=["a"]),
+        ]
+    )
+    assert [(one.letter, one.configs) for one in found.classes] == [("A", 1), ("B", 2)]
+    assert (found.letter({"bits": ["x"]}), found.letter({"bits": ["a"]})) == ("B", "A?")
+    assert (found.splitting, found.keeping) == (("K",), ("W",))
+
+
 def test_nothing_is_said_where_no_bits_were_compared() -> None:
     """As after a tuning by tolerance."""
     assert BitClasses.of([_trial(1, 1.0, {"K": 1})]).lines() == []
