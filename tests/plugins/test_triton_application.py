@@ -88,7 +88,8 @@ def test_exact_numerics_keep_to_the_bits_of_the_first_config(daemon: Daemon) -> 
     (job,) = ended_jobs(daemon, 1)
     assert (job["state"], job["objective"]) == ("done", "exact:latency"), job
     found = daemon.client.call("results", kernel=job["kernel"])["trials"]
-    classes = {(trial["config"]["THROUGH"], trial["class"]) for trial in found}
+    # One that has other bits on its first input already is launched on no other.
+    classes = {(trial["config"]["THROUGH"], trial["class"].rstrip("?")) for trial in found}
     assert classes == {("~None", "A"), ("~triton.language.float16", "B")}
     (winner,) = [trial["config"] for trial in found if trial["winner"]]
     assert (winner["BLOCK"], winner["THROUGH"]) == (256, "~None")
