@@ -132,7 +132,7 @@ class TestSignatures:
 
     def test_of_the_decorator(self) -> None:
         """The type of supply is TileLang's own default if it is not given."""
-        own = settings(autotune, "mode", "upgrade", "without_daemon", "pin", "supply_type")
+        own = settings(autotune, "mode", "upgrade", "without_daemon", "pin", "numerics", "supply_type")
         assert own == settings(theirs.autotune, "supply_type")
 
     def test_of_the_tuner(self) -> None:
