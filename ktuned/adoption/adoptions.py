@@ -432,8 +432,8 @@ class Adoptions:
             return
         device = self._machine.device(self._catalog.environment(kernel), kernel.backend, record.device or None)
         key = kernel.winner_key(record.problem, device.model, objective)
-        if self._store.anchors.find(key) is None:
-            await self._store.anchors.choose(key, record.configs[0])
+        if self._store.anchors.find_anchor(key) is None:
+            await self._store.anchors.choose_anchor(key, record.configs[0])
 
     async def _tune(self, kernel: KernelInfo, problem: Problem, call: str, device: str) -> None:
         """Have a key tuned as one of its calls says.

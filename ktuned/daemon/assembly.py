@@ -301,7 +301,7 @@ def assemble(
         traces=traces,
         deadlines=deadlines,
         captured=captured_inputs.digest_for,
-        anchor=store.anchors.find,
+        anchor=store.anchors.find_anchor,
         served=served.of,
         portfolios=kept_portfolios,
         shared=shared_winners,

@@ -138,7 +138,7 @@ class Reload:
         self._jobs.forget_failures()
         if self._trust.allow(settings.trusted_directories):
             # Workers are given them when they start.
-            self._fleet.outdate()
+            self._fleet.outdate_workers()
         self._fleet.resize(settings.compile_slots, (settings.bench_bytes, settings.compile_bytes))
         self._fleet.spawn_s = settings.deadlines["spawn"]
         self._fleet.machine.keeps_spares = settings.keeps_spares

@@ -101,7 +101,7 @@ class Environments:
             known = self._reports.get(key, EnvironmentReport(environment.python, host=environment.host))
             if self.look(environment):
                 # Workers have imported the libraries that were there before.
-                self._fleet.outdate(environment)
+                self._fleet.outdate_workers(environment)
             try:
                 async with self._fleet.lend(Role.INSPECT, environment) as worker:
                     request = requests.Probe(tuple(name for name, _ in environment.env))

@@ -326,11 +326,11 @@ class Fleet:
                 error = await self._ask(lent.worker, wanted, min(WARM_S, self.spawn_s))
                 self.carry_out(self.machine.note_warmed(lent.worker, device, error))
 
-    def outdate(self, environment: Environment | None = None) -> None:
+    def outdate_workers(self, environment: Environment | None = None) -> None:
         """Lend no worker of an environment, or (None) of any, again that has started before now: what it was started
         with, or has imported, has changed.
         """
-        self.carry_out(self.machine.outdate(environment))
+        self.carry_out(self.machine.outdate_workers(environment))
 
     def is_worn(self, worker: Worker, most_requests: int | None = None) -> bool:
         """Return whether a worker is due to be replaced, between two requests."""

@@ -7,8 +7,8 @@ questions follow: *may this worker do the next thing?* and *does this device sti
 all devices and all roles of workers. ``docs/life-of-a-lane.md`` tells the same without code.
 
 *The state is the instruction.* Each :class:`LaneState` on the way to an open problem names one thing that the lane is
-to do. It does that, and calls :meth:`LaneMachine.proceed` with what came of it, until the lane is open. :data:`MOVES`
-has all ways through. Other instructions are returned, and carried out by whoever caused them.
+to do. It does that, and calls :meth:`LaneMachine.advance_lane` with what came of it, until the lane is open.
+:data:`MOVES` has all ways through. Other instructions are returned, and carried out by whoever caused them.
 
 *Trust* in a lane's worker only falls. With what the lane is needed for next it decides whether the worker stays, is
 released or ends. No other rule does.
@@ -202,7 +202,7 @@ class LaneRecord(msgspec.Struct, eq=False):
         """True if a failure may have left a state in the device itself; all other processes run on a CPU meanwhile."""
         return self.device.kind != "cpu"
 
-    def require(self, *states: LaneState) -> None:
+    def require_state(self, *states: LaneState) -> None:
         """Refuse what makes no sense for the lane as it is.
 
         Raises:
@@ -211,7 +211,7 @@ class LaneRecord(msgspec.Struct, eq=False):
         if self.state not in states:
             raise IllegalMove(f"lane {self.device.name} is {self.state}, and not {' or '.join(states)}")
 
-    def move(self, state: LaneState) -> None:
+    def move_to(self, state: LaneState) -> None:
         """Go to another state.
 
         Raises:
@@ -333,7 +333,7 @@ class LaneMachine:
         self, lane: LaneRecord, bench: Bench, *, waits: bool = True, has_stand_in: bool = False, is_shared: bool = False
     ) -> Iterator[Instruction]:
         """A job that holds a lane needs a problem open there."""
-        lane.require(LaneState.VACANT, LaneState.OPEN)
+        lane.require_state(LaneState.VACANT, LaneState.OPEN)
         before, lane.bench = lane.bench, bench
         lane.waits, lane.has_stand_in, lane.is_shared = waits, has_stand_in, is_shared
         lane.is_second_try = False
@@ -348,13 +348,13 @@ class LaneMachine:
                 yield from self._open(lane)
                 return
             yield from self._part(lane)
-        lane.move(LaneState.RESTING if waits and lane.health.pause_s else LaneState.TAKING)
+        lane.move_to(LaneState.RESTING if waits and lane.health.pause_s else LaneState.TAKING)
 
-    def proceed(self, lane: LaneRecord, outcome: Worker | WorkerError | None = None) -> Iterator[Instruction]:
+    def advance_lane(self, lane: LaneRecord, outcome: Worker | WorkerError | None = None) -> Iterator[Instruction]:
         """A lane has done what its state says."""
         match lane.state, outcome:
             case LaneState.RESTING, None:
-                lane.move(LaneState.TAKING)
+                lane.move_to(LaneState.TAKING)
             case LaneState.TAKING, Worker() as worker:
                 lane.worker = worker
                 if stuck := [killed for killed in lane.ending if killed.is_alive]:
@@ -364,7 +364,7 @@ class LaneMachine:
                     return
                 lane.ending.clear()
                 if lane.is_suspect and lane.is_gpu:
-                    lane.move(LaneState.PROVING)
+                    lane.move_to(LaneState.PROVING)
                 else:
                     yield from self._open(lane)
             case LaneState.PROVING, None:
@@ -375,7 +375,7 @@ class LaneMachine:
                 yield from self._end_from(lane)
                 yield from self._fall_sick(lane, LaneSick(f"the canary failed: {outcome.message}"))
             case LaneState.OPENING, None:
-                lane.move(LaneState.OPEN)
+                lane.move_to(LaneState.OPEN)
                 lane.health.succeeded()
                 # Not earlier: without a recent failure, their starts would slow this opening, on 16 cores by 0.2 s.
                 yield from self._order_spares_of(lane)
@@ -384,7 +384,7 @@ class LaneMachine:
             case LaneState.OPEN, RequestFailed(code=code) if code == OUTDATED and not lane.is_second_try:
                 lane.is_second_try = True
                 yield from self._end_from(lane)
-                lane.move(LaneState.TAKING)
+                lane.move_to(LaneState.TAKING)
             case LaneState.OPEN, WorkerError():
                 yield from self._lose(lane)
                 yield self._fail(lane, outcome)
@@ -393,11 +393,11 @@ class LaneMachine:
 
     def note_measured(self, lane: LaneRecord, last: replies.Measurement) -> Iterator[Instruction]:
         """A lane's request is over; ``last`` is the measurement of its last config."""
-        lane.require(LaneState.OPEN)
+        lane.require_state(LaneState.OPEN)
         failed_in_doubt = lane.trust is Trust.DOUBTFUL and last.outcome is Outcome.MISMATCH
         if last.is_unsound or failed_in_doubt or last.outcome is Outcome.LAUNCH_ERROR:
             yield from self._lose(lane)
-            lane.move(LaneState.VACANT)
+            lane.move_to(LaneState.VACANT)
         elif lane.trust is not Trust.SPENT:
             lane.trust = Trust.SPENT if last.leftover else Trust.DOUBTFUL if last.is_guilty else Trust.SOUND
 
@@ -405,14 +405,14 @@ class LaneMachine:
         """What a lane did was cancelled, or failed in the daemon."""
         yield from self._lose(lane)
         if lane.state is not LaneState.VACANT:
-            lane.move(LaneState.VACANT)
+            lane.move_to(LaneState.VACANT)
 
     def release_lane(self, lane: LaneRecord, *, is_shared: bool = False) -> Iterator[Instruction]:
         """No job needs a lane. Beside an application its device's memory is given up, too: data now, contexts later."""
-        lane.require(LaneState.VACANT, LaneState.OPEN)
+        lane.require_state(LaneState.VACANT, LaneState.OPEN)
         if lane.worker is not None:
             yield from self._part(lane)
-            lane.move(LaneState.VACANT)
+            lane.move_to(LaneState.VACANT)
         if is_shared:
             for worker in self._opened_on(lane.device.name):
                 worker.idle_until = min(worker.idle_until, self._clock() + LINGER_S)
@@ -430,7 +430,7 @@ class LaneMachine:
         """Have a lane's worker open the problem; idle ones on the device make room for it."""
         assert lane.worker is not None
         assert lane.bench is not None
-        lane.move(LaneState.OPENING)
+        lane.move_to(LaneState.OPENING)
         yield from self._end_opened(lane.device.name, kept=KEPT_OPEN - 1)
         lane.closing = self._take_data_holders(lane.device.name)
         lane.was_used = lane.worker.code is not None
@@ -464,7 +464,7 @@ class LaneMachine:
         elif (may_be_worker or may_be_device) and not lane.is_second_try:
             lane.is_second_try = True
             yield from self._lose(lane)
-            lane.move(LaneState.TAKING)
+            lane.move_to(LaneState.TAKING)
         elif is_refused and error.code == CROWDED:
             yield from self._end_from(lane)
             yield from self._fall_sick(lane, LaneCrowded(error.message), error)
@@ -497,12 +497,12 @@ class LaneMachine:
     def _fall_sick(self, lane: LaneRecord, error: LaneSick, cause: WorkerError | None = None) -> Iterator[Instruction]:
         lane.health.failed(error.message)
         if lane.waits and not isinstance(error, LaneCrowded):
-            lane.move(LaneState.RESTING)
+            lane.move_to(LaneState.RESTING)
         else:
             yield self._fail(lane, error, cause)
 
     def _fail(self, lane: LaneRecord, error: WorkerError, cause: WorkerError | None = None) -> Fail:
-        lane.move(LaneState.VACANT)
+        lane.move_to(LaneState.VACANT)
         if cause is not None:
             error.__cause__ = cause
         return Fail(error)
@@ -571,7 +571,7 @@ class LaneMachine:
         else:
             self.idle.append(worker)
 
-    def outdate(self, environment: Environment | None = None) -> Iterator[Instruction]:
+    def outdate_workers(self, environment: Environment | None = None) -> Iterator[Instruction]:
         """What workers of an environment, or of all, were started with or have imported has changed."""
         self._outdated_at[environment] = self._clock()
         yield from self._end_idle(lambda worker: environment in (None, worker.environment))

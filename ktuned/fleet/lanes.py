@@ -182,7 +182,7 @@ class Lane:
                 try:
                     reply, output = await self._worker.exchange(request, deadlines, on_item=on_item)
                 except WorkerError as error:
-                    await self._follow(self._machine.proceed(self.record, error))
+                    await self._follow(self._machine.advance_lane(self.record, error))
                     continue
                 if isinstance(reply, replies.Measurement):
                     self._carry_out(self._machine.note_measured(self.record, reply))
@@ -236,7 +236,7 @@ class Lane:
                         await self._open_problem()
             except WorkerError as error:
                 outcome = error
-            self._carry_out(self._machine.proceed(lane, outcome))
+            self._carry_out(self._machine.advance_lane(lane, outcome))
 
     @property
     def _worker(self) -> Worker:

@@ -171,8 +171,8 @@ class Lookups:
     ) -> Answer | Pinning:
         """As :meth:`lookup`, but with the answer that the pin holds, or with a function that saves the first one.
 
-        An answer that is not certain is not held: the next one may be better. The first one is :meth:`settled` by
-        ``settle_until``, because it holds for good.
+        An answer that is not certain is not held: the next one may be better. The first one has until ``settle_until``
+        to be settled (:meth:`settle_answer`), because it holds for good.
 
         Raises:
             UsageError: the kernel has no such problem, or the pin's name is not valid.
@@ -188,13 +188,13 @@ class Lookups:
                 return first
             if held is None:
 
-                async def pinning() -> Answer:
-                    answer = await self.settled(first, look_up, settle_until)
+                async def pin_answer() -> Answer:
+                    answer = await self.settle_answer(first, look_up, settle_until)
                     if not answer.is_certain:
                         return answer
                     return await self.pins.freeze(pin, name, problem, device, objective, answer)
 
-                return pinning
+                return pin_answer
         self._answered += 1
         self._publication.publish_pinned(pin, asked, directory, problem, held)
         return replace(held, generation=self.table.generation(held.kernel))
@@ -274,7 +274,7 @@ class Lookups:
         if context is not None and (bucket is None or not bucket.is_current):
             doubt = doubt or NO_BUCKET
         if is_exact(by) and model is not None:
-            kernel = kernel.anchored(self._store.anchors.find(kernel.winner_key(key_problem, model, by)), by)
+            kernel = kernel.anchored(self._store.anchors.find_anchor(kernel.winner_key(key_problem, model, by)), by)
         kept = self._portfolios.kept.find(kernel, model, by)
         found = decide(
             kernel,
@@ -343,7 +343,7 @@ class Lookups:
             failure=failure,
         )
 
-    async def settled(self, answer: Answer, look_up: Callable[[], Answer], ends_at: float) -> Answer:
+    async def settle_answer(self, answer: Answer, look_up: Callable[[], Answer], ends_at: float) -> Answer:
         """Return ``answer``, or the one that ``look_up`` gives once a worker has said which configs the space holds.
 
         Between tuned sizes the winner of the nearest may be valid, which only the kernel file's own code decides. At

@@ -177,7 +177,7 @@ class Methods:
         )
         answer = look_up()
         if answer.undecided and wanted.settle > 0:
-            return _later(partial(self._lookups.settled, answer, look_up, settle_until))
+            return _later(partial(self._lookups.settle_answer, answer, look_up, settle_until))
         return answer.to_wire()
 
     def _look_up_or_explain(self, wanted: LookupParams) -> dict[str, Any] | Later:

@@ -56,8 +56,8 @@ def key_of(text: str) -> int:
 def words(arrays: Arrays, key: int, first: int, count: int) -> Any:
     """Return ``count`` words of a stream, from the word ``first``."""
     z = arrays.counters(first + 1, count)
-    z *= signed(_GAMMA)
-    z += signed(key)
+    z *= to_signed(_GAMMA)
+    z += to_signed(key)
     return mix(z)
 
 
@@ -66,7 +66,7 @@ def mix(z: Any) -> Any:
     for shift, factor in _MIXERS:
         z ^= _logical(z, shift)
         if factor != 1:
-            z *= signed(factor)
+            z *= to_signed(factor)
     return z
 
 
@@ -157,9 +157,9 @@ def _upper_product(z: Any, count: int) -> Any:
     """Return the upper 64 bits of the product of unsigned 64-bit words and a number, by its 32-bit parts."""
     high, low = _logical(z, 32), z & _LOW_32
     count_high, count_low = count >> 32, count & _LOW_32
-    cross, other = high * signed(count_low), low * signed(count_high)
-    carry = _logical(low * signed(count_low), 32) + (cross & _LOW_32) + (other & _LOW_32)
-    return high * signed(count_high) + _logical(cross, 32) + _logical(other, 32) + _logical(carry, 32)
+    cross, other = high * to_signed(count_low), low * to_signed(count_high)
+    carry = _logical(low * to_signed(count_low), 32) + (cross & _LOW_32) + (other & _LOW_32)
+    return high * to_signed(count_high) + _logical(cross, 32) + _logical(other, 32) + _logical(carry, 32)
 
 
 def _logical(z: Any, shift: int) -> Any:
@@ -167,6 +167,6 @@ def _logical(z: Any, shift: int) -> Any:
     return (z >> shift) & ((1 << (64 - shift)) - 1)
 
 
-def signed(number: int) -> int:
+def to_signed(number: int) -> int:
     """Return the int64 that has the bits of an unsigned number."""
     return number - (1 << 64) if number >> 63 else number

@@ -57,7 +57,7 @@ class _Format:
 
     @property
     def sign_mask(self) -> int:
-        return draws.signed(1 << (self.width - 1)) if self.width == 64 else 1 << (self.width - 1)
+        return draws.to_signed(1 << (self.width - 1)) if self.width == 64 else 1 << (self.width - 1)
 
     @property
     def mantissa_mask(self) -> int:

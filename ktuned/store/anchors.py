@@ -17,7 +17,7 @@ class Anchors:
         self._reader = reader
         self._write = write
 
-    def find(self, key: WinnerKey) -> Config | None:
+    def find_anchor(self, key: WinnerKey) -> Config | None:
         """Return the anchor that was chosen for a key; ``None`` where the default is it."""
         found = self._reader.rows(
             "SELECT config FROM anchors WHERE (kernel, problem, device) = (?, ?, ?)",
@@ -28,13 +28,13 @@ class Anchors:
         config: Config | None = json.loads(found[0][0]) if found else None
         return config
 
-    async def choose(self, key: WinnerKey, config: Config | None) -> None:
+    async def choose_anchor(self, key: WinnerKey, config: Config | None) -> None:
         """Keep to a config's bits from now on; without one, to those of the default."""
         place = key.kernel, key.problem, key.device
 
-        def choose(connection: sqlite3.Connection) -> None:
+        def replace_row(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM anchors WHERE (kernel, problem, device) = (?, ?, ?)", place)
             if config is not None:
                 connection.execute("INSERT INTO anchors VALUES (?, ?, ?, ?)", (*place, canonical(config)))
 
-        await self._write(choose)
+        await self._write(replace_row)

@@ -59,7 +59,7 @@ class Anchor:
             return False
         return self.is_anchor(trial.config) or not bits or have_same_bits(bits, self.bits) is None
 
-    def note(self, trial: Trial) -> None:
+    def note_end(self, trial: Trial) -> None:
         """Take note of a trial's end: the anchor's own says whether it can be one."""
         if not self.is_anchor(trial.config) or trial.outcome is None or trial.outcome in RETRIED_BY_NEXT_JOB:
             return

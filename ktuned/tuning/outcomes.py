@@ -101,12 +101,12 @@ class Outcomes:
             None,
             (
                 *(shared, self.summary.prior_fault, self._dissent.line(), *self._findings.lines(), self.final_fault),
-                *self._classes().lines(),
+                *self._find_classes().lines(),
             ),
         )
         return JobState.DONE, "\n".join(filter(None, (words, *map(as_notice, lines))))
 
-    def _classes(self) -> BitClasses:
+    def _find_classes(self) -> BitClasses:
         """Return the classes of equal bits that are known, where numerics are exact."""
         if self._work.anchor is None:
             return BitClasses()
@@ -132,7 +132,7 @@ class Outcomes:
         known = self._store.known_trial(self._work.context, anchor.config)
         # With fewer bits than are wanted they are the anchor's still, until there are more.
         if known is not None and (known.detail.get("bits") or self.stands(known)):
-            anchor.note(known)
+            anchor.note_end(known)
         if anchor.bits or anchor.fault:
             await self._compare_with_anchor()
 
@@ -144,7 +144,7 @@ class Outcomes:
         anchor = self._work.anchor
         assert anchor is not None
         if anchor.fault:
-            await self._store.anchors.choose(self._work.key, None)
+            await self._store.anchors.choose_anchor(self._work.key, None)
             self.hopelessness.give_up(anchor.fault)
             self._give_up_if_hopeless()
             return
@@ -218,7 +218,7 @@ class Outcomes:
         anchor = self._work.anchor
         if anchor is not None:
             for attempt, result in kept:
-                anchor.note(self._trial(attempt, result))
+                anchor.note_end(self._trial(attempt, result))
             if anchor.fault or anchor.bits != self._compared_with:
                 await self._compare_with_anchor()
         # Many wait for one commit, and all go on when it is over.

@@ -143,7 +143,7 @@ class NumPyTensors:
         parts = zip(self._bits(one), self._bits(other), strict=True)
         return all(bool((bits == others).all()) for (bits, _, _), (others, _, _) in parts)
 
-    def digest(self, tensors: Sequence[Any]) -> str:
+    def digest_tensors(self, tensors: Sequence[Any]) -> str:
         """Hash the elements in their order."""
         found = hashlib.blake2b(digest_size=8)
         for tensor in tensors:

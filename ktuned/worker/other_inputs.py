@@ -26,7 +26,7 @@ class OtherInputs:
         self._kept: dict[int, Mapping[str, Any]] = {}
         self._room = KEPT_BYTES
 
-    def find(self, number: int) -> Mapping[str, Any]:
+    def find_tensors(self, number: int) -> Mapping[str, Any]:
         """Return the tensors that differ in the inputs of a number; none where the kernel has no such inputs."""
         if number not in self._kept:
             made = self._make(*_change_of(number)) if number else {}

@@ -188,7 +188,7 @@ class ProblemData:
 
     def digest_outputs(self) -> Any:
         """Return a digest of the outputs as they are; the library reads it, perhaps from the device."""
-        return self._library.digest([self.tensors[name] for name in self._outputs])
+        return self._library.digest_tensors([self.tensors[name] for name in self._outputs])
 
     def read_digests(self, digests: Sequence[Any]) -> list[str]:
         """Return digests of outputs as texts."""
@@ -205,7 +205,7 @@ class ProblemData:
 
         Number 0 are the problem's own, then come the :data:`~ktuned.spec.HARD_FILLS`, then other random numbers.
         """
-        others = self._other_inputs.find(number)
+        others = self._other_inputs.find_tensors(number)
         own = {name: self._pristine[name] for name in others}
         # What was found well is launched again.
         self._is_intact = self._is_well = False

@@ -99,7 +99,7 @@ class TensorLibrary(Protocol):
     def arithmetic(self) -> Any:
         """The library's module, whose functions of the array API comparisons call."""
 
-    def digest(self, tensors: Sequence[Any]) -> Any:
+    def digest_tensors(self, tensors: Sequence[Any]) -> Any:
         """Return a digest of all bits of some tensors, where they are; :meth:`read_digests` reads it.
 
         Equal bits give equal digests on one kind of device; a GPU is not waited for.

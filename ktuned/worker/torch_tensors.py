@@ -168,7 +168,7 @@ class TorchTensors:
 
         return is_same(one, other)
 
-    def digest(self, tensors: Sequence[Any]) -> Any:
+    def digest_tensors(self, tensors: Sequence[Any]) -> Any:
         """Hash on the tensors' device; on the CPU as NumPy's are, which is ten times as fast there."""
         from ktuned.spec import as_bits
 

@@ -31,7 +31,7 @@ COMPILERS = {"": "1", "alike": "1", "other": "2"}
 class Probed:
     """A fleet whose workers answer a probe as their host would."""
 
-    def outdate(self, environment: Environment) -> None:
+    def outdate_workers(self, environment: Environment) -> None:
         """Have no workers that wait."""
 
     @asynccontextmanager

@@ -231,7 +231,7 @@ class World:
                         self.carry_out(self.machine.note_closed(worker))
                     outcome = answers.popleft() if answers else None
                     self.told.append(f"{state} {lane.worker.pid}" + (f": {outcome.message}" if outcome else ""))
-            instructions = self.machine.proceed(lane, outcome)
+            instructions = self.machine.advance_lane(lane, outcome)
         raise AssertionError("it goes on for ever")
 
     def measure(self, measured: Measurement, lane: int = 0) -> None:
@@ -240,7 +240,7 @@ class World:
 
     def fail(self, error: WorkerError, said: Iterable[WorkerError | None] = (), lane: int = 0) -> None:
         """Have a request fail."""
-        self.follow(self.lanes[lane], self.machine.proceed(self.lanes[lane], error), deque(said))
+        self.follow(self.lanes[lane], self.machine.advance_lane(self.lanes[lane], error), deque(said))
 
     @property
     def pid(self) -> int | None:
@@ -287,7 +287,7 @@ def lane_in(world: World, state: LaneState) -> LaneRecord:
     while lane.state is not state:
         outcome = world.acquire(lane.device.name, A) if lane.state is LaneState.TAKING else None
         world.reap()
-        world.carry_out(world.machine.proceed(lane, outcome))
+        world.carry_out(world.machine.advance_lane(lane, outcome))
     return lane
 
 
@@ -308,12 +308,12 @@ def events(world: World, lane: LaneRecord, kind: str) -> list[Iterable[Instructi
     machine = world.machine
     match kind:
         case "nothing":
-            return [machine.proceed(lane)]
+            return [machine.advance_lane(lane)]
         case "a worker":
-            return [machine.proceed(lane, world.start())]
+            return [machine.advance_lane(lane, world.start())]
         case "an error":
             errors = START_ERRORS if lane.state is LaneState.TAKING else ERRORS
-            return [machine.proceed(lane, error) for error in errors]
+            return [machine.advance_lane(lane, error) for error in errors]
         case "needed":
             needs = [PROBLEM, NEXT_PROBLEM, OTHER_FILE]
             return [machine.need_problem(lane, need, waits=waits) for need in needs for waits in (True, False)]
@@ -401,7 +401,7 @@ def play(random: Random, world: World) -> None:
             world.clock.now += random.choice([0.1, 5.0, 100.0])
             world.carry_out(machine.review_idle())
         case 4 if random.random() < 0.2:
-            world.carry_out(machine.outdate(random.choice([HERE, None])))
+            world.carry_out(machine.outdate_workers(random.choice([HERE, None])))
         case 5 if lane.state in LEGAL["released"]:
             world.carry_out(machine.release_lane(lane, is_shared=random.random() < 0.5))
         case 6 if random.random() < 0.3:
@@ -438,7 +438,7 @@ def take_step(random: Random, world: World, lane: LaneRecord) -> None:
         outcome = random.choice([None, None, None, *ERRORS]) if lane.state is LaneState.OPENING else None
         if lane.state is LaneState.PROVING and random.random() < 0.3:
             outcome = DIED
-    world.carry_out(world.machine.proceed(lane, outcome))
+    world.carry_out(world.machine.advance_lane(lane, outcome))
 
 
 @given(st.integers(0, 1 << 32))
@@ -605,7 +605,7 @@ def test_a_spent_worker_does_nothing_more(reason: str) -> None:
     worker.requests += 500 * (reason == "requests")
     worker.memory_bytes += 300 * (reason == "grown")
     if reason == "outdated":
-        world.carry_out(world.machine.outdate(HERE))
+        world.carry_out(world.machine.outdate_workers(HERE))
     elif reason == "dead":
         worker.gone.set()
     world.clock.now += 1.0
@@ -803,9 +803,9 @@ def test_an_opening_orders_spares_and_a_loss_more(device: Device) -> None:
     lane = world.lanes[0]
     world.carry_out(world.machine.need_problem(lane, PROBLEM))
     world.reap()
-    world.carry_out(world.machine.proceed(lane, world.start()))
+    world.carry_out(world.machine.advance_lane(lane, world.start()))
     if lane.state is LaneState.PROVING:
-        world.carry_out(world.machine.proceed(lane))
+        world.carry_out(world.machine.advance_lane(lane))
     assert (lane.state, len(world.making)) == (LaneState.OPENING, SPARES_IN_TROUBLE[device.kind])
 
 

@@ -456,7 +456,7 @@ async def settled(parts: Parts, *problems: Problem, within_s: float = PATIENCE_S
 
     async def settle(place: int, problem: Problem) -> None:
         look_up = partial(parts.lookups.lookup, "it", problem, None, tune=False)
-        found[place] = await parts.lookups.settled(look_up(), look_up, monotonic() + within_s)
+        found[place] = await parts.lookups.settle_answer(look_up(), look_up, monotonic() + within_s)
 
     async with anyio.create_task_group() as tasks:
         for place, problem in enumerate(problems):

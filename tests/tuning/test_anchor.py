@@ -50,7 +50,7 @@ def test_the_anchors_measurement_gives_the_bits_that_others_are_compared_with() 
 def test_an_anchor_that_can_be_none_says_why_in_one_line(ended: Trial, fault: str) -> None:
     """What says nothing of the config, or is another's, is no fault."""
     anchor = Anchor(CONFIG, 2)
-    anchor.note(ended)
+    anchor.note_end(ended)
     assert anchor.fault.startswith(fault)
     assert bool(anchor.fault) == bool(fault)
     assert "\n" not in anchor.fault
@@ -70,5 +70,5 @@ def test_an_anchor_that_can_be_none_says_why_in_one_line(ended: Trial, fault: st
 def test_bits_are_found_out_where_they_may_be_the_anchors(known: Trial, lacks: bool) -> None:
     """Not those of a config that differs already."""
     anchor = Anchor(CONFIG, 2)
-    anchor.note(_ended(bits=list(BITS)))
+    anchor.note_end(_ended(bits=list(BITS)))
     assert anchor.lacks_bits(known) is lacks

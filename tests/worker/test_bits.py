@@ -21,11 +21,11 @@ torch = pytest.importorskip("torch")
 
 
 def _by_numpy(array: Any) -> str:
-    return NUMPY.read_digests([NUMPY.digest([array])])[0]
+    return NUMPY.read_digests([NUMPY.digest_tensors([array])])[0]
 
 
 def _by_torch(array: Any) -> str:
-    return TORCH.read_digests([TORCH.digest([torch.from_numpy(array)])])[0]
+    return TORCH.read_digests([TORCH.digest_tensors([torch.from_numpy(array)])])[0]
 
 
 def _as_on_a_device(array: Any) -> str:
