@@ -55,6 +55,7 @@ ORDER = (
     "spec",
     "backends",
     "spool",
+    "observer",
     "ipc",
     "portfolio",
     "model",
@@ -65,7 +66,7 @@ LEVEL = {package: level for level, package in enumerate(ORDER)}
 TEST_KIT = "testing"
 """Imported by no one's code but tests."""
 
-WORKER_MAY_IMPORT = {"portfolio", "search", "spec", "backends", "ipc", "model"}
+WORKER_MAY_IMPORT = {"portfolio", "search", "spec", "backends", "observer", "ipc", "model"}
 PLUGINS_MAY_IMPORT = {"dropin", "spec", "backends", "model"}
 LIGHT = WORKER_MAY_IMPORT | {"__init__", "bridge", "dropin", "spool", "worker"}
 """Imported in a project's own interpreter: the standard library and msgpack, and nothing else eagerly."""
@@ -98,6 +99,7 @@ AT_REST = {
     "ipc",
     "lookup",
     "model",
+    "observer",
     "portfolio",
     "scheduling",
     "serve",

@@ -12,7 +12,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from itertools import pairwise
@@ -139,10 +139,8 @@ class Compiled(Record):
     """Result of one unit.
 
     ``outcome`` is ``None`` on success, else ``compile_error`` or ``unsupported``; ``message`` is the compiler's;
-    ``facts`` are kept with the artifact (registers, lowered names, …). ``observed`` are the absolute paths of the files
-    that were read for it, and of those that were looked for and not found: each one whose change, or appearance, may
-    give other bytes, or another outcome. The kernel's own sources and files of the toolchain, which the fingerprint
-    stands for, may be left out.
+    ``facts`` are kept with the artifact (registers, lowered names, …). What was
+    read for it is observed below the compiler, and no backend's concern.
     """
 
     key: str
@@ -150,7 +148,6 @@ class Compiled(Record):
     message: str = ""
     seconds: float = 0.0
     facts: Mapping[str, Any] = field(default_factory=dict)
-    observed: Collection[Path] = ()
 
 
 class Absence(StrEnum):
@@ -304,13 +301,12 @@ def compile_together(
     compile: Callable[[Sequence[Unit]], Mapping[str, Mapping[str, Any]]],  # noqa: A002 - what it does
     refusal: type[Exception],
     spent_s: float = 0.0,
-    observed: Callable[[], Collection[Path]] = tuple,
 ) -> Iterator[Compiled]:
     """Compile units together, and yield one result for each; for backends that gain from it.
 
     ``compile`` makes the artifacts of all its units, and returns their facts by key. When it raises ``refusal``, the
     halves are compiled separately, until each faulty unit has its own error. Units share the time of common work;
-    ``spent_s`` is each one's share of failed attempts; ``observed`` returns what the last call of ``compile`` has read.
+    ``spent_s`` is each one's share of failed attempts.
     """
     started = time.perf_counter()
     try:
@@ -318,16 +314,15 @@ def compile_together(
     except refusal as error:
         spent_s += (time.perf_counter() - started) / len(units)
         if len(units) == 1:
-            yield Compiled(units[0].key, Outcome.COMPILE_ERROR, str(error), spent_s, observed=observed())
+            yield Compiled(units[0].key, Outcome.COMPILE_ERROR, str(error), spent_s)
             return
         middle = len(units) // 2
-        yield from compile_together(units[:middle], compile, refusal, spent_s, observed)
-        yield from compile_together(units[middle:], compile, refusal, spent_s, observed)
+        yield from compile_together(units[:middle], compile, refusal, spent_s)
+        yield from compile_together(units[middle:], compile, refusal, spent_s)
     else:
         each_s = spent_s + (time.perf_counter() - started) / len(units)
-        read = observed()
         for unit in units:
-            yield Compiled(unit.key, seconds=each_s, facts=facts[unit.key], observed=read)
+            yield Compiled(unit.key, seconds=each_s, facts=facts[unit.key])
 
 
 def unknown_tensor(name: str, made: Iterable[str]) -> str:

@@ -41,6 +41,9 @@ NOT_DECIDING: Final = frozenset(
 )  # fmt: skip
 """Variables that only choose among devices, which have fingerprints of their own, or say where files and logs go."""
 
+OBSERVER_NAME: Final = "/libktuned_observer-"
+"""A part of the path of the observer's library."""
+
 FINDING_VARIABLES: Final = (
     "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "PATH", "PYTHONHOME", "PYTHONNOUSERSITE", "PYTHONPATH",
     "PYTHONUSERBASE", "VIRTUAL_ENV",
@@ -59,12 +62,23 @@ def deciding(patterns: Iterable[str], environment: Mapping[str, str]) -> dict[st
     ``patterns`` are a backend's.
     """
     wanted = tuple(patterns)
+    environment = {**environment, **_without_observer(environment)}
+    environment = {name: value for name, value in environment.items() if value or name not in _PRELOADING}
     names = {name for name in wanted if name in environment}
     prefixes = tuple(pattern.removesuffix("*") for pattern in wanted if pattern.endswith("*"))
     names |= (
         {name for name in environment if name.startswith(prefixes) and name not in NOT_DECIDING} if prefixes else set()
     )
     return {ENVIRONMENT + name: shown(environment[name]) for name in sorted(names)}
+
+
+_PRELOADING = ("LD_AUDIT", "LD_PRELOAD")
+
+
+def _without_observer(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return what an environment preloads besides ktuned's own observer, which decides nothing."""
+    lists = {name: environment[name].split(":") for name in _PRELOADING if name in environment}
+    return {name: ":".join(one for one in found if OBSERVER_NAME not in one) for name, found in lists.items()}
 
 
 def shown(value: str) -> str:

@@ -17,6 +17,7 @@ import anyio.abc
 import anyio.to_thread
 import structlog
 
+from ktuned import observer
 from ktuned.fleet import memory, orphans
 from ktuned.fleet.executor import Environment, Executor
 from ktuned.fleet.failures import WorkerDied
@@ -117,13 +118,18 @@ class LocalExecutor(Executor):
             WorkerError: it cannot be started, or is not ready within ``deadline_s``.
         """
         self._count += 1
+        scratch, places = self.scratch / str(self._count), self._places(environment)
+        # In a thread: the first time, a compiler may make the observer's library.
+        variables = {**self._base_env, **dict(environment.env)}
+        observed = await anyio.to_thread.run_sync(observer.settings, scratch, variables, places.trusted)
         worker = spawn(
             environment,
             role=role,
             base_env=self._base_env,
-            places=self._places(environment),
-            worker_id=f"{self._id}.{self._count}",
-            scratch=self.scratch / str(self._count),
+            places=places,
+            worker_id=f"{self._id}.{scratch.name}",
+            scratch=scratch,
+            observed=observed,
             start_process=self._start_process,
         )
         self._workers[worker.pid] = worker

@@ -16,6 +16,7 @@ import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import IO, Any, Protocol
 
 import anyio
@@ -371,9 +372,12 @@ def spawn(
     places: Places,
     worker_id: str,
     scratch: Path,
+    observed: Mapping[str, str] = MappingProxyType({}),
     start_process: StartProcess = subprocess.Popen,
 ) -> WorkerProcess:
     """Start a worker process; await :meth:`WorkerProcess.ready` before the first request.
+
+    ``observed`` are the variables by which it is observed.
 
     Raises:
         WorkerError: the interpreter cannot be started.
@@ -396,6 +400,7 @@ def spawn(
         env = {
             **base_env,
             **dict(environment.env),
+            **observed,
             WORKER_MARK: worker_id,
             "TMPDIR": str(scratch),
             JOURNAL_VARIABLE: str(journal.descriptor),

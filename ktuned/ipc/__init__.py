@@ -14,11 +14,12 @@ from ktuned.ipc.memory_fault import (
     prepare_fault,
 )
 from ktuned.ipc.places import Places, absolute, artifact_place, relative, staging_place
-from ktuned.ipc.stamps import ABSENT, LISTING, first_changed, lexical, sight, stamp, stamps, trail
+from ktuned.ipc.stamps import ABSENT, DIRECTORY, LISTING, agrees, first_changed, lexical, sight, stamp, stamps, trail
 from ktuned.ipc.trust import Trust, Untrusted
 
 __all__ = [
     "ABSENT",
+    "DIRECTORY",
     "JOURNAL_VARIABLE",
     "LISTING",
     "MANIFEST_NAME",
@@ -38,6 +39,7 @@ __all__ = [
     "Trust",
     "Untrusted",
     "absolute",
+    "agrees",
     "artifact_place",
     "describe_fault",
     "describe_place",

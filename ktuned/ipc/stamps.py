@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import os
 import stat
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from time import time_ns
 from types import MappingProxyType
@@ -30,6 +31,9 @@ def lexical(path: Path) -> Path:
 
 LISTING = "dir:"
 """Prefix of the stamp of a directory: a digest of the names in it."""
+
+DIRECTORY = "dir"
+"""The stamp of a directory that was asked for, and not for the names in it."""
 
 LARGE_BYTES = 4 << 20
 """A file of this size takes some 10 ms to digest: its digest is kept, for as long as the file looks the same."""
@@ -70,13 +74,24 @@ def stamp(path: Path) -> str:
         return ABSENT
 
 
+looking_apart: Callable[[], AbstractContextManager[None]] = nullcontext
+"""How a process lists a directory for a stamp: in an observed one that is none of what it observes."""
+
+
 def _listing(path: Path) -> str:
     try:
-        names = sorted(name for name in os.listdir(path) if not name.startswith((".", "__pycache__", "4913")))
+        with looking_apart():
+            found = os.listdir(path)
+        names = sorted(name for name in found if not name.startswith((".", "__pycache__", "4913")))
     except OSError:
         return ABSENT
     kept = (os.fsencode(name) for name in names if not name.endswith("~"))
     return LISTING + hashlib.sha256(b"\0".join(kept)).hexdigest()
+
+
+def agrees(held: str, now: str) -> bool:
+    """Return whether what a path holds now is what was recorded of it."""
+    return now == held or (held == DIRECTORY and now.startswith(LISTING))
 
 
 def sight(path: str) -> str:

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from ktuned.catalog import Catalog
 from ktuned.devices import Machine
 from ktuned.fleet import Environment
-from ktuned.ipc import stamp
+from ktuned.ipc import agrees, stamp
 from ktuned.model import Device, KernelInfo
 
 MAX_FILES: Final = 100
@@ -83,7 +83,7 @@ def _difference(stamps: Mapping[str, str]) -> str:
     """Return the first file that no longer holds what was inspected, or why that is not looked at here."""
     if len(stamps) > MAX_FILES or sum(map(_size, stamps)) > MAX_BYTES:
         return "its files are many"
-    return next((f"{path} changed" for path, held in stamps.items() if stamp(Path(path)) != held), "")
+    return next((f"{path} changed" for path, held in stamps.items() if not agrees(held, stamp(Path(path)))), "")
 
 
 def _size(path: str) -> int:

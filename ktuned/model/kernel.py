@@ -26,6 +26,9 @@ from ktuned.model.record import Record, record
 from ktuned.model.trace import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, combine, unknown
 from ktuned.model.values import Config, Problem, Scalar, canonical, sha256
 
+_DIRECTORY = "dir"
+"""The stamp of a directory, and the beginning of that of the names in it."""
+
 
 @record
 class Asked(Record):
@@ -194,7 +197,11 @@ class KernelInfo(Record):
         """Return an observation of something else than what this kernel is known by; a file has changed then."""
         for entry in found:
             known = {self.learned[entry.name].digest} if entry.name in self.learned else set()
-            known |= {self.stamps[place] for place in entry.places if place in self.stamps}
+            if not entry.name.endswith("/"):
+                known |= {self.stamps[place] for place in entry.places if place in self.stamps}
+            if entry.digest.startswith(_DIRECTORY):
+                # That it is there was known; now the names in it count, too.
+                known.discard(_DIRECTORY)
             if known - {entry.digest}:
                 return entry
         return None

@@ -3,15 +3,13 @@
 from ktuned.spec import functions
 from ktuned.spec.accesses import ACCESSES
 from ktuned.spec.bound_space import MEMBERSHIP_BOUND, BoundSpace, Conditional
-from ktuned.spec.c_tokens import follow
 from ktuned.spec.declaration import end_declarations, kernel
 from ktuned.spec.declared_kernel import Kernel
-from ktuned.spec.digest import describe, file_meaning, opacity
+from ktuned.spec.digest import describe, file_meaning
 from ktuned.spec.distributions import distribution, installed_versions, owners
 from ktuned.spec.draws import mix as mix_bits
 from ktuned.spec.expressions import Expression, Formula, Term
 from ktuned.spec.hard_inputs import EVERYWHERE, HARD_FILLS
-from ktuned.spec.include_trace import IncludeSearch
 from ktuned.spec.loader import forget_modules, kernel_module, load_file, load_unless_held
 from ktuned.spec.observer import OBSERVER, FreshProcessNeeded
 from ktuned.spec.origin import installed_in, is_ours
@@ -42,7 +40,6 @@ __all__ = [
     "Expression",
     "Formula",
     "FreshProcessNeeded",
-    "IncludeSearch",
     "Kernel",
     "Syntax",
     "TensorSpec",
@@ -53,7 +50,6 @@ __all__ = [
     "distribution",
     "end_declarations",
     "file_meaning",
-    "follow",
     "forget_modules",
     "free_names",
     "functions",
@@ -71,7 +67,6 @@ __all__ = [
     "materialise",
     "materialise_numpy",
     "mix_bits",
-    "opacity",
     "other_poison_bits",
     "owners",
     "place",

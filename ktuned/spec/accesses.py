@@ -1,296 +1,402 @@
-"""Accesses of a kernel file's code beside its modules: data files, environment variables, child processes.
+"""Accesses: what the observer's log says of names that can decide a result.
 
-An audit hook sees each file that Python code opens and each directory that the project lists; interposed functions of
-``os`` see the variables that the project reads, and the files that it looks for or at without opening them. Child
-processes, native libraries, databases and connections of the project cannot be looked into: the kernel is then not
-fully observed, unless it declares its files (``depends=``).
+The log (:mod:`ktuned.observer`) holds each name that this process and its children have opened, tested, listed,
+executed, mapped or searched, and each variable that C code has read; those that Python reads are noted here, because
+Python copies the environment when it starts. Nothing is asked about who did it, and why.
+
+Left out are *kinds of places that cannot decide a result*, because something else stands for them:
+
+====================================  ==================================================================
+what the kernel makes (/proc, /sys)   the device and its driver
+what the system has installed (/usr)  the toolchain and the interpreter, by their versions and bytes
+the interpreter's library, bytecode   the interpreter; the sources that bytecode was made of
+installed distributions               their versions, whole
+ktuned, its worker's own directories  the way of measuring; what a run makes, it does not depend on
+what compilers keep                   the sources that it was made of, and read when it was
+====================================  ==================================================================
+
+The first two are left out by the observer itself.
 """
 
 from __future__ import annotations
 
 import os
+import stat
 import sys
-import threading
-from collections.abc import Callable, Mapping
-from importlib.machinery import EXTENSION_SUFFIXES
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES, FileFinder
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ktuned.ipc import ABSENT, Untrusted, lexical, stamp
-from ktuned.spec import callers
+from ktuned.ipc import ABSENT, DIRECTORY, Untrusted, lexical, stamp
+from ktuned.observer import OFF, Kind, Log, Note
+from ktuned.spec import distributions
 from ktuned.spec.observer import OBSERVER
-from ktuned.spec.origin import caches, installed_in, is_foreign, is_our_file, is_ours
-from ktuned.spec.os_calls import interpose
+from ktuned.spec.origin import OUR_PACKAGE, STDLIB, caches, installed_in, is_our_file, is_ours
 
-_SYSTEM = (
-    *("/usr/", "/lib/", "/lib32/", "/lib64/", "/etc/", "/proc/", "/sys/", "/dev/", "/run/", "/var/", "/bin/"),
-    *("/sbin/", "/boot/", "/snap/", "/nix/store/", "/opt/nvidia/", "/tmp/torchinductor_"),
+_OWN_VARIABLES = ("KTUNED_", "LD_PRELOAD", "LD_AUDIT", "TMPDIR", "TMP", "TEMP", "PYTHON")
+"""Beginnings of variables that a worker gets from its daemon, or that the interpreter was started by."""
+
+_WORDS = (
+    "LC_",
+    "LANG",
+    "TERM",
+    "COLUMNS",
+    "LINES",
+    "COLORTERM",
+    "NO_COLOR",
+    "FORCE_COLOR",
+    "GCC_COLORS",
+    "PWD",
+    "OLDPWD",
 )
-"""Directories of the system's own files: they belong to the toolchain, or to no kernel."""
+"""Those that decide the words and colours of messages, and the shell's directory, which is not the worker's."""
 
-_ASKING = ("/platform.py", "/ctypes/util.py", "/uuid.py", "/sysconfig.py", "/webbrowser.py")
-"""Modules of the standard library that start programs to ask the system what it is."""
+_PREFIXES = (sys.prefix, sys.base_prefix, *caches())
 
-_BUILDERS = ("torch.utils.cpp_extension", "torch.utils._cpp_extension_versioner", "cffi")
-"""Modules of other packages that compile the project's own sources: what compilers read there is not observed."""
+_SYSTEMS = ("/usr/", "/lib/", "/lib32/", "/lib64/", "/bin/", "/sbin/")
 
-NATIVE_READERS = frozenset(
-    {"cv2", "duckdb", "faiss", "h5py", "lmdb", "netCDF4", "onnxruntime", "polars", "pyarrow", "rasterio", "safetensors"}
-    | {"sentencepiece", "soundfile", "tables", "tensorstore", "tokenizers", "torchvision"}
-)
-"""Packages that open files natively, where no audit hook sees it."""
+_OF_ENVIRON = ("/os.py", "/_collections_abc.py", "<frozen os>", "<frozen _collections_abc>", "/spec/accesses.py")
 
-NATIVE_DATABASES = frozenset({"dbm", "shelve"})
-"""Modules of the standard library that do."""
+_FINDING = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "SHLVL", "_"})
+"""Those that say where to look: what is found there, or not, is observed itself."""
 
-_MODULES = (".py", ".pyc", *(f".{suffix.rpartition('.')[2]}" for suffix in EXTENSION_SUFFIXES))
-"""Suffixes of files that are a module each, which the observer has read."""
+_MODULE_SUFFIXES = (*EXTENSION_SUFFIXES, *SOURCE_SUFFIXES, *BYTECODE_SUFFIXES)
 
-_OWN_VARIABLES = ("KTUNED_", "TMPDIR", "LC_", "PWD", "OLDPWD", "SHLVL")
-"""Beginnings of the names of variables that ktuned or a shell sets for itself."""
+NO_OBSERVER = "no observer runs below this worker: see `ktuned doctor`"
 
 
 class Accesses:
-    """The files, variables and unobservable doings of the kernel file that is loaded.
+    """What was read for the kernel file that is loaded, or since :meth:`begin`.
 
-    ``own`` are directories of ktuned's own files, which are no kernel's data.
+    ``own`` are directories of ktuned's own. ``is_kept`` while a request is carried out whose kernel file is loaded on
+    the way.
     """
 
     def __init__(self) -> None:
         self.own: tuple[str, ...] = ()
+        self.log: Log | None = None
+        self.is_kept = False
         self._is_watching = False
-        self._generation = 0
+        self._epoch = 0
+        self._clear()
+
+    def _clear(self) -> None:
         self._files: dict[Path, str] = {}
-        self._asked: dict[Path, str] = {}
-        self._written: set[Path] = set()
+        self._made: set[str] = set()
         self._variables: dict[str, str | None] = {}
         self._unobserved: dict[str, None] = {}
-        self._state = threading.local()
 
     def watch(self) -> None:
-        """Observe from now on, while a kernel file is loaded; a hook stays for the life of the process."""
+        """Observe from now on; what Python alone can see is noted for the life of the process."""
         if self._is_watching:
             return
         import tempfile
 
         self._is_watching = True
-        prefixes = [sys.prefix, sys.base_prefix, sys.exec_prefix]
-        places = (tempfile.gettempdir(), *self.own)
-        self._caches = (*caches(), *(f"{os.path.abspath(place)}/" for place in places))
-        self._system = (*_SYSTEM, *(f"{prefix}/" for prefix in prefixes))
-        interpose(self)
-        sys.addaudithook(self._audit)
+        self.log = Log.here()
+        sys.modules["ktuned.ipc.stamps"].looking_apart = self.apart  # type: ignore[attr-defined]
+        self.own = (*self.own, tempfile.gettempdir()) if os.environ.get("KTUNED_WORKER") else self.own
+        self._left_out = (*caches(), *(f"{os.path.abspath(place)}/" for place in self.own), f"{OUR_PACKAGE}/")
+        for environment in (os.environ, os.environb):
+            environment.__class__ = _RecordingEnviron
+        FileFinder._fill_cache = _fill_cache  # type: ignore[attr-defined]
+
+    def begin(self) -> None:
+        """Forget what was noted; each name is noted again."""
+        self._clear()
+        if self._is_watching:
+            with self.apart():
+                self._note_customization()
+            _watch_metadata()
+        if self.log is not None:
+            for _ in self.log.read():
+                pass
+            self.log.make_room()
+            self._epoch = self.log.begin_epoch()
+
+    def _note_customization(self) -> None:
+        """Note the modules that an interpreter runs before any other; of a kernel file they are no part."""
+        for site in [place for place in sys.path if installed_in(f"{place}/x") is not None]:
+            for name in ("sitecustomize.py", "usercustomize.py"):
+                path = Path(site, name)
+                if not self.is_left_out(str(path)):
+                    self._files[path] = stamp(path)
 
     @property
     def extent(self) -> int:
         """A number that changes when more was reached."""
-        self._begin()
+        self._follow()
         return len(self._files) + len(self._variables) + len(self._unobserved)
 
     @property
     def files(self) -> Mapping[Path, str]:
-        """The data files that were opened and directories that were listed, with their digests before that."""
-        self._begin()
-        return self._files
+        """The files and directories that were reached, with their digests; absent ones with none."""
+        return self._reached()
 
     @property
     def variables(self) -> Mapping[str, str | None]:
-        """The environment variables that were read, with the values that the process was started with."""
-        self._begin()
+        """The variables that were read, with the values that the process was started with."""
+        self._follow()
         return self._variables
 
     @property
     def unobserved(self) -> list[str]:
         """Reasons why not all that decides a result could be observed."""
-        self._begin()
+        self._follow()
         return list(self._unobserved)
-
-    def ask(self, name: object, user: FrameType | None) -> None:
-        """Note that the code of a frame looks for a file, or at one, if that is the project's.
-
-        One that is missing matters when it appears; one that is there counts by its content, which has a size.
-        """
-        if getattr(self._state, "is_busy", False) or not callers.is_project(user):
-            return
-        if not isinstance(name, str | bytes | os.PathLike):
-            return
-        self._state.is_busy = True
-        try:
-            path = lexical(Path(os.fsdecode(name)))
-            self._begin()
-            is_known = path in self._written or path in self._files or OBSERVER.digest(path) is not None
-            if not is_known and not self._is_excluded(str(path)) and not path.is_dir():
-                self._files[path] = self._asked[path] = stamp(path)
-        finally:
-            self._state.is_busy = False
 
     def hide(self, reason: str) -> None:
         """Note something that cannot be observed."""
-        self._begin()
         self._unobserved[reason] = None
 
-    def read(self, name: str, user: FrameType | None) -> None:
-        """Note that a variable was read by the code of a frame, if that is the project's."""
-        if callers.is_project(user) and not name.startswith(_OWN_VARIABLES):
-            self._begin()
-            self._variables.setdefault(name, OBSERVER.environ.get(name))
+    def read(self, name: str) -> None:
+        """Note that a variable was read."""
+        if name not in _FINDING and not name.startswith((*_OWN_VARIABLES, *_WORDS)):
+            environment = os.environ if OBSERVER.kernel_file is None else OBSERVER.environ
+            self._variables.setdefault(name, environment.get(name))
 
-    def read_all(self, user: FrameType) -> None:
-        """Note that the code of a frame walks over all variables, if that is the project's: it may use any of them."""
-        if OBSERVER.kernel_file is not None and callers.is_project(user):
-            self.hide(f"{callers.place(user)} reads all environment variables")
-
-    def follow_link(self, name: object, user: FrameType | None) -> None:
-        """Note that the code of a frame reads what a link says, if that is the project's."""
-        if user is not None and callers.is_project(user):
-            self.hide(f"{callers.place(user)} reads the link {os.path.basename(str(name))}")
-
-    def start(self, frame: FrameType, program: str) -> None:
-        """Note that a child process is started by or for the code of a frame, if that is the project's."""
-        self._started("os.posix_spawn", (program,), frame)
-
-    def _begin(self) -> None:
-        if self._generation != OBSERVER.generation:
-            self._generation = OBSERVER.generation
-            self._files, self._asked, self._written, self._variables, self._unobserved = {}, {}, set(), {}, {}
-
-    def _audit(self, event: str, arguments: tuple[Any, ...]) -> None:
-        handle = _HANDLERS.get(event)
-        if handle is None or OBSERVER.kernel_file is None or getattr(self._state, "is_busy", False):
+    def _follow(self) -> None:
+        if not self._is_watching:
             return
-        self._state.is_busy = True
+        if self.log is None:
+            self.hide("the observer is switched off" if os.environ.get(OFF) else NO_OBSERVER)
+            return
+        if self.log.is_full:
+            self.hide("more was read than can be noted")
+        notes = [note for note in self.log.read() if note.epoch >= self._epoch]
+        with self.apart():
+            self._take_in(notes)
+
+    def _take_in(self, notes: Iterable[Note]) -> None:
+        for note in notes:
+            match note.kind:
+                case Kind.VARIABLE:
+                    self.read(note.name)
+                case Kind.HIDDEN:
+                    self.hide(note.name)
+                case Kind.CONNECTED:
+                    self.hide(f"a connection to another program ({note.name})")
+                case Kind.REFUSED:
+                    raise Untrusted(
+                        f"{note.name} can be written by others, and was not run",
+                        hint="have it, and the directories that lead to it, belong to you or root alone",
+                    )
+                case Kind.WRITTEN:
+                    self._made.add(note.name)
+                case _:
+                    self._reach(note)
+
+    def _reach(self, note: Note) -> None:
+        if note.kind is Kind.EXECUTED and note.is_found and (reason := _closed(note.name)):
+            self.hide(reason)
+        path = lexical(Path(note.name))
+        if str(path) in self._made or self.is_left_out(str(path)) or OBSERVER.digest(path) is not None:
+            return
+        known = self._files.get(path)
+        if known is not None and not (known == DIRECTORY and note.kind is Kind.LISTED):
+            return
+        if not note.is_found:
+            self._miss(path)
+            return
         try:
-            handle(self, event, arguments)
-        except Untrusted:
-            raise
-        except Exception:
-            # What is observed must not fail for being observed.
-            self.hide(f"{event} could not be observed")
-        finally:
-            self._state.is_busy = False
-
-    def _opened(self, event: str, arguments: tuple[Any, ...]) -> None:
-        name, _, flags = arguments
-        if not isinstance(name, str | bytes | os.PathLike) or str(name).startswith(callers.STDLIB):
+            mode = os.stat(path).st_mode
+        except OSError:
+            # A link that leads nowhere; or it is gone, as what was made past the log and removed.
+            if os.path.islink(path):
+                self._files[path] = ABSENT
             return
-        path, user = lexical(Path(os.fsdecode(name))), callers.user(sys._getframe(2))
-        if not (self._is_archive(path) if user is None else self._is_read_for(path, user)):
-            return
-        self._begin()
-        is_made = bool(flags & os.O_CREAT) and not path.exists()
-        if flags & os.O_ACCMODE == os.O_WRONLY or flags & os.O_TRUNC or is_made:
-            self._written.add(path)
-            if path in self._asked or self._files.get(path) == ABSENT:
-                # It was missing until the code made it, or what it held is gone.
-                self._asked.pop(path, None)
-                del self._files[path]
-        elif path in self._files:
-            self._asked.pop(path, None)
-        elif path not in self._written and OBSERVER.digest(path) is None:
-            self._note(path)
-
-    def _is_read_for(self, path: Path, user: FrameType) -> bool:
-        """Return whether a file that some code opens may be a kernel's data."""
-        if is_ours(callers.module_name(user)):
-            return False
-        # Other packages read their own files; the project's code may read theirs.
-        return not self._is_excluded(str(path)) or (installed_in(str(path)) is not None and callers.is_project(user))
-
-    def _is_archive(self, path: Path) -> bool:
-        """Return whether a file that an import opens is no module of its own, but has some of the project's in it."""
-        return path.suffix not in _MODULES and OBSERVER.counts(str(path))
-
-    def _listed(self, event: str, arguments: tuple[Any, ...]) -> None:
-        name = "." if arguments[0] is None else arguments[0]
-        if not isinstance(name, str | bytes | os.PathLike):
-            return
-        path, user = lexical(Path(os.fsdecode(name))), callers.user(sys._getframe(2))
-        if callers.is_project(user) and not self._is_excluded(f"{path}/"):
-            self._begin()
-            self._note(path)
-
-    def _note(self, path: Path) -> None:
-        digest = stamp(path)
-        if digest == ABSENT and path.exists():
-            # A pipe, a socket, a device.
-            self.hide(f"{path} is not a regular file")
-            return
-        if digest != ABSENT:
+        if stat.S_ISDIR(mode):
+            self._files[path] = stamp(path) if note.kind is Kind.LISTED else DIRECTORY
+        elif stat.S_ISREG(mode):
             OBSERVER.check([path])
-        self._files.setdefault(path, digest)
+            self._files[path] = stamp(path)
+        elif not note.name.startswith("/dev/"):
+            self.hide(f"{path} is not a regular file")
 
-    def _started(self, event: str, arguments: tuple[Any, ...], frame: FrameType | None = None) -> None:
-        frame = frame or sys._getframe(2)
-        user = callers.user(frame)
-        if user is None or not (callers.is_project(user) or callers.module_name(user) in _BUILDERS):
+    def _miss(self, path: Path) -> None:
+        """Note an absent name; where its directory is absent too, that says it for all that would be in there."""
+        while not path.parent.exists():
+            path = path.parent
+        if str(path) in self._made or os.path.lexists(path):
+            # It was made since, by the run itself or past the log.
             return
-        if not any(step.f_code.co_filename.endswith(_ASKING) for step in callers.frames(frame)):
-            self.hide(f"{callers.place(user)} starts a child process{_program(event, arguments)}")
-
-    def _loaded(self, event: str, arguments: tuple[Any, ...]) -> None:
-        name = arguments[0]
-        user = callers.user(sys._getframe(2))
-        if not isinstance(name, str) or user is None or is_ours(callers.module_name(user)):
+        if _is_module(path) and not _is_wanted(path):
             return
-        is_own = "/" in name and not self._is_excluded(os.path.abspath(name))
-        if (is_own or callers.is_project(user)) and not _is_mapped(os.path.basename(name)):
-            if is_own:
-                self._note(lexical(Path(name)))
-            self.hide(f"{callers.place(user)} loads the library {os.path.basename(name)}")
+        self._files.setdefault(path, ABSENT)
 
-    def _connected(self, event: str, arguments: tuple[Any, ...]) -> None:
-        user = callers.user(sys._getframe(2))
-        target = arguments[-1]
-        if user is not None and callers.is_project(user) and target not in (":memory:", b":memory:", ""):
-            self.hide(f"{callers.place(user)} {_CONNECTIONS[event]}")
-
-    def _imported(self, event: str, arguments: tuple[Any, ...]) -> None:
-        file = arguments[1]
-        if isinstance(file, str) and OBSERVER.counts(file) and not is_ours(str(arguments[0])):
-            OBSERVER.check([Path(file)])
-            self.hide(f"the module {os.path.basename(file)} is native code")
-
-    def _is_excluded(self, path: str) -> bool:
-        """Return whether a file is of the system, of an environment or of a cache, and no kernel's data."""
-        if path.startswith(self._caches) or "/__pycache__/" in path:
+    def is_left_out(self, path: str) -> bool:
+        """Return whether a name is of a kind that cannot decide a result; the module says which, and why."""
+        if path.startswith(self._left_out) or "/__pycache__" in path:
             return True
-        if is_our_file(path):
-            # Read for a message that shows a line of it, and from then on from a cache.
-            return True
+        place = installed_in(path)
+        if place is not None:
+            return not _is_bare(path) or is_our_file(path)
         if OBSERVER.is_below_root(path):
-            return is_foreign(path) and not OBSERVER.counts(path)
-        return path.startswith(self._system) or is_foreign(path)
+            return "/.git" in path
+        return _is_systems(path) or f"{path}/".startswith(STDLIB) or is_our_file(f"{path}/")
+
+    def _reached(self) -> dict[Path, str]:
+        """The files and directories that count; a directory in which others were looked for is said by these."""
+        self._follow()
+        held = {parent for path in self._files for parent in path.parents}
+        held |= {Path(place) for place in sys.path}
+        held |= {parent for place in _PREFIXES for parent in (Path(place), *Path(place).parents)}
+        return {path: one for path, one in self._files.items() if one != DIRECTORY or path not in held}
+
+    @contextmanager
+    def apart(self) -> Iterator[None]:
+        """Note nothing meanwhile: while ktuned itself looks around, or a config is timed."""
+        if self.log is None or self.log.is_silent:
+            yield
+            return
+        self.log.silence(True)
+        try:
+            yield
+        finally:
+            self.log.silence(False)
+
+    @contextmanager
+    def heard(self) -> Iterator[None]:
+        """Note what is read meanwhile, in the midst of :meth:`apart`."""
+        if self.log is None or not self.log.is_silent:
+            yield
+            return
+        self.log.silence(False)
+        try:
+            yield
+        finally:
+            self.log.silence(True)
 
 
 ACCESSES = Accesses()
 """The accesses of this process."""
 
-_CONNECTIONS = {"sqlite3.connect": "opens a database", "socket.connect": "connects to another program"}
 
-_Handler = Callable[[Accesses, str, tuple[Any, ...]], None]
-_HANDLERS: Mapping[str, _Handler] = {
-    "open": Accesses._opened,
-    **dict.fromkeys(("os.listdir", "os.scandir"), Accesses._listed),
-    **dict.fromkeys(
-        ("subprocess.Popen", "os.system", "os.posix_spawn", "os.fork", "os.forkpty", "os.exec"), Accesses._started
-    ),
-    **dict.fromkeys(_CONNECTIONS, Accesses._connected),
-    "ctypes.dlopen": Accesses._loaded,
-    "import": Accesses._imported,
-}
+class _RecordingEnviron(os._Environ):  # type: ignore[type-arg]
+    """The environment of a worker, which notes what is read.
+
+    A package that copies all of it, to hand it on, reads none of it; of the project's code each variable counts.
+    """
+
+    _copied = (0, 0)
+
+    def __getitem__(self, key: Any) -> Any:
+        if OBSERVER.kernel_file is not None and isinstance(key, str | bytes) and _reader() != self._copied:
+            ACCESSES.read(os.fsdecode(key))
+        return super().__getitem__(key)
+
+    def __iter__(self) -> Any:
+        frame = _reading_frame()
+        is_projects = frame is not None and OBSERVER.counts(frame.f_code.co_filename)
+        type(self)._copied = (0, 0) if is_projects else _reader()
+        return super().__iter__()
 
 
-def _is_mapped(library: str) -> bool:
-    """Return whether this process has a library of that name already."""
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as stream:
-        return any(line.rstrip("\n").endswith(f"/{library}") for line in stream)
+def _reading_frame() -> FrameType | None:
+    """Return the innermost frame that is not of ``os.environ`` itself."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.endswith(_OF_ENVIRON):
+        frame = frame.f_back
+    return frame
 
 
-def _program(event: str, arguments: tuple[Any, ...]) -> str:
-    """Return the program's name in brackets, where the event has it."""
-    first = arguments[0] if arguments else None
-    if event == "os.fork" or not isinstance(first, str | bytes | os.PathLike) or not first:
-        return ""
-    words = os.fsdecode(first).split() or [""]
-    return f" ({os.path.basename(words[0])})"
+def _reader() -> tuple[int, int]:
+    frame = _reading_frame()
+    return (0, 1) if frame is None else (id(frame), frame.f_lasti)
+
+
+class _Each:
+    """Names of a directory, as an import looks through them: it asks the disk for each that it wants."""
+
+    def __contains__(self, name: object) -> bool:
+        return True
+
+
+_children: Any = None
+
+_fill_cache_from_listing = FileFinder._fill_cache  # type: ignore[attr-defined]
+
+
+def _fill_cache(finder: FileFinder) -> None:
+    """Have imports ask for names, where these can come and go: a listing would make every name in there count."""
+    path = os.path.abspath(finder.path or ".")
+    with ACCESSES.apart():
+        is_asked = OBSERVER.kernel_file is not None and (OBSERVER.counts(f"{path}/") or _is_site(path))
+    if is_asked:
+        finder._path_cache = finder._relaxed_path_cache = _Each()  # type: ignore[attr-defined]
+    else:
+        _fill_cache_from_listing(finder)
+
+
+def _is_systems(path: str) -> bool:
+    """Return whether a name is of the system's package manager, by whatever way it was reached."""
+    return f"{path}/".startswith(_SYSTEMS) and not path.startswith("/usr/local/")
+
+
+def _watch_metadata() -> None:
+    global _children
+    metadata: Any = sys.modules.get("importlib.metadata")
+    if metadata is not None and _children is None:
+        _children = metadata.FastPath.children
+        metadata.FastPath.children = _list_apart
+
+
+def _list_apart(place: Any) -> Any:
+    """List a directory of packages for the metadata of distributions: no other name in there is asked for."""
+    with ACCESSES.apart():
+        return list(_children(place))
+
+
+def _is_site(path: str) -> bool:
+    return path in sys.path and installed_in(f"{path}/x") is not None
+
+
+def _is_bare(path: str) -> bool:
+    """Return whether a file lies among installed packages and belongs to none."""
+    place = installed_in(path)
+    if place is None or "/__pycache__" in path or path == place.site:
+        return False
+    if place.top.endswith((".dist-info", ".egg-info")):
+        return False
+    if not os.path.lexists(f"{place.site}/{place.top}"):
+        # A module that is looked for there, and would be a bare one.
+        return path == f"{place.site}/{place.top}" and path.endswith((".py", *EXTENSION_SUFFIXES))
+    return not distributions.owners(place) and os.path.isfile(path)
+
+
+def _is_module(path: Path) -> bool:
+    """Return whether an absent name is a place where an import looks."""
+    if OBSERVER.kernel_file is None or not ("." not in path.name or path.name.endswith(_MODULE_SUFFIXES)):
+        return False
+    return str(path.parent) in sys.path or str(path.parent) in OBSERVER.packages
+
+
+def _is_wanted(path: Path) -> bool:
+    """Return whether the project imports a module by that name, or somebody looks for it in vain.
+
+    What packages and the standard library import along, the project does not look for.
+    """
+    stem = path.name.partition(".")[0]
+    if is_ours(stem):
+        return False
+    if stem in OBSERVER.imported:
+        return True
+    return stem not in sys.stdlib_module_names and stem not in sys.modules and not path.name.startswith("__")
+
+
+def _closed(program: str) -> str:
+    """Return why a program cannot be observed: no library is loaded into it."""
+    try:
+        found = os.stat(program)
+        with open(program, "rb") as stream:
+            head = stream.read(1 << 16)
+    except OSError:
+        return "" if not os.path.exists(program) else f"{program} cannot be read"
+    if found.st_mode & (stat.S_ISUID | stat.S_ISGID):
+        return f"{os.path.basename(program)} runs as another user, and cannot be observed"
+    if head.startswith(b"\x7fELF") and b"ld-linux" not in head and b"/ld-" not in head and b"ld.so" not in head:
+        return f"{os.path.basename(program)} is linked statically, and cannot be observed"
+    return ""

@@ -1,10 +1,8 @@
 """Description of a kernel for the daemon, with three digests of its meaning.
 
-The digests are SHA-256 over labelled texts. Comments and formatting of Python do not change them. Those of C do, as a
-comment can swallow the next line, and ``__LINE__`` counts lines. An edit that leaves the machine code as it was costs a
-compile and no measurement.
+The digests are SHA-256 over labelled texts:
 
-* ``source_digest``: the bytes of the sources and of their quoted includes (or of the kernel function, without sources);
+* ``source_digest``: the sources' bytes (or the kernel function, when there are none);
 * ``digest``: that, the kernel function, and what decides the data, the check and the call;
 * ``plan_digest``: the space, the problems, the default and the budgets.
 """
@@ -19,12 +17,10 @@ from pathlib import Path
 
 from ktuned.ipc import Untrusted, stamps
 from ktuned.model import BUCKET_FUNCTION, KernelInfo, ProjectName
-from ktuned.spec import c_tokens
 from ktuned.spec.accesses import ACCESSES
 from ktuned.spec.declaration import kernel as declare
 from ktuned.spec.declared_files import declared_files
 from ktuned.spec.declared_kernel import Kernel
-from ktuned.spec.include_search import include_searches
 from ktuned.spec.observer import OBSERVER
 from ktuned.spec.python_reach import Reach
 from ktuned.spec.python_syntax import meaning, parse
@@ -36,8 +32,8 @@ DIGEST_VERSION = 3
 def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
     """Return the description of a kernel, right after its file was loaded.
 
-    ``extra`` holds ``knobs`` (their names; none for a callable's space), ``missing`` (quoted includes that are not
-    there), ``metrics`` (whether each takes the energy), ``data_digest`` (over what decides data and checks alone) and,
+    ``extra`` holds ``knobs`` (their names; none for a callable's space), ``metrics``
+    (whether each takes the energy), ``data_digest`` (over what decides data and checks alone) and,
     to find what changed, ``files``, ``definitions`` and ``plan``: the short digests of each source file, each Python
     definition and each part of the plan by their labels.
 
@@ -47,11 +43,11 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
     root = root.resolve()
     sources = _sources(kernel)
     try:
-        OBSERVER.check(sources.contents)
+        OBSERVER.check(sources)
     except Untrusted as error:
         raise kernel.site.error(error.message, hint=error.hint) from error
     home = kernel.file.parent
-    texts = _source_texts(kernel, sources)
+    texts = {_relative(path, home): _source_text(path, content) for path, content in sources.items()}
     function, measured, plan = (Reach(kernel.file, root, _is_declaration) for _ in range(3))
     try:
         _reach(kernel, function, measured, plan)
@@ -68,8 +64,8 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
         plan.add("best_for", weights)
     portfolio = None if kernel.portfolio is None else kernel.portfolio_wanted()
     source_digest = _digest(texts if kernel.sources else function.parts)
-    read = {kernel.file, *sources.absent, *OBSERVER.files, *function.files, *measured.files, *plan.files}
-    held = {path: hashlib.sha256(content).hexdigest() for path, content in sources.contents.items()}
+    read = {kernel.file, *OBSERVER.files, *function.files, *measured.files, *plan.files}
+    held = {path: hashlib.sha256(content).hexdigest() for path, content in sources.items()}
     digest = _digest({"source": source_digest, **function.parts, **measured.parts})
     return KernelInfo(
         project=ProjectName(project),
@@ -93,7 +89,6 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
             "files": _each(texts),
             "definitions": _each(function.parts | measured.parts),
             "plan": _each(plan.parts),
-            "missing": [f"{_relative(path, home)} includes {name}" for path, name in sources.unresolved],
             "data_digest": _digest(measured.parts),
             "given": list(kernel.given),
             "metrics": {name: name in kernel.energy_metrics for name in kernel.metrics},
@@ -103,7 +98,7 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
             **({"weights": list(weights)} if kernel.best_for == "all" else {}),
             **({"is_data": True} if kernel.is_data else {}),
             **({} if portfolio is None else {"portfolio": portfolio}),
-            "unobserved": next(iter([*ACCESSES.unobserved, *(assembled(path) for path in sources.opaque)]), ""),
+            "unobserved": next(iter(ACCESSES.unobserved), ""),
             "declares": bool(kernel.depends),
         },
     )
@@ -144,45 +139,27 @@ def _is_declaration(value: object) -> bool:
     return value is declare or value is Kernel
 
 
-def _sources(kernel: Kernel) -> c_tokens.Followed:
+def _sources(kernel: Kernel) -> dict[Path, bytes]:
+    """Return the sources with their bytes. What they include is known once they have been compiled."""
+    found: dict[Path, bytes] = {}
     for name, path in zip(kernel.sources, kernel.source_paths, strict=True):
         if not path.is_file():
             raise kernel.site.error(
                 f"the source {name!r} does not exist", hint="sources are relative to the kernel file"
             )
-    try:
-        found = c_tokens.follow(kernel.source_paths)
-        if not (found.unresolved or found.outside):
-            return found
-        return c_tokens.merged([c_tokens.follow(kernel.source_paths, places) for places in include_searches(kernel)])
-    except OSError as error:
-        raise kernel.site.error(f"the source {error.filename} cannot be read: {error.strerror}") from error
-
-
-def _source_texts(kernel: Kernel, sources: c_tokens.Followed) -> dict[str, str]:
-    home = kernel.file.parent
-    texts = {_relative(path, home): _source_text(path, content) for path, content in sources.contents.items()}
-    texts |= {f"{_relative(path, home)} includes {name}": "missing" for path, name in sources.unresolved}
-    return texts
+        try:
+            found[path] = path.read_bytes()
+        except OSError as error:
+            raise kernel.site.error(f"the source {error.filename} cannot be read: {error.strerror}") from error
+    return found
 
 
 def _source_text(path: Path, content: bytes) -> str:
     return _parsed(path, content) or hashlib.sha256(content).hexdigest()
 
 
-def opacity(path: Path, content: bytes) -> str:
-    """Return why what a source reads cannot be known; nothing if it can."""
-    is_source = path.suffix.lower() in c_tokens.SUFFIXES
-    return assembled(path) if is_source and c_tokens.normalise(c_tokens.decode(content)).is_opaque else ""
-
-
-def assembled(path: Path) -> str:
-    """Return the reason that a source gives which has an assembler read files whose names macros make."""
-    return f"{path.name} has an assembler read a file whose name macros make (.incbin)"
-
-
 def file_meaning(path: Path, content: bytes) -> str:
-    """Return the digest of what a Python file means, without comments and formatting; nothing for any other file."""
+    """Return the digest of a Python file's syntax, whatever its comments and layout; nothing for any other file."""
     text = _parsed(path, content)
     return hashlib.sha256(_encoded(text)).hexdigest() if text else ""
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ktuned.backends import extra_of, install_hint
-from ktuned.ipc import ABSENT, Untrusted, lexical
+from ktuned.ipc import ABSENT, Untrusted, agrees, lexical
 from ktuned.model import KernelFileError, Record, listed, record
 from ktuned.spec.accesses import ACCESSES
 from ktuned.spec.declaration import Collector, EndOfDeclarations, collecting
@@ -71,9 +71,9 @@ def load_file(path: Path, root: Path, backends: Collection[str] | None = None) -
     is_used = OBSERVER.may_restart and OBSERVER.generation > 0
     if is_used and OBSERVER.is_stuck:
         raise FreshProcessNeeded
-    if OBSERVER.may_restart:
-        ACCESSES.watch()
     OBSERVER.begin(path, root)
+    if not ACCESSES.is_kept:
+        ACCESSES.begin()
     with collecting(path) as collector:
         try:
             _execute(path)
@@ -97,7 +97,7 @@ def load_unless_held(path: Path, root: Path, digests: Mapping[Path, str]) -> Loa
         FreshProcessNeeded: as :func:`load_file`.
     """
     path = lexical(path)
-    is_read = all(digests.get(place, digest) == digest for place, digest in ACCESSES.files.items())
+    is_read = all(agrees(digest, digests.get(place, digest)) for place, digest in ACCESSES.files.items())
     if _last is not None and _last.path == path and is_read and OBSERVER.holds(path, digests):
         return _last
     return load_file(path, root)

@@ -9,13 +9,15 @@ The observation goes on until the next kernel file is begun: functions import, t
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import importlib
 import linecache
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from importlib.machinery import EXTENSION_SUFFIXES, ModuleSpec, SourceFileLoader, SourcelessFileLoader
+from collections.abc import Iterable, Mapping
+from functools import lru_cache
+from importlib.machinery import EXTENSION_SUFFIXES, SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
@@ -68,8 +70,6 @@ class Observer:
         self._contents: dict[Path, bytes] = {}
         self._executed: set[Path] = set()
         self._extensions: dict[Path, str] = {}
-        self._missed: set[Path] = set()
-        self._at_start: frozenset[str] = frozenset()
         self._before: frozenset[str] = frozenset()
         self._path: list[str] = []
         self._root = ""
@@ -106,7 +106,6 @@ class Observer:
         self.kernel_file = None
         self._contents = {}
         self._executed = set()
-        self._missed = set()
 
     @property
     def is_stuck(self) -> bool:
@@ -119,7 +118,7 @@ class Observer:
 
     def is_below_root(self, path: str) -> bool:
         """Return whether a path lies in the project's directory."""
-        return path.startswith(self._root)
+        return bool(self._root) and path.startswith(self._root)
 
     def read(self, path: Path) -> bytes:
         """Return the bytes of an observed file: those that were compiled, or else read now; they stay the same.
@@ -156,36 +155,27 @@ class Observer:
         linecache.cache[str(path)] = (len(text), None, text.splitlines(keepends=True), str(path))
         return held
 
-    def note_search(self, name: str) -> None:
-        """Note where a package or module would shadow the one that an import found, or did not find."""
-        if name in self._at_start or is_ours(name):
-            return
-        found = sys.modules.get(name)
-        file = getattr(found, "__file__", None)
-        package = getattr(found, "__path__", None)
-        place = os.path.dirname(file) if isinstance(file, str) else ""
-        directories = list(sys.path)
-        if place:
-            place = os.path.dirname(place) if package is not None else place
-            directories = directories[: directories.index(place)] if place in directories else []
-        self.miss(candidates(name, directories))
+    @property
+    def imported(self) -> frozenset[str]:
+        """The names that import statements of the code that was executed have, each part of a dotted one."""
+        return frozenset(name for path in self._executed for name in _imported(path, self._contents[path]))
 
-    def miss(self, paths: Sequence[Path]) -> None:
-        """Note files that were looked for and are not there."""
-        self._missed.update(paths)
+    @property
+    def packages(self) -> frozenset[str]:
+        """The directories that code was executed from: imports look there."""
+        return frozenset(str(path.parent) for path in self._executed)
 
     @property
     def extent(self) -> int:
         """A number that changes when more was read or missed."""
-        return len(self._contents) + len(self._missed) + len(sys.modules)
+        return len(self._contents) + len(sys.modules)
 
     @property
     def files(self) -> dict[Path, str]:
-        """Every file that was read, with the digest of its bytes, and those that were missed."""
+        """Every file that was read, with the digest of its bytes."""
         self._note_extensions()
         found = {path: hashlib.sha256(content).hexdigest() for path, content in self._contents.items()}
-        # What was missed at first may have been written since, by the code itself.
-        return {**{path: stamp(path) for path in self._missed}, **self._extensions, **found}
+        return {**self._extensions, **found}
 
     def digest(self, path: Path) -> str | None:
         """Return the digest of the bytes that were read of a file, if they were."""
@@ -230,46 +220,26 @@ class Observer:
         if self._is_installed:
             return
         self._is_installed = True
-        self._at_start = frozenset(sys.modules)
         SourceFileLoader.get_code = _observed_code  # type: ignore[method-assign, assignment]
         SourcelessFileLoader.get_code = _observed_bytecode  # type: ignore[method-assign, assignment]
-        sys.meta_path.append(_Missed())
 
 
 OBSERVER = Observer()
 """The observer of this process: imports are a process's own."""
 
 
-class _Missed:
-    """The last finder: what comes here was found by no other."""
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: object = None) -> ModuleSpec | None:
-        """Note where a module was looked for that project code asked for; it stays missing."""
-        if OBSERVER.kernel_file is not None and OBSERVER.counts(_importer()):
-            OBSERVER.miss(candidates(name, sys.path if path is None else path))
-        return None
-
-
-def candidates(name: str, directories: Sequence[str]) -> list[Path]:
-    """Return the files that would be the module of a name, if they appeared in any of these directories.
-
-    Directories whose code does not count by content are left out.
-    """
-    last = name.rpartition(".")[2]
-    places = [os.path.abspath(directory) for directory in directories]
-    return [
-        Path(place, file)
-        for place in dict.fromkeys(places)
-        if OBSERVER.counts(f"{place}/")
-        for file in (f"{last}.py", f"{last}/__init__.py")
-    ]
-
-
-def _importer() -> str:
-    frame = sys._getframe(2)
-    while frame.f_back is not None and "importlib" in frame.f_code.co_filename:
-        frame = frame.f_back
-    return frame.f_code.co_filename
+@lru_cache(maxsize=256)
+def _imported(path: Path, content: bytes) -> frozenset[str]:
+    try:
+        tree = ast.parse(content, str(path))
+    except (SyntaxError, ValueError, RecursionError):
+        return frozenset()
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            names.update(part for alias in node.names for part in alias.name.split("."))
+            names.update((getattr(node, "module", None) or "").split("."))
+    return frozenset(names)
 
 
 def _observed_code(loader: SourceFileLoader, name: str) -> CodeType | None:

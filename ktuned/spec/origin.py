@@ -28,16 +28,19 @@ _PACKAGES = frozenset({"ktuned", "ktuned_client"}) | {
 """ktuned's own distributions: a plugin's package may be imported where another one serves its backend."""
 
 _CACHES = (
-    *("KTUNED_CACHE", "XDG_CACHE_HOME", "TRITON_CACHE_DIR", "TRITON_HOME", "TORCHINDUCTOR_CACHE_DIR"),
+    *("KTUNED_CACHE", "TRITON_CACHE_DIR", "TRITON_HOME", "TORCHINDUCTOR_CACHE_DIR"),
     *("TVM_FFI_CACHE_DIR", "CUDA_CACHE_PATH", "TILELANG_CACHE_DIR"),
 )
 """Variables that name directories of what compilers keep."""
 
-_HOME_CACHES = ("~/.cache", "~/.tilelang", "~/.triton", "~/.nv", "~/.cuda")
+_HOME_CACHES = ("~/.tilelang", "~/.triton", "~/.nv", "~/.cuda")
+
+_IN_CACHE = ("ktuned", "tvm-ffi", "tvm_ffi", "torch", "torch_extensions", "triton", "tilelang", "cutlass", "nvidia")
+"""Their directories in the user's cache; what else lies there is data."""
 
 _STDLIB_DIRECTORIES = {Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "platstdlib")}
 _ZIPPED = f"python{sys.version_info.major}{sys.version_info.minor}.zip"
-_STDLIB = tuple(f"{place}/" for stdlib in _STDLIB_DIRECTORIES for place in (stdlib, stdlib.parent / _ZIPPED))
+STDLIB = tuple(f"{place}/" for stdlib in _STDLIB_DIRECTORIES for place in (stdlib, stdlib.parent / _ZIPPED))
 
 
 class Installed(NamedTuple):
@@ -80,7 +83,8 @@ def caches() -> tuple[str, ...]:
     import tempfile
 
     named = [os.environ[name] for name in _CACHES if os.environ.get(name)]
-    places = [*named, *map(os.path.expanduser, _HOME_CACHES)]
+    cache = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+    places = [*named, *map(os.path.expanduser, _HOME_CACHES), *(f"{cache}/{name}" for name in _IN_CACHE)]
     # Inductor adds the user's name.
     return (*(f"{os.path.abspath(place)}/" for place in places), f"{tempfile.gettempdir()}/torchinductor_")
 
@@ -94,7 +98,7 @@ def is_foreign(path: str) -> bool:
         return True
     if not path.startswith("/") or path.startswith(f"{OUR_PACKAGE}/") or installed_in(path) is not None:
         return True
-    return path.startswith(_STDLIB) or str(Path(path).resolve()).startswith(_STDLIB)
+    return path.startswith(STDLIB) or str(Path(path).resolve()).startswith(STDLIB)
 
 
 def prepare_origins() -> None:

@@ -28,7 +28,6 @@ from typing import Any
 
 from ktuned.ipc import lexical
 from ktuned.spec import distributions
-from ktuned.spec.accesses import ACCESSES, NATIVE_DATABASES, NATIVE_READERS
 from ktuned.spec.loader import module_file
 from ktuned.spec.observer import OBSERVER
 from ktuned.spec.origin import installed_in, is_ours
@@ -52,9 +51,6 @@ _TEXTUAL = frozenset(
     {"__doc__", "getdoc", "getcomments", "getsource", "getsourcelines", "co_firstlineno", "co_lines", "co_positions"}
 )
 """Means of reading what a file says besides what it does: comments, docstrings, the numbers of its lines."""
-
-_NATIVE_CALLS = frozenset({"from_file", "PackageImporter", "PyTorchFileReader", "import_ir_module"})
-"""Functions of torch that open files natively; besides them ``torch.jit.load`` does."""
 
 _PLAIN: tuple[type[Any], ...] = (bool, int, float, complex, str, bytes)
 
@@ -121,7 +117,6 @@ class Reach:
             self._add_effects(source)
             taken = [item for node in source.syntax.imports for item in imported_names(node, source.package)]
             for name in dict.fromkeys([*(module for module, _ in taken), *map(".".join, taken)]):
-                OBSERVER.note_search(name.partition(".")[0])
                 self._add_package(name)
                 found = self._module_source(name, source)
                 if found is not None and found.path not in seen:
@@ -160,13 +155,9 @@ class Reach:
 
     def _add_package(self, module: str) -> None:
         """Add the distribution of an installed module that the project imports."""
-        if module.partition(".")[0] in NATIVE_DATABASES:
-            ACCESSES.hide(f"{module} reads files natively")
         found = sys.modules.get(module.partition(".")[0])
         file = None if found is None or is_ours(module) else getattr(found, "__file__", None)
         place = installed_in(file) if isinstance(file, str) and not OBSERVER.counts(file) else None
-        if place is not None and place.package in NATIVE_READERS:
-            ACCESSES.hide(f"{place.package} reads files natively")
         for owner in () if place is None else distributions.owners(place):
             self.parts[f"{owner.name} (installed)"] = owner.identity()
             self.files.add(owner.record)
@@ -298,8 +289,6 @@ class Reach:
     ) -> None:
         for dotted in free_names(node, bound, dropped):
             self._add_dotted(source, dotted)
-            if _reads_natively(source.namespace.get(dotted[0]), dotted):
-                ACCESSES.hide(f"{'.'.join(dotted)} reads files natively")
             if dotted[0] in _DYNAMIC_NAMES or not _DYNAMIC_ATTRIBUTES.isdisjoint(dotted[1:]):
                 self._add_all_within_reach(source)
             if not _TEXTUAL.isdisjoint(dotted):
@@ -460,13 +449,6 @@ def imported_names(node: ast.Import | ast.ImportFrom, package: str, only: str = 
         except ImportError:
             return []
     return [(module, alias.name) for alias in node.names if only in ("", alias.asname or alias.name)]
-
-
-def _reads_natively(value: object, dotted: Sequence[str]) -> bool:
-    """Return whether a name is torch's, or one of its, and stands for what opens files natively."""
-    owner = value.__name__ if isinstance(value, ModuleType) else getattr(value, "__module__", None) or ""
-    is_call = dotted[-1] in _NATIVE_CALLS or dotted[-2:] in (("jit", "load"), ("export", "load"))
-    return is_call and (str(owner).partition(".")[0] == "torch" or "_VariableFunctions" in repr(value))
 
 
 def _imports_all(node: ast.Import | ast.ImportFrom) -> bool:

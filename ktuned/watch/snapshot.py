@@ -8,7 +8,7 @@ from pathlib import Path
 from time import time_ns
 from typing import NamedTuple
 
-from ktuned.ipc import ABSENT, stamp
+from ktuned.ipc import ABSENT, agrees, stamp
 
 SETTLED_NS = 2_000_000_000
 """The coarsest clock of a common file system (FAT): a file that changed more recently may change again within the same
@@ -64,7 +64,7 @@ class Snapshot:
         return {
             path
             for path, held in entries
-            if sights[path].digest != held and self._accepted.get((path, held)) != sights[path].digest
+            if not agrees(held, sights[path].digest) and self._accepted.get((path, held)) != sights[path].digest
         }
 
     def accept(self, entries: Iterable[tuple[str, str]], sights: Mapping[str, Sight]) -> None:
@@ -75,7 +75,7 @@ class Snapshot:
         """
         for path, held in entries:
             sight = sights.get(path)
-            if sight is not None and sight.digest != held and look(path) == sight.stamp:
+            if sight is not None and not agrees(held, sight.digest) and look(path) == sight.stamp:
                 self._accepted[path, held] = sight.digest
 
     def prune(self, entries: Iterable[tuple[str, str]]) -> None:

@@ -34,7 +34,7 @@ from ktuned.model import (
     have_same_bits,
     record,
 )
-from ktuned.spec import FreshProcessNeeded
+from ktuned.spec import ACCESSES, FreshProcessNeeded
 from ktuned.worker.bits import add_bits, is_cheap, launch_inputs
 from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.compile import unit_of
@@ -147,7 +147,8 @@ class Bench:
         )
         # After the kernel file's own Python, which all configs have in common, and before its references.
         self._compared.clear()
-        self._state.take_baseline((self._places.artifacts, self._places.expected))
+        with ACCESSES.apart():
+            self._state.take_baseline((self._places.artifacts, self._places.expected))
         if default is not None and not expected.is_file():
             try:
                 default.load()
@@ -178,7 +179,8 @@ class Bench:
             self._meter(backend, request, timer) if request.needs_energy else None,
         )
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
-        self._state.complete_baseline()
+        with ACCESSES.apart():
+            self._state.complete_baseline()
         return replies.Opened(self._trace.fresh(is_data=True))
 
     def _default_run(self, kernel: DeclaredKernel, backend: Backend, request: requests.Open) -> DefaultRun | None:
@@ -611,7 +613,7 @@ class Bench:
         """Load the config that follows; one that fails is loaded again in its turn, where it has its own outcome."""
         reply.phase(Phase.LOAD_NEXT)
         try:
-            with self._state.loading_ahead(unit.key):
+            with ACCESSES.heard(), self._state.loading_ahead(unit.key):
                 self._ahead = (unit.key, *self._load(opened, unit))
         except Exception:
             # This one's memory may have been what it lacked.
@@ -701,15 +703,17 @@ class Bench:
             measured = replies.Measurement(Outcome.MEASURED, latency_us=known_us)
             is_contended = ends_checked = False
             if known_us is None:
-                timing = opened.timer.time(
-                    launches,
-                    preset,
-                    stop_above_us=stop_above_us,
-                    incumbent=incumbent if opened.races_by_latency else None,
-                    cost=None if opened.objective == LATENCY else opened.cost,
-                    first_us=first_us,
-                    noise=opened.noise,
-                )
+                # It was launched before, and has shown then what it reads.
+                with ACCESSES.apart():
+                    timing = opened.timer.time(
+                        launches,
+                        preset,
+                        stop_above_us=stop_above_us,
+                        incumbent=incumbent if opened.races_by_latency else None,
+                        cost=None if opened.objective == LATENCY else opened.cost,
+                        first_us=first_us,
+                        noise=opened.noise,
+                    )
                 ends_checked = timing.ends_checked
                 measured = from_timing(timing)
                 is_contended = watch is not None and not timing.stopped_early and watch.is_contended(timing.samples)

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 
-from ktuned.ipc import ABSENT, Places, relative, requests
+from ktuned.ipc import ABSENT, DIRECTORY, Places, agrees, relative, requests
 from ktuned.model import ENVIRONMENT, UNOBSERVED, Observation
 from ktuned.spec import ACCESSES, OBSERVER
 from ktuned.worker.trace import SourceChanged, look, value_digest
@@ -31,10 +32,9 @@ class CodeTrace:
         if extent == self._extent:
             return ()
         self._extent = extent
-        files = {relative(str(path), self._root): digest for path, digest in OBSERVER.files.items()}
-        files = {**files, **{relative(str(path), self._root): digest for path, digest in ACCESSES.files.items()}}
+        files = names_of({**ACCESSES.files, **OBSERVER.files}, self._root)
         for name in files.keys() & self._kernel.digests.keys():
-            if files[name] != self._kernel.digests[name]:
+            if not agrees(self._kernel.digests[name], files[name]):
                 raise SourceChanged(f"{name} changed after it was inspected")
         unknown = {name: digest for name, digest in files.items() if name not in self._kernel.digests}
         found = entries(unknown, self._root, is_data=is_data)
@@ -47,6 +47,16 @@ class CodeTrace:
         news = tuple(entry for entry in found if entry.name not in self._reported)
         self._reported.update(entry.name for entry in news)
         return news
+
+
+def names_of(files: Mapping[Path, str], root: str) -> dict[str, str]:
+    """Return files by their names in the project; a directory that only has to be there ends in a slash."""
+    return {
+        f"{relative(str(path), root)}/" if digest == DIRECTORY else relative(str(path), root): digest
+        for path, digest in files.items()
+        # The project lies in the others, which are there.
+        if digest != DIRECTORY or not f"{root}/".startswith(f"{path}/")
+    }
 
 
 def entries(

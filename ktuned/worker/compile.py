@@ -12,9 +12,9 @@ from typing import Any
 from ktuned.backends import Backend, Build, Compiled, Registry, Unit
 from ktuned.ipc import Places, Recipe, replies, requests, sight
 from ktuned.model import BackendError, Observation, Outcome, Phase, combine
-from ktuned.spec import OBSERVER, FreshProcessNeeded, forget_modules, kernel_module
+from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded, forget_modules, kernel_module
 from ktuned.worker.imported_files import ImportedFiles
-from ktuned.worker.inspect import check_digests, digests_of
+from ktuned.worker.inspect import check_digests, digests_of, files_of
 from ktuned.worker.reply import Reply
 from ktuned.worker.seal import seal
 from ktuned.worker.trace import SourceChanged, Trace
@@ -65,9 +65,7 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
             reply.computed()
         check_digests(kernel, places)
         _check_toolchain(request.toolchain)
-        # Functions import modules when they are compiled, too.
-        observed = trace.fresh([*compiled.observed, *(OBSERVER.files.keys() - known.keys())])
-        OBSERVER.check(places.file(kernel.project, entry.name) for entry in observed)
+        observed = _observed(trace, units[0], known)
         # Another content of these names, which no key of the daemon's stands for, makes another artifact.
         key = combine(compiled.key, observed) if observed else compiled.key
         outcome, message, content, size = compiled.outcome, compiled.message, "", 0
@@ -150,11 +148,11 @@ def lower_unit(registry: Registry, places: Places, request: requests.Lower, repl
     reply.phase(Phase.COMPILE)
     _check_toolchain(request.toolchain)
     trace = Trace(kernel, places)
+    ACCESSES.begin()
     made, seconds = _timed_lower(backend, unit)
     check_digests(kernel, places)
     _check_toolchain(request.toolchain)
-    observed = trace.fresh(OBSERVER.files.keys() - known.keys())
-    OBSERVER.check(places.file(kernel.project, entry.name) for entry in observed)
+    observed = _observed(trace, unit, known)
     return _lowered(made, seconds, observed)
 
 
@@ -192,11 +190,30 @@ def _begin(kernel: requests.KernelRef, places: Places) -> Mapping[Path, str]:
     A Build may name a function of the kernel file: it must be the one that was digested.
     """
     known = digests_of(kernel, places)
-    OBSERVER.check(known)
+    ACCESSES.is_kept = True
+    OBSERVER.check(files_of(kernel, places))
     if not OBSERVER.holds(places.file(kernel.project, kernel.file), known):
         forget_modules()
     check_digests(kernel, places)
     return known
+
+
+_read: dict[tuple[Path, ...], dict[Path, str]] = {}
+"""What compiling some sources has read in this process: a precompiled header, or an import, is read once for many."""
+
+MAX_REMEMBERED = 64
+"""Kernels whose reads a process remembers."""
+
+
+def _observed(trace: Trace, unit: Unit, known: Mapping[Path, str]) -> tuple[Observation, ...]:
+    """Return what was read for a unit, or for another one of its sources before."""
+    if (*unit.sources, unit.kernel_file) not in _read and len(_read) >= MAX_REMEMBERED:
+        del _read[next(iter(_read))]
+    read = _read.setdefault((*unit.sources, unit.kernel_file), {})
+    read |= ACCESSES.files
+    # Functions import modules when they are compiled, too.
+    imported = {path: digest for path, digest in OBSERVER.files.items() if path not in known}
+    return trace.fresh({**read, **imported}, ACCESSES.variables, ACCESSES.unobserved)
 
 
 def _compile(backend: Backend, units: Sequence[Unit], into: Path, trace: Trace) -> Iterator[Compiled]:
@@ -209,8 +226,9 @@ def _compile(backend: Backend, units: Sequence[Unit], into: Path, trace: Trace) 
     for _ in range(TRIES):
         doubtful = []
         trace.begin_reading()
+        ACCESSES.begin()
         for compiled in backend.compile(units, into):
-            if trace.is_steady(compiled.observed):
+            if trace.is_steady(ACCESSES.files):
                 yield compiled
             else:
                 doubtful.append(compiled)
@@ -220,7 +238,8 @@ def _compile(backend: Backend, units: Sequence[Unit], into: Path, trace: Trace) 
             return
         for unit in units:
             _clear(into / unit.key)
-    raise SourceChanged(f"a file that {units[0].kernel} reads changes all the while", trace.fresh(doubtful[0].observed))
+    observed = trace.fresh(ACCESSES.files, {}, ())
+    raise SourceChanged(f"a file that {units[0].kernel} reads changes all the while", observed)
 
 
 def _clear(directory: Path) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ktuned.backends import Registry
-from ktuned.ipc import Places, relative, replies, requests, stamp, stamps
+from ktuned.ipc import DIRECTORY, Places, agrees, relative, replies, requests, stamp, stamps
 from ktuned.model import (
     BackendError,
     KernelFileError,
@@ -18,7 +18,7 @@ from ktuned.model import (
     canonical,
 )
 from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded, describe, load_file, load_unless_held
-from ktuned.worker.code_trace import entries
+from ktuned.worker.code_trace import entries, names_of
 from ktuned.worker.trace import SourceChanged, look
 
 if TYPE_CHECKING:
@@ -34,13 +34,18 @@ def check_digests(kernel: requests.KernelRef, places: Places) -> None:
     """
     for path, digest in digests_of(kernel, places).items():
         # The bytes that were compiled, where this process has them: the file may have had others for a moment.
-        if stamp(path) != digest or OBSERVER.digest(path) not in (None, digest):
+        if not agrees(digest, stamp(path)) or OBSERVER.digest(path) not in (None, digest):
             raise SourceChanged(f"{path} changed after it was inspected")
 
 
 def digests_of(kernel: requests.KernelRef, places: Places) -> dict[Path, str]:
     """Return the files that a kernel was inspected in, with their digests, on this machine."""
     return {places.file(kernel.project, name): digest for name, digest in kernel.digests.items()}
+
+
+def files_of(kernel: requests.KernelRef, places: Places) -> list[Path]:
+    """Return the files among those that a kernel was inspected in, without the directories."""
+    return [path for path, digest in digests_of(kernel, places).items() if not digest.startswith(DIRECTORY)]
 
 
 def load_kernel(wanted: requests.KernelRef, places: Places) -> Kernel:
@@ -52,7 +57,7 @@ def load_kernel(wanted: requests.KernelRef, places: Places) -> Kernel:
         SourceChanged: it is no longer the file that was inspected.
     """
     root, path = places.root(wanted.project), places.file(wanted.project, wanted.file)
-    OBSERVER.check(digests_of(wanted, places))
+    OBSERVER.check(files_of(wanted, places))
     loaded = load_unless_held(path, root, digests_of(wanted, places))
     check_digests(wanted, places)
     for kernel in loaded.kernels:
@@ -100,8 +105,7 @@ class Inspector:
                 # One of these may be missing, and its appearance would mend the kernel.
                 files.update(kernel.source_paths)
         # An import may have read what any of the kernels is made of.
-        opened = {relative(str(path), str(root)): digest for path, digest in ACCESSES.files.items()}
-        reached = entries(opened, str(root), is_data=True, is_source=True)
+        reached = entries(names_of(ACCESSES.files, str(root)), str(root), is_data=True, is_source=True)
         kernels = [
             info.observed([*reached, *(look(entry, str(root)) for entry in request.learned.get(info.kernel, ()))])
             for info in kernels

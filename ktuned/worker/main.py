@@ -205,6 +205,7 @@ def main(argv: list[str]) -> int:
     known = Places.from_argument(places)
     OBSERVER.trust = Trust(known.trusted)
     ACCESSES.own = tuple(filter(None, (known.artifacts, known.captures, known.expected)))
+    ACCESSES.watch()
     operations = Operations(known)
     if pending is None:
         reply.send(replies.Done(replies.Ready(os.getpid(), keeps_journal=journal is not None)))

@@ -5,14 +5,27 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from time import time_ns
 
-from ktuned.ipc import ABSENT, LISTING, Places, absolute, lexical, relative, requests, sight, stamp, stamps
+from ktuned.ipc import (
+    ABSENT,
+    DIRECTORY,
+    LISTING,
+    Places,
+    absolute,
+    agrees,
+    lexical,
+    relative,
+    requests,
+    sight,
+    stamp,
+    stamps,
+)
 from ktuned.model import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, UsageError
-from ktuned.spec import OBSERVER, distribution, file_meaning, installed_in, opacity, owners
+from ktuned.spec import OBSERVER, distribution, file_meaning, installed_in, owners
 
 YOUNG_NS = 20_000_000
 """A file whose last change is not older than this when reading begins may have changed meanwhile: two ticks of the
@@ -50,20 +63,14 @@ def look(entry: Observation, root: str) -> Observation:
     found = stamps([place])
     meaning = ""
     digest = found[str(place)]
-    if digest != ABSENT and not digest.startswith(LISTING) and place.stat().st_size <= MAX_PARSED_BYTES:
+    if entry.name.endswith("/"):
+        digest = DIRECTORY if digest.startswith(LISTING) else ABSENT
+    elif digest != ABSENT and not digest.startswith(LISTING) and place.stat().st_size <= MAX_PARSED_BYTES:
         content = place.read_bytes()
         digest = hashlib.sha256(content).hexdigest()
         meaning = file_meaning(place, content)
     places = tuple(relative(path, root) for path in found)
     return replace(entry, digest=digest, meaning=meaning, places=places)
-
-
-def _opacity(path: Path) -> str:
-    """Return why what a file that was compiled reads cannot be known; nothing if it can."""
-    try:
-        return "" if path.stat().st_size > MAX_PARSED_BYTES else opacity(path, path.read_bytes())
-    except OSError:
-        return ""
 
 
 def value_digest(value: str | None) -> str:
@@ -129,8 +136,10 @@ class Trace:
         except OSError:
             return True
 
-    def fresh(self, read: Iterable[Path]) -> tuple[Observation, ...]:
-        """Return the entries of files that compilers have read, or looked for, and that the daemon does not know.
+    def fresh(
+        self, read: Mapping[Path, str], variables: Mapping[str, str | None], unobserved: Iterable[str]
+    ) -> tuple[Observation, ...]:
+        """Return the entries of what compilers have read, or looked for, and that the daemon does not know.
 
         Raises:
             SourceChanged: one has changed since it was found steady.
@@ -138,11 +147,14 @@ class Trace:
         found = []
         for name, path in sorted(self._unknown(read).items()):
             place = relative(str(path), self._root)
+            if read.get(path) == DIRECTORY:
+                name = f"{name}/"
             found.append(look(Observation(name, ABSENT, places=(place,), is_source=True), self._root))
-            if found[-1].digest != self._seen.get(path, found[-1].digest):
+            if not agrees(found[-1].digest, self._seen.get(path, found[-1].digest)):
                 raise SourceChanged(f"{path} changed while it was compiled", tuple(found))
-            if reason := _opacity(path):
-                found.append(Observation(f"{self._unobserved}{reason}", ABSENT))
+        for variable, value in sorted(variables.items()):
+            found.append(Observation(ENVIRONMENT + variable, value_digest(value), is_source=True))
+        found += [Observation(f"{self._unobserved}{reason}", ABSENT) for reason in unobserved]
         return tuple(found)
 
     def _unknown(self, read: Iterable[Path]) -> dict[str, Path]:
@@ -156,6 +168,8 @@ class Trace:
             place = installed_in(str(path))
             installed = owners(place) if place is not None and place != self._home else ()
             names |= {f"{DISTRIBUTION}{owner.name}": owner.record for owner in installed}
-            if not installed:
-                names[relative(str(path), self._root)] = path
+            name = relative(str(path), self._root)
+            # The project lies in these directories: they are there.
+            if not installed and set(name.split("/")) - {"..", "."}:
+                names[name] = path
         return {name: path for name, path in names.items() if relative(str(path), self._root) not in self._known}

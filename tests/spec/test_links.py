@@ -1,8 +1,7 @@
-"""Files that are reached through links, over ``-I`` directories and in angle brackets, and what is missing."""
+"""Files that are reached through links, and modules that are gone."""
 
 from __future__ import annotations
 
-import os
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import pytest
 from ktuned.ipc import Places, absolute, replies, requests
 from ktuned.ipc.stamps import stamps, trail
 from ktuned.model.kernel import KernelInfo
-from ktuned.spec.c_tokens import follow, normalise
 from ktuned.worker.inspect import Inspector
 from ktuned.worker.reply import Reply
 from tests.spec.conftest import Project
@@ -68,53 +66,6 @@ def inspected(project: Project, name: str = "tune_it.py") -> KernelInfo:
     return replace(kernel, file=absolute(kernel.file, root), stamps=stamps)
 
 
-def test_flags_say_where_includes_lie(project: Project) -> None:
-    """A header in a ``-I`` directory counts, in quotes or in angle brackets; the toolchain's own does not."""
-    project.write("tune_it.py", FLAGGED)
-    project.write("one.cc", '#include "near.h"\n#include <far.h>\n#include <vector>\n#include "lost.h"\nint f();\n')
-    near, far = project.write("include/near.h", "#define A 1\n"), project.write("vendor/far.h", "#define B 1\n")
-    first = inspected(project)
-    assert set(first.extra["files"]) >= {"one.cc", "include/near.h", "vendor/far.h"}
-    assert first.extra["missing"] == ["one.cc includes lost.h"]
-    for header in (near, far):
-        before = inspected(project).source_digest
-        header.write_text(f"{header.read_text()}#define C 2\n")
-        assert inspected(project).source_digest != before
-    before = inspected(project).source_digest
-    project.write("include/lost.h", "")
-    assert inspected(project).source_digest != before
-    assert inspected(project).extra["missing"] == []
-
-
-def test_asking_for_a_file_depends_on_it(tmp_path: Path) -> None:
-    """``__has_include`` is a use of the file: its appearance is a change."""
-    found = normalise('#if __has_include("fast.h") && defined(X)\n#  include "fast.h"\n#endif\n#include <a/b.h>\n')
-    assert found.includes == ("fast.h", "fast.h")
-    assert found.angled == ("a/b.h",)
-    source = tmp_path / "k.c"
-    source.write_text('#if __has_include("fast.h")\n#endif\n')
-    assert tmp_path / "fast.h" in follow([source]).absent
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        '__asm__(".incbin \\"blob.bin\\"\\n");\n',
-        '__asm__(".section .rodata\\n" ".incbin " "\\"blob.bin\\"");\n',
-        'asm(R"(.incbin "blob.bin")");\n',
-        'const char blob[] = {\n#embed "blob.bin" limit(3)\n};\n',
-    ],
-)
-def test_embedded_files_count(project: Project, text: str) -> None:
-    """A file that an assembler or a directive embeds is in no dependency output; its bytes are in the artifact."""
-    project.write("blob.bin", "one")
-    project.write("one.cc", text)
-    project.write("tune_it.py", FLAGGED)
-    before = inspected(project).source_digest
-    project.write("blob.bin", "two")
-    assert inspected(project).source_digest != before
-
-
 def test_linked_source_is_stamped_at_both_ends(project: Project, tmp_path_factory: pytest.TempPathFactory) -> None:
     """A source behind links counts by its text, and a change of the link or of the file behind it is seen."""
     elsewhere = tmp_path_factory.mktemp("elsewhere").resolve()
@@ -160,21 +111,6 @@ def test_circles_of_links_end(tmp_path: Path) -> None:
     (tmp_path / "b").symlink_to("a")
     assert len(list(trail(tmp_path / "a"))) < 50
     assert set(stamps([tmp_path / "a"]).values()) == {""}
-    (tmp_path / "in").symlink_to(".")
-    (tmp_path / "x.h").write_text('#include "in/x.h"\n')
-    assert len(follow([tmp_path / "x.h"]).contents) < 20
-
-
-def test_parent_of_a_linked_directory_is_where_the_link_leads(tmp_path: Path) -> None:
-    """As for a compiler, ``link/../x.h`` lies beside the link's target."""
-    (tmp_path / "v1" / "inner").mkdir(parents=True)
-    (tmp_path / "v1" / "x.h").write_text("int one;\n")
-    (tmp_path / "x.h").write_text("int other;\n")
-    (tmp_path / "link").symlink_to("v1/inner")
-    (tmp_path / "k.c").write_text('#include "link/../x.h"\n')
-    found = follow([tmp_path / "k.c"]).contents
-    assert found[tmp_path / "v1" / "x.h"] == b"int one;\n"
-    assert os.fspath(tmp_path / "x.h") not in map(os.fspath, found)
 
 
 def test_module_that_went_is_missed(project: Project) -> None:

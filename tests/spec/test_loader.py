@@ -254,17 +254,6 @@ def test_functions_import_when_they_are_called(project: Project) -> None:
     assert specs["A"].shape == (3,)
 
 
-def test_module_that_would_shadow_is_missed(project: Project, tmp_path_factory: pytest.TempPathFactory) -> None:
-    """A file whose appearance would change what an import finds is an entry: absent."""
-    beside = tmp_path_factory.mktemp("shared").resolve()
-    (beside / "later.py").write_text("")
-    setup = f"import sys\nsys.path.append({str(beside)!r})\n"
-    project.write("tune_it.py", f"{setup}try:\n    import quick\nexcept ImportError:\n    import later\n{kernel('k')}")
-    stamps = project.describe()["k"].stamps
-    for name in ("quick.py", "quick/__init__.py", "later.py"):
-        assert stamps[str(project.root / name)] == ""
-
-
 def test_installed_code_in_the_root_is_foreign(project: Project) -> None:
     """Modules of a virtual environment inside the root are not the project's."""
     project.write("env/lib/site-packages/installed.py", "x = 1\n")

@@ -35,7 +35,7 @@ def test_a_directory_that_pip_installed_into_is_one_of_packages(
     assert not origin.is_foreign(str(sources / "numba/core.py"))
 
 
-@pytest.mark.parametrize("name", ["TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "XDG_CACHE_HOME"])
+@pytest.mark.parametrize("name", ["TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR"])
 def test_code_in_a_compilers_cache_is_nobodys_source(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:

@@ -370,14 +370,3 @@ print(describe(load_file(root / "tune_it.py", root).kernels[0], "p", root).diges
         )
         found.append(done.stdout)
     assert found[0] == found[1]
-
-
-@pytest.mark.parametrize("reading", ["torch.from_file('x')", "torch.UntypedStorage.from_file('x')", "from_file('x')"])
-def test_torchs_native_readers_are_not_observed(project: Project, reading: str) -> None:
-    """Torch opens the file itself, where no hook sees it."""
-    pytest.importorskip("torch")
-    taken = "import torch\nfrom torch import from_file\n"
-    project.write("tune_it.py", f"{taken}def double(A): return {reading}\n" + kernel())
-    assert "reads files natively" in project.describe()["it"].unobserved
-    project.write("tune_it.py", "import torch\ndef double(A): return torch.load('x')\n" + kernel())
-    assert project.describe()["it"].unobserved == ""

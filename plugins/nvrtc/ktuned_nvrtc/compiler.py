@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from ktuned.backends import Compiled, Resources, Unit, compile_together, cuda_headers, occupancy_fact, ptxas
 from ktuned.model import Outcome, Unsupported
-from ktuned.spec import IncludeSearch, follow
+from ktuned.spec import installed_in
 from ktuned_nvrtc import precompiled, program
 from ktuned_nvrtc.build import Build, name_expressions, three
 from ktuned_nvrtc.program import Program, Refused
@@ -56,7 +56,7 @@ def compile_units(units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
             yield from (Compiled(unit.key, Outcome.COMPILE_ERROR, str(error)) for unit in group)
         else:
             compiling = partial(_compile, source, into=into)
-            yield from compile_together(group, compiling, Refused, observed=partial(frozenset, source.observed))
+            yield from compile_together(group, compiling, Refused)
 
 
 def standard_options() -> tuple[str, ...]:
@@ -75,16 +75,12 @@ def standard_options() -> tuple[str, ...]:
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """A source, the user's files that a scan finds it to include, itself among them, and the options of its group.
-
-    ``observed`` is what its last compile has read, and where it looked in vain.
-    """
+    """A source, the options of its group, and the user's headers that its last compile has read."""
 
     path: Path
-    files: Mapping[Path, bytes]
+    content: bytes
     options: tuple[str, ...]
-    search: IncludeSearch
-    observed: set[Path] = field(default_factory=set)
+    headers: set[Path] = field(default_factory=set)
 
     @classmethod
     def of(cls, unit: Unit) -> _Source:
@@ -102,16 +98,15 @@ class _Source:
             listed = ", ".join(f"sm_{architecture}" for architecture in known)
             raise Unsupported(f"NVRTC {program.full_version()} compiles for {listed}, not for {unit.target!r}")
         build = cast(Build, unit.build)
-        own = [unit.sources[0].parent / flag.removeprefix("-I") for flag in build.flags if flag.startswith("-I")]
+        path = unit.sources[0]
         try:
-            files = follow(unit.sources, own).contents
+            content = path.read_bytes()
         except OSError as error:
             raise Refused(f"{error.filename}: error: {error.strerror}") from error
         found = cuda_headers.find(program.version())
         includes = (f"-I{directory}" for directory in found.directories) if found else ()
         options = (f"--gpu-architecture={unit.target}", *standard_options(), "-I.", *build.flags, *build.macros)
-        search = IncludeSearch.of(("-I.", *build.flags), unit.sources[0].parent, found.directories if found else ())
-        return cls(next(iter(files)), files, (*options, *includes), search)
+        return cls(path, content, (*options, *includes))
 
     def compile(self, entries: Sequence[str]) -> Program:
         """Compile the program for some of its kernels.
@@ -121,70 +116,66 @@ class _Source:
         """
         # Relative includes start at the working directory; an absolute path would appear in the binary (__FILE__).
         base = self.path.parent
-        self.observed.clear()
+        self.headers.clear()
         with contextlib.chdir(base), tempfile.TemporaryDirectory(prefix="ktuned-nvrtc-") as scratch:
             trace = Path(scratch, "trace")
-            kept = precompiled.options(self._prefix_key, len(entries))
+            # Only a traced compile shows whether a precompiled header still holds.
+            is_traced = program.version() >= program.FIRST_WITH_TRACE
+            kept = precompiled.options(self._prefix_key, len(entries)) if is_traced else ()
             options = (*self.options, *kept, *program.trace_option(trace))
-            try:
-                compiled = program.compile_program(self.files[self.path], self.path.name, entries, options)
-            except Refused as error:
-                said = str(error)
-                self._observe(program.blamed_files(said), program.missing_headers(said))
-                raise
+            compiled = program.compile_program(self.content, self.path.name, entries, options)
             precompiled.tell(self._prefix_key, compiled.heap_bytes_wanted)
-            self._observe(program.traced_headers(trace))
+            read = (_path(base / name) for name in program.traced_headers(trace))
+            self.headers.update(path for path in read if path.is_file() and _is_users(path))
         # A header that is precompiled is in the trace of the program that it was made with.
-        self.observed.update(_remembered(self._scanned_key, self.observed) if kept else ())
+        self.headers.update(_remembered(self._key, self.headers) if kept else ())
         return compiled
-
-    def _observe(self, names: Sequence[str], missing: Sequence[str] = ()) -> None:
-        read = [path for path in (_path(self.path.parent / name) for name in names) if path.is_file()]
-        users = {path for path in read if self.search.is_users(path)}
-        self.observed.update(users, self.search.named, self.search.missed([self.path], [*self.files, *read], missing))
 
     @property
     def _prefix_key(self) -> str:
-        """Dependencies of a precompiled header, except the source's leading lines, which NVRTC compares itself."""
-        known = _headers.get(self._scanned_key, {})
+        """What a precompiled header was made of, except the source's leading lines, which NVRTC compares itself."""
+        known = _headers.get(self._key, {})
         changed = {path: digest for path in known if (digest := _digest(path)) != known[path]}
         texts = [f"{path} {changed[path]}" for path in sorted(changed)]
-        return hashlib.sha256("\0".join([self._scanned_key, *texts]).encode()).hexdigest()
+        return hashlib.sha256("\0".join([self._key, *texts]).encode()).hexdigest()
 
     @property
-    def _scanned_key(self) -> str:
-        """Identifier of a source, its options and the files that a scan finds it to include."""
-        texts = [str(self.path).encode(), *map(str.encode, self.options)]
-        texts += [hashlib.sha256(content).digest() for path, content in self.files.items() if path != self.path]
-        return hashlib.sha256(b"\0".join(texts)).hexdigest()
+    def _key(self) -> str:
+        return "\0".join((str(self.path), *self.options))
 
     def copy(self, into: Path) -> None:
         """Copy the compiled sources, keeping their relative paths."""
-        root = Path(os.path.commonpath([path.parent for path in self.files]))
-        for path, content in self.files.items():
+        files = {self.path: self.content, **{path: path.read_bytes() for path in self.headers}}
+        root = Path(os.path.commonpath([path.parent for path in files]))
+        for path, content in files.items():
             target = into / path.relative_to(root)
             target.parent.mkdir(parents=True, exist_ok=True)
             target.write_bytes(content)
 
 
 _headers: dict[str, dict[Path, str]] = {}
-"""All that compiles in this process have observed, by the key of what a scan finds, with what it held at first."""
+"""The headers that compiles in this process have read, by source and options, with what they held at first."""
 
 
 def _path(path: Path) -> Path:
     return Path(os.path.normpath(path))
 
 
+def _is_users(path: Path) -> bool:
+    """Return whether a header is the user's, and not of the system, a toolkit or an installed package."""
+    return not str(path).startswith(("/usr/", "/opt/")) and installed_in(str(path)) is None
+
+
 def _digest(path: Path) -> str:
     return hashlib.sha256(path.read_bytes()).hexdigest() if path.is_file() else ""
 
 
-def _remembered(key: str, observed: Collection[Path]) -> Collection[Path]:
-    """Add to the observations of a key, and return all; the oldest key makes room."""
+def _remembered(key: str, read: Collection[Path]) -> Collection[Path]:
+    """Add to the headers of a key, and return all; the oldest key makes room."""
     if key not in _headers and len(_headers) >= MAX_REMEMBERED:
         del _headers[next(iter(_headers))]
     known = _headers.setdefault(key, {})
-    known |= {path: _digest(path) for path in observed if path not in known}
+    known |= {path: _digest(path) for path in read if path not in known}
     return list(known)
 
 

@@ -155,16 +155,6 @@ def traced_headers(trace: Path) -> list[str]:
     return [event["args"]["detail"] for event in events if event.get("name") == _TRACED_HEADER]
 
 
-def blamed_files(log: str) -> list[str]:
-    """Return the names of the files that a log says have errors."""
-    return list(dict.fromkeys(_BLAMED.findall(log)))
-
-
-def missing_headers(log: str) -> list[str]:
-    """Return the names of the headers that could not be found, by a log."""
-    return _MISSING.findall(log)
-
-
 def set_heap(size_bytes: int) -> None:
     """Have NVRTC reserve this much address space for precompiled headers."""
     from cuda.bindings import nvrtc

@@ -15,7 +15,7 @@ from typing import Final
 
 import msgspec
 
-from ktuned.ipc import LISTING, absolute, relative
+from ktuned.ipc import DIRECTORY, LISTING, absolute, relative
 
 MAX_FILES: Final = 8192
 MAX_FILE_BYTES: Final = 32 << 20
@@ -98,9 +98,8 @@ class Snapshots:
 
 def holds(snapshot: Snapshot, digests: Mapping[str, str]) -> bool:
     """Return whether a snapshot has every file of a context with the content that it lists."""
-    return all(
-        snapshot.files.get(name, "") == digest for name, digest in digests.items() if not digest.startswith(LISTING)
-    )
+    files = {name: held for name, held in digests.items() if held != DIRECTORY and not held.startswith(LISTING)}
+    return all(snapshot.files.get(name, "") == digest for name, digest in files.items())
 
 
 def _is_small(place: str) -> bool:

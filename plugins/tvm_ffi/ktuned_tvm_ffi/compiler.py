@@ -18,7 +18,7 @@ from typing import Self
 
 from ktuned.backends import compiler_files
 from ktuned.model import BackendError
-from ktuned_tvm_ffi.dependencies import header_directories, library_directories, opened, prerequisites, toolkit_of
+from ktuned_tvm_ffi.dependencies import prerequisites
 
 STANDARD_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-g0")
 """Standard flags; without debugging data, so that no path enters the binary."""
@@ -117,26 +117,6 @@ class Compiler:
         """The flags that add the working directory to the search path of quoted includes."""
         return ("-iquote", ".")
 
-    @property
-    def host_command(self) -> tuple[str, ...]:
-        """The command of the compiler of host code."""
-        return self.command
-
-    @property
-    def listing_flags(self) -> tuple[str, ...]:
-        """The flags that only list the headers that are opened, also of a source that does not compile."""
-        return ("-E", "-H", "-o", os.devnull)
-
-    @property
-    def headers_of_toolchain(self) -> tuple[Path, ...]:
-        """The directories of the headers that this compiler's version, and that of tvm-ffi, stand for."""
-        return (*header_directories(self.host_command), _tvm_ffi_directory() / "include")
-
-    @property
-    def libraries_of_toolchain(self) -> tuple[Path, ...]:
-        """The directories of the libraries that this compiler's version, and that of tvm-ffi, stand for."""
-        return (*library_directories(self.host_command), _tvm_ffi_directory() / "lib", *toolkit_of(self.command[0]))
-
     def linker_flags(self, *flags: str) -> tuple[str, ...]:
         """Return flags for the linker as this compiler passes them on."""
         return (",".join(("-Wl", *flags)),)
@@ -169,30 +149,12 @@ class Compiler:
         read = (path for path in prerequisites(depends.read_text(), base) if path.parent not in scratches)
         return Object(into, tuple(read), shlex.join(command), said)
 
-    def opened(self, source: Path, *, flags: Sequence[str], macros: Sequence[str], base: Path) -> list[Path]:
-        """Return the headers that a source opens, as far as the preprocessor gets, whether or not it compiles."""
-        name = os.path.relpath(source, base)
-        command = (*self.command, *flags, *macros, *self.include_flags(), *self.listing_flags, name)
-        _, said = self._said(command, base)
-        return opened(said, base)
-
-    def link(self, objects: Sequence[Path], into: Path, *, flags: Sequence[str], base: Path) -> tuple[str, list[Path]]:
-        """Link object files to a shared library; return the command, and the files that it was made of.
+    def link(self, objects: Sequence[Path], into: Path, *, flags: Sequence[str], base: Path) -> str:
+        """Link object files to a shared library; return the command.
 
         Raises:
             Refused: it does not link.
         """
-        depends = into.with_suffix(".d")
-        try:
-            command = self._link(objects, into, (*flags, *self.linker_flags(f"--dependency-file={depends}")), base)
-        except Refused as error:
-            if "dependency-file" not in str(error):
-                raise
-            # A linker without that option: the files that flags name are known.
-            return self._link(objects, into, flags, base), []
-        return command, [path for path in prerequisites(depends.read_text(), base) if path.parent != into.parent]
-
-    def _link(self, objects: Sequence[Path], into: Path, flags: Sequence[str], base: Path) -> str:
         library = _tvm_ffi_directory() / "lib"
         # -Bsymbolic: a kernel's own functions take precedence over those of loaded libraries.
         command = (

@@ -91,16 +91,6 @@ class Nvcc(Compiler):
         """The flags by which nvcc finds quoted includes in the working directory."""
         return ("-I.",)
 
-    @property
-    def host_command(self) -> tuple[str, ...]:
-        """The command of the compiler of host code."""
-        return (self.command[-1].partition("=")[2],)
-
-    @property
-    def listing_flags(self) -> tuple[str, ...]:
-        """The flags that only list the headers that are opened, also of a source that does not compile."""
-        return ("-E", "-Xcompiler=-H", "-o", os.devnull)
-
     def linker_flags(self, *flags: str) -> tuple[str, ...]:
         """Return flags for the linker in nvcc's form, and one against symbols named after temporary files."""
         return ("-Xlinker", ",".join((*flags, "-s")))

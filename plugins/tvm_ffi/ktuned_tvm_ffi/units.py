@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 from ktuned.backends import Compiled, Resources, Unit, compile_together, ptxas
-from ktuned.spec import IncludeSearch
-from ktuned_tvm_ffi import dependencies
+from ktuned.spec import installed_in
 from ktuned_tvm_ffi.build import Build
 from ktuned_tvm_ffi.compiler import Compiler, Refused
 from ktuned_tvm_ffi.prelude import precompiled
@@ -42,15 +41,13 @@ def compile_units(
         alone = build.function if build.is_exported else ""
         groups.setdefault((unit.sources, build.macros, build.flags, unit.target, alone), []).append(unit)
     for group in groups.values():
-        observed: set[Path] = set()
-        compiling = partial(_compile, compiler, into=into, suffixes=suffixes, observed=observed)
-        yield from compile_together(group, compiling, Refused, observed=partial(frozenset, observed))
+        yield from compile_together(group, partial(_compile, compiler, into=into, suffixes=suffixes), Refused)
 
 
 def _compile(
-    compiler: Compiler, units: Sequence[Unit], *, into: Path, suffixes: Collection[str], observed: set[Path]
+    compiler: Compiler, units: Sequence[Unit], *, into: Path, suffixes: Collection[str]
 ) -> Mapping[str, Mapping[str, Any]]:
-    """Fill the units' artifacts and return their facts by key; ``observed`` becomes the files that were read for them.
+    """Fill the units' artifacts and return their facts by key.
 
     Raises:
         Refused: the compiler or the linker failed.
@@ -61,7 +58,6 @@ def _compile(
     for source in sources:
         if source.suffix not in suffixes:
             raise Refused(f"{source.name}: not a C++ source; its name must end in {', '.join(sorted(suffixes))}")
-    observed.clear()
     base = sources[0].parent
     flags = (*compiler.standard_flags(units[0].target), *build.flags)
     # Kept intermediate files are compiled from preprocessed text, which holds no precompiled header.
@@ -70,9 +66,6 @@ def _compile(
     commands: list[str] = []
     read: set[Path] = set()
     said: list[str] = []
-    search = IncludeSearch.of(("-iquote", ".", *build.flags), base, compiler.headers_of_toolchain)
-    # Only the first header can be a precompiled one, and Clang takes those that flags name.
-    observed |= search.named | search.precompiled(sources if compiler.is_gcc and prelude is None else ())
     with tempfile.TemporaryDirectory(prefix="ktuned-cc-") as directory:
         scratch = Path(directory)
         to_compile = list(sources)
@@ -80,24 +73,14 @@ def _compile(
             to_compile[0] = _exporting(sources[0], units, scratch)
         objects = []
         for index, source in enumerate(to_compile):
-            try:
-                built = compiler.compile(source, scratch / f"{index}.o", flags=flags, macros=build.macros,
-                                         prelude=prelude, base=base)  # fmt: skip
-            except Refused as error:
-                opened = compiler.opened(sources[index], flags=flags, macros=build.macros, base=base)
-                search = dependencies.with_toolkit(search, opened)
-                observed |= dependencies.observed(search, sources, opened, dependencies.missing(str(error)))
-                raise
+            built = compiler.compile(source, scratch / f"{index}.o", flags=flags, macros=build.macros,
+                                     prelude=prelude, base=base)  # fmt: skip
             objects.append(built.path)
             read.update(built.read)
             commands.append(built.command)
             said.append(built.said)
         library = scratch / KERNEL_FILE
-        search = dependencies.with_toolkit(search, read)
-        observed |= dependencies.observed(search, sources, sorted(read))
-        command, linked = compiler.link(objects, library, flags=flags, base=base)
-        commands.append(command)
-        observed |= dependencies.linked(linked, build.flags, base, compiler.libraries_of_toolchain)
+        commands.append(compiler.link(objects, library, flags=flags, base=base))
         if build.is_exported and f"__tvm_ffi_{build.function}\0".encode() not in library.read_bytes():
             raise Refused(
                 f"{sources[0].name}: error: no source exports {build.function!r}; "
@@ -105,7 +88,7 @@ def _compile(
             )
         for unit in units:
             shutil.copyfile(library, into / unit.key / KERNEL_FILE)
-            _copy_sources({*sources, *_headers(search, read)}, into / unit.key / SOURCES_DIRECTORY)
+            _copy_sources({*sources, *filter(_is_users, read)}, into / unit.key / SOURCES_DIRECTORY)
     used = ptxas.parse("\n".join(said))
     shared = {"command": commands, **_resources(used)}
     return {unit.key: {"function": cast(Build, unit.build).symbol, **shared} for unit in units}
@@ -130,9 +113,9 @@ def _resources(used: Mapping[str, Resources]) -> dict[str, Any]:
     return {"kernels": kernels, **(next(iter(kernels.values())) if len(kernels) == 1 else {})}
 
 
-def _headers(search: IncludeSearch, read: Iterable[Path]) -> set[Path]:
-    """Return the user's headers, but for those in the directories of libraries (``-isystem``, installed packages)."""
-    return {path for path in read if search.is_users(path) and not search.is_library(path)}
+def _is_users(path: Path) -> bool:
+    """Return whether a header is the user's, and not of the system, a toolkit or an installed package."""
+    return not str(path).startswith(("/usr/", "/opt/")) and installed_in(str(path)) is None
 
 
 def _copy_sources(files: set[Path], into: Path) -> None:

@@ -20,7 +20,6 @@ from ktuned.backends.contract import Build as AnyBuild
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, Target
 from ktuned.model.values import Outcome
-from ktuned.spec import IncludeSearch
 
 # How Python says that a module is not there, as where torch is not installed.
 sys.modules.setdefault("torch", None)  # type: ignore[arg-type]
@@ -60,23 +59,6 @@ def _compiler() -> str:
     return os.environ.get("AUTHOR_CC", "/usr/bin/cc")
 
 
-def _observed(unit: Unit, build: Build, base: Path) -> set[Path]:
-    """Return the files that the compiler reads for a unit, and where it looks for one in vain."""
-    read = set()
-    for source in unit.sources:
-        rule = subprocess.run(
-            [_compiler(), "-M", *build.options, os.path.relpath(source, base)],
-            cwd=base,
-            capture_output=True,
-            text=True,
-            check=False,
-        ).stdout
-        _, _, names = rule.replace("\\\n", " ").partition(":")
-        read |= {Path(os.path.normpath(base / name)) for name in names.split()}
-    search = IncludeSearch.of(build.options, base)
-    return read | search.missed(unit.sources, read) | search.precompiled(unit.sources)
-
-
 class Cc(Backend):
     """The backend."""
 
@@ -107,15 +89,14 @@ class Cc(Backend):
             command = [_compiler(), "-O1", "-g0", "-shared", "-fPIC", *build.options, "-o", str(library)]
             names = [os.path.relpath(source, base) for source in unit.sources]
             done = subprocess.run([*command, *names], cwd=base, capture_output=True, text=True, check=False)
-            observed = _observed(unit, build, base)
             with open(os.environ["CC_LOG"], "a", encoding="utf-8") as log:
                 log.write(f"{unit.kernel}\n")
             seconds = time.perf_counter() - began
             if done.returncode:
                 errors = [line for line in done.stderr.splitlines() if "error" in line]
-                yield Compiled(unit.key, Outcome.COMPILE_ERROR, "\n".join(errors), seconds, observed=observed)
+                yield Compiled(unit.key, Outcome.COMPILE_ERROR, "\n".join(errors), seconds)
             else:
-                yield Compiled(unit.key, seconds=seconds, observed=observed)
+                yield Compiled(unit.key, seconds=seconds)
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> Kernel:
         """Load the library."""

@@ -1,0 +1,142 @@
+"""The log that a worker and its descendants share: a file that each maps, written by ``observer.c`` (same layout).
+
+It is bounded, and holds each name once for an epoch, in the order of first sight. The worker begins an epoch where it
+wants to know what is read from then on.
+"""
+
+from __future__ import annotations
+
+import mmap
+import os
+import struct
+from collections.abc import Iterator, Mapping
+from enum import StrEnum
+from pathlib import Path
+from typing import NamedTuple
+
+VARIABLE = "KTUNED_OBSERVER"
+"""The variable that names the log; children inherit it."""
+
+_MAGIC = 0x6B6F6231
+_ENTRIES, _SLOTS, _ARENA = 1 << 16, 1 << 17, 8 << 20
+_HEADER = struct.Struct("<6I")
+_INDEX_AT = 64
+_SLOTS_AT = _INDEX_AT + 4 * _ENTRIES
+_ARENA_AT = _SLOTS_AT + 4 * _SLOTS
+SIZE = _ARENA_AT + _ARENA
+"""9 MiB, of which what is used takes memory: a large compile enters some thousand names of 100 bytes."""
+
+_ENTRY = struct.Struct("<IIIBBH")
+_EPOCH_AT, _SILENT_AT = 4, 8
+
+
+class Kind(StrEnum):
+    """What was done with a name."""
+
+    OPENED = "o"
+    WRITTEN = "w"
+    TESTED = "t"
+    LISTED = "l"
+    FOLLOWED = "k"
+    EXECUTED = "x"
+    SEARCHED = "s"
+    MAPPED = "m"
+    VARIABLE = "v"
+    CONNECTED = "c"
+    HIDDEN = "h"
+    REFUSED = "u"
+
+
+class Note(NamedTuple):
+    """One entry; ``is_found`` if the name was there, ``pid`` is the process that met it first."""
+
+    kind: Kind
+    is_found: bool
+    name: str
+    pid: int
+    epoch: int
+
+
+class Log:
+    """The reader's view of a log."""
+
+    def __init__(self, place: str) -> None:
+        with open(place, "r+b") as stream:
+            self._map = mmap.mmap(stream.fileno(), SIZE)
+        self._read = 0
+
+    @classmethod
+    def here(cls, environment: Mapping[str, str] = os.environ) -> Log | None:
+        """Return the log of this process; ``None`` if it is not observed."""
+        place = environment.get(VARIABLE)
+        # The variable alone says nothing: an interpreter may not take the library.
+        if not place or not _is_entered():
+            return None
+        try:
+            return cls(place)
+        except (OSError, ValueError):
+            return None
+
+    @staticmethod
+    def create(place: Path) -> None:
+        """Make an empty log.
+
+        Raises:
+            OSError: it cannot be made.
+        """
+        with open(place, "wb") as stream:
+            stream.truncate(SIZE)
+            stream.write(_HEADER.pack(_MAGIC, 1, 0, 0, 0, 0))
+
+    @property
+    def epoch(self) -> int:
+        """The number of the present epoch."""
+        return int(struct.unpack_from("<I", self._map, _EPOCH_AT)[0])
+
+    def begin_epoch(self) -> int:
+        """Begin an epoch, in which each name is noted again; return its number."""
+        epoch = self.epoch + 1
+        struct.pack_into("<I", self._map, _EPOCH_AT, epoch)
+        return epoch
+
+    def silence(self, is_silent: bool) -> None:
+        """Note nothing from now on, in any process, or go on."""
+        struct.pack_into("<I", self._map, _SILENT_AT, is_silent)
+
+    @property
+    def is_silent(self) -> bool:
+        """True while nothing is noted."""
+        return bool(struct.unpack_from("<I", self._map, _SILENT_AT)[0])
+
+    @property
+    def is_full(self) -> bool:
+        """True if a name was not noted for want of room."""
+        return _HEADER.unpack_from(self._map)[5] != 0
+
+    def read(self) -> Iterator[Note]:
+        """Yield what was noted since the last call."""
+        count = min(_HEADER.unpack_from(self._map)[3], _ENTRIES)
+        while self._read < count:
+            (offset,) = struct.unpack_from("<I", self._map, _INDEX_AT + 4 * self._read)
+            self._read += 1
+            # A process that was killed between two steps left a hole.
+            if not 0 < offset <= _ARENA - _ENTRY.size:
+                continue
+            at = _ARENA_AT + offset
+            _, epoch, pid, kind, found, length = _ENTRY.unpack_from(self._map, at)
+            name = self._map[at + _ENTRY.size : at + _ENTRY.size + length]
+            yield Note(Kind(chr(kind)), bool(found), os.fsdecode(name), pid, epoch)
+
+    def make_room(self) -> None:
+        """Empty a log that is half full; a child that writes meanwhile may lose what it notes."""
+        if self.is_full or self._read < _ENTRIES // 2 > 0:
+            return
+        self._map[_INDEX_AT:_ARENA_AT] = bytes(_ARENA_AT - _INDEX_AT)
+        struct.pack_into("<2I", self._map, 12, 0, 0)
+        self._read = 0
+
+
+def _is_entered() -> bool:
+    """Return whether the library is mapped into this process."""
+    with open("/proc/self/maps", encoding="utf-8", errors="replace") as stream:
+        return any("/libktuned_observer-" in line for line in stream)

@@ -1,0 +1,581 @@
+/* The observer of a worker and of all that it starts: a library that the dynamic loader puts before libc.
+ *
+ * It notes the names that a process opens, tests, lists, executes and maps, be they there or not, and the variables
+ * that it reads, in a log that the worker and its descendants share (layout: log.py). It decides nothing, with one
+ * exception: what another user could have written is neither executed nor mapped.
+ *
+ * The same file is loaded twice: as LD_PRELOAD, where its functions take the place of libc's, and as LD_AUDIT, in a name
+ * space of its own, where the loader tells it what it searches and maps. It binds no symbols there (la_symbind is
+ * absent), so that calls between libraries stay as direct as they are.
+ *
+ * What runs here may run in a signal handler, after vfork, before any constructor: no memory is allocated, no lock is
+ * taken, errno is kept, and a note that is made while one is being made is dropped.
+ */
+#define _GNU_SOURCE
+#undef _FORTIFY_SOURCE
+#include <dirent.h>
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <link.h>
+#include <spawn.h>
+#include <stdarg.h>
+#include <stdatomic.h>
+#include <stdint.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/syscall.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+enum { ENTRIES = 1 << 16, SLOTS = 1 << 17, ARENA = 8 << 20, LONGEST = 4096 };
+
+struct entry { uint32_t hash, epoch, pid; uint8_t kind, found; uint16_t length; char name[]; };
+
+struct log {
+    uint32_t magic, epoch, silent;
+    _Atomic uint32_t count, used, full;
+    uint32_t reserved[10];
+    _Atomic uint32_t index[ENTRIES];
+    _Atomic uint32_t slots[SLOTS];
+    char arena[ARENA];
+};
+
+enum { MAGIC = 0x6b6f6231 };
+
+#define LOG_VARIABLE "KTUNED_OBSERVER"
+#define TRUST_VARIABLE "KTUNED_TRUSTED"
+
+extern char **environ;
+static struct log *shared;
+static char log_setting[LONGEST], preload_setting[LONGEST], audit_setting[LONGEST], trust_setting[LONGEST];
+static const char *trusted = "";
+static __thread int busy __attribute__((tls_model("initial-exec")));
+
+/* What libc does, found once. */
+#define REAL(result, name, ...)                                                    \
+    static result (*real_##name)(__VA_ARGS__);                                     \
+    static inline __typeof__(real_##name) libc_##name(void) {                      \
+        if (!real_##name) *(void **)&real_##name = dlsym(RTLD_NEXT, #name);        \
+        return real_##name;                                                        \
+    }
+#define VISIBLE __attribute__((visibility("default")))
+
+REAL(long, syscall, long, ...)
+/* A call of this library's own, which is not noted. */
+#define quietly libc_syscall()
+
+static const char *variable(char **environment, const char *name) {
+    size_t length = strlen(name);
+    for (char **one = environment; one && *one; ++one)
+        if (!strncmp(*one, name, length) && (*one)[length] == '=') return *one + length + 1;
+    return NULL;
+}
+
+static void keep(char *into, const char *name, const char *value) {
+    if (!value || strlen(name) + strlen(value) + 2 > LONGEST) return;
+    memcpy(into, name, strlen(name));
+    into[strlen(name)] = '=';
+    memcpy(into + strlen(name) + 1, value, strlen(value) + 1);
+}
+
+/* Code that observes must not observe itself; what the loader starts before this has run is seen as soon as it has. */
+__attribute__((constructor(101))) static void begin(int argc, char **argv, char **environment) {
+    (void)argc, (void)argv;
+    if (shared) return;
+    const char *place = variable(environment ? environment : environ, LOG_VARIABLE);
+    if (!place) return;
+    ++busy;
+    keep(log_setting, LOG_VARIABLE, place);
+    keep(preload_setting, "LD_PRELOAD", variable(environment ? environment : environ, "LD_PRELOAD"));
+    keep(audit_setting, "LD_AUDIT", variable(environment ? environment : environ, "LD_AUDIT"));
+    keep(trust_setting, TRUST_VARIABLE, variable(environment ? environment : environ, TRUST_VARIABLE));
+    if (*trust_setting) trusted = trust_setting + sizeof(TRUST_VARIABLE);
+    long file = quietly(SYS_openat, AT_FDCWD, place, O_RDWR | O_CLOEXEC, 0);
+    if (file >= 0) {
+        struct stat found;
+        if (!fstat((int)file, &found) && found.st_size >= (off_t)sizeof(struct log)) {
+            void *mapped = mmap(NULL, sizeof(struct log), PROT_READ | PROT_WRITE, MAP_SHARED, (int)file, 0);
+            if (mapped != MAP_FAILED && ((struct log *)mapped)->magic == MAGIC) shared = mapped;
+        }
+        quietly(SYS_close, file);
+    }
+    --busy;
+}
+
+/* Enter a name once for each epoch. A process that is killed in here leaves a hole in the index, and no lock. */
+static void enter(uint8_t kind, uint8_t found, const char *name, size_t length) {
+    struct log *log = shared;
+    if (length > LONGEST) { atomic_store(&log->full, 1); return; }
+    uint32_t hash = 2166136261u ^ log->epoch;
+    hash = (hash ^ (uint32_t)(kind << 1 | found)) * 16777619u;
+    for (size_t at = 0; at < length; ++at) hash = (hash ^ (uint8_t)name[at]) * 16777619u;
+    uint32_t offset = 0, size = (uint32_t)((sizeof(struct entry) + length + 7) & ~(size_t)7);
+    for (uint32_t probe = 0; probe < 64; ++probe) {
+        _Atomic uint32_t *slot = &log->slots[(hash + probe) % SLOTS];
+        uint32_t held = atomic_load(slot);
+        if (!held) {
+            if (!offset) {
+                offset = atomic_fetch_add(&log->used, size) + 8;
+                if (offset > ARENA - size) { atomic_store(&log->full, 1); return; }
+                struct entry *made = (struct entry *)(log->arena + offset);
+                *made = (struct entry){hash, log->epoch, (uint32_t)getpid(), kind, found, (uint16_t)length};
+                memcpy(made->name, name, length);
+            }
+            if (atomic_compare_exchange_strong(slot, &held, offset)) {
+                uint32_t position = atomic_fetch_add(&log->count, 1);
+                if (position < ENTRIES) atomic_store(&log->index[position], offset);
+                else atomic_store(&log->full, 1);
+                return;
+            }
+        }
+        if (held > ARENA - sizeof(struct entry)) return;
+        struct entry *other = (struct entry *)(log->arena + held);
+        if (other->hash == hash && other->epoch == log->epoch && other->kind == kind && other->found == found &&
+            other->length == length && !memcmp(other->name, name, length)) return;
+    }
+    atomic_store(&log->full, 1);
+}
+
+/* Places of the system's own, that cannot decide a result besides what a toolchain and a device count by: what the
+ * kernel makes (/proc, /sys, devices), what the system's package manager has installed. Programs are noted all the same. */
+static int is_systems(const char *name) {
+    static const char *const places[] = {"/proc/", "/sys/", "/dev/", "/usr/", "/lib/", "/lib64/", "/lib32/", "/bin/", "/sbin/", 0};
+    for (const char *const *place = places; *place; ++place)
+        if (!strncmp(name, *place, strlen(*place)))
+            return strncmp(name, "/usr/local/", 11) && strncmp(name, "/dev/shm/", 9) && !strstr(name, "/../") &&
+                   !strstr(name, "-packages/");
+    return 0;
+}
+
+static size_t absolute(char *into, int directory, const char *name) {
+    size_t length = strlen(name), before = 0;
+    if (name[0] != '/') {
+        long got;
+        if (directory == AT_FDCWD) {
+            got = quietly(SYS_getcwd, into, LONGEST);
+            got = got > 0 ? got - 1 : -1;
+        } else {
+            char link[32];
+            snprintf(link, sizeof link, "/proc/self/fd/%d", directory);
+            got = quietly(SYS_readlinkat, AT_FDCWD, link, into, LONGEST);
+        }
+        if (got <= 0 || (size_t)got + length + 2 > LONGEST) return 0;
+        before = (size_t)got;
+        if (length) into[before++] = '/';
+    }
+    if (before + length + 1 > LONGEST) return 0;
+    memcpy(into + before, name, length + 1);
+    return before + length;
+}
+
+static void note(char kind, int found, int directory, const char *name) {
+    if (!shared || shared->silent || busy || !name) return;
+    int saved = errno;
+    ++busy;
+    char path[LONGEST + 1];
+    size_t length = absolute(path, directory, name);
+    if (length && (kind == 'x' || kind == 'm' || !is_systems(path))) enter((uint8_t)kind, (uint8_t)found, path, length);
+    --busy;
+    errno = saved;
+}
+
+static void note_text(char kind, int found, const char *text) {
+    if (!shared || shared->silent || busy || !text) return;
+    int saved = errno;
+    ++busy;
+    enter((uint8_t)kind, (uint8_t)found, text, strnlen(text, LONGEST));
+    --busy;
+    errno = saved;
+}
+
+static int is_there(int succeeded) { return succeeded || (errno != ENOENT && errno != ENOTDIR && errno != ELOOP); }
+
+static void note_open(int directory, const char *name, int flags, int result) {
+    int writes = (flags & O_ACCMODE) == O_WRONLY || flags & O_TRUNC || (flags & O_CREAT && flags & O_EXCL);
+    note(flags & (O_DIRECTORY | O_PATH) ? 't' : writes && result >= 0 ? 'w' : 'o', is_there(result >= 0), directory, name);
+}
+
+/* Return whether only this user and root can write a path's file and all that leads there (ipc/trust.py). */
+static int is_trusted(const char *name) {
+    char path[LONGEST + 1], step[LONGEST + 1], real[LONGEST + 1];
+    if (!shared || !absolute(path, AT_FDCWD, name)) return 1;
+    for (int way = 0; way < 2; ++way) {
+        if (way) {
+            if (!__builtin_strchr(path, '/')) return 1;
+            long file = quietly(SYS_openat, AT_FDCWD, path, O_PATH | O_CLOEXEC, 0);
+            if (file < 0) return 1;
+            char link[32];
+            snprintf(link, sizeof link, "/proc/self/fd/%d", (int)file);
+            long got = quietly(SYS_readlinkat, AT_FDCWD, link, real, LONGEST);
+            quietly(SYS_close, file);
+            if (got <= 0) return 1;
+            real[got] = 0;
+            memcpy(path, real, (size_t)got + 1);
+        }
+        for (const char *place = trusted; *place;) {
+            size_t length = strcspn(place, ":");
+            if (length && !strncmp(path, place, length) && (path[length] == '/' || !path[length])) return 1;
+            place += length + (place[length] == ':');
+        }
+        for (size_t at = 1; at && path[at - 1]; ++at) {
+            if (path[at] && path[at] != '/') continue;
+            memcpy(step, path, at);
+            step[at] = 0;
+            struct stat found;
+            if (fstatat(AT_FDCWD, step, &found, AT_SYMLINK_NOFOLLOW)) return 1;
+            if (found.st_uid != geteuid() && found.st_uid != 0) return 0;
+            int is_last = !path[at], is_private = found.st_gid == 0 || (found.st_gid == getegid() && getegid() == geteuid());
+            if (!S_ISLNK(found.st_mode) && (is_last || !(found.st_mode & S_ISVTX)) &&
+                (found.st_mode & S_IWOTH || (found.st_mode & S_IWGRP && !is_private))) return 0;
+        }
+    }
+    return 1;
+}
+
+#define OPENS(name)                                                                \
+    REAL(int, name, const char *, int, ...)                                        \
+    VISIBLE int name(const char *path, int flags, ...) {                           \
+        va_list rest; va_start(rest, flags); mode_t mode = va_arg(rest, mode_t); va_end(rest); \
+        int result = libc_##name()(path, flags, mode);                             \
+        note_open(AT_FDCWD, path, flags, result);                                  \
+        return result;                                                             \
+    }
+OPENS(open) OPENS(open64)
+
+#define OPENS_AT(name)                                                             \
+    REAL(int, name, int, const char *, int, ...)                                   \
+    VISIBLE int name(int directory, const char *path, int flags, ...) {            \
+        va_list rest; va_start(rest, flags); mode_t mode = va_arg(rest, mode_t); va_end(rest); \
+        int result = libc_##name()(directory, path, flags, mode);                  \
+        note_open(directory, path, flags, result);                                 \
+        return result;                                                             \
+    }
+OPENS_AT(openat) OPENS_AT(openat64)
+
+#define OPENS_CHECKED(name)                                                        \
+    REAL(int, name, const char *, int)                                             \
+    VISIBLE int name(const char *path, int flags) {                                \
+        int result = libc_##name()(path, flags);                                   \
+        note_open(AT_FDCWD, path, flags, result);                                  \
+        return result;                                                             \
+    }
+OPENS_CHECKED(__open_2) OPENS_CHECKED(__open64_2)
+
+#define OPENS_AT_CHECKED(name)                                                     \
+    REAL(int, name, int, const char *, int)                                        \
+    VISIBLE int name(int directory, const char *path, int flags) {                 \
+        int result = libc_##name()(directory, path, flags);                        \
+        note_open(directory, path, flags, result);                                 \
+        return result;                                                             \
+    }
+OPENS_AT_CHECKED(__openat_2) OPENS_AT_CHECKED(__openat64_2)
+
+#define CREATES(name)                                                              \
+    REAL(int, name, const char *, mode_t)                                          \
+    VISIBLE int name(const char *path, mode_t mode) {                              \
+        int result = libc_##name()(path, mode);                                    \
+        note_open(AT_FDCWD, path, O_WRONLY | O_TRUNC, result);                     \
+        return result;                                                             \
+    }
+CREATES(creat) CREATES(creat64)
+
+#define OPENS_STREAM(name)                                                         \
+    REAL(FILE *, name, const char *, const char *)                                 \
+    VISIBLE FILE *name(const char *path, const char *mode) {                       \
+        FILE *result = libc_##name()(path, mode);                                  \
+        note_open(AT_FDCWD, path, *mode == 'w' ? O_WRONLY | O_TRUNC : 0, result ? 0 : -1); \
+        return result;                                                             \
+    }
+OPENS_STREAM(fopen) OPENS_STREAM(fopen64)
+
+#define REOPENS_STREAM(name)                                                       \
+    REAL(FILE *, name, const char *, const char *, FILE *)                         \
+    VISIBLE FILE *name(const char *path, const char *mode, FILE *stream) {         \
+        FILE *result = libc_##name()(path, mode, stream);                          \
+        note_open(AT_FDCWD, path, *mode == 'w' ? O_WRONLY | O_TRUNC : 0, result ? 0 : -1); \
+        return result;                                                             \
+    }
+REOPENS_STREAM(freopen) REOPENS_STREAM(freopen64)
+
+/* Directories. */
+REAL(DIR *, opendir, const char *)
+VISIBLE DIR *opendir(const char *path) {
+    DIR *result = libc_opendir()(path);
+    note('l', is_there(result != NULL), AT_FDCWD, path);
+    return result;
+}
+REAL(DIR *, fdopendir, int)
+VISIBLE DIR *fdopendir(int file) {
+    DIR *result = libc_fdopendir()(file);
+    note('l', 1, file, "");
+    return result;
+}
+/* These read directories and files by calls inside libc. */
+#define WALKS(result, name, parameters, arguments, ...)                            \
+    REAL(result, name, __VA_ARGS__)                                                \
+    VISIBLE result name parameters { note_text('h', 1, #name "() walks over directories"); return libc_##name() arguments; }
+WALKS(int, nftw, (const char *a, void *b, int c, int d), (a, b, c, d), const char *, void *, int, int)
+WALKS(int, nftw64, (const char *a, void *b, int c, int d), (a, b, c, d), const char *, void *, int, int)
+WALKS(int, ftw, (const char *a, void *b, int c), (a, b, c), const char *, void *, int)
+WALKS(int, glob, (const char *a, int b, void *c, void *d), (a, b, c, d), const char *, int, void *, void *)
+WALKS(int, glob64, (const char *a, int b, void *c, void *d), (a, b, c, d), const char *, int, void *, void *)
+WALKS(void *, fts_open, (char *const *a, int b, void *c), (a, b, c), char *const *, int, void *)
+WALKS(int, open_by_handle_at, (int a, struct file_handle *b, int c), (a, b, c), int, struct file_handle *, int)
+#define SCANS(name, entry)                                                         \
+    REAL(int, name, const char *, struct entry ***, int (*)(const struct entry *), int (*)(const struct entry **, const struct entry **)) \
+    VISIBLE int name(const char *path, struct entry ***names, int (*filter)(const struct entry *), \
+                     int (*compare)(const struct entry **, const struct entry **)) { \
+        int result = libc_##name()(path, names, filter, compare);                  \
+        note('l', is_there(result >= 0), AT_FDCWD, path);                          \
+        return result;                                                             \
+    }
+SCANS(scandir, dirent) SCANS(scandir64, dirent64)
+
+/* Tests. */
+#define TESTS(result, name, parameters, arguments, directory, succeeded, ...)      \
+    REAL(result, name, __VA_ARGS__)                                                \
+    VISIBLE result name parameters {                                               \
+        result got = libc_##name() arguments;                                      \
+        if (path && *path) note('t', is_there(succeeded), directory, path);        \
+        return got;                                                                \
+    }
+TESTS(int, stat, (const char *path, struct stat *b), (path, b), AT_FDCWD, !got, const char *, struct stat *)
+TESTS(int, lstat, (const char *path, struct stat *b), (path, b), AT_FDCWD, !got, const char *, struct stat *)
+TESTS(int, stat64, (const char *path, struct stat64 *b), (path, b), AT_FDCWD, !got, const char *, struct stat64 *)
+TESTS(int, lstat64, (const char *path, struct stat64 *b), (path, b), AT_FDCWD, !got, const char *, struct stat64 *)
+TESTS(int, fstatat, (int a, const char *path, struct stat *b, int c), (a, path, b, c), a, !got, int, const char *, struct stat *, int)
+TESTS(int, fstatat64, (int a, const char *path, struct stat64 *b, int c), (a, path, b, c), a, !got, int, const char *, struct stat64 *, int)
+TESTS(int, __xstat, (int a, const char *path, void *b), (a, path, b), AT_FDCWD, !got, int, const char *, void *)
+TESTS(int, __lxstat, (int a, const char *path, void *b), (a, path, b), AT_FDCWD, !got, int, const char *, void *)
+TESTS(int, __xstat64, (int a, const char *path, void *b), (a, path, b), AT_FDCWD, !got, int, const char *, void *)
+TESTS(int, __lxstat64, (int a, const char *path, void *b), (a, path, b), AT_FDCWD, !got, int, const char *, void *)
+TESTS(int, __fxstatat, (int v, int a, const char *path, void *b, int c), (v, a, path, b, c), a, !got, int, int, const char *, void *, int)
+TESTS(int, __fxstatat64, (int v, int a, const char *path, void *b, int c), (v, a, path, b, c), a, !got, int, int, const char *, void *, int)
+TESTS(int, statx, (int a, const char *path, int b, unsigned c, struct statx *d), (a, path, b, c, d), a, !got, int, const char *, int, unsigned, struct statx *)
+TESTS(int, access, (const char *path, int b), (path, b), AT_FDCWD, !got, const char *, int)
+TESTS(int, faccessat, (int a, const char *path, int b, int c), (a, path, b, c), a, !got, int, const char *, int, int)
+TESTS(int, euidaccess, (const char *path, int b), (path, b), AT_FDCWD, !got, const char *, int)
+TESTS(int, eaccess, (const char *path, int b), (path, b), AT_FDCWD, !got, const char *, int)
+TESTS(char *, realpath, (const char *path, char *b), (path, b), AT_FDCWD, got != NULL, const char *, char *)
+TESTS(char *, __realpath_chk, (const char *path, char *b, size_t c), (path, b, c), AT_FDCWD, got != NULL, const char *, char *, size_t)
+TESTS(char *, canonicalize_file_name, (const char *path), (path), AT_FDCWD, got != NULL, const char *)
+
+/* The text of a link: it counts, be its target there or not. */
+#define FOLLOWS(name, parameters, arguments, directory, ...)                       \
+    REAL(ssize_t, name, __VA_ARGS__)                                               \
+    VISIBLE ssize_t name parameters {                                              \
+        ssize_t got = libc_##name() arguments;                                     \
+        note(got >= 0 ? 'k' : 't', is_there(got >= 0), directory, path);           \
+        return got;                                                                \
+    }
+FOLLOWS(readlink, (const char *path, char *b, size_t c), (path, b, c), AT_FDCWD, const char *, char *, size_t)
+FOLLOWS(readlinkat, (int a, const char *path, char *b, size_t c), (a, path, b, c), a, int, const char *, char *, size_t)
+
+/* What is made: it is no input of who made it. */
+#define MAKES(name, parameters, arguments, directory, made, ...)                   \
+    REAL(int, name, __VA_ARGS__)                                                   \
+    VISIBLE int name parameters {                                                  \
+        int got = libc_##name() arguments;                                         \
+        if (!got) note('w', 1, directory, made);                                   \
+        return got;                                                                \
+    }
+MAKES(rename, (const char *a, const char *b), (a, b), AT_FDCWD, b, const char *, const char *)
+MAKES(renameat, (int a, const char *b, int c, const char *d), (a, b, c, d), c, d, int, const char *, int, const char *)
+MAKES(renameat2, (int a, const char *b, int c, const char *d, unsigned e), (a, b, c, d, e), c, d, int, const char *, int, const char *, unsigned)
+MAKES(link, (const char *a, const char *b), (a, b), AT_FDCWD, b, const char *, const char *)
+MAKES(linkat, (int a, const char *b, int c, const char *d, int e), (a, b, c, d, e), c, d, int, const char *, int, const char *, int)
+MAKES(symlink, (const char *a, const char *b), (a, b), AT_FDCWD, b, const char *, const char *)
+MAKES(symlinkat, (const char *a, int b, const char *c), (a, b, c), b, c, const char *, int, const char *)
+MAKES(mkdir, (const char *a, mode_t b), (a, b), AT_FDCWD, a, const char *, mode_t)
+MAKES(mkdirat, (int a, const char *b, mode_t c), (a, b, c), a, b, int, const char *, mode_t)
+#define MAKES_TEMPORARY(result, failed, name, parameters, arguments, ...)          \
+    REAL(result, name, __VA_ARGS__)                                                \
+    VISIBLE result name parameters {                                               \
+        result got = libc_##name() arguments;                                      \
+        if (got != failed) note('w', 1, AT_FDCWD, a);                              \
+        return got;                                                                \
+    }
+MAKES_TEMPORARY(int, -1, mkstemp, (char *a), (a), char *)
+MAKES_TEMPORARY(int, -1, mkstemp64, (char *a), (a), char *)
+MAKES_TEMPORARY(int, -1, mkstemps, (char *a, int b), (a, b), char *, int)
+MAKES_TEMPORARY(int, -1, mkostemp, (char *a, int b), (a, b), char *, int)
+MAKES_TEMPORARY(int, -1, mkostemps, (char *a, int b, int c), (a, b, c), char *, int, int)
+MAKES_TEMPORARY(char *, NULL, mkdtemp, (char *a), (a), char *)
+
+/* Variables, and other programs. */
+REAL(char *, getenv, const char *)
+VISIBLE char *getenv(const char *name) {
+    if (!shared && !real_getenv) return (char *)variable(environ, name);
+    char *value = libc_getenv()(name);
+    note_text('v', value != NULL, name);
+    return value;
+}
+REAL(char *, secure_getenv, const char *)
+VISIBLE char *secure_getenv(const char *name) {
+    char *value = libc_secure_getenv()(name);
+    note_text('v', value != NULL, name);
+    return value;
+}
+REAL(int, connect, int, const struct sockaddr *, socklen_t)
+VISIBLE int connect(int file, const struct sockaddr *address, socklen_t length) {
+    if (address && address->sa_family == AF_UNIX && length > sizeof(sa_family_t)) {
+        const char *path = ((const struct sockaddr_un *)address)->sun_path;
+        if (*path == '/') note('c', 1, AT_FDCWD, path);
+        else note_text('h', 1, "a connection to another program");
+    } else if (address && (address->sa_family == AF_INET || address->sa_family == AF_INET6)) {
+        note_text('h', 1, "a connection to another program");
+    }
+    return libc_connect()(file, address, length);
+}
+
+/* Programs. A child gets what it needs to be observed, whatever environment it is given. */
+static int may_run(const char *path) {
+    int saved = errno, is_safe;
+    ++busy;
+    is_safe = is_trusted(path);
+    --busy;
+    if (is_safe) { errno = saved; return 1; }
+    note('u', 1, AT_FDCWD, path);
+    errno = EACCES;
+    return 0;
+}
+
+static size_t length_of(char *const *list) {
+    size_t length = 0;
+    while (list && list[length]) ++length;
+    return length;
+}
+
+static void complete(char **into, char *const *given) {
+    char *const settings[] = {log_setting, preload_setting, audit_setting, trust_setting};
+    size_t at = 0;
+    for (; given && given[at]; ++at) into[at] = given[at];
+    for (size_t one = 0; shared && one < 4; ++one) {
+        size_t name = strcspn(settings[one], "=") + 1, place = 0;
+        if (!*settings[one]) continue;
+        while (place < at && strncmp(into[place], settings[one], name)) ++place;
+        /* Another library that is preloaded may be meant: such a child is not entered, and that is said. */
+        if (place < at && one && strcmp(into[place], settings[one])) note_text('h', 1, "a program with a preloaded library of its own");
+        if (place == at) into[at++] = settings[one];
+    }
+    into[at] = NULL;
+}
+
+static void note_program(const char *path) { note('x', is_there(!quietly(SYS_faccessat, AT_FDCWD, path, X_OK, 0)), AT_FDCWD, path); }
+
+REAL(int, execve, const char *, char *const *, char *const *)
+VISIBLE int execve(const char *path, char *const *arguments, char *const *environment) {
+    note_program(path);
+    if (!may_run(path)) return -1;
+    char *whole[length_of(environment) + 5];
+    complete(whole, environment);
+    return libc_execve()(path, arguments, whole);
+}
+
+/* Find a program as execvp does, with a note of each place; return where the last attempt was made. */
+static const char *sought(const char *name, char *into) {
+    if (strchr(name, '/')) return name;
+    const char *places = variable(environ, "PATH");
+    for (const char *place = places ? places : "/bin:/usr/bin";; ++place) {
+        size_t length = strcspn(place, ":");
+        if (length + strlen(name) + 2 < LONGEST) {
+            snprintf(into, LONGEST, "%.*s%s%s", (int)length, place, length ? "/" : "./", name);
+            note_program(into);
+            if (!quietly(SYS_faccessat, AT_FDCWD, into, X_OK, 0)) return into;
+        }
+        place += length;
+        if (!*place) return name;
+    }
+}
+
+REAL(int, execvpe, const char *, char *const *, char *const *)
+VISIBLE int execvpe(const char *name, char *const *arguments, char *const *environment) {
+    char path[LONGEST];
+    const char *found = sought(name, path);
+    note_program(found);
+    if (strchr(found, '/') && !may_run(found)) return -1;
+    char *whole[length_of(environment) + 5];
+    complete(whole, environment);
+    return libc_execvpe()(name, arguments, whole);
+}
+VISIBLE int execv(const char *path, char *const *arguments) { return execve(path, arguments, environ); }
+VISIBLE int execvp(const char *name, char *const *arguments) { return execvpe(name, arguments, environ); }
+#define COLLECT                                                                    \
+    va_list rest, again; va_start(rest, first); va_copy(again, rest);              \
+    size_t count = 1; while (va_arg(rest, char *)) ++count;                        \
+    char *arguments[count + 1]; arguments[0] = (char *)first;                      \
+    for (size_t at = 1; at <= count; ++at) arguments[at] = va_arg(again, char *)
+VISIBLE int execl(const char *path, const char *first, ...) { COLLECT; return execve(path, arguments, environ); }
+VISIBLE int execlp(const char *name, const char *first, ...) { COLLECT; return execvpe(name, arguments, environ); }
+VISIBLE int execle(const char *path, const char *first, ...) { COLLECT; return execve(path, arguments, va_arg(again, char **)); }
+
+#define SPAWNS(name, path_of)                                                      \
+    REAL(int, name, pid_t *, const char *, const posix_spawn_file_actions_t *, const posix_spawnattr_t *, char *const *, char *const *) \
+    VISIBLE int name(pid_t *pid, const char *file, const posix_spawn_file_actions_t *actions, const posix_spawnattr_t *attributes, \
+                     char *const *arguments, char *const *environment) {           \
+        char path[LONGEST]; (void)path;                                            \
+        const char *found = path_of;                                               \
+        note_program(found);                                                       \
+        if (strchr(found, '/') && !may_run(found)) return EACCES;                  \
+        char *whole[length_of(environment) + 5];                                   \
+        complete(whole, environment);                                              \
+        return libc_##name()(pid, file, actions, attributes, arguments, whole);    \
+    }
+SPAWNS(posix_spawn, file) SPAWNS(posix_spawnp, sought(file, path))
+
+REAL(int, fexecve, int, char *const *, char *const *)
+VISIBLE int fexecve(int file, char *const *arguments, char *const *environment) {
+    note('x', 1, file, "");
+    char *whole[length_of(environment) + 5];
+    complete(whole, environment);
+    return libc_fexecve()(file, arguments, whole);
+}
+/* What a process calls past libc's functions. */
+VISIBLE long syscall(long number, ...) {
+    va_list rest;
+    va_start(rest, number);
+    long a = va_arg(rest, long), b = va_arg(rest, long), c = va_arg(rest, long), d = va_arg(rest, long), e = va_arg(rest, long), f = va_arg(rest, long);
+    va_end(rest);
+    long result = libc_syscall()(number, a, b, c, d, e, f);
+    if (busy) return result;
+    int failed = result < 0 ? -1 : 0;
+    switch (number) {
+#ifdef SYS_open
+    case SYS_open: note_open(AT_FDCWD, (const char *)a, (int)b, failed); break;
+    case SYS_stat: case SYS_lstat: case SYS_access: note('t', is_there(!failed), AT_FDCWD, (const char *)a); break;
+    case SYS_readlink: note('k', is_there(!failed), AT_FDCWD, (const char *)a); break;
+#endif
+    case SYS_openat: note_open((int)a, (const char *)b, (int)c, failed); break;
+    case SYS_statx: case SYS_newfstatat: case SYS_faccessat:
+        if (b && *(const char *)b) note('t', is_there(!failed), (int)a, (const char *)b);
+        break;
+    case SYS_readlinkat: note('k', is_there(!failed), (int)a, (const char *)b); break;
+    case 437 /* openat2 */: case 425 /* io_uring_setup */: case SYS_execve: case SYS_execveat: case SYS_open_by_handle_at:
+        note_text('h', 1, "a system call past libc");
+    }
+    return result;
+}
+
+/* The loader's own searches and mappings, in its audit name space. */
+VISIBLE unsigned int la_version(unsigned int version) {
+    begin(0, NULL, environ);
+    return shared && version < LAV_CURRENT ? version : shared ? LAV_CURRENT : 0;
+}
+VISIBLE char *la_objsearch(const char *name, uintptr_t *cookie, unsigned int flag) {
+    (void)cookie;
+    if (!strchr(name, '/')) return (char *)name;
+    int found = !quietly(SYS_faccessat, AT_FDCWD, name, R_OK, 0);
+    (void)flag;
+    note('s', found, AT_FDCWD, name);
+    return found && !may_run(name) ? NULL : (char *)name;
+}
+VISIBLE unsigned int la_objopen(struct link_map *map, Lmid_t space, uintptr_t *cookie) {
+    (void)space, (void)cookie;
+    if (map->l_name && *map->l_name) note('m', 1, AT_FDCWD, map->l_name);
+    return 0;
+}

@@ -1,0 +1,147 @@
+"""The observer below processes: what real children of it open, test, list, execute and read."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ktuned import observer
+from ktuned.observer.log import Kind, Log, Note
+
+Observe = Callable[..., set[tuple[str, bool, str]]]
+
+
+@pytest.fixture
+def observe(tmp_path: Path) -> Observe:
+    """Run a command below the observer; return what was noted, names below the directory relative to it."""
+    work = (tmp_path / "work").resolve()
+    work.mkdir()
+
+    def run(*command: str, variables: dict[str, str] | None = None, rc: int = 0) -> set[tuple[str, bool, str]]:
+        scratch = tmp_path / "scratch"
+        shutil.rmtree(scratch, ignore_errors=True)
+        found = observer.settings(scratch, os.environ, [str(tmp_path)])
+        assert found
+        done = subprocess.run(
+            command, cwd=work, env={**os.environ, **found, **(variables or {})}, capture_output=True, text=True
+        )
+        assert done.returncode == rc, done.stderr
+        return {_named(note, work) for note in Log(found["KTUNED_OBSERVER"]).read()}
+
+    return run
+
+
+def _named(note: Note, work: Path) -> tuple[str, bool, str]:
+    return note.kind.value, note.is_found, note.name.removeprefix(f"{work}/")
+
+
+def test_a_compiler_s_searches_are_noted_the_vain_ones_too(observe: Observe, tmp_path: Path) -> None:
+    """Headers that ``__has_include`` asks for, what an assembler includes, and libraries that are not there."""
+    work = tmp_path / "work"
+    (work / "a.h").write_text("int a;\n")
+    (work / "blob.bin").write_text("x")
+    text = '#if __has_include("b.h")\n#endif\n#include "a.h"\n__asm__(".incbin \\"blob.bin\\"");\n'
+    (work / "k.c").write_text(text)
+    found = observe("cc", "-shared", "-fPIC", "k.c", "-Llib", "-lnone", "-o", "k.so", rc=1)
+    (work / "lib").mkdir()
+    found |= observe("cc", "-shared", "-fPIC", "k.c", "-Llib", "-lnone", "-o", "k.so", rc=1)
+    assert {("o", True, "a.h"), ("o", False, "b.h"), ("o", True, "blob.bin"), ("o", False, "lib/libnone.so")} <= found
+
+
+def test_a_child_with_an_environment_of_its_own_is_observed(observe: Observe) -> None:
+    """Clearing the environment takes the observer from no child, nor does the way in which that is started."""
+    script = """
+import os, subprocess
+subprocess.run(["cat", "one"], env={"PATH": os.environ["PATH"]}, stderr=subprocess.DEVNULL)
+os.system("env -i cat two 2> /dev/null")
+pid = os.posix_spawn("/bin/cat", ["cat", "three"], {}, file_actions=[(os.POSIX_SPAWN_CLOSE, 2)])
+os.waitpid(pid, 0)
+"""
+    found = observe(sys.executable, "-c", script)
+    assert {("o", False, name) for name in ("one", "two", "three")} <= found
+
+
+def test_variables_that_c_code_reads_are_noted(observe: Observe, tmp_path: Path) -> None:
+    """By ``getenv``, set or not."""
+    program = '#include <stdlib.h>\nint main(void) { return getenv("ONE") && !getenv("TWO") ? 0 : 1; }\n'
+    (tmp_path / "work" / "read.c").write_text(program)
+    observe("cc", "read.c", "-o", "read")
+    found = observe("./read", variables={"ONE": "1"})
+    assert {("v", True, "ONE"), ("v", False, "TWO")} <= found
+
+
+def test_what_the_loader_searches_is_noted(observe: Observe, tmp_path: Path) -> None:
+    """A library that an earlier directory of the search does not have is noted as absent there."""
+    work = tmp_path / "work"
+    for name in ("first", "second"):
+        (work / name).mkdir()
+    (work / "lib.c").write_text("int one(void) { return 0; }\n")
+    (work / "main.c").write_text("int one(void);\nint main(void) { return one(); }\n")
+    observe("cc", "-shared", "-fPIC", "lib.c", "-o", "second/libone.so")
+    observe("cc", "main.c", "-Lsecond", "-lone", f"-Wl,-rpath,{work}/first:{work}/second", "-o", "main")
+    found = observe("./main")
+    assert {("s", False, "first/libone.so"), ("s", True, "second/libone.so"), ("m", True, "second/libone.so")} <= found
+
+
+def test_a_program_that_others_could_have_written_does_not_run(observe: Observe, tmp_path: Path) -> None:
+    """Be it named by a flag, found on a path or given to a shell."""
+    wrapper = tmp_path / "work" / "wrapper"
+    wrapper.write_text('#!/bin/sh\necho ran > ran\nexec "$@"\n')
+    wrapper.chmod(0o777)
+    (tmp_path / "work" / "k.c").write_text("int f(void) { return 0; }\n")
+    scratch = tmp_path / "untrusting"
+    found = observer.settings(scratch, os.environ, [])
+    command = ["cc", "-c", "-wrapper", str(wrapper), "k.c"]
+    done = subprocess.run(command, cwd=tmp_path / "work", env={**os.environ, **found}, capture_output=True)
+    assert done.returncode != 0
+    assert not (tmp_path / "work" / "ran").exists()
+    assert Kind.REFUSED in {note.kind for note in Log(found["KTUNED_OBSERVER"]).read()}
+
+
+def test_a_silent_log_takes_nothing(tmp_path: Path) -> None:
+    """While a config is timed, nothing is noted."""
+    found = observer.settings(tmp_path / "scratch", os.environ, [])
+    log = Log(found["KTUNED_OBSERVER"])
+    log.silence(True)
+    subprocess.run(["cat", "nothing"], env={**os.environ, **found}, capture_output=True, cwd=tmp_path)
+    assert list(log.read()) == []
+    log.silence(False)
+    subprocess.run(["cat", "nothing"], env={**os.environ, **found}, capture_output=True, cwd=tmp_path)
+    assert any(note.name.endswith("/nothing") for note in log.read())
+
+
+def test_each_name_is_noted_once_in_an_epoch(tmp_path: Path) -> None:
+    """Whoever asks, and how often; in the next epoch it is noted again."""
+    found = observer.settings(tmp_path / "scratch", os.environ, [])
+    log = Log(found["KTUNED_OBSERVER"])
+    counts = []
+    for _ in range(2):
+        log.begin_epoch()
+        for _ in range(3):
+            subprocess.run(["cat", "nothing"], env={**os.environ, **found}, capture_output=True, cwd=tmp_path)
+        counts.append(sum(note.name.endswith("/nothing") for note in log.read()))
+    assert counts == [1, 1]
+
+
+def test_without_a_compiler_nothing_is_pretended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There are no settings then, and the reason is known."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    observer.library.cache_clear()
+    try:
+        assert observer.settings(tmp_path / "scratch", os.environ, []) == {}
+        with pytest.raises(observer.Unavailable, match="no C compiler"):
+            observer.library()
+    finally:
+        observer.library.cache_clear()
+
+
+def test_it_can_be_switched_off(tmp_path: Path) -> None:
+    """By a variable, which a root may set for its workers."""
+    assert observer.settings(tmp_path / "scratch", {observer.OFF: "1"}, []) == {}
