@@ -56,6 +56,20 @@ class Finding(Record):
         return asdict(self)
 
 
+def check_observer(environment: Mapping[str, str] = os.environ) -> Finding:
+    """Check that workers can be observed: without that no answer is ``fresh``."""
+    from ktuned import observer
+
+    if environment.get(observer.OFF):
+        message = f"switched off by {observer.OFF}: no kernel is fully observed"
+        return Finding(Level.WARN, "observer", message, f"unset {observer.OFF}")
+    try:
+        place = observer.library()
+    except observer.Unavailable as error:
+        return Finding(Level.WARN, "observer", f"{error}: no kernel is fully observed", "apt install gcc libc6-dev")
+    return Finding(Level.OK, "observer", str(place))
+
+
 def check_python(version: tuple[int, ...] = sys.version_info[:3]) -> Finding:
     """Check the interpreter's version."""
     oldest, newest = SUPPORTED_PYTHON

@@ -120,8 +120,7 @@ class LocalExecutor(Executor):
         self._count += 1
         scratch, places = self.scratch / str(self._count), self._places(environment)
         # In a thread: the first time, a compiler may make the observer's library.
-        variables = {**self._base_env, **dict(environment.env)}
-        observed = await anyio.to_thread.run_sync(observer.settings, scratch, variables, places.trusted)
+        await anyio.to_thread.run_sync(observer.prepare)
         worker = spawn(
             environment,
             role=role,
@@ -129,7 +128,6 @@ class LocalExecutor(Executor):
             places=places,
             worker_id=f"{self._id}.{scratch.name}",
             scratch=scratch,
-            observed=observed,
             start_process=self._start_process,
         )
         self._workers[worker.pid] = worker

@@ -16,11 +16,11 @@ import subprocess
 from collections import deque
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 from typing import IO, Any, Protocol
 
 import anyio
 
+from ktuned import observer
 from ktuned.fleet import memory, warden
 from ktuned.fleet.executor import Environment, I, R, Worker
 from ktuned.fleet.failures import DeadlineExpired, Output, RequestFailed, Unwatched, WorkerDied
@@ -372,12 +372,9 @@ def spawn(
     places: Places,
     worker_id: str,
     scratch: Path,
-    observed: Mapping[str, str] = MappingProxyType({}),
     start_process: StartProcess = subprocess.Popen,
 ) -> WorkerProcess:
     """Start a worker process; await :meth:`WorkerProcess.ready` before the first request.
-
-    ``observed`` are the variables by which it is observed.
 
     Raises:
         WorkerError: the interpreter cannot be started.
@@ -400,7 +397,7 @@ def spawn(
         env = {
             **base_env,
             **dict(environment.env),
-            **observed,
+            **observer.settings(scratch, {**base_env, **dict(environment.env)}, places.trusted),
             WORKER_MARK: worker_id,
             "TMPDIR": str(scratch),
             JOURNAL_VARIABLE: str(journal.descriptor),

@@ -14,6 +14,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from ktuned.ipc import Trust, Untrusted
@@ -71,6 +72,12 @@ def _compile(place: Path) -> None:
         if done.returncode:
             raise Unavailable(f"{compiler}: {(done.stderr.strip().splitlines() or ['no message'])[0]}")
         made.replace(place)
+
+
+def prepare() -> None:
+    """Have the library made, if it can be."""
+    with suppress(Unavailable):
+        library()
 
 
 def settings(scratch: Path, environment: Mapping[str, str], trusted: Sequence[str]) -> dict[str, str]:

@@ -122,7 +122,7 @@ class Accesses:
         for site in [place for place in sys.path if installed_in(f"{place}/x") is not None]:
             for name in ("sitecustomize.py", "usercustomize.py"):
                 path = Path(site, name)
-                if not self.is_left_out(str(path)):
+                if path.exists() and not self.is_left_out(str(path)):
                     self._files[path] = stamp(path)
 
     @property
@@ -229,7 +229,7 @@ class Accesses:
 
     def is_left_out(self, path: str) -> bool:
         """Return whether a name is of a kind that cannot decide a result; the module says which, and why."""
-        if path.startswith(self._left_out) or "/__pycache__" in path:
+        if "/__pycache__" in path or (path.startswith(self._left_out) and not OBSERVER.is_below_root(path)):
             return True
         place = installed_in(path)
         if place is not None:
@@ -285,7 +285,12 @@ class _RecordingEnviron(os._Environ):  # type: ignore[type-arg]
 
     def __getitem__(self, key: Any) -> Any:
         if OBSERVER.kernel_file is not None and isinstance(key, str | bytes) and _reader() != self._copied:
-            ACCESSES.read(os.fsdecode(key))
+            frame = _reading_frame()
+            # Which variables packages follow, ktuned's own among them, their backends list.
+            if frame is None or not (
+                installed_in(frame.f_code.co_filename) or is_ours(str(frame.f_globals.get("__name__", "")))
+            ):
+                ACCESSES.read(os.fsdecode(key))
         return super().__getitem__(key)
 
     def __iter__(self) -> Any:

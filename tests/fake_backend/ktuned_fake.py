@@ -321,15 +321,15 @@ class Fake(Backend):
                 case "unsupported_here":
                     yield Compiled(unit.key, Outcome.UNSUPPORTED, "needs another device", 0.001)
                     continue
-            made, read = build.to_plain(), []
+            made = build.to_plain()
             if build.reads:
-                read = [unit.kernel_file.parent / build.reads]
-                made["tag"] = read[0].read_text() if read[0].exists() else ""
+                read = unit.kernel_file.parent / build.reads
+                made["tag"] = read.read_text() if read.exists() else ""
             (into / unit.key / "kernel.json").write_text(json.dumps(made))
             facts: dict[str, Any] = {"registers": 32, "target": unit.target}
             if unit.lowered:
                 facts |= {"lowered_by": int(unit.lowered), "compiled_by": os.getpid()}
-            yield Compiled(unit.key, seconds=0.001, facts=facts, observed=read)
+            yield Compiled(unit.key, seconds=0.001, facts=facts)
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> Kernel:
         """Read the Build back."""

@@ -1,7 +1,7 @@
 """A backend of a dozen lines that keeps every promise: it "compiles" a text by copying it."""
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -158,30 +158,6 @@ class LeavesNothing(Copying):
         for result in super().compile(units, into):
             (into / result.key / "text").unlink(missing_ok=True)
             yield result
-
-
-class ObservesRelative(Copying):
-    """Says what it has read by names that only its own directory explains."""
-
-    def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
-        """Observe a relative path."""
-        return (replace(result, observed=[Path("header.h")]) for result in super().compile(units, into))
-
-
-class ObservesTemporary(Copying):
-    """Says that it has read what it has made itself."""
-
-    def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
-        """Observe a file of the artifact."""
-        return (replace(result, observed=[into / result.key / "text"]) for result in super().compile(units, into))
-
-
-class ObservesAtRandom(Copying):
-    """Says that each unit has read another file."""
-
-    def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
-        """Observe a file that is named after the unit."""
-        return (replace(result, observed=[Path(f"/tmp/{result.key}")]) for result in super().compile(units, into))
 
 
 class Numbered(Copying):

@@ -103,6 +103,7 @@ def _examine() -> list[Finding]:
     home = spawn.state_directory()
     findings = [
         checks.check_python(),
+        checks.check_observer(),
         checks.check_socket(socket_path()),
         checks.check_home(home),
         checks.check_settings(),
