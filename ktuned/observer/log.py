@@ -106,12 +106,12 @@ class Log:
     @property
     def is_silent(self) -> bool:
         """True while nothing is noted."""
-        return bool(struct.unpack_from("<I", self._map, _SILENT_AT)[0])
+        return int(struct.unpack_from("<I", self._map, _SILENT_AT)[0]) != 0
 
     @property
     def is_full(self) -> bool:
         """True if a name was not noted for want of room."""
-        return _HEADER.unpack_from(self._map)[5] != 0
+        return int(_HEADER.unpack_from(self._map)[5]) != 0
 
     def read(self) -> Iterator[Note]:
         """Yield what was noted since the last call."""
