@@ -385,7 +385,8 @@ def _is_wanted(path: Path) -> bool:
     What packages and the standard library import along, the project does not look for.
     """
     stem = path.name.partition(".")[0]
-    if is_ours(stem):
+    if is_ours(stem) or stem == "org":
+        # The standard library's copy and pickle look for Jython's.
         return False
     if stem in OBSERVER.imported:
         return True

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import py_compile
+import subprocess
 import zipfile
 from py_compile import PycInvalidationMode
 from typing import Any
 
 import pytest
 
-from ktuned.fleet.process import WorkerProcess
+from ktuned.fleet.process import StartProcess, WorkerProcess
 from ktuned.ipc import LISTING, replies, requests
 from ktuned.model.device import Device
 from ktuned.model.kernel import KernelInfo
@@ -93,6 +94,12 @@ class Project:
             requests.Open(self.ref(kernel), {"n": 1}, Target("native"), CPU, "", "expected")
         )
         return reply
+
+
+@pytest.fixture
+def start_process() -> StartProcess:
+    """Start workers as a daemon does: a forked one has no loader that would preload the observer."""
+    return subprocess.Popen
 
 
 @pytest.fixture
