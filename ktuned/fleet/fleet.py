@@ -113,6 +113,7 @@ class Fleet:
         self.front_ends = FrontEnds(self, rank_of)
         self._spare_news: dict[Kind, anyio.Event] = {}
         self._busy = anyio.Event()
+        self._starts_in_flight = 0
         self._tasks: anyio.abc.TaskGroup
 
     @asynccontextmanager
@@ -346,6 +347,7 @@ class Fleet:
         self._tasks.start_soon(work, *arguments)
 
     async def _start(self, role: Role, environment: Environment) -> Worker:
+        self._starts_in_flight += 1
         self._busy.set()
         limit = self.machine.memory_limits[role]
         try:
@@ -354,6 +356,8 @@ class Fleet:
         except WorkerError as error:
             self.machine.note_started((role, environment), error)
             raise
+        finally:
+            self._starts_in_flight -= 1
         self.machine.note_started((role, environment))
         return worker
 
@@ -369,7 +373,7 @@ class Fleet:
         while True:
             idle = set(self.machine.idle)
             busy = [worker for worker in self._executor.workers if worker not in idle]
-            if not busy:
+            if not busy and not self._starts_in_flight:
                 self._busy = anyio.Event()
                 await self._busy.wait()
             for worker in busy:

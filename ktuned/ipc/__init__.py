@@ -14,7 +14,20 @@ from ktuned.ipc.memory_fault import (
     prepare_fault,
 )
 from ktuned.ipc.places import Places, absolute, artifact_place, relative, staging_place
-from ktuned.ipc.stamps import ABSENT, DIRECTORY, LISTING, agrees, first_changed, lexical, sight, stamp, stamps, trail
+from ktuned.ipc.stamps import (
+    ABSENT,
+    DIRECTORY,
+    LISTING,
+    agrees,
+    first_changed,
+    is_way,
+    lexical,
+    sight,
+    stamp,
+    stamp_directory,
+    stamps,
+    trail,
+)
 from ktuned.ipc.trust import Trust, Untrusted
 
 __all__ = [
@@ -46,6 +59,7 @@ __all__ = [
     "first_changed",
     "frames",
     "from_plain",
+    "is_way",
     "lexical",
     "manifest",
     "parent",
@@ -56,6 +70,7 @@ __all__ = [
     "sight",
     "staging_place",
     "stamp",
+    "stamp_directory",
     "stamps",
     "to_message",
     "to_plain",

@@ -74,6 +74,17 @@ def stamp(path: Path) -> str:
         return ABSENT
 
 
+def stamp_directory(path: Path) -> str:
+    """Return the stamp of a directory whatever names are in it: where it is a link, it says where that leads.
+
+    Code that resolves a link goes on with its target's name, and nothing that it opens then shows that the link was
+    swapped.
+    """
+    if not path.is_dir():
+        return ABSENT
+    return f"{DIRECTORY}>{os.readlink(path)}" if path.is_symlink() else DIRECTORY
+
+
 looking_apart: Callable[[], AbstractContextManager[None]] = nullcontext
 """How a process lists a directory for a stamp: in an observed one that is none of what it observes."""
 
@@ -87,6 +98,11 @@ def _listing(path: Path) -> str:
         return ABSENT
     kept = (os.fsencode(name) for name in names if not name.endswith("~"))
     return LISTING + hashlib.sha256(b"\0".join(kept)).hexdigest()
+
+
+def is_way(digest: str) -> bool:
+    """Return whether a stamp is that of a directory, whatever names are in it."""
+    return digest.partition(">")[0] == DIRECTORY
 
 
 def agrees(held: str, now: str) -> bool:

@@ -195,8 +195,16 @@ static void note_text(char kind, int found, const char *text) {
 
 static int is_there(int succeeded) { return succeeded || (errno != ENOENT && errno != ENOTDIR && errno != ELOOP); }
 
-static void note_open(int directory, const char *name, int flags, int result) {
-    int writes = (flags & O_ACCMODE) == O_WRONLY || flags & O_TRUNC || (flags & O_CREAT && flags & O_EXCL);
+/* Return whether an open would make a file: called before it. */
+static int would_make(int directory, const char *name, int flags) {
+    if (!(flags & O_CREAT) || !shared || shared->silent || busy || !name) return 0;
+    int saved = errno, is_absent = quietly(SYS_faccessat, directory, name, F_OK, 0) != 0;
+    errno = saved;
+    return is_absent;
+}
+
+static void note_open(int directory, const char *name, int flags, int makes, int result) {
+    int writes = (flags & O_ACCMODE) == O_WRONLY || flags & O_TRUNC || makes;
     note(flags & (O_DIRECTORY | O_PATH) ? 't' : writes && result >= 0 ? 'w' : 'o', is_there(result >= 0), directory, name);
 }
 
@@ -241,8 +249,9 @@ static int is_trusted(const char *name) {
     REAL(int, name, const char *, int, ...)                                        \
     VISIBLE int name(const char *path, int flags, ...) {                           \
         va_list rest; va_start(rest, flags); mode_t mode = va_arg(rest, mode_t); va_end(rest); \
+        int makes = would_make(AT_FDCWD, path, flags);                             \
         int result = libc_##name()(path, flags, mode);                             \
-        note_open(AT_FDCWD, path, flags, result);                                  \
+        note_open(AT_FDCWD, path, flags, makes, result);                           \
         return result;                                                             \
     }
 OPENS(open) OPENS(open64)
@@ -251,8 +260,9 @@ OPENS(open) OPENS(open64)
     REAL(int, name, int, const char *, int, ...)                                   \
     VISIBLE int name(int directory, const char *path, int flags, ...) {            \
         va_list rest; va_start(rest, flags); mode_t mode = va_arg(rest, mode_t); va_end(rest); \
+        int makes = would_make(directory, path, flags);                            \
         int result = libc_##name()(directory, path, flags, mode);                  \
-        note_open(directory, path, flags, result);                                 \
+        note_open(directory, path, flags, makes, result);                          \
         return result;                                                             \
     }
 OPENS_AT(openat) OPENS_AT(openat64)
@@ -261,7 +271,7 @@ OPENS_AT(openat) OPENS_AT(openat64)
     REAL(int, name, const char *, int)                                             \
     VISIBLE int name(const char *path, int flags) {                                \
         int result = libc_##name()(path, flags);                                   \
-        note_open(AT_FDCWD, path, flags, result);                                  \
+        note_open(AT_FDCWD, path, flags, 0, result);                                  \
         return result;                                                             \
     }
 OPENS_CHECKED(__open_2) OPENS_CHECKED(__open64_2)
@@ -270,7 +280,7 @@ OPENS_CHECKED(__open_2) OPENS_CHECKED(__open64_2)
     REAL(int, name, int, const char *, int)                                        \
     VISIBLE int name(int directory, const char *path, int flags) {                 \
         int result = libc_##name()(directory, path, flags);                        \
-        note_open(directory, path, flags, result);                                 \
+        note_open(directory, path, flags, 0, result);                                 \
         return result;                                                             \
     }
 OPENS_AT_CHECKED(__openat_2) OPENS_AT_CHECKED(__openat64_2)
@@ -279,7 +289,7 @@ OPENS_AT_CHECKED(__openat_2) OPENS_AT_CHECKED(__openat64_2)
     REAL(int, name, const char *, mode_t)                                          \
     VISIBLE int name(const char *path, mode_t mode) {                              \
         int result = libc_##name()(path, mode);                                    \
-        note_open(AT_FDCWD, path, O_WRONLY | O_TRUNC, result);                     \
+        note_open(AT_FDCWD, path, O_WRONLY | O_TRUNC, 0, result);                     \
         return result;                                                             \
     }
 CREATES(creat) CREATES(creat64)
@@ -287,8 +297,9 @@ CREATES(creat) CREATES(creat64)
 #define OPENS_STREAM(name)                                                         \
     REAL(FILE *, name, const char *, const char *)                                 \
     VISIBLE FILE *name(const char *path, const char *mode) {                       \
+        int makes = would_make(AT_FDCWD, path, *mode == 'a' ? O_CREAT : 0);        \
         FILE *result = libc_##name()(path, mode);                                  \
-        note_open(AT_FDCWD, path, *mode == 'w' ? O_WRONLY | O_TRUNC : 0, result ? 0 : -1); \
+        note_open(AT_FDCWD, path, *mode == 'w' ? O_WRONLY | O_TRUNC : 0, makes, result ? 0 : -1); \
         return result;                                                             \
     }
 OPENS_STREAM(fopen) OPENS_STREAM(fopen64)
@@ -296,8 +307,9 @@ OPENS_STREAM(fopen) OPENS_STREAM(fopen64)
 #define REOPENS_STREAM(name)                                                       \
     REAL(FILE *, name, const char *, const char *, FILE *)                         \
     VISIBLE FILE *name(const char *path, const char *mode, FILE *stream) {         \
+        int makes = would_make(AT_FDCWD, path, *mode == 'a' ? O_CREAT : 0);        \
         FILE *result = libc_##name()(path, mode, stream);                          \
-        note_open(AT_FDCWD, path, *mode == 'w' ? O_WRONLY | O_TRUNC : 0, result ? 0 : -1); \
+        note_open(AT_FDCWD, path, *mode == 'w' ? O_WRONLY | O_TRUNC : 0, makes, result ? 0 : -1); \
         return result;                                                             \
     }
 REOPENS_STREAM(freopen) REOPENS_STREAM(freopen64)
@@ -546,11 +558,11 @@ VISIBLE long syscall(long number, ...) {
     int failed = result < 0 ? -1 : 0;
     switch (number) {
 #ifdef SYS_open
-    case SYS_open: note_open(AT_FDCWD, (const char *)a, (int)b, failed); break;
+    case SYS_open: note_open(AT_FDCWD, (const char *)a, (int)b, 0, failed); break;
     case SYS_stat: case SYS_lstat: case SYS_access: note('t', is_there(!failed), AT_FDCWD, (const char *)a); break;
     case SYS_readlink: note('k', is_there(!failed), AT_FDCWD, (const char *)a); break;
 #endif
-    case SYS_openat: note_open((int)a, (const char *)b, (int)c, failed); break;
+    case SYS_openat: note_open((int)a, (const char *)b, (int)c, 0, failed); break;
     case SYS_statx: case SYS_newfstatat: case SYS_faccessat:
         if (b && *(const char *)b) note('t', is_there(!failed), (int)a, (const char *)b);
         break;

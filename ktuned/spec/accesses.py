@@ -23,6 +23,7 @@ from __future__ import annotations
 import os
 import stat
 import sys
+import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES, FileFinder
@@ -30,11 +31,11 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ktuned.ipc import ABSENT, DIRECTORY, Untrusted, lexical, stamp
+from ktuned.ipc import ABSENT, DIRECTORY, Untrusted, is_way, lexical, stamp, stamp_directory
 from ktuned.observer import OFF, Kind, Log, Note
 from ktuned.spec import distributions
 from ktuned.spec.observer import OBSERVER
-from ktuned.spec.origin import OUR_PACKAGE, STDLIB, caches, installed_in, is_our_file, is_ours
+from ktuned.spec.origin import OUR_PACKAGE, STDLIB, caches, installed_in, is_our_file, is_our_place, is_ours
 
 _OWN_VARIABLES = ("KTUNED_", "LD_PRELOAD", "LD_AUDIT", "TMPDIR", "TMP", "TEMP", "PYTHON")
 """Beginnings of variables that a worker gets from its daemon, or that the interpreter was started by."""
@@ -55,6 +56,14 @@ _WORDS = (
 """Those that decide the words and colours of messages, and the shell's directory, which is not the worker's."""
 
 _PREFIXES = (sys.prefix, sys.base_prefix, *caches())
+
+_INTERPRETER = frozenset(
+    {
+        os.path.realpath(sys.executable),
+        os.path.join(sysconfig.get_config_var("LIBDIR") or "", sysconfig.get_config_var("INSTSONAME") or ""),
+    }
+)
+"""The interpreter and its library: the toolchain's version is theirs."""
 
 _SYSTEMS = ("/usr/", "/lib/", "/lib32/", "/lib64/", "/bin/", "/sbin/")
 
@@ -86,6 +95,7 @@ class Accesses:
     def _clear(self) -> None:
         self._files: dict[Path, str] = {}
         self._made: set[str] = set()
+        self._tested: set[Path] = set()
         self._variables: dict[str, str | None] = {}
         self._unobserved: dict[str, None] = {}
 
@@ -186,6 +196,9 @@ class Accesses:
                     )
                 case Kind.WRITTEN:
                     self._made.add(note.name)
+                    # It was looked at, and what it held is gone.
+                    if Path(note.name) in self._tested:
+                        self._files.pop(Path(note.name), None)
                 case _:
                     self._reach(note)
 
@@ -195,8 +208,12 @@ class Accesses:
         path = lexical(Path(note.name))
         if str(path) in self._made or self.is_left_out(str(path)) or OBSERVER.digest(path) is not None:
             return
+        if note.kind is Kind.TESTED and path not in self._files:
+            self._tested.add(path)
+        elif note.kind is not Kind.TESTED:
+            self._tested.discard(path)
         known = self._files.get(path)
-        if known is not None and not (known == DIRECTORY and note.kind is Kind.LISTED):
+        if known is not None and not (is_way(known) and note.kind is Kind.LISTED):
             return
         if not note.is_found:
             self._miss(path)
@@ -209,7 +226,7 @@ class Accesses:
                 self._files[path] = ABSENT
             return
         if stat.S_ISDIR(mode):
-            self._files[path] = stamp(path) if note.kind is Kind.LISTED else DIRECTORY
+            self._files[path] = stamp(path) if note.kind is Kind.LISTED else stamp_directory(path)
         elif stat.S_ISREG(mode):
             OBSERVER.check([path])
             self._files[path] = stamp(path)
@@ -233,17 +250,17 @@ class Accesses:
             return True
         place = installed_in(path)
         if place is not None:
-            return not _is_bare(path) or is_our_file(path)
+            # Which version is there may be asked without an import.
+            return not (_is_bare(path) or path.endswith(".dist-info/METADATA")) or is_our_file(path)
         if OBSERVER.is_below_root(path):
             return "/.git" in path
-        return _is_systems(path) or f"{path}/".startswith(STDLIB) or is_our_file(f"{path}/")
+        return _is_systems(path) or path in _INTERPRETER or f"{path}/".startswith(STDLIB) or is_our_file(f"{path}/")
 
     def _reached(self) -> dict[Path, str]:
         """The files and directories that count; a directory in which others were looked for is said by these."""
         self._follow()
         held = {parent for path in self._files for parent in path.parents}
-        held |= {Path(place) for place in sys.path}
-        held |= {parent for place in _PREFIXES for parent in (Path(place), *Path(place).parents)}
+        held |= {parent for place in (*sys.path, *_PREFIXES) for parent in (Path(place), *Path(place).parents)}
         return {path: one for path, one in self._files.items() if one != DIRECTORY or path not in held}
 
     @contextmanager
@@ -382,9 +399,13 @@ def _is_module(path: Path) -> bool:
 def _is_wanted(path: Path) -> bool:
     """Return whether the project imports a module by that name, or somebody looks for it in vain.
 
+    Among ktuned's own packages nobody would put one.
+
     What packages and the standard library import along, the project does not look for.
     """
     stem = path.name.partition(".")[0]
+    if is_our_place(str(path.parent)) and not OBSERVER.is_below_root(str(path)):
+        return False
     if is_ours(stem) or stem == "org":
         # The standard library's copy and pickle look for Jython's.
         return False

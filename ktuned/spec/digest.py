@@ -55,7 +55,8 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
         raise kernel.site.error(error.message, hint=error.hint) from error
     except (OSError, SyntaxError, RecursionError) as error:
         raise kernel.site.failure("its Python files cannot be followed", error) from error
-    declared = declared_files(kernel)
+    with ACCESSES.apart():
+        declared = declared_files(kernel)
     measured.parts |= declared.parts
     problems = kernel.represented_problems()
     plan.add("problems", problems)

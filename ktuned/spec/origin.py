@@ -124,6 +124,14 @@ def is_our_file(path: str) -> bool:
 
 
 @cache
+def is_our_place(directory: str) -> bool:
+    """Return whether a directory of ``sys.path`` is a checkout of ktuned or of a plugin, where nobody else installs."""
+    if installed_in(f"{directory}/x") is not None:
+        return False
+    return any(os.path.exists(f"{directory}/{package}{end}") for package in _our_packages() for end in ("", ".py"))
+
+
+@cache
 def _our_packages() -> frozenset[str]:
     from importlib.metadata import entry_points
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ktuned.ipc import ABSENT, DIRECTORY, Places, agrees, relative, requests
+from ktuned.ipc import ABSENT, DIRECTORY, Places, agrees, is_way, relative, requests
 from ktuned.model import ENVIRONMENT, UNOBSERVED, Observation
 from ktuned.spec import ACCESSES, OBSERVER
 from ktuned.worker.trace import SourceChanged, look, value_digest
@@ -52,7 +52,7 @@ class CodeTrace:
 def names_of(files: Mapping[Path, str], root: str) -> dict[str, str]:
     """Return files by their names in the project; a directory that only has to be there ends in a slash."""
     return {
-        f"{relative(str(path), root)}/" if digest == DIRECTORY else relative(str(path), root): digest
+        f"{relative(str(path), root)}/" if is_way(digest) else relative(str(path), root): digest
         for path, digest in files.items()
         # The project lies in the others, which are there.
         if digest != DIRECTORY or not f"{root}/".startswith(f"{path}/")

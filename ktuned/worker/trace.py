@@ -12,16 +12,17 @@ from time import time_ns
 
 from ktuned.ipc import (
     ABSENT,
-    DIRECTORY,
     LISTING,
     Places,
     absolute,
     agrees,
+    is_way,
     lexical,
     relative,
     requests,
     sight,
     stamp,
+    stamp_directory,
     stamps,
 )
 from ktuned.model import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, UsageError
@@ -64,7 +65,7 @@ def look(entry: Observation, root: str) -> Observation:
     meaning = ""
     digest = found[str(place)]
     if entry.name.endswith("/"):
-        digest = DIRECTORY if digest.startswith(LISTING) else ABSENT
+        digest = stamp_directory(place)
     elif digest != ABSENT and not digest.startswith(LISTING) and place.stat().st_size <= MAX_PARSED_BYTES:
         content = place.read_bytes()
         digest = hashlib.sha256(content).hexdigest()
@@ -147,7 +148,7 @@ class Trace:
         found = []
         for name, path in sorted(self._unknown(read).items()):
             place = relative(str(path), self._root)
-            if read.get(path) == DIRECTORY:
+            if is_way(read.get(path, ABSENT)):
                 name = f"{name}/"
             found.append(look(Observation(name, ABSENT, places=(place,), is_source=True), self._root))
             if not agrees(found[-1].digest, self._seen.get(path, found[-1].digest)):

@@ -1,6 +1,7 @@
 """Real workers, and code for them to run."""
 
 import itertools
+import os
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
@@ -55,7 +56,8 @@ async def start_worker(
     async def start(
         environment: Environment = environment, *, ready_s: float = DEADLINE_S, **env: str
     ) -> WorkerProcess:
-        number = f"{tmp_path.name}-{next(numbers)}"
+        # Unique on the machine: a worker is buried with whatever carries its number.
+        number = f"{os.getpid()}-{tmp_path.name}-{next(numbers)}"
         scratch = tmp_path / "scratch" / number
         worker = spawn(
             environment,

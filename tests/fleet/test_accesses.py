@@ -6,6 +6,7 @@ import hashlib
 import py_compile
 import subprocess
 import zipfile
+from collections.abc import Iterable
 from py_compile import PycInvalidationMode
 from typing import Any
 
@@ -56,6 +57,23 @@ class Project:
         self._worker = worker
         (self.root / "data").mkdir()
         self.write("data/one.bin", "1")
+        self._always: set[str] = set()
+
+    async def warm_up(self, *, opens: bool = False) -> None:
+        """Have the worker load all that every kernel file here loads: libraries read variables once in a process."""
+        for _ in range(2):
+            kernel = await self.inspect()
+            self._always |= kernel.learned.keys()
+        if opens:
+            self._always |= {entry.name for entry in (await self.open(kernel)).observed}
+
+    def news(self, learned: Iterable[Observation]) -> dict[str, Observation]:
+        """Return what was learned beyond what every kernel file here depends on: modules that could shadow others."""
+        return {
+            entry.name: entry
+            for entry in learned
+            if entry.name not in self._always and (entry.digest or not entry.name.removesuffix(".py").isidentifier())
+        }
 
     def write(self, name: str, text: str) -> str:
         """Write a file and return the digest of its bytes."""
@@ -104,8 +122,10 @@ def start_process() -> StartProcess:
 
 @pytest.fixture
 async def project(playground: Playground, start_worker: StartWorker) -> Project:
-    """Return a project with one data file."""
-    return Project(playground, await start_worker(FAST="1"))
+    """Return a project with one data file, and a worker that has loaded what its kernel files import."""
+    project = Project(playground, await start_worker(FAST="1"))
+    await project.warm_up()
+    return project
 
 
 async def test_data_that_an_import_reads_is_part_of_the_kernel(project: Project) -> None:
@@ -123,10 +143,10 @@ async def test_data_that_an_import_reads_is_part_of_the_kernel(project: Project)
 
 async def test_what_is_not_read_does_not_count(project: Project) -> None:
     """Files of the system, of packages and what the code has written itself are no data."""
-    doing = "open('/etc/hostname').close(); open(HERE / 'new.txt', 'w').close(); open(HERE / 'new.txt').close()\n"
-    doing += "import email.mime.text, msgpack; open(os.devnull).close(); os.path.exists(HERE / 'data')"
+    doing = "open('/proc/version').close(); open(HERE / 'new.txt', 'w').close(); open(HERE / 'new.txt').close()\n"
+    doing += "import email.mime.text, msgpack; open(os.devnull).close()"
     kernel = await project.inspect(doing)
-    assert kernel.learned == {}
+    assert project.news(kernel.learned.values()) == {}
     assert kernel.unobserved == ""
 
 
@@ -135,7 +155,7 @@ async def test_a_plugins_source_is_no_data(project: Project) -> None:
     digests = set()
     for _ in range(2):
         kernel = await project.inspect("import linecache, ktuned_command; linecache.getlines(ktuned_command.__file__)")
-        assert kernel.learned == {}
+        assert project.news(kernel.learned.values()) == {}
         digests.add(kernel.digest)
     assert len(digests) == 1
 
@@ -187,11 +207,12 @@ async def test_a_listed_directory_counts_by_its_names(project: Project) -> None:
 async def test_data_that_inputs_read_is_reported_when_a_problem_is_opened(project: Project) -> None:
     """What only making the data shows is observed then, once, as data; what has changed since is an error."""
     pytest.importorskip("torch")
+    await project.warm_up(opens=True)
     digest = project.write("late.py", "ROWS = 3\n")
     reading = "open(HERE / 'data/one.bin').close(); __import__('la' + 'te')"
     kernel = await project.inspect(inputs=reading)
-    assert kernel.learned == {}
-    opened = {entry.name: entry for entry in (await project.open(kernel)).observed}
+    assert project.news(kernel.learned.values()) == {}
+    opened = project.news((await project.open(kernel)).observed)
     assert opened.keys() == {"data/one.bin", "late.py"}
     assert all(entry.is_data and not entry.is_source for entry in opened.values())
     assert opened["late.py"].digest == digest
@@ -207,7 +228,7 @@ async def test_data_that_a_space_reads_is_reported_by_its_exploration(project: P
 async def test_a_variable_that_is_read_counts_by_its_value(project: Project) -> None:
     """A variable that project code reads is an entry with the worker's value, as text or as bytes."""
     kernel = await project.inspect("F = os.environ.get('FAST'), os.getenv('SLOW'); G = os.getenvb(b'FAST')")
-    entries = {name: entry.digest for name, entry in kernel.learned.items()}
+    entries = {name: entry.digest for name, entry in project.news(kernel.learned.values()).items()}
     assert entries == {"env:FAST": hashlib.sha256(b"1").hexdigest(), "env:SLOW": ""}
 
 
@@ -230,27 +251,32 @@ async def test_a_file_that_is_looked_at_and_not_opened_counts(project: Project, 
 async def test_a_file_that_is_opened_for_both_was_read(project: Project) -> None:
     """Where it was there before; one that the code makes is its own."""
     kernel = await project.inspect("F = open(HERE / 'data/one.bin', 'a+'); G = open(HERE / 'data/new.bin', 'a+')")
-    assert kernel.learned.keys() == {"data/one.bin"}
+    assert project.news(kernel.learned.values()).keys() == {"data/one.bin"}
 
 
 async def test_a_file_that_is_looked_at_and_then_written_is_no_input(project: Project) -> None:
     """What it held before is gone."""
     kernel = await project.inspect("P = HERE / 'data/one.bin'\nif P.exists(): P.write_text('2')")
-    assert kernel.learned == {}
+    assert project.news(kernel.learned.values()) == {}
 
 
-async def test_the_way_to_the_project_is_no_input(project: Project) -> None:
-    """Code that finds its own directory asks for each directory above it, and follows links."""
+async def test_the_way_to_the_project_is_no_input_and_a_link_in_it_is(project: Project) -> None:
+    """Code that finds its own directory asks for each directory above it; where a link leads decides what it finds."""
     (project.root / "link").symlink_to(project.root / "data")
-    kernel = await project.inspect("import pathlib; D = pathlib.Path(__file__).resolve(), (HERE / 'link').resolve()")
-    assert (kernel.learned, kernel.unobserved) == ({}, "")
+    finding = "D = pathlib.Path(__file__).resolve(), (HERE / 'link').resolve()"
+    kernel = await project.inspect(finding)
+    assert (project.news(kernel.learned.values()).keys(), kernel.unobserved) == ({"data/", "link/"}, "")
+    (project.root / "other").mkdir()
+    (project.root / "link").unlink()
+    (project.root / "link").symlink_to(project.root / "other")
+    assert (await project.inspect(finding)).learned["link/"].digest != kernel.learned["link/"].digest
 
 
 async def test_a_variable_that_the_standard_library_reads_for_the_project_counts(project: Project) -> None:
     """Not those by which it finds files, which are observed themselves."""
     reading = "os.path.expandvars('$FAST'), os.path.expanduser('~'), shutil.which('no such program')"
     kernel = await project.inspect(f"import shutil; F = {reading}")
-    assert [name for name in kernel.learned if name.startswith("env:")] == ["env:FAST"]
+    assert [name for name in project.news(kernel.learned.values()) if name.startswith("env:")] == ["env:FAST"]
 
 
 @pytest.mark.parametrize("kind", ["an archive", "bytecode"])
@@ -323,15 +349,15 @@ async def test_an_exploration_of_held_code_reports_nothing_known(project: Projec
     """A request whose kernel names all that was read has nothing to report."""
     kernel = await project.inspect("json.loads((HERE / 'data/one.bin').read_text())")
     explored = await project.ask(requests.Explore(project.ref(kernel), {"n": 1}, Plan()))
-    assert explored.observed == ()
+    assert project.news(explored.observed) == {}
 
 
 async def test_a_variable_that_the_code_sets_is_the_same_in_all_phases(project: Project) -> None:
     """A variable that an import sets, and that the inputs' function reads, contradicts no inspection."""
     setting, reading = "os.environ['WIDTH'] = '1'", "os.environ['WIDTH']"
     opened = await project.open(await project.inspect(setting, inputs=reading))
-    (entry,) = opened.observed
-    assert (entry.name, entry.digest) == ("env:WIDTH", "")
+    entry = {entry.name: entry for entry in opened.observed}["env:WIDTH"]
+    assert entry.digest == ""
     again = await project.inspect(setting, inputs=reading, learned=(entry,))
     assert again.learned["env:WIDTH"].digest == entry.digest
     assert again.contradicted(opened.observed) is None

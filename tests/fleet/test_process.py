@@ -337,7 +337,7 @@ async def test_the_environment_is_built(start_worker: StartWorker, environment: 
         msgspec.structs.replace(environment, env=(("B", "root's"),)), A="daemon's", B="daemon's"
     )
     await ask(worker, playground.request(body))
-    mark = f"{tmp_path.name}-0"
+    mark = f"{os.getpid()}-{tmp_path.name}-0"
     seen = f'["{environment.cwd}", true, "daemon\'s", "root\'s", "{mark}", "{tmp_path / "scratch" / mark}"]'
     assert (playground.root / "seen").read_text() == seen
 
