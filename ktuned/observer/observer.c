@@ -32,7 +32,7 @@
 #include <sys/un.h>
 #include <unistd.h>
 
-enum { ENTRIES = 1 << 16, SLOTS = 1 << 17, ARENA = 8 << 20, LONGEST = 4096 };
+enum { ENTRIES = 1 << 15, SLOTS = 1 << 16, ARENA = 4 << 20, LONGEST = 4096 };
 
 struct entry { uint32_t hash, epoch, pid; uint8_t kind, found; uint16_t length; char name[]; };
 

@@ -223,7 +223,7 @@ async def test_polled_root(parts: Parts) -> None:
     write(parts, "it", "other")
     (parts.project / "x.h").write_text("int x;\n")
     (parts.project / "x.c").write_text('#include "x.h"\n')
-    parts.write(kernel_text("with_header", sources="['x.c']"), "tune_header.py")
+    parts.write(kernel_text("with_header", sources="['x.c', 'x.h']"), "tune_header.py")
     parts.catalog.add_root(replace(parts.root, polling=True))
     async with watching(parts) as watched:
         write(parts, "it", rtol="0.5")

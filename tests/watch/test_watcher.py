@@ -113,8 +113,8 @@ async def test_several_saves_at_once_are_one_change(parts: Parts) -> None:
     assert seen == {f"project:{name}" for name in names}
 
 
-async def test_header_in_another_directory(parts: Parts, tmp_path: Path) -> None:
-    """A header is watched wherever it lies, from when a kernel first depends on it; so is one in a build directory."""
+async def test_source_in_another_directory(parts: Parts, tmp_path: Path) -> None:
+    """A source is watched wherever it lies, from when a kernel first depends on it; so is one in a build directory."""
     path = parts.write(kernel_text())
     header = tmp_path / "inc" / "x.h"
     header.parent.mkdir()
@@ -122,7 +122,7 @@ async def test_header_in_another_directory(parts: Parts, tmp_path: Path) -> None
     generated = parts.write("#define Y 1\n", "build/y.h")
     parts.write('#include "../inc/x.h"\n#include "build/y.h"\nint z = X + Y;\n', "it.c")
     async with watching(parts) as watched:
-        path.write_text(kernel_text(sources="['it.c']"))
+        path.write_text(kernel_text(sources="['it.c', '../inc/x.h', 'build/y.h']"))
         assert (await watched.next()).changed == ("project:it",)
         assert str(header.parent) in parts.catalog.directories()
         for file in (header, generated, header):
@@ -137,7 +137,7 @@ async def test_directory_that_another_inspection_found(parts: Parts, tmp_path: P
     header.write_text("#define X 1\n")
     parts.write('#include "../inc/x.h"\nint z = X;\n', "it.c")
     # Not found by its name: `tune` names it, and nothing happens in the root meanwhile.
-    path = parts.write(kernel_text(sources="['it.c']"), "program.py")
+    path = parts.write(kernel_text(sources="['it.c', '../inc/x.h']"), "program.py")
     async with watching(parts, all_s=2 * PATIENCE_S) as watched:
         await watched.watcher.caught_up.wait()
         await parts.inspector.inspect_files(parts.root, [str(path)])
@@ -150,7 +150,7 @@ async def test_link_that_takes_a_files_place(parts: Parts, tmp_path: Path) -> No
     """A file that becomes a link, with the same content, is watched where the link leads."""
     header, target = parts.write("#define X 1\n", "x.h"), tmp_path / "elsewhere" / "x.h"
     parts.write('#include "x.h"\nint z = X;\n', "it.c")
-    parts.write(kernel_text(sources="['it.c']"))
+    parts.write(kernel_text(sources="['it.c', 'x.h']"))
     target.parent.mkdir()
     target.write_text("#define X 1\n")
     async with watching(parts, all_s=2 * PATIENCE_S) as watched:
