@@ -69,8 +69,8 @@ class Log:
     def here(cls, environment: Mapping[str, str] = os.environ) -> Log | None:
         """Return the log of this process; ``None`` if it is not observed."""
         place = environment.get(VARIABLE)
-        # The variable alone says nothing: an interpreter may not take the library.
-        if not place or not _is_entered():
+        # The variable alone says nothing: an interpreter may not take the library, or it writes to another log.
+        if not place or not _is_written_here(place):
             return None
         try:
             return cls(place)
@@ -138,7 +138,8 @@ class Log:
         self._read = 0
 
 
-def _is_entered() -> bool:
-    """Return whether the library is mapped into this process."""
-    with open("/proc/self/maps", encoding="utf-8", errors="replace") as stream:
-        return any("/libktuned_observer-" in line for line in stream)
+def _is_written_here(place: str) -> bool:
+    """Return whether the library has mapped a log into this process."""
+    real = os.path.realpath(place)
+    with open("/proc/self/maps", encoding="utf-8", errors="surrogateescape") as stream:
+        return any(line.rstrip("\n").endswith(real) for line in stream)

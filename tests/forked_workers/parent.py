@@ -10,6 +10,7 @@ import array
 import contextlib
 import ctypes
 import gc
+import mmap
 import os
 import select
 import signal
@@ -20,8 +21,14 @@ from typing import Any, NoReturn
 
 import msgpack
 
+VARIABLE = "KTUNED_OBSERVER"
+PARENT_LOG = "parent-of-workers"
+"""The name of the log that a parent of workers has; each of its workers has one of its own."""
+
 MAX_MESSAGE = 1 << 18
 MAX_DESCRIPTORS = 16
+
+_MAP_FIXED = 0x10
 
 _ABOVE = 400
 """Descriptors are moved here before they get the numbers that a worker expects: no number is taken by then."""
@@ -120,6 +127,7 @@ def _be_worker(message: dict[str, Any], descriptors: list[int]) -> NoReturn:
     os.environ.clear()
     os.environ.update(message["environment"])
     _show(message["environment"])
+    _follow_log(os.environ.get(VARIABLE))
     python, *arguments = message["command"]
     sys.orig_argv = [python, *arguments]
     # -P -m ktuned.worker ROLE READ_FD WRITE_FD DAEMON_PID PLACES: the daemon that this worker dies with is its parent.
@@ -129,6 +137,26 @@ def _be_worker(message: dict[str, Any], descriptors: list[int]) -> NoReturn:
     from ktuned.worker.main import run
 
     run(sys.argv[1:])
+
+
+def _follow_log(place: str | None) -> None:
+    """Have the observer, which came into this process with the parent, write to the worker's log.
+
+    It is there twice, once for libc's calls and once for the loader, and each copy has mapped the parent's log.
+    """
+    if place is None:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    libc.mmap.restype = ctypes.c_void_p
+    libc.mmap.argtypes = [ctypes.c_void_p, ctypes.c_size_t, *[ctypes.c_int] * 3, ctypes.c_long]
+    descriptor = os.open(place, os.O_RDWR)
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        if line.endswith(f"/{PARENT_LOG}"):
+            start, end = (int(number, 16) for number in line.split()[0].split("-"))
+            flags = mmap.MAP_SHARED | _MAP_FIXED
+            mapped = libc.mmap(start, end - start, mmap.PROT_READ | mmap.PROT_WRITE, flags, descriptor, 0)
+            assert mapped == start, os.strerror(ctypes.get_errno())
+    os.close(descriptor)
 
 
 def _show(environment: dict[str, str]) -> None:

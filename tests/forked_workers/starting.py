@@ -5,19 +5,23 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ktuned import worker
+from ktuned import observer, worker
+from ktuned.backends.variables import OBSERVER_NAME
 from ktuned.model import Role
 from tests import leaks
 from tests.forked_workers.daemon import LENT
 from tests.forked_workers.forker import ForkedWorker, Forker, deciding
+from tests.forked_workers.parent import PARENT_LOG, VARIABLE
 
 _PARENT = Path(__file__).with_name("parent.py")
 _PROGRAM = "import pathlib, sys; exec(compile(pathlib.Path(sys.argv[1]).read_text(), sys.argv[2], 'exec'))"
@@ -40,7 +44,7 @@ class _Parent:
                 stdin=subprocess.DEVNULL,
                 pass_fds=[theirs.fileno()],
                 cwd="/",
-                env={**environment, "PADDING": _PADDING},
+                env={**environment, **_log_of_parent(environment), "PADDING": _PADDING},
             )
         leaks.keep(self._process.pid, ours.fileno())
         atexit.register(self._end)
@@ -58,6 +62,16 @@ class _Parent:
 
 
 _parents: dict[tuple[str, str, frozenset[tuple[str, str]]], _Parent] = {}
+
+
+def _log_of_parent(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variable of a log, for an observer that writes to its workers' logs once they are forked."""
+    if OBSERVER_NAME not in environment.get("LD_PRELOAD", ""):
+        return {}
+    directory = tempfile.mkdtemp(prefix="parent-of-workers-")
+    atexit.register(shutil.rmtree, directory, ignore_errors=True)
+    observer.Log.create(Path(directory, PARENT_LOG))
+    return {VARIABLE: str(Path(directory, PARENT_LOG))}
 
 
 def _parent(role: str, variables: Mapping[str, str]) -> _Parent:
@@ -81,7 +95,9 @@ def lent(
     environment: Mapping[str, str], roles: Sequence[str] = tuple(Role)
 ) -> Iterator[tuple[dict[str, str], list[int]]]:
     """Lend parents to a daemon of this environment: yield the variable that it needs, and descriptors to pass."""
-    variables = deciding(environment)
+    with tempfile.TemporaryDirectory() as scratch:
+        observed = observer.settings(Path(scratch), environment, [])
+    variables = deciding({**environment, **observed})
     connections = {role: _parent(role, variables).connect() for role in Role}
     numbers = {role: connection.fileno() for role, connection in connections.items()}
     try:
