@@ -103,12 +103,11 @@ class Accesses:
         """Observe from now on; what Python alone can see is noted for the life of the process."""
         if self._is_watching:
             return
-        import tempfile
-
         self._is_watching = True
         self.log = Log.here()
         sys.modules["ktuned.ipc.stamps"].looking_apart = self.apart  # type: ignore[attr-defined]
-        self.own = (*self.own, tempfile.gettempdir()) if os.environ.get("KTUNED_WORKER") else self.own
+        if "KTUNED_WORKER" in os.environ:
+            self.own = (*self.own, os.environ["TMPDIR"])
         self._left_out = (*caches(), *(f"{os.path.abspath(place)}/" for place in self.own), f"{OUR_PACKAGE}/")
         for environment in (os.environ, os.environb):
             environment.__class__ = _RecordingEnviron

@@ -45,15 +45,18 @@ async def test_what_a_compiler_read_makes_the_answer_stale(tmp_path: Path) -> No
         cfg = parts.write("one", "cfg.txt")
         before = await parts.inspect(READING)
         kernel = await _tuned(parts, before)
-        assert set(kernel.learned) == {"cfg.txt"}
+        assert "cfg.txt" in kernel.learned
         assert kernel.digest == combine(before.digest, kernel.learned.values())
         assert str(cfg) in {path for path, _ in parts.catalog.stamps()}
         assert _status(parts) is Status.FRESH
-        assert parts.told.of("learned") == [{"type": "learned", "kernel": "project:it", "names": ["cfg.txt"]}]
+        assert any("cfg.txt" in event["names"] for event in parts.told.of("learned"))
 
         cfg.write_text("two")
         edited = await parts.inspect()
-        assert edited.digest == combine(before.digest, [Observation("cfg.txt", edited.learned["cfg.txt"].digest)])
+        assert edited.digest == combine(
+            before.digest, (kernel.learned | {"cfg.txt": edited.learned["cfg.txt"]}).values()
+        )
+        assert edited.digest != kernel.digest
         assert _status(parts) is Status.STALE
         why = Explainer(parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.lookups.doubt).explain(
             edited
@@ -125,7 +128,7 @@ async def test_older_states_of_a_kernel_have_the_name_too(tmp_path: Path) -> Non
         traces = parts.daemon.traces
         await traces.learn(kernel, [observed])
         undone = await parts.inspect(plain)
-        assert set(undone.learned) == {"cfg.txt"}
+        assert "cfg.txt" in undone.learned
         assert _status(parts) is Status.FRESH
 
 
@@ -137,7 +140,7 @@ async def test_an_inspection_that_began_earlier_keeps_what_was_learned(tmp_path:
             tasks.start_soon(parts.inspector.inspect_files, parts.root, [kernel.file])
             await anyio.lowlevel.checkpoint()
             await parts.daemon.traces.learn(kernel, [Observation("cfg.txt", "", places=("cfg.txt",), is_source=True)])
-        assert set(parts.catalog.resolve("it").learned) == {"cfg.txt"}
+        assert "cfg.txt" in parts.catalog.resolve("it").learned
 
 
 async def test_what_was_read_must_be_what_is_known(tmp_path: Path) -> None:
