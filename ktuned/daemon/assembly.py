@@ -307,12 +307,21 @@ def assemble(
         shared=shared_winners,
     )
     applications = Applications(is_used=observer.is_used)
+
+    async def inspect_kernel(name: str) -> None:
+        kernel = catalog.resolve(name)
+        root = catalog.root_of(kernel.file)
+        if root is not None:
+            found = await inspector.inspect_files(root, [kernel.file])
+            await renewal.react(found.changes, saved=False)
+
     dispatcher = Dispatcher(
         job_machine,
         fleet=fleet,
         store=store,
         artifacts=artifacts,
         prepare=preparation.prepare,
+        inspect=inspect_kernel,
         publish=router.publish,
         idle_policy=idle_policy,
         read=replaced.read or observer.read,

@@ -29,11 +29,11 @@ def lexical(path: Path) -> Path:
     return plain if ".." not in path.parts or plain.resolve() == path.resolve() else path.resolve()
 
 
-LISTING = "dir:"
-"""Prefix of the stamp of a directory: a digest of the names in it."""
-
 DIRECTORY = "dir"
 """The stamp of a directory that was asked for, and not for the names in it."""
+
+LISTING = f"{DIRECTORY}:"
+"""Prefix of the stamp of a directory: a digest of the names in it. Where it is a link, its target follows ``>``."""
 
 LARGE_BYTES = 4 << 20
 """A file of this size takes some 10 ms to digest: its digest is kept, for as long as the file looks the same."""
@@ -69,7 +69,8 @@ def stamp(path: Path) -> str:
                 _kept[looks] = digest
             return _kept[looks]
     except IsADirectoryError:
-        return _listing(path)
+        listing = _listing(path)
+        return listing and f"{listing}{_leads_to(path)}"
     except OSError:
         return ABSENT
 
@@ -80,9 +81,14 @@ def stamp_directory(path: Path) -> str:
     Code that resolves a link goes on with its target's name, and nothing that it opens then shows that the link was
     swapped.
     """
-    if not path.is_dir():
-        return ABSENT
-    return f"{DIRECTORY}>{os.readlink(path)}" if path.is_symlink() else DIRECTORY
+    return f"{DIRECTORY}{_leads_to(path)}" if path.is_dir() else ABSENT
+
+
+def _leads_to(path: Path) -> str:
+    try:
+        return f">{os.readlink(path)}"
+    except OSError:
+        return ""
 
 
 looking_apart: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -106,8 +112,12 @@ def is_way(digest: str) -> bool:
 
 
 def agrees(held: str, now: str) -> bool:
-    """Return whether what a path holds now is what was recorded of it."""
-    return now == held or (held == DIRECTORY and now.startswith(LISTING))
+    """Return whether what a path holds now is what was recorded of it; names count where both stamps have them."""
+    if held == now:
+        return True
+    (one, _, leads), (other, _, leads_now) = held.partition(">"), now.partition(">")
+    are_directories = held.startswith(DIRECTORY) and now.startswith(DIRECTORY)
+    return are_directories and DIRECTORY in (one, other) and leads == leads_now
 
 
 def sight(path: str) -> str:

@@ -25,6 +25,8 @@ from ktuned.scheduling.job_events import (
     Ending,
     Event,
     GrantLanes,
+    Inspect,
+    Inspected,
     Instruction,
     Publish,
     Record,
@@ -48,12 +50,14 @@ class Intervals(msgspec.Struct, frozen=True):
     """Intervals at which the dispatcher looks at things that no event reports.
 
     ``retry_s`` is for a store that could not be written, ``review_s`` for the order of jobs while nothing happens
-    (ranks rise with time alone), ``reading_s`` for the machine while tuning may have to yield to others.
+    (ranks rise with time alone), ``reading_s`` for the machine while tuning may have to yield to others. After
+    ``inspection_s`` a job that waits for an inspection asks for one.
     """
 
     retry_s: float = 2.0
     review_s: float = 5.0
     reading_s: float = 2.0
+    inspection_s: float = 2.0
 
 
 class PipelineTask(msgspec.Struct, eq=False):
@@ -66,6 +70,7 @@ class PipelineTask(msgspec.Struct, eq=False):
 class Dispatcher:
     """Runs what the machine starts, until it is cancelled; what is unfinished then stays for the next daemon.
 
+    ``inspect`` has the file of a kernel inspected, and passes on what that changed.
     ``idle_policy`` decides when tuning yields to others, from what ``read`` returns; without it nothing is read.
     ``pipelines`` are those of running jobs, by the job's id.
     """
@@ -78,6 +83,7 @@ class Dispatcher:
         store: Store,
         artifacts: Artifacts,
         prepare: Prepare,
+        inspect: Callable[[str], Awaitable[None]],
         publish: PublishEvent,
         idle_policy: IdlePolicy,
         read: Callable[[], Awaitable[Reading]] | None,
@@ -91,6 +97,7 @@ class Dispatcher:
         self._store = store
         self._artifacts = artifacts
         self._prepare = prepare
+        self._inspect = inspect
         self._publish = publish
         self._idle_policy = idle_policy
         self._read = read
@@ -153,9 +160,22 @@ class Dispatcher:
                     self._publish_job(instruction.type, instruction.job)
                 case Close():
                     closed = await self._close(instruction.job)
+                case Inspect():
+                    self._tasks.start_soon(self._have_inspected, instruction.job)
                 case _:
                     assert_never(instruction)
         return closed
+
+    async def _have_inspected(self, job: Job) -> None:
+        """Have the files inspected that a job waits for, unless the watcher does so, which mostly has seen the edit."""
+        await anyio.sleep(self._intervals.inspection_s)
+        if not self._machine.queue.is_held(job.id):
+            return
+        try:
+            await self._inspect(job.kernel)
+        except KtunedError as error:
+            _log.warning("not_inspected", kernel=job.kernel, reason=error.message)
+        await self.handle(Inspected(job.kernel))
 
     async def _record(self, instruction: Record) -> None:
         try:

@@ -21,7 +21,7 @@ def ending_of(error: BaseException) -> tuple[Ending, str]:
         _log.error("job_broke", exc_info=error)
         return Ending.FAILED, f"an error in ktuned itself: {type(error).__name__}: {error}"
     if error.code == SOURCE_CHANGED:
-        return Ending.SOURCE_CHANGED, f"waits for a new inspection: {error.message}"
+        return Ending.SOURCE_CHANGED, error.message
     if isinstance(error, StoreError):
         return Ending.NOT_RECORDED, sentence(error)
     return (Ending.KILLED if is_outside_kill(error) else Ending.FAILED), sentence(error)

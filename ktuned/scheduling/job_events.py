@@ -200,4 +200,10 @@ class Close(msgspec.Struct, frozen=True):
     job: Job
 
 
-Instruction = Start | Stop | GrantLanes | Record | Publish | Close
+class Inspect(msgspec.Struct, frozen=True):
+    """Have the files of a job's kernel inspected: the job waits for that, and no event of theirs may come."""
+
+    job: Job
+
+
+Instruction = Start | Stop | GrantLanes | Record | Publish | Close | Inspect

@@ -43,6 +43,7 @@ from ktuned.scheduling.job_events import (
     Ending,
     Event,
     GrantLanes,
+    Inspect,
     Inspected,
     Instruction,
     Joined,
@@ -72,6 +73,9 @@ daemon's memory, and configs that are compiled for nothing if it is cancelled.""
 PATIENCE_S = 10.0
 """A job that has measured all decides after this long, though others still measure: a client waits for its result. In
 this time some compiles are over, so that what stands still in a quiet window is little beside it."""
+
+CHANGES_EXCUSED = 5
+"""Times that a job's files may be others than those that were inspected, without progress in between."""
 
 _EVENT_OF = {
     Ending.DONE: JobEvent.SUCCEEDED,
@@ -115,6 +119,7 @@ class JobMachine:
         self._lives: dict[int, JobLife] = {}
         self._stop_reasons: dict[int, str] = {}
         self._kills: Counter[int] = Counter()
+        self._changes: Counter[int] = Counter()
         self._inspections: Counter[str] = Counter()
         self._inspections_at_start: dict[int, int] = {}
 
@@ -393,7 +398,9 @@ class JobMachine:
         kills = 1 if event.gets_on else self._kills[job.id] + 1
         # A job whose workers are killed again and again without progress is the reason itself.
         is_excused = event.ending is Ending.KILLED and kills <= KILLS_EXCUSED
-        is_failed = event.ending is Ending.KILLED and not is_excused
+        is_change = event.ending is Ending.SOURCE_CHANGED
+        changes = is_change + (0 if event.gets_on else self._changes[job.id])
+        is_failed = (event.ending is Ending.KILLED and not is_excused) or changes > CHANGES_EXCUSED
         is_stopping = self._lives[job.id].place in STOPPING
         place = self._move(job.id, JobEvent.FAILED if is_failed else _EVENT_OF[event.ending])
 
@@ -405,12 +412,15 @@ class JobMachine:
         reason = self._stop_reasons.pop(job.id, "")
         if event.ending is Ending.KILLED:
             self._kills[job.id] = kills
+        self._changes[job.id] = changes
         if event.ending is Ending.NOT_RECORDED:
             self.stalled = message
         if is_stopping:
             message = reason
         elif is_excused:
             message = f"taken up again: {message}"
+        elif is_change:
+            message = f"{'its files keep changing' if is_failed else 'waits for a new inspection'}: {message}"
         if event.work is not None:
             self.failures.note(event.work, STATES[place], message)
         if place is JobPlace.LEFT:
@@ -418,11 +428,12 @@ class JobMachine:
         elif place in (JobPlace.WAITING, JobPlace.PAUSED):
             waiting = replace(job, state=STATES[place], message=message)
             self.queue.add(waiting)
-            if event.ending is Ending.SOURCE_CHANGED and self._inspections[job.kernel] == inspections:
-                # Its files are not those that were inspected, and their inspection is still to come.
-                self.queue.hold(job.id)
             yield Record(waiting, is_vital=False)
             yield Publish("job_paused" if place is JobPlace.PAUSED else "job_queued", waiting)
+            if is_change and self._inspections[job.kernel] == inspections:
+                # Its files are not those that were inspected, and their inspection is still to come.
+                self.queue.hold(job.id)
+                yield Inspect(waiting)
         else:
             yield self._close(job, STATES[place], message)
 
@@ -434,6 +445,7 @@ class JobMachine:
     def _forget(self, job_id: int) -> None:
         self.queue.forget(job_id)
         self._kills.pop(job_id, None)
+        self._changes.pop(job_id, None)
         del self._lives[job_id]
 
     def _job(self, job_id: int) -> Job:

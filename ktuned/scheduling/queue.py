@@ -173,6 +173,10 @@ class JobQueue:
         """Let a job wait on, whatever is free, until its kernel is released."""
         self._held.add(job_id)
 
+    def is_held(self, job_id: int) -> bool:
+        """Return whether a job waits for its kernel to be released."""
+        return job_id in self._held
+
     def release(self, kernel: str) -> None:
         """Let a kernel's held jobs run again."""
         self._held -= {job.id for job in self._waiting.values() if job.kernel == kernel}

@@ -195,8 +195,11 @@ class Accesses:
     def _take_in(self, notes: Iterable[Note]) -> None:
         for note in notes:
             match note.kind:
-                case Kind.VARIABLE:
+                case Kind.VARIABLE if _is_portable(note.name) or note.name in os.environ:
                     self.read(note.name)
+                case Kind.VARIABLE:
+                    # A driver asks for names that are garbage; nobody can set them.
+                    pass
                 case Kind.HIDDEN:
                     self.hide(note.name)
                 case Kind.CONNECTED:
@@ -215,6 +218,9 @@ class Accesses:
                     self._reach(note)
 
     def _reach(self, note: Note) -> None:
+        if not _is_utf8(note.name):
+            self.hide(f"{note.name!a} is no UTF-8")
+            return
         if note.kind is Kind.EXECUTED and note.is_found and (reason := _closed(note.name)):
             self.hide(reason)
         path = lexical(Path(note.name))
@@ -387,6 +393,19 @@ def _fill_cache(finder: FileFinder) -> None:
         finder._path_cache = finder._relaxed_path_cache = _Each()  # type: ignore[attr-defined]
     else:
         _fill_cache_from_listing(finder)
+
+
+def _is_portable(name: str) -> bool:
+    """Return whether a shell can set a variable of this name."""
+    return name.isascii() and name.isidentifier()
+
+
+def _is_utf8(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
 
 
 def _is_systems(path: str) -> bool:

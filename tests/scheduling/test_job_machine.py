@@ -43,7 +43,7 @@ from ktuned.scheduling.job_events import (
     StoreMended,
     TakenUp,
 )
-from ktuned.scheduling.job_machine import MOST_RUNNING, PATIENCE_S, JobMachine
+from ktuned.scheduling.job_machine import CHANGES_EXCUSED, MOST_RUNNING, PATIENCE_S, JobMachine
 from ktuned.scheduling.queue import EVERYTHING
 from ktuned.scheduling.ranks import AGE_S, TURN_S
 from ktuned.tuning import JobStage
@@ -160,7 +160,7 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
         "failed": ["Close 1"],
         "killed": _REQUEUED,
         "full": _REQUEUED,
-        "changed": _REQUEUED,
+        "changed": [*_REQUEUED, "Inspect 1"],
         "daemon": [],
     },
     "yielding": {
@@ -173,6 +173,7 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
         "advance": [],
         "daemon": [],
         **dict.fromkeys(_ENDS, _REQUEUED),
+        "changed": [*_REQUEUED, "Inspect 1"],
     },
     "pausing": {
         "join": [],
@@ -184,6 +185,7 @@ EXPECTED: dict[str, dict[str, list[str]]] = {
         "advance": [],
         "daemon": [],
         **dict.fromkeys(_ENDS, _PAUSED),
+        "changed": [*_PAUSED, "Inspect 1"],
     },
     "cancelling": {
         "join": [],
@@ -332,6 +334,18 @@ def test_a_changed_source_holds_its_job_until_it_is_inspected(is_inspected: bool
     assert summary(made.handle(Reviewed())) == (STARTS if is_inspected else [])
     made.handle(Inspected("p:k"))
     assert summary(made.handle(Reviewed())) == ([] if is_inspected else STARTS)
+
+
+@pytest.mark.parametrize("gets_on", [True, False])
+def test_a_job_whose_files_change_all_the_while_fails_unless_it_gets_on(gets_on: bool) -> None:
+    """Each time its files are inspected, also where the watcher sees no change; in the end it says so."""
+    made = machine(*STARTED)
+    for _ in range(CHANGES_EXCUSED):
+        assert "Inspect 1" in summary(made.handle(ended(made, Ending.SOURCE_CHANGED, "changed")))
+        made.handle(Inspected("p:k"))
+        made.handle(Reviewed())
+    last = made.handle(ended(made, Ending.SOURCE_CHANGED, "changed", gets_on=gets_on))
+    assert ("Close 1" in summary(last)) is not gets_on
 
 
 def test_what_the_last_daemon_left_is_taken_up_once() -> None:
