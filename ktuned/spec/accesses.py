@@ -264,7 +264,7 @@ class Accesses:
 
     def is_left_out(self, path: str) -> bool:
         """Return whether a name is of a kind that cannot decide a result; the module says which, and why."""
-        if "/__pycache__" in path or (path.startswith(self._left_out) and not OBSERVER.is_below_root(path)):
+        if "/__pycache__" in path or (f"{path}/".startswith(self._left_out) and not OBSERVER.is_below_root(path)):
             return True
         place = installed_in(path)
         if place is not None:
@@ -388,11 +388,10 @@ def _fill_cache(finder: FileFinder) -> None:
     """Have imports ask for names, where these can come and go: a listing would make every name in there count."""
     path = os.path.abspath(finder.path or ".")
     with ACCESSES.apart():
-        is_asked = OBSERVER.kernel_file is not None and (OBSERVER.counts(f"{path}/") or _is_site(path))
-    if is_asked:
-        finder._path_cache = finder._relaxed_path_cache = _Each()  # type: ignore[attr-defined]
-    else:
-        _fill_cache_from_listing(finder)
+        if OBSERVER.kernel_file is not None and (OBSERVER.counts(f"{path}/") or _is_site(path)):
+            finder._path_cache = finder._relaxed_path_cache = _Each()  # type: ignore[attr-defined]
+        else:
+            _fill_cache_from_listing(finder)
 
 
 def _is_portable(name: str) -> bool:

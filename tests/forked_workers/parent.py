@@ -116,6 +116,9 @@ def _fork(control: socket.socket, message: dict[str, Any], descriptors: list[int
 def _be_worker(message: dict[str, Any], descriptors: list[int]) -> NoReturn:
     """Become the worker that a command, an environment, a directory and descriptors describe."""
     import fcntl
+    import tempfile
+
+    from ktuned.spec import origin
 
     null = os.open(os.devnull, os.O_RDONLY)
     moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _ABOVE) for descriptor in (null, *descriptors)]
@@ -127,6 +130,10 @@ def _be_worker(message: dict[str, Any], descriptors: list[int]) -> NoReturn:
     os.environ.clear()
     os.environ.update(message["environment"])
     _show(message["environment"])
+    # What the parent has found by its own environment.
+    tempfile.tempdir = None
+    origin.caches.cache_clear()
+    origin.is_foreign.cache_clear()
     _follow_log(os.environ.get(VARIABLE))
     python, *arguments = message["command"]
     sys.orig_argv = [python, *arguments]
