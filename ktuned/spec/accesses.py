@@ -109,6 +109,7 @@ class Accesses:
         self._tested: set[Path] = set()
         self._variables: dict[str, str | None] = {}
         self._unobserved: dict[str, None] = {}
+        self._refused: Untrusted | None = None
 
     def watch(self) -> None:
         """Observe from now on; what Python alone can see is noted for the life of the process."""
@@ -170,6 +171,16 @@ class Accesses:
         self._follow()
         return list(self._unobserved)
 
+    def check(self) -> None:
+        """Check that nothing was used that other users could have written.
+
+        Raises:
+            Untrusted: something was, or was kept from it.
+        """
+        self._follow()
+        if self._refused is not None:
+            raise self._refused
+
     def hide(self, reason: str) -> None:
         """Note something that cannot be observed."""
         self._unobserved[reason] = None
@@ -205,7 +216,7 @@ class Accesses:
                 case Kind.CONNECTED:
                     self.hide(f"a connection to another program ({note.name})")
                 case Kind.REFUSED:
-                    raise Untrusted(
+                    self._refused = Untrusted(
                         f"{note.name} can be written by others, and was not run",
                         hint="have it, and the directories that lead to it, belong to you or root alone",
                     )
@@ -246,8 +257,11 @@ class Accesses:
         if stat.S_ISDIR(mode):
             self._files[path] = stamp(path) if note.kind is Kind.LISTED else stamp_directory(path)
         elif stat.S_ISREG(mode):
-            OBSERVER.check([path])
             self._files[path] = stamp(path)
+            try:
+                OBSERVER.check([path])
+            except Untrusted as error:
+                self._refused = error
         elif not note.name.startswith("/dev/"):
             self.hide(f"{path} is not a regular file")
 

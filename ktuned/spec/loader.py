@@ -77,6 +77,7 @@ def load_file(path: Path, root: Path, backends: Collection[str] | None = None) -
     with collecting(path) as collector:
         try:
             _execute(path)
+            ACCESSES.check()
         except BaseException as error:
             if is_used and not isinstance(error, _CERTAIN):
                 raise FreshProcessNeeded from error

@@ -27,7 +27,9 @@ class CodeTrace:
 
         Raises:
             SourceChanged: a file is not what the kernel was inspected with, or has changed since it was read.
+            Untrusted: another user could have written one.
         """
+        ACCESSES.check()
         extent = OBSERVER.extent + ACCESSES.extent
         if extent == self._extent:
             return ()

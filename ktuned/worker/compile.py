@@ -210,6 +210,7 @@ def _observed(trace: Trace, unit: Unit, known: Mapping[Path, str]) -> tuple[Obse
     if (*unit.sources, unit.kernel_file) not in _read and len(_read) >= MAX_REMEMBERED:
         del _read[next(iter(_read))]
     read = _read.setdefault((*unit.sources, unit.kernel_file), {})
+    ACCESSES.check()
     read |= ACCESSES.files
     # Functions import modules when they are compiled, too.
     imported = {path: digest for path, digest in OBSERVER.files.items() if path not in known}
@@ -228,6 +229,7 @@ def _compile(backend: Backend, units: Sequence[Unit], into: Path, trace: Trace) 
         trace.begin_reading()
         ACCESSES.begin()
         for compiled in backend.compile(units, into):
+            ACCESSES.check()
             if trace.is_steady(ACCESSES.files):
                 yield compiled
             else:

@@ -355,7 +355,7 @@ async def test_the_scratch_directory_goes_with_the_worker(
     """What user code left in its temporary directory is removed when the worker is buried."""
     await ask(worker, playground.request("import tempfile\ntempfile.mkdtemp()"))
     (scratch,) = (tmp_path / "scratch").iterdir()
-    assert len(list(scratch.iterdir())) == 1
+    assert [one for one in scratch.iterdir() if one.name.startswith("tmp")]
     worker.kill()
     with anyio.fail_after(DEADLINE_S):
         await worker.gone.wait()
