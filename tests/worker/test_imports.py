@@ -28,6 +28,9 @@ def place(tmp_path: Path) -> Path:
     for module in ("site-packages/installed.py", "project/kernels.py", "beside.py"):
         (tmp_path / module).parent.mkdir(exist_ok=True)
         (tmp_path / module).write_text("import beside\n" if "kernels" in module else "x = 1\n")
+    record = tmp_path / "site-packages/installed-1.0.dist-info/RECORD"
+    record.parent.mkdir()
+    record.write_text("installed.py,,\n")
     return tmp_path
 
 
