@@ -85,10 +85,8 @@ def stamp_directory(path: Path) -> str:
 
 
 def _leads_to(path: Path) -> str:
-    try:
-        return f">{os.readlink(path)}"
-    except OSError:
-        return ""
+    """Return where a link leads in the end: each link of a chain says the same."""
+    return f">{os.path.realpath(path)}" if path.is_symlink() else ""
 
 
 looking_apart: Callable[[], AbstractContextManager[None]] = nullcontext
@@ -142,7 +140,9 @@ def stamps(paths: Iterable[Path], known: Mapping[Path, str] = MappingProxyType({
     found: dict[str, str] = {}
     for path in paths:
         held = known[path] if path in known else stamp(path)
-        found |= {str(place): held for place in trail(path)}
+        # What links lead to says nothing of them: of a directory only links have this stamp.
+        places = [place for place in trail(path) if place.is_symlink()] if held.startswith(DIRECTORY) else trail(path)
+        found |= {str(path): held, **{str(place): held for place in places}}
     return found
 
 
