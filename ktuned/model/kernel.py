@@ -107,7 +107,10 @@ class KernelInfo(Record):
 
     @property
     def data_digest(self) -> str:
-        """Digest of inputs, reference and checks: if it is equal, measurements of equal artifacts are equal."""
+        """Digest of what decides a figure besides machine code, arguments and the bits of inputs and expected outputs.
+
+        These are the tolerances, and what was read that is no Python. Python counts where it judges: a ``check``, say.
+        """
         return str(self.extra.get("data_digest", self.digest))
 
     @property
@@ -184,6 +187,8 @@ class KernelInfo(Record):
         fresh = [entry for entry in news if entry.name not in self.learned]
         sources = [entry for entry in news if entry.is_source and not self._had(entry.name).is_source]
         data = [entry for entry in news if entry.is_data and not self._had(entry.name).is_data]
+        # A lane tells the bits of what Python makes.
+        data = [entry for entry in data if not entry.meaning or self.extra.get("judges")]
         return dataclasses.replace(
             self,
             digest=combine(self.digest, fresh),

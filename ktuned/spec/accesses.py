@@ -25,10 +25,17 @@ import stat
 import sys
 import sysconfig
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
-from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES, FileFinder
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.machinery import (
+    BYTECODE_SUFFIXES,
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    ModuleSpec,
+)
 from pathlib import Path
-from types import FrameType
+from types import FrameType, ModuleType
 from typing import Any
 
 from ktuned.ipc import ABSENT, DIRECTORY, Untrusted, is_way, lexical, stamp, stamp_directory
@@ -112,6 +119,8 @@ class Accesses:
         for environment in (os.environ, os.environb):
             environment.__class__ = _RecordingEnviron
         FileFinder._fill_cache = _fill_cache  # type: ignore[attr-defined]
+        ExtensionFileLoader.create_module = _create_module  # type: ignore[method-assign]
+        ExtensionFileLoader.exec_module = _exec_module  # type: ignore[method-assign]
 
     def begin(self) -> None:
         """Forget what was noted; each name is noted again."""
@@ -350,6 +359,28 @@ def _fill_cache(finder: FileFinder) -> None:
         finder._path_cache = finder._relaxed_path_cache = _Each()  # type: ignore[attr-defined]
     else:
         _fill_cache_from_listing(finder)
+
+
+_create_extension, _execute_extension = ExtensionFileLoader.create_module, ExtensionFileLoader.exec_module
+
+
+def _create_module(loader: ExtensionFileLoader, spec: ModuleSpec) -> ModuleType:
+    """Load an installed extension apart: what it reads then, a process that has loaded it before does not read again.
+
+    Its version stands for that, and for the variables that packages follow their backends' lists.
+    """
+    with _unless_counted(str(spec.origin)):
+        return _create_extension(loader, spec)
+
+
+def _exec_module(loader: ExtensionFileLoader, module: ModuleType) -> None:
+    """Initialize an installed extension apart, too."""
+    with _unless_counted(str(module.__file__)):
+        _execute_extension(loader, module)
+
+
+def _unless_counted(file: str) -> AbstractContextManager[None]:
+    return nullcontext() if OBSERVER.counts(file) else ACCESSES.apart()
 
 
 def _is_systems(path: str) -> bool:

@@ -33,7 +33,8 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
     """Return the description of a kernel, right after its file was loaded.
 
     ``extra`` holds ``knobs`` (their names; none for a callable's space), ``metrics``
-    (whether each takes the energy), ``data_digest`` (over what decides data and checks alone) and,
+    (whether each takes the energy), ``data_digest`` (over what decides a figure besides machine code,
+    arguments and the data that a lane makes; all of its Python where that ``judges``) and,
     to find what changed, ``files``, ``definitions`` and ``plan``: the short digests of each source file, each Python
     definition and each part of the plan by their labels.
 
@@ -48,9 +49,12 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
         raise kernel.site.error(error.message, hint=error.hint) from error
     home = kernel.file.parent
     texts = {_relative(path, home): _source_text(path, content) for path, content in sources.items()}
-    function, measured, plan = (Reach(kernel.file, root, _is_declaration) for _ in range(3))
+    function, measured, plan, besides = (Reach(kernel.file, root, _is_declaration) for _ in range(4))
     try:
         _reach(kernel, function, measured, plan)
+        for name in (*_JUDGING, *(("metrics",) if kernel.metrics else ())):
+            besides.add(name, getattr(kernel, name))
+        besides.add_imports(OBSERVER.modules())
     except Untrusted as error:
         raise kernel.site.error(error.message, hint=error.hint) from error
     except (OSError, SyntaxError, RecursionError) as error:
@@ -90,8 +94,9 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
             "files": _each(texts),
             "definitions": _each(function.parts | measured.parts),
             "plan": _each(plan.parts),
-            "data_digest": _digest(measured.parts),
+            "data_digest": _digest(besides.parts | declared.parts),
             "given": list(kernel.given),
+            **({"judges": True} if kernel.judges else {}),
             "metrics": {name: name in kernel.energy_metrics for name in kernel.metrics},
             "judged": kernel.is_judged,
             "expects_default_outputs": kernel.expects_default_outputs,
@@ -103,6 +108,20 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
             "declares": bool(kernel.depends),
         },
     )
+
+
+_JUDGING = (
+    "check",
+    "setup",
+    "backend",
+    "rtol",
+    "atol",
+    "max_mismatched_ratio",
+    "has_exact_integers",
+    "timing",
+    "cores",
+)
+"""What decides a figure of equal machine code, arguments and data."""
 
 
 def _reach(kernel: Kernel, function: Reach, measured: Reach, plan: Reach) -> None:

@@ -450,7 +450,7 @@ class Store:
         return trial_queries.best(self._reader, context, limit, objective, rounds, rounds_name)
 
     def twin(self, content: str) -> Trial | None:
-        """Return the newest measured trial of this content (the detail ``content``), in any context."""
+        """Return the newest trial of this content (the detail ``content``) that says what a measurement would."""
         return trial_queries.twin(self._reader, content)
 
     def past(self, context: Context, contexts: int, limit: int, *, objective: Objective = LATENCY) -> list[KnownConfig]:

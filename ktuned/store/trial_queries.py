@@ -65,13 +65,16 @@ def _best_first(select: str, objective: Objective, wanted: str = "") -> str:
 
 
 def twin(reader: Reader, content: str) -> Trial | None:
-    """Return the newest measured trial of this content, in any context."""
+    """Return the newest trial of this content that says what a measurement would, preferably a measured one."""
     return reader.value(
         rows.trial,
-        # The outcome is written out, or SQLite would not use the index of measured trials.
-        f"""{rows.SELECT_TRIALS} WHERE trials.content = ? AND trials.outcome = 'measured'
-        ORDER BY trials.id DESC LIMIT 1""",
+        f"""{rows.SELECT_TRIALS} WHERE trials.content = ? AND trials.outcome IN (?, ?, ?)
+        ORDER BY trials.outcome = ? DESC, trials.id DESC LIMIT 1""",
         content,
+        Outcome.MEASURED,
+        Outcome.SLOWER,
+        Outcome.MISMATCH,
+        Outcome.MEASURED,
     )
 
 

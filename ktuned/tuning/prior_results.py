@@ -28,7 +28,6 @@ from ktuned.model import (
 )
 from ktuned.store import Store
 from ktuned.tuning.trial_detail import TrialDetail, rounds_name
-from ktuned.tuning.trial_lifecycle import Attempt
 from ktuned.tuning.trial_order import Order, begun_in_time, near_configs, order
 from ktuned.tuning.work import Work
 
@@ -182,7 +181,10 @@ class PriorResults:
         )
         return msgspec.structs.replace(found, earlier=earlier_searches(self._store, winners, objective))
 
-    def find_twin(self, attempt: Attempt) -> Trial | None:
-        """Return the measured trial of equal bytes, called alike, on equal data, if it has all figures."""
-        twin = self._store.twin(attempt.content) if attempt.content else None
+    def find_twin(self, content: str) -> Trial | None:
+        """Return the trial of equal bytes, called alike, on equal data, if it has all figures.
+
+        A job that is to measure ``again`` takes nothing over.
+        """
+        twin = None if self._work.job.plan.again else self._store.twin(content)
         return None if twin is not None and self._work.lacks_figure(twin) else twin
