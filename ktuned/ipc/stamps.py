@@ -52,7 +52,7 @@ def stamp(path: Path) -> str:
     waited at, and a device has no end.
     """
     try:
-        with open(path, "rb", opener=_at_once) as stream:
+        with looking_apart(), open(path, "rb", opener=_at_once) as stream:
             found = os.fstat(stream.fileno())
             if not stat.S_ISREG(found.st_mode):
                 return ABSENT
@@ -86,7 +86,7 @@ def stamp_directory(path: Path) -> str:
 
 
 looking_apart: Callable[[], AbstractContextManager[None]] = nullcontext
-"""How a process lists a directory for a stamp: in an observed one that is none of what it observes."""
+"""How a process reads for a stamp: in an observed one that is none of what it observes."""
 
 
 def _listing(path: Path) -> str:

@@ -130,9 +130,10 @@ class KernelInfo(Record):
 
     @property
     def parts(self) -> dict[str, str]:
-        """Parts of ``digest``: short digests by labels that begin with ``source:`` or ``python:``."""
-        groups = (("source", self.extra.get("files", {})), ("python", self.extra.get("definitions", {})))
-        parts = {f"{group}:{label}": digest for group, found in groups for label, digest in found.items()}
+        """Parts of ``digest``: short digests by labels that begin with ``source:`` or ``argument:``."""
+        groups = (("source", "files"), ("source", "python"), ("argument", "arguments"))
+        found = [(group, self.extra.get(key, {})) for group, key in groups]
+        parts = {f"{group}:{label}": digest for group, digests in found for label, digest in digests.items()}
         return parts | {self.label(entry): entry.decisive[:16] for entry in self.learned.values()}
 
     @property

@@ -214,7 +214,8 @@ def _observed(trace: Trace, unit: Unit, known: Mapping[Path, str]) -> tuple[Obse
     read |= ACCESSES.files
     # Functions import modules when they are compiled, too.
     imported = {path: digest for path, digest in OBSERVER.files.items() if path not in known}
-    return trace.fresh({**read, **imported}, ACCESSES.variables, ACCESSES.unobserved)
+    executed = imported.keys() - read.keys()
+    return trace.fresh({**read, **imported}, ACCESSES.variables, ACCESSES.unobserved, executed)
 
 
 def _compile(backend: Backend, units: Sequence[Unit], into: Path, trace: Trace) -> Iterator[Compiled]:

@@ -70,10 +70,21 @@ def test_another_content_is_another_digest(other: Observation) -> None:
     assert combine("d1", [HEADER]) != combine("d1", [other]) != "d1"
 
 
-def test_a_source_counts_by_its_meaning() -> None:
-    """A comment in a header that was learned changes no digest; the name of its place does not, either."""
-    meant = replace(HEADER, meaning="tokens")
-    assert combine("d1", [meant]) == combine("d1", [replace(meant, digest="ff", places=("/q/a.def",))])
+def test_python_counts_by_its_meaning_and_a_header_by_its_bytes() -> None:
+    """A comment in a module that was learned changes no digest, one in a header does; where they lie is no part."""
+    module = Observation("late.py", "11", meaning="its syntax", is_data=True)
+    assert combine("d1", [module]) == combine("d1", [replace(module, digest="ff", places=("/q/late.py",))])
+    assert combine("d1", [HEADER]) == combine("d1", [replace(HEADER, places=("/q/a.def",))])
+    assert combine("d1", [HEADER]) != combine("d1", [replace(HEADER, digest="ff")])
+
+
+def test_learned_python_decides_a_measurement_where_it_judges() -> None:
+    """Else a lane says what it makes: the inputs, and the outputs that are expected."""
+    module = Observation("late.py", "11", meaning="its syntax", is_data=True)
+    judging = replace(kernel(), extra={**kernel().extra, "judges": True})
+    assert kernel().observed([module]).data_digest == kernel().data_digest
+    assert judging.observed([module]).data_digest != judging.data_digest
+    assert kernel().observed([module]).digest != kernel().digest
 
 
 def test_a_learned_name_is_in_the_digests_that_it_decides() -> None:
