@@ -51,8 +51,13 @@ def stamp(path: Path) -> str:
     A directory has one of its names, but for hidden ones and editors' copies. What is neither has none: a pipe would be
     waited at, and a device has no end.
     """
+    with looking_apart():
+        return _stamp(path)
+
+
+def _stamp(path: Path) -> str:
     try:
-        with looking_apart(), open(path, "rb", opener=_at_once) as stream:
+        with open(path, "rb", opener=_at_once) as stream:
             found = os.fstat(stream.fileno())
             if not stat.S_ISREG(found.st_mode):
                 return ABSENT
@@ -80,6 +85,11 @@ def stamp_directory(path: Path) -> str:
     Code that resolves a link goes on with its target's name, and nothing that it opens then shows that the link was
     swapped.
     """
+    with looking_apart():
+        return _stamp_way(path)
+
+
+def _stamp_way(path: Path) -> str:
     if not path.is_dir():
         return ABSENT
     return f"{DIRECTORY}>{os.readlink(path)}" if path.is_symlink() else DIRECTORY
@@ -91,8 +101,7 @@ looking_apart: Callable[[], AbstractContextManager[None]] = nullcontext
 
 def _listing(path: Path) -> str:
     try:
-        with looking_apart():
-            found = os.listdir(path)
+        found = os.listdir(path)
         names = sorted(name for name in found if not name.startswith((".", "__pycache__", "4913")))
     except OSError:
         return ABSENT
@@ -130,9 +139,10 @@ def stamps(paths: Iterable[Path], known: Mapping[Path, str] = MappingProxyType({
     A file whose bytes were read before has the digest that is ``known`` of them: it may hold others by now.
     """
     found: dict[str, str] = {}
-    for path in paths:
-        held = known[path] if path in known else stamp(path)
-        found |= {str(place): held for place in trail(path)}
+    with looking_apart():
+        for path in paths:
+            held = known[path] if path in known else stamp(path)
+            found |= {str(place): held for place in trail(path)}
     return found
 
 
