@@ -109,9 +109,19 @@ class KernelInfo(Record):
     def data_digest(self) -> str:
         """Digest of what decides a figure besides machine code, arguments and the bits of inputs and expected outputs.
 
-        These are the tolerances, and what was read that is no Python. Python counts where it judges: a ``check``, say.
+        These are the tolerances, say, and libraries that were imported. Python counts where it judges: a ``check``.
         """
         return str(self.extra.get("data_digest", self.digest))
+
+    @property
+    def data_read(self) -> dict[str, str]:
+        """The names that were read to make a problem's data, or in launches, with short digests of what decides there.
+
+        Python that does not judge is none of them: a lane tells the bits of what it makes.
+        """
+        judges = self.extra.get("judges")
+        entries = [one for one in self.learned.values() if one.is_data and (judges or not one.meaning)]
+        return {one.name: one.decisive[:16] for one in entries}
 
     @property
     def is_judged(self) -> bool:
@@ -187,14 +197,10 @@ class KernelInfo(Record):
             return self
         fresh = [entry for entry in news if entry.name not in self.learned]
         sources = [entry for entry in news if entry.is_source and not self._had(entry.name).is_source]
-        data = [entry for entry in news if entry.is_data and not self._had(entry.name).is_data]
-        # A lane tells the bits of what Python makes.
-        data = [entry for entry in data if not entry.meaning or self.extra.get("judges")]
         return dataclasses.replace(
             self,
             digest=combine(self.digest, fresh),
             source_digest=combine(self.source_digest, sources),
-            extra={**self.extra, "data_digest": combine(self.data_digest, data)} if data else self.extra,
             stamps={**{place: entry.digest for entry in fresh for place in entry.places}, **self.stamps},
             learned={**self.learned, **{entry.name: entry for entry in news}},
         )

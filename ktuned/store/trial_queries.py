@@ -20,6 +20,9 @@ from ktuned.model import (
 from ktuned.store import rows
 from ktuned.store.reader import Reader
 
+MAX_TWINS = 8
+"""Trials of one content that are looked at: each had read other data."""
+
 Order = Literal["newest", "fastest"]
 
 _OF_CONTEXT = f"WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)"
@@ -64,17 +67,18 @@ def _best_first(select: str, objective: Objective, wanted: str = "") -> str:
         ORDER BY {cost}, trials.id LIMIT ?"""
 
 
-def twin(reader: Reader, content: str) -> Trial | None:
-    """Return the newest trial of this content that says what a measurement would, preferably a measured one."""
-    return reader.value(
+def twins(reader: Reader, content: str) -> list[Trial]:
+    """Return the newest trials of this content that say what a measurement would, measured ones first."""
+    return reader.values(
         rows.trial,
         f"""{rows.SELECT_TRIALS} WHERE trials.content = ? AND trials.outcome IN (?, ?, ?)
-        ORDER BY trials.outcome = ? DESC, trials.id DESC LIMIT 1""",
+        ORDER BY trials.outcome = ? DESC, trials.id DESC LIMIT ?""",
         content,
         Outcome.MEASURED,
         Outcome.SLOWER,
         Outcome.MISMATCH,
         Outcome.MEASURED,
+        MAX_TWINS,
     )
 
 

@@ -26,11 +26,12 @@ from ktuned.fleet import (
     WorkerDied,
 )
 from ktuned.ipc import replies, requests
-from ktuned.model import Trial, TrialResult, canonical, is_latency
+from ktuned.model import TrialResult, canonical, is_latency
 from ktuned.store import Artifacts
 from ktuned.tuning.batches import HOLD_GPU_S, LANE_S
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.deadlines import for_trial
+from ktuned.tuning.prior_results import PriorResults
 from ktuned.tuning.reference import Reference
 from ktuned.tuning.trial_lifecycle import Attempt, TrialState
 from ktuned.tuning.trial_machine import (
@@ -66,10 +67,6 @@ BestUs = Callable[[], float | None]
 """Returns the latency (µs) of the best config so far."""
 
 
-FindTwin = Callable[[str], Trial | None]
-"""Returns the trial that a content was measured in, in any context."""
-
-
 class _Arrived(msgspec.Struct, frozen=True):
     """A measurement, what was printed until it came, and when that was."""
 
@@ -81,7 +78,7 @@ class _Arrived(msgspec.Struct, frozen=True):
 class MeasureStage:
     """Measures one job's configs, one at a time on each of its lanes; other lanes stand in for a sick one.
 
-    What was measured before, in another state of the sources, is taken over: ``find_twin`` says so.
+    What was measured before, in another state of the sources, is taken over from ``prior`` results.
     """
 
     def __init__(
@@ -90,10 +87,10 @@ class MeasureStage:
         lanes: Sequence[Lane],
         compiling: CompileStage,
         artifacts: Artifacts,
-        find_twin: FindTwin = lambda content: None,
+        prior: PriorResults | None = None,
     ) -> None:
         self.work = work
-        self.find_twin = find_twin
+        self.prior = prior
         self.machine = work.trial_machine()
         self._lanes = lanes
         self._compiling = compiling
@@ -357,18 +354,16 @@ class _LaneTurn:
     def _carry_over(self) -> list[End]:
         """Return the ends of those that wait whose figure is known: of equal bytes, called alike, on equal data."""
         ends: list[End] = []
+        prior = self._stage.prior
         for attempt in list(self._waiting):
-            if not attempt.is_compiled or not attempt.files or self._seed or not self._lane.data:
+            if prior is None or not attempt.is_compiled or not attempt.files or self._seed or not self._lane.data:
                 continue
-            attempt.content = self._identify(attempt)
-            twin = self._stage.find_twin(attempt.content)
+            attempt.content = self._stage.work.measured_content(attempt.unit.build, attempt.files, self._lane.data)
+            twin = prior.find_twin(attempt.content)
             if twin is not None:
                 self._waiting.remove(attempt)
                 ends += ends_among(self._stage.machine.handle(TwinFound(attempt, twin)))
         return ends
-
-    def _identify(self, attempt: Attempt) -> str:
-        return self._stage.work.measured_content(attempt.unit.build, attempt.files, self._lane.data)
 
     async def _send_request(self) -> None:
         stage, lane, machine = self._stage, self._lane, self._stage.machine
@@ -450,9 +445,8 @@ class _LaneTurn:
             else:
                 clock.spend(attempt, one.measured.seconds)
             await self._stage.work.learn(one.measured.observed)
-            if attempt.content:
-                # What was read in its launches counts for it, too.
-                attempt.content = self._identify(attempt)
+            if attempt.content and self._stage.prior is not None:
+                attempt.read = await self._stage.prior.keep_read()
             anchor, measured = self._stage.work.anchor, one.measured
             if anchor is not None:
                 measured = anchor.judge(attempt.config, measured)

@@ -82,7 +82,7 @@ class Pipeline:
         self._looking = anyio.Lock()
         self._compiling = CompileStage(work, fleet, artifacts, on_begun=self._note_begun)
         self._prior = PriorResults(work, store)
-        self._measuring = MeasureStage(work, self._lanes, self._compiling, artifacts, self._prior.find_twin)
+        self._measuring = MeasureStage(work, self._lanes, self._compiling, artifacts, self._prior)
         self._begin_on: Callable[[Lane], None] | None = None
         self._machine = work.trial_machine()
         self._batch_size = BatchSize(LANE_S)

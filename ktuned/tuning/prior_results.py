@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from itertools import islice
 
 import msgspec
@@ -148,6 +149,7 @@ class PriorResults:
         self._work = work
         self._store = store
         self._compile_s: dict[str, float] = {}
+        self._kept: set[str] = set()
 
     def expected_compile_s(self, config: Config) -> float:
         """Return what a config's compile took in an earlier state of the kernel; 0 if that is unknown."""
@@ -186,5 +188,22 @@ class PriorResults:
 
         A job that is to measure ``again`` takes nothing over.
         """
-        twin = None if self._work.job.plan.again else self._store.twin(content)
+        now = self._work.kernel.data_read
+        twins = [] if self._work.job.plan.again else self._store.twins(content)
+        twin = next((one for one in twins if self._has_read_the_same(one, now)), None)
         return None if twin is not None and self._work.lacks_figure(twin) else twin
+
+    def _has_read_the_same(self, twin: Trial, now: Mapping[str, str]) -> bool:
+        """Return whether all that a trial had read is as it was; what was learned later, it did not depend on."""
+        name = TrialDetail.from_json(twin.detail).read
+        read = self._store.versions(name) if name else {}
+        return read is not None and all(now.get(place) == held for place, held in read.items())
+
+    async def keep_read(self) -> str:
+        """Keep what is known to be read for the kernel's data, and return its digest; empty if that is nothing."""
+        read = self._work.kernel.data_read
+        digest = sha256(canonical(read).encode()).hexdigest() if read else ""
+        if digest and digest not in self._kept:
+            await self._store.save_versions({digest: read})
+            self._kept.add(digest)
+        return digest

@@ -184,10 +184,10 @@ class Attempt(msgspec.Struct, eq=False):
     that is known: its kernel file ``declares_cores``, or its first launch has shown it. ``accused`` is the verdict that
     it has unless the device turns out to be sick. ``facts`` are the backend's, ``files`` is the digest of its machine
     code, and ``content`` identifies its measurement, once a lane has its data; both are empty where other code decides
-    what runs, too. ``known`` is its trial as it stands, where that lacks a figure
-    alone. ``expected_s`` is what its compile took in an earlier state of the kernel; 0 if that is unknown. ``lowered``
-    is what its function was translated into, where a backend does that apart, and until it is compiled. ``spans`` say
-    where it was last, and since when.
+    what runs, too. ``read`` is the digest of what was read of data by then. ``known`` is its trial as it stands, where
+    that lacks a figure alone. ``expected_s`` is what its compile took in an earlier state of the kernel; 0 if that is
+    unknown. ``lowered`` is what its function was translated into, where a backend does that apart, and until it is
+    compiled. ``spans`` say where it was last, and since when.
     """
 
     trial: int
@@ -201,6 +201,7 @@ class Attempt(msgspec.Struct, eq=False):
     facts: Mapping[str, Any] = msgspec.field(default_factory=dict)
     files: str = ""
     content: str = ""
+    read: str = ""
     known: Trial | None = None
     expected_s: float = 0.0
     lowered: bytes | None = None
@@ -267,6 +268,7 @@ class Attempt(msgspec.Struct, eq=False):
             build=self.unit.build or None,
             facts=self.facts or None,
             content=self.content or None,
+            read=self.read or verdict.detail.read,
             open_s=round(self.open_s, 3) if self.open_s else None,
             spans=tuple((kind, *span) for kind, span in self.spans.items()) or None,
             story=tuple(map(str, self.story)) if is_failed or EXCUSES.keys() & self.story else None,

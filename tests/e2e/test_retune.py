@@ -65,7 +65,10 @@ def test_save_makes_stale_then_fresh_and_a_comment_makes_nothing(daemon: Daemon)
 
 
 def test_file_that_only_the_compiler_read_is_watched(daemon: Daemon) -> None:
-    """What a compiler read outside the project, and no inspection finds, is followed: its edit is stale at once."""
+    """What a compiler read outside the project, and no inspection finds, is followed: its edit is stale at once.
+
+    Where it makes no other machine code, as a comment, it costs a compile, and no measurement.
+    """
     included = daemon.directory / "elsewhere" / "a.def"
     included.parent.mkdir()
     included.write_text("one")
@@ -78,6 +81,8 @@ def test_file_that_only_the_compiler_read_is_watched(daemon: Daemon) -> None:
     assert monotonic() - written < 20
     daemon.until(lambda: _settled(daemon, 2), "the re-tune")
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
+    assert daemon.compiles.read_text().count("\n") == 2
+    assert not _jobs(daemon)[-1]["cost"].get("lane_s")
 
 
 def _reading(daemon: Daemon, reading: str, more: str = "") -> Path:
