@@ -122,7 +122,8 @@ def agrees(held: str, now: str) -> bool:
 def sight(path: str) -> str:
     """Return how ``stat`` shows a file, as text, or :data:`ABSENT`; equal sights mean equal contents."""
     try:
-        found = os.stat(path)
+        with looking_apart():
+            found = os.stat(path)
     except (OSError, ValueError):
         return ABSENT
     return f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}"

@@ -50,7 +50,8 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
         KernelFileError: a source cannot be read, or ``problems`` is at fault.
     """
     root = root.resolve()
-    sources = _sources(kernel)
+    with ACCESSES.apart():
+        sources = _sources(kernel)
     try:
         OBSERVER.check(sources)
     except Untrusted as error:

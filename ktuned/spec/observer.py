@@ -147,7 +147,8 @@ class Observer:
             Untrusted: one could.
         """
         if self.trust is not None:
-            self.trust.check_files(str(path) for path in paths if installed_in(str(path)) is None)
+            with self.looking_apart():
+                self.trust.check_files(str(path) for path in paths if installed_in(str(path)) is None)
 
     def take(self, path: Path, content: bytes) -> bytes:
         """Take in the bytes that are about to be compiled; return those that this observation had read before.
