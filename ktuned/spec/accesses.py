@@ -120,8 +120,8 @@ class Accesses:
         for environment in (os.environ, os.environb):
             environment.__class__ = _RecordingEnviron
         FileFinder._fill_cache = _fill_cache  # type: ignore[attr-defined]
-        ExtensionFileLoader.create_module = _create_module  # type: ignore[method-assign]
-        ExtensionFileLoader.exec_module = _exec_module  # type: ignore[method-assign]
+        ExtensionFileLoader.create_module = _create_module  # type: ignore[method-assign, assignment]
+        ExtensionFileLoader.exec_module = _exec_module  # type: ignore[method-assign, assignment]
 
     def begin(self) -> None:
         """Forget what was noted; each name is noted again."""

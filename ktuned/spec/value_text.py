@@ -22,6 +22,7 @@ from ktuned.spec.loader import is_kernel_module
 from ktuned.spec.observer import OBSERVER
 from ktuned.spec.origin import is_ours
 
+_NUMBERS: tuple[type[Any], ...] = int, float, complex, str, bytes
 _PLAIN = bool, int, float, complex, str, bytes, range, type(None), type(...)
 
 
@@ -97,8 +98,7 @@ class _Describer:
 
     def _describe_object(self, value: object) -> str:
         kind = type(value)
-        plain = next((base for base in _PLAIN if isinstance(value, base)), None)
-        number = "" if plain is None else self.describe(plain(value))  # type: ignore[arg-type]
+        number = next((repr(base(value)) for base in _NUMBERS if isinstance(value, base)), "")
         module = sys.modules.get(kind.__module__)
         is_known = is_ours(kind.__module__) or OBSERVER.counts(str(getattr(module, "__file__", None)))
         if is_known or dataclasses.is_dataclass(value):

@@ -48,11 +48,14 @@ class Tally:
     def from_line(cls, line: str) -> Self:
         """Return the tally that a line holds."""
         held = json.loads(line.removeprefix(LINE))
-        return cls(**{name: Counter(one) if isinstance(one, dict) else one for name, one in held.items()})
+        counts = {name: Counter(one) for name, one in held.items() if isinstance(one, dict)}
+        return cls(**counts, wrong=held["wrong"], unsettled=held["unsettled"])
 
     def __str__(self) -> str:
         counts = self.edits, self.measured, self.needless, self.compiled, self.needless_compiles
-        rows = [("kind of edit", "edits", "measured", "needless", "compiled", "needless", "s an edit")]
+        rows: list[tuple[str, ...]] = [
+            ("kind of edit", "edits", "measured", "needless", "compiled", "needless", "s an edit")
+        ]
         for kind, count in sorted(self.edits.items()):
             each = f"{self.milliseconds[kind] / count / 1000:.1f}"
             rows.append((kind, *(str(one[kind]) for one in counts), each))

@@ -54,7 +54,7 @@ async def test_what_a_compiler_read_makes_the_answer_stale(tmp_path: Path) -> No
         cfg.write_text("two")
         edited = await parts.inspect()
         assert edited.digest == combine(
-            before.digest, (kernel.learned | {"cfg.txt": edited.learned["cfg.txt"]}).values()
+            before.digest, ({**kernel.learned, "cfg.txt": edited.learned["cfg.txt"]}).values()
         )
         assert edited.digest != kernel.digest
         assert _status(parts) is Status.STALE

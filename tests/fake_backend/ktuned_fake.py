@@ -331,7 +331,7 @@ class Fake(Backend):
             made = build.to_plain()
             if build.reads:
                 read = unit.kernel_file.parent / build.reads
-                made["tag"] = read.read_text() if read.exists() else ""
+                made["tag"] = read.read_text().partition("//")[0].rstrip() if read.exists() else ""
             (into / unit.key / "kernel.json").write_text(json.dumps(made))
             facts: dict[str, Any] = {"registers": 32, "target": unit.target}
             if unit.lowered:

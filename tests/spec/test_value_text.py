@@ -148,7 +148,7 @@ def test_globals_that_a_function_mentions_count(project: Project) -> None:
     (kernel,) = project.load().kernels
     function = kernel.inputs
     before = value_text(function)
-    factors = function.__globals__["FACTORS"]  # type: ignore[attr-defined]
+    factors = function.__globals__["FACTORS"]
     factors["a"] = factors.pop("a")
     assert value_text(function) != before
     assert str(project.root) not in before
