@@ -190,7 +190,7 @@ async def test_code_that_judges_counts_whole(parts: Parts) -> None:
 @pytest.mark.anyio
 async def test_a_wrong_config_is_not_measured_again(parts: Parts) -> None:
     """With equal machine code and data it is as wrong as it was."""
-    text = kernel_text(configs="[dict(us=50.0), dict(us=90.0, does='wrong')]", reference=REFERENCE)
+    text = kernel_text(configs="[dict(us=50.0, does='work'), dict(us=90.0, does='nothing')]", reference=REFERENCE)
     async with parts.working():
         assert (await _tune_text(parts, text, 1))["outcomes"] == {"measured": 1, "mismatch": 1}
         ended = await _tune_text(parts, text.replace("2 * x", "x + x"), 2)
