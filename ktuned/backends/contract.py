@@ -205,7 +205,8 @@ class Backend(ABC):
         needs_kernel_file: :meth:`load` reads ``unit.kernel_file``, or what lies beside it.
         times_on_host: its launches end with their work on a GPU too, so that the host's clock times them.
         decisive_files: those of them that, with the Build, decide all that runs: a measurement of one artifact then
-            holds for every other with the same bytes. None if other code runs as well (a Python function).
+            holds for every other with the same bytes. None if other code runs as well (a Python function);
+            :meth:`runs_other_code` says so of single Builds.
     """
 
     name: ClassVar[str]
@@ -277,6 +278,10 @@ class Backend(ABC):
         ends the unit.
         """
         return b""
+
+    def runs_other_code(self, build: Build) -> bool:
+        """Return whether launches of a Build run more than its ``decisive_files``, such as hooks in Python."""
+        return False
 
     @abstractmethod
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:

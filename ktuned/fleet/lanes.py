@@ -39,6 +39,7 @@ class Lane:
 
     Lanes of one device take turns. ``on_state`` is called when the lane becomes sick, and when it is well again.
     ``is_waited_for`` says whether a client waits for a job: that one has its turn at once beside an application, too.
+    ``data`` is the digest of the data that is open (:class:`~ktuned.ipc.replies.Opened`).
     """
 
     def __init__(
@@ -56,6 +57,7 @@ class Lane:
         self.record = LaneRecord(device, health or Health())
         self.busy_s = 0.0
         self.job: int | None = None
+        self.data = ""
         self._fleet = fleet
         self._machine = fleet.machine
         self._failures = self.record.health.failures
@@ -271,6 +273,7 @@ class Lane:
         worker.settle()
         if isinstance(request, requests.Open) and request.reference is not None and reply.unusable:
             raise ReferenceUnusable(reply.unusable, request.reference.key, is_damaged=reply.is_damaged)
+        self.data = reply.data if isinstance(request, requests.Open) else ""
         if bench.learn is not None:
             await bench.learn(reply.observed)
         took_s = round(monotonic() - began, 3)

@@ -235,10 +235,12 @@ class CompiledUnit(Record):
 class Opened(Record):
     """A problem's data is made, unless its reference is ``unusable``: the message says why.
 
-    The artifact of that reference then is damaged, or this device cannot run it (``is_damaged`` says which).
+    The artifact of that reference then is damaged, or this device cannot run it (``is_damaged`` says which). ``data``
+    is the digest of the inputs, of the outputs that are expected, and of what the kernel file has set in its process.
     """
 
     observed: tuple[Observation, ...] = ()
+    data: str = ""
     unusable: str = ""
     is_damaged: bool = False
 

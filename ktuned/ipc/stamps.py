@@ -51,6 +51,11 @@ def stamp(path: Path) -> str:
     A directory has one of its names, but for hidden ones and editors' copies. What is neither has none: a pipe would be
     waited at, and a device has no end.
     """
+    with looking_apart():
+        return _stamp(path)
+
+
+def _stamp(path: Path) -> str:
     try:
         with open(path, "rb", opener=_at_once) as stream:
             found = os.fstat(stream.fileno())
@@ -81,7 +86,8 @@ def stamp_directory(path: Path) -> str:
     Code that resolves a link goes on with its target's name, and nothing that it opens then shows that the link was
     swapped.
     """
-    return f"{DIRECTORY}{_leads_to(path)}" if path.is_dir() else ABSENT
+    with looking_apart():
+        return f"{DIRECTORY}{_leads_to(path)}" if path.is_dir() else ABSENT
 
 
 def _leads_to(path: Path) -> str:
@@ -90,13 +96,12 @@ def _leads_to(path: Path) -> str:
 
 
 looking_apart: Callable[[], AbstractContextManager[None]] = nullcontext
-"""How a process lists a directory for a stamp: in an observed one that is none of what it observes."""
+"""How a process reads for a stamp: in an observed one that is none of what it observes."""
 
 
 def _listing(path: Path) -> str:
     try:
-        with looking_apart():
-            found = os.listdir(path)
+        found = os.listdir(path)
         names = sorted(name for name in found if not name.startswith((".", "__pycache__", "4913")))
     except OSError:
         return ABSENT
@@ -121,7 +126,8 @@ def agrees(held: str, now: str) -> bool:
 def sight(path: str) -> str:
     """Return how ``stat`` shows a file, as text, or :data:`ABSENT`; equal sights mean equal contents."""
     try:
-        found = os.stat(path)
+        with looking_apart():
+            found = os.stat(path)
     except (OSError, ValueError):
         return ABSENT
     return f"{found.st_dev}:{found.st_ino}:{found.st_size}:{found.st_mtime_ns}:{found.st_ctime_ns}"
@@ -138,11 +144,12 @@ def stamps(paths: Iterable[Path], known: Mapping[Path, str] = MappingProxyType({
     A file whose bytes were read before has the digest that is ``known`` of them: it may hold others by now.
     """
     found: dict[str, str] = {}
-    for path in paths:
-        held = known[path] if path in known else stamp(path)
-        # What links lead to says nothing of them: of a directory only links have this stamp.
-        places = [place for place in trail(path) if place.is_symlink()] if held.startswith(DIRECTORY) else trail(path)
-        found |= {str(path): held, **{str(place): held for place in places}}
+    with looking_apart():
+        for path in paths:
+            held = known[path] if path in known else stamp(path)
+            # What links lead to says nothing of them: of a directory only links have this stamp.
+            places = filter(Path.is_symlink, trail(path)) if held.startswith(DIRECTORY) else trail(path)
+            found |= {str(path): held, **{str(place): held for place in places}}
     return found
 
 

@@ -107,8 +107,21 @@ class KernelInfo(Record):
 
     @property
     def data_digest(self) -> str:
-        """Digest of inputs, reference and checks: if it is equal, measurements of equal artifacts are equal."""
+        """Digest of what decides a figure besides machine code, arguments and the bits of inputs and expected outputs.
+
+        These are the tolerances, say, and libraries that were imported. Python counts where it judges: a ``check``.
+        """
         return str(self.extra.get("data_digest", self.digest))
+
+    @property
+    def data_read(self) -> dict[str, str]:
+        """The names that were read to make a problem's data, or in launches, with short digests of what decides there.
+
+        Python that does not judge is none of them: a lane tells the bits of what it makes.
+        """
+        judges = self.extra.get("judges")
+        entries = [one for one in self.learned.values() if one.is_data and (judges or not one.meaning)]
+        return {one.name: one.decisive[:16] for one in entries}
 
     @property
     def is_judged(self) -> bool:
@@ -127,9 +140,10 @@ class KernelInfo(Record):
 
     @property
     def parts(self) -> dict[str, str]:
-        """Parts of ``digest``: short digests by labels that begin with ``source:`` or ``python:``."""
-        groups = (("source", self.extra.get("files", {})), ("python", self.extra.get("definitions", {})))
-        parts = {f"{group}:{label}": digest for group, found in groups for label, digest in found.items()}
+        """Parts of ``digest``: short digests by labels that begin with ``source:`` or ``argument:``."""
+        groups = (("source", "files"), ("source", "python"), ("argument", "arguments"))
+        found = [(group, self.extra.get(key, {})) for group, key in groups]
+        parts = {f"{group}:{label}": digest for group, digests in found for label, digest in digests.items()}
         return parts | {self.label(entry): entry.decisive[:16] for entry in self.learned.values()}
 
     @property
@@ -183,12 +197,10 @@ class KernelInfo(Record):
             return self
         fresh = [entry for entry in news if entry.name not in self.learned]
         sources = [entry for entry in news if entry.is_source and not self._had(entry.name).is_source]
-        data = [entry for entry in news if entry.is_data and not self._had(entry.name).is_data]
         return dataclasses.replace(
             self,
             digest=combine(self.digest, fresh),
             source_digest=combine(self.source_digest, sources),
-            extra={**self.extra, "data_digest": combine(self.data_digest, data)} if data else self.extra,
             stamps={**{place: entry.digest for entry in fresh for place in entry.places}, **self.stamps},
             learned={**self.learned, **{entry.name: entry for entry in news}},
         )

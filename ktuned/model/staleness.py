@@ -1,8 +1,7 @@
-"""Changes since a winner was measured: files, definitions, versions. No IO."""
+"""Changes since a winner was measured: files, arguments, versions. No IO."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
@@ -12,7 +11,7 @@ from ktuned.model.trace import ENVIRONMENT
 from ktuned.model.trial import Context
 
 SOURCE = "source"
-"""Group of a kernel's parts that are source files; the others are Python definitions or ``@kernel``'s arguments."""
+"""Group of a kernel's parts that are files, or distributions; the others are ``@kernel``'s arguments."""
 
 SPACE = "space"
 """The kind of a change of the space alone; its ``name`` is a sentence about the config."""
@@ -20,7 +19,6 @@ SPACE = "space"
 CAPTURED = "inputs:captured"
 """Part that stands for a problem's captured inputs."""
 
-_DEFINITION = re.compile(r"(?P<file>[^:<]+\.py):(?P<name>.+)", re.DOTALL)
 _MISSING = " includes "
 
 
@@ -28,7 +26,7 @@ _MISSING = " includes "
 class Change(Record):
     """One difference between two contexts.
 
-    ``kind`` is ``source``, ``definition``, ``argument`` (of ``@kernel``), ``inputs`` (captured ones),
+    ``kind`` is ``source``, ``argument`` (of ``@kernel``), ``inputs`` (captured ones),
     ``environment`` (a variable), ``toolchain``, ``driver``, ``measuring`` or ``unknown``; ``where`` a file relative to
     the kernel file's directory, or a tool; ``name`` the part of it. ``before`` and ``after`` are versions,
     values or short digests; empty if absent.
@@ -92,9 +90,6 @@ def _part(label: str, before: str, after: str, kernel_file: str) -> Change:
         return Change("environment", kernel_file, rest, before, after)
     if group == SOURCE:
         return Change(SOURCE, rest, "", before, after)
-    definition = _DEFINITION.fullmatch(rest)
-    if definition is not None:
-        return Change("definition", definition["file"], definition["name"], before, after)
     return Change("argument", kernel_file, rest, before, after)
 
 

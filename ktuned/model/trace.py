@@ -33,9 +33,10 @@ class Observation(Record):
 
     ``name`` is a file's path relative to its project's directory, or begins with :data:`DISTRIBUTION` or
     :data:`ENVIRONMENT`. ``digest`` is the SHA-256 of the bytes, empty if there were none; ``meaning`` that of what
-    decides results (a source's tokens), empty if the bytes do. ``places`` are the paths that show a change: the file's,
-    and those that its links lead over; in messages they are relative to the project, in the catalog absolute.
-    ``is_source`` if it was read to make an artifact, ``is_data`` if it was read to make a problem's data, or to check.
+    decides results (the syntax of executed Python), empty if the bytes do. ``places`` are the paths that show a change:
+    the file's, and those that its links lead over; in messages they are relative to the project, in the catalog
+    absolute. ``is_source`` if it was read to make an artifact, ``is_data`` if it was read to make a problem's data,
+    or to check.
     """
 
     name: str

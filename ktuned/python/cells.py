@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ktuned.model import UsageError
-from ktuned.spec import Syntax, free_names
+from ktuned.python.names import bound_names, free_names
 
 MARK = "written by ktuned.tune from the cells of a notebook; change those, as this file is written again"
 """Stands in the first line of each file, so that none of another origin is overwritten."""
@@ -33,7 +33,7 @@ class CellStatement:
     @cached_property
     def binds(self) -> frozenset[str]:
         """The names that it gives a value."""
-        return frozenset(Syntax(ast.Module([self.node], [])).definitions)
+        return frozenset(bound_names(self.node))
 
     @cached_property
     def changes(self) -> frozenset[str]:

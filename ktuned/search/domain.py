@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 from ktuned.model import Config, Record, Scalar, record
 from ktuned.search.chain import MAX_CELLS, Chain, Code, TooLarge, walk
 from ktuned.search.conjuncts import Conjunct, split
-from ktuned.spec import BoundSpace
+from ktuned.spec import ACCESSES, BoundSpace
 
 if TYPE_CHECKING:
     from ktuned.search.sieve import Sieve
@@ -322,7 +322,9 @@ class ListedDomain(Domain):
 def has_numpy() -> bool:
     """Return whether this interpreter has a NumPy that works: one that is installed may still fail to be imported."""
     try:
-        import numpy  # noqa: F401
+        # For ktuned's own arithmetic: what a kernel depends on is what its own code imports.
+        with ACCESSES.apart():
+            import numpy  # noqa: F401
     except Exception:
         return False
     return True

@@ -5,7 +5,7 @@ from ktuned.spec.accesses import ACCESSES
 from ktuned.spec.bound_space import MEMBERSHIP_BOUND, BoundSpace, Conditional
 from ktuned.spec.declaration import end_declarations, kernel
 from ktuned.spec.declared_kernel import Kernel
-from ktuned.spec.digest import describe, file_meaning
+from ktuned.spec.digest import describe
 from ktuned.spec.distributions import distribution, installed_versions, owners
 from ktuned.spec.draws import mix as mix_bits
 from ktuned.spec.expressions import Expression, Formula, Term
@@ -23,7 +23,7 @@ from ktuned.spec.poisons import (
     signed_poisons,
     unwritten,
 )
-from ktuned.spec.python_syntax import Syntax, free_names
+from ktuned.spec.python_files import file_meaning
 from ktuned.spec.raised import causes, place
 from ktuned.spec.spaces import space
 from ktuned.spec.tensors import TensorSpec, layout, materialise, materialise_numpy, tensor
@@ -41,7 +41,6 @@ __all__ = [
     "Formula",
     "FreshProcessNeeded",
     "Kernel",
-    "Syntax",
     "TensorSpec",
     "Term",
     "as_bits",
@@ -51,7 +50,6 @@ __all__ = [
     "end_declarations",
     "file_meaning",
     "forget_modules",
-    "free_names",
     "functions",
     "installed_in",
     "installed_versions",

@@ -118,6 +118,7 @@ class Accesses:
         self._is_watching = True
         self.log = Log.here()
         sys.modules["ktuned.ipc.stamps"].looking_apart = self.apart  # type: ignore[attr-defined]
+        OBSERVER.looking_apart = self.apart
         if "KTUNED_WORKER" in os.environ:
             self.own = (*self.own, os.environ["TMPDIR"])
         self._left_out = (*caches(), *(f"{os.path.abspath(place)}/" for place in self.own), f"{OUR_PACKAGE}/")
@@ -235,7 +236,10 @@ class Accesses:
         if note.kind is Kind.EXECUTED and note.is_found and (reason := _closed(note.name)):
             self.hide(reason)
         path = lexical(Path(note.name))
-        if str(path) in self._made or self.is_left_out(str(path)) or OBSERVER.digest(path) is not None:
+        if str(path) in self._made or self.is_left_out(str(path)):
+            return
+        if note.kind is not Kind.OPENED and OBSERVER.digest(path) is not None:
+            # It was looked for, and executed; whoever opens it again reads its text.
             return
         if note.kind is Kind.TESTED and path not in self._files:
             self._tested.add(path)

@@ -328,6 +328,11 @@ class Kernel:
                 raise self.site.error(f"cores(p, c) returned {cores!r}, not a positive int")
         return cores
 
+    @property
+    def judges(self) -> bool:
+        """True if its own code decides figures besides making inputs and expected outputs."""
+        return bool(self.check or callable(self.setup) or self.metrics)
+
     @cached_property
     def energy_metrics(self) -> frozenset[str]:
         """Names of the metrics that are made of the energy, too."""
@@ -356,10 +361,14 @@ class Kernel:
                 found[name] = value
         return found
 
-    def _throughput(self, problem: Problem, latency_us: float) -> dict[str, float]:
+    def evaluate_work(self, problem: Problem) -> tuple[Any, ...]:
+        """Return the operations and bytes that a launch is declared to do, as the functions of them say."""
         values = Values(problem, "problem key")
+        return tuple(work(values) if callable(work) else work for work in (self.flops, self.bytes))
+
+    def _throughput(self, problem: Problem, latency_us: float) -> dict[str, float]:
         try:
-            flops, moved = (work(values) if callable(work) else work for work in (self.flops, self.bytes))
+            flops, moved = self.evaluate_work(problem)
             return throughput(flops, moved, latency_us)
         except Exception as error:
             raise self.site.failure("flops(p) or bytes(p)", error) from error

@@ -2,9 +2,9 @@
 
 The digests are SHA-256 over labelled texts:
 
-* ``source_digest``: the sources' bytes (or the kernel function, when there are none);
-* ``digest``: that, the kernel function, and what decides the data, the check and the call;
-* ``plan_digest``: the space, the problems, the default and the budgets.
+* ``source_digest``: the sources' bytes (or the Python files, when there are none);
+* ``digest``: that, all Python files that were imported, and the values that the kernel declares;
+* ``plan_digest``: the space, the problems, the default and the budgets, with the Python that they are made by.
 """
 
 from __future__ import annotations
@@ -12,62 +12,71 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from pathlib import Path
 
 from ktuned.ipc import Untrusted, stamps
 from ktuned.model import BUCKET_FUNCTION, KernelInfo, ProjectName
+from ktuned.spec import distributions
 from ktuned.spec.accesses import ACCESSES
-from ktuned.spec.declaration import kernel as declare
 from ktuned.spec.declared_files import declared_files
 from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.observer import OBSERVER
-from ktuned.spec.python_reach import Reach
-from ktuned.spec.python_syntax import meaning, parse
+from ktuned.spec.python_files import file_meaning, reads_text
+from ktuned.spec.value_text import value_text
 
-DIGEST_VERSION = 3
+DIGEST_VERSION = 4
 """Raised whenever the texts below change, because every digest then does."""
+
+_JUDGING = (
+    *("backend", "check", "setup", "rtol", "atol", "max_mismatched_ratio", "has_exact_integers", "timing"),
+    *("metrics", "expects_default_outputs"),
+)
+"""What decides whether a figure of equal machine code, arguments and data holds."""
+
+_MEASURED = (*_JUDGING, "function", "inputs", "reference", "bucket_rules", "cores", "flops", "bytes")
+_PLANNED = ("space", "default", "specialize")
 
 
 def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
     """Return the description of a kernel, right after its file was loaded.
 
     ``extra`` holds ``knobs`` (their names; none for a callable's space), ``metrics``
-    (whether each takes the energy), ``data_digest`` (over what decides data and checks alone) and,
-    to find what changed, ``files``, ``definitions`` and ``plan``: the short digests of each source file, each Python
-    definition and each part of the plan by their labels.
+    (whether each takes the energy), ``data_digest`` (over what decides a figure besides machine code,
+    arguments and the data that a lane makes; all of its Python where that ``judges``) and,
+    to find what changed, ``files``, ``python``, ``arguments`` and ``plan``: the short digests of each source file, each
+    Python file and distribution, each declared value and each part of the plan by their labels.
 
     Raises:
         KernelFileError: a source cannot be read, or ``problems`` is at fault.
     """
     root = root.resolve()
-    sources = _sources(kernel)
+    with ACCESSES.apart():
+        sources = _sources(kernel)
     try:
         OBSERVER.check(sources)
     except Untrusted as error:
         raise kernel.site.error(error.message, hint=error.hint) from error
     home = kernel.file.parent
-    texts = {_relative(path, home): _source_text(path, content) for path, content in sources.items()}
-    function, measured, plan = (Reach(kernel.file, root, _is_declaration) for _ in range(3))
-    try:
-        _reach(kernel, function, measured, plan)
-    except Untrusted as error:
-        raise kernel.site.error(error.message, hint=error.hint) from error
-    except (OSError, SyntaxError, RecursionError) as error:
-        raise kernel.site.failure("its Python files cannot be followed", error) from error
+    bytes_of = {path: hashlib.sha256(content).hexdigest() for path, content in sources.items()}
+    texts = {_relative(path, home): file_meaning(path, sources[path]) or digest for path, digest in bytes_of.items()}
+    python = _python_files(kernel.file, root)
+    packages, records = _imported_distributions()
     with ACCESSES.apart():
         declared = declared_files(kernel)
-    measured.parts |= declared.parts
+    arguments = {name: value_text(getattr(kernel, name)) for name in _MEASURED}
     problems = kernel.represented_problems()
-    plan.add("problems", problems)
     weights = kernel.weights_of(problems)
+    plan = {name: value_text(getattr(kernel, name)) for name in _PLANNED}
+    plan |= {"plan": value_text(kernel.plan.to_wire()), "problems": value_text(problems), "python": _digest(python)}
     if kernel.best_for == "all":
-        plan.add("best_for", weights)
+        plan["best_for"] = value_text(weights)
     portfolio = None if kernel.portfolio is None else kernel.portfolio_wanted()
-    source_digest = _digest(texts if kernel.sources else function.parts)
-    read = {kernel.file, *OBSERVER.files, *function.files, *measured.files, *plan.files}
-    held = {path: hashlib.sha256(content).hexdigest() for path, content in sources.items()}
-    digest = _digest({"source": source_digest, **function.parts, **measured.parts})
+    source_digest = _digest(texts or python)
+    digest = _digest({"source": source_digest, **python, **packages, **declared.parts, **arguments})
+    native = {label: text for label, text in python.items() if kernel.judges or not label.endswith(".py")}
+    besides = {**native, **packages, **declared.parts, **{name: arguments[name] for name in _JUDGING}}
+    read = {kernel.file, *OBSERVER.files, *records, *sources, *declared.files}
+    held = OBSERVER.files | declared.files | bytes_of
     return KernelInfo(
         project=ProjectName(project),
         kernel=kernel.name,
@@ -76,9 +85,9 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
         backend=kernel.backend,
         digest=digest,
         source_digest=source_digest,
-        plan_digest=_digest(plan.parts),
+        plan_digest=_digest(plan),
         sources=tuple(map(str, kernel.source_paths)),
-        stamps=stamps(sorted({*read, *held, *declared.files}), OBSERVER.files | declared.files | held),
+        stamps=stamps(sorted(read), held),
         problems=problems,
         default=None if kernel.default is None else dict(kernel.default),
         specialize=kernel.specialize,
@@ -88,10 +97,12 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
         extra={
             "knobs": list(kernel.space.knobs or ()),
             "files": _each(texts),
-            "definitions": _each(function.parts | measured.parts),
-            "plan": _each(plan.parts),
-            "data_digest": _digest(measured.parts),
+            "python": _each({**python, **packages}),
+            "arguments": _each({**arguments, **declared.parts}),
+            "plan": _each(plan),
+            "data_digest": _digest(besides),
             "given": list(kernel.given),
+            **({"judges": True} if kernel.judges else {}),
             "metrics": {name: name in kernel.energy_metrics for name in kernel.metrics},
             "judged": kernel.is_judged,
             "expects_default_outputs": kernel.expects_default_outputs,
@@ -105,39 +116,29 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
     )
 
 
-def _reach(kernel: Kernel, function: Reach, measured: Reach, plan: Reach) -> None:
-    function.add("function", kernel.function)
-    for name in ("inputs", "reference", "check", "setup", "backend", "rtol", "atol", "max_mismatched_ratio", "timing"):
-        measured.add(name, getattr(kernel, name))
-    if kernel.expects_default_outputs:
-        measured.add("default outputs", kernel.space if kernel.default is None else kernel.default)
-    if not kernel.has_exact_integers:
-        measured.add("tolerates integers", True)
-    if kernel.cores is not None:
-        # Not where it is left out: digests of the many kernels without it are as they were before there was one.
-        measured.add("cores", kernel.cores)
-    for name, metric in kernel.metrics.items():
-        measured.add(f"metric {name}", metric)
-    for name, rule in kernel.bucket_rules.items():
-        # Part of the context: another bucket is another problem that is measured.
-        measured.add(f"bucket {name}", rule)
-    for name in ("flops", "bytes"):
-        if getattr(kernel, name) is not None:
-            measured.add(name, getattr(kernel, name))
-    for name in ("space", "default", "specialize"):
-        plan.add(name, getattr(kernel, name))
-    plan.add("plan", kernel.plan.to_wire())
-    modules = OBSERVER.modules()
-    function.add_imports(modules)
-    # What an import does decides the data and the figures too: a variable that the inputs read, a precision.
-    measured.add_imports(modules)
-    if plan.files:
-        # The code of the space, too, may do something else after another import.
-        plan.add_imports(modules)
+def _python_files(kernel_file: Path, root: Path) -> dict[str, str]:
+    """Return what each file that was imported counts by, by what it is called on any machine.
+
+    Inside the project that is its path from the kernel file, outside its module's name.
+    """
+    modules = OBSERVER.modules_by_file()
+    executed = {path: OBSERVER.read(path) for path in OBSERVER.executed}
+    has_text_read = any(reads_text(path, content) for path, content in executed.items())
+    found = {}
+    for path, digest in OBSERVER.files.items():
+        end = OBSERVER.import_end if path == kernel_file else None
+        meaning = "" if has_text_read or path not in executed else file_meaning(path, executed[path], end)
+        module = modules.get(path, "")
+        is_inside = path.is_relative_to(root) or path == kernel_file or not module
+        label = _relative(path, kernel_file.parent) if is_inside else f"{module.replace('.', '/')}{path.suffix}"
+        found[label] = meaning or digest
+    return found
 
 
-def _is_declaration(value: object) -> bool:
-    return value is declare or value is Kernel
+def _imported_distributions() -> tuple[dict[str, str], set[Path]]:
+    """Return the identities of the installed distributions that the code imports by name, and the files of those."""
+    owners = [owner for place in OBSERVER.installed_imports() for owner in distributions.owners(place)]
+    return {f"{owner.name} (installed)": owner.identity() for owner in owners}, {owner.record for owner in owners}
 
 
 def _sources(kernel: Kernel) -> dict[Path, bytes]:
@@ -153,23 +154,6 @@ def _sources(kernel: Kernel) -> dict[Path, bytes]:
         except OSError as error:
             raise kernel.site.error(f"the source {error.filename} cannot be read: {error.strerror}") from error
     return found
-
-
-def _source_text(path: Path, content: bytes) -> str:
-    return _parsed(path, content) or hashlib.sha256(content).hexdigest()
-
-
-def file_meaning(path: Path, content: bytes) -> str:
-    """Return the digest of a Python file's syntax, whatever its comments and layout; nothing for any other file."""
-    text = _parsed(path, content)
-    return hashlib.sha256(_encoded(text)).hexdigest() if text else ""
-
-
-def _parsed(path: Path, content: bytes) -> str:
-    if path.suffix == ".py":
-        with suppress(SyntaxError):
-            return meaning(parse(path, content).tree)
-    return ""
 
 
 def _relative(path: Path, home: Path) -> str:

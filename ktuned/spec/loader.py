@@ -163,7 +163,9 @@ def _execute(path: Path) -> None:
     if path.exists() and not path.is_file():
         # A pipe would be waited at, and a device has no end.
         raise KernelFileError(f"{path} is not a regular file", path=str(path), hint="put a Python file in its place")
-    _, OBSERVER.import_end = _run(path, _module_name(path), OBSERVER.take(path, path.read_bytes()))
+    with OBSERVER.looking_apart():
+        text = path.read_bytes()
+    _, OBSERVER.import_end = _run(path, _module_name(path), OBSERVER.take(path, text))
 
 
 def _run(path: Path, name: str, text: bytes) -> tuple[ModuleType, ImportEnd | None]:

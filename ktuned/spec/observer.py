@@ -15,7 +15,8 @@ import importlib
 import linecache
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
 from importlib.machinery import EXTENSION_SUFFIXES, SourceFileLoader, SourcelessFileLoader
 from pathlib import Path
@@ -25,7 +26,7 @@ from typing import Any, NamedTuple
 from ktuned.ipc import Trust, lexical, stamp
 from ktuned.spec import distributions
 from ktuned.spec.distributions import is_bare
-from ktuned.spec.origin import installed_in, is_foreign, is_ours, prepare_origins
+from ktuned.spec.origin import Installed, installed_in, is_foreign, is_ours, prepare_origins
 
 _get_code = SourceFileLoader.get_code
 _get_bytecode = SourcelessFileLoader.get_code
@@ -52,13 +53,18 @@ class ImportEnd(NamedTuple):
     line: int
     is_direct: bool
 
+    def is_before(self, statement: ast.stmt) -> bool:
+        """Return whether a statement of the file has not run, or does nothing but end the import."""
+        return (statement.end_lineno or 0) >= self.line if self.is_direct else statement.lineno > self.line
+
 
 class Observer:
     """The files that one kernel file's code came from, with the digests of the bytes that were compiled.
 
     ``generation`` counts the kernel files that this process has begun; ``may_restart`` is true in a worker, which can
-    begin again as a fresh process; there ``trust`` judges each file before it is used. ``import_end`` is where the
-    kernel file's import ended, if that was not its end.
+    begin again as a fresh process; there ``trust`` judges each file before it is used. ``looking_apart`` is entered
+    when a file is read that is about to be executed: so whoever opens it again reads its text. ``import_end`` is where
+    the kernel file's import ended, if that was not its end.
     """
 
     def __init__(self) -> None:
@@ -73,9 +79,10 @@ class Observer:
         self._extensions: dict[Path, str] = {}
         self._before: frozenset[str] = frozenset()
         self._path: list[str] = []
-        self._root = ""
+        self.root = ""
         self.environ: dict[str, str] = {}
         self._own: tuple[str, ...] = ()
+        self.looking_apart: Callable[[], AbstractContextManager[object]] = nullcontext
 
     def begin(self, kernel_file: Path, root: Path) -> None:
         """Forget the last kernel file, and observe another: its directory is first on ``sys.path`` from now on."""
@@ -85,7 +92,7 @@ class Observer:
         self.generation += 1
         self.kernel_file = kernel_file
         self.import_end = None
-        self._root = f"{root}/"
+        self.root = f"{root}/"
         self._own = _own_places(kernel_file, root)
         self._before = frozenset(sys.modules)
         self._path, self.environ = list(sys.path), dict(os.environ)
@@ -122,7 +129,7 @@ class Observer:
 
     def is_below_root(self, path: str) -> bool:
         """Return whether a path lies in the project's directory."""
-        return bool(self._root) and path.startswith(self._root)
+        return bool(self.root) and path.startswith(self.root)
 
     def read(self, path: Path) -> bytes:
         """Return the bytes of an observed file: those that were compiled, or else read now; they stay the same.
@@ -133,7 +140,8 @@ class Observer:
         """
         if path not in self._contents:
             self.check([path])
-            self._contents[path] = path.read_bytes()
+            with self.looking_apart():
+                self._contents[path] = path.read_bytes()
         return self._contents[path]
 
     def check(self, paths: Iterable[Path]) -> None:
@@ -143,7 +151,8 @@ class Observer:
             Untrusted: one could.
         """
         if self.trust is not None:
-            self.trust.check_files(str(path) for path in paths if installed_in(str(path)) is None)
+            with self.looking_apart():
+                self.trust.check_files(str(path) for path in paths if installed_in(str(path)) is None)
 
     def take(self, path: Path, content: bytes) -> bytes:
         """Take in the bytes that are about to be compiled; return those that this observation had read before.
@@ -193,13 +202,21 @@ class Observer:
         return all(digests.get(path, digest) == digest for path, digest in self.files.items())
 
     @property
-    def executed(self) -> list[Path]:
+    def executed(self) -> frozenset[Path]:
         """The files of source that were executed, also those that no module of this process is known by."""
-        return sorted(self._executed)
+        return frozenset(self._executed)
 
-    def modules(self) -> dict[str, ModuleType]:
-        """Return the modules that count by content, by name."""
-        return {name: sys.modules[name] for name in self._modules()}
+    def modules_by_file(self) -> dict[Path, str]:
+        """Return the names of the modules that count by content, by their files."""
+        files = {name: getattr(sys.modules[name], "__file__", None) for name in self._modules()}
+        return {lexical(Path(file)): name for name, file in files.items() if isinstance(file, str)}
+
+    def installed_imports(self) -> list[Installed]:
+        """Return where the installed packages are that import statements of the executed code name."""
+        names = [name for name in sorted(self.imported) if name in sys.modules and not is_ours(name)]
+        files = [getattr(sys.modules[name], "__file__", None) for name in names]
+        places = [installed_in(file) for file in files if isinstance(file, str) and not self.counts(file)]
+        return [place for place in places if place is not None]
 
     def _modules(self) -> list[str]:
         names = [name for name in sys.modules if name not in self._before and not is_ours(name)]
@@ -251,7 +268,9 @@ def _observed_code(loader: SourceFileLoader, name: str) -> CodeType | None:
     if not OBSERVER.counts(path) or is_ours(name):
         return _get_code(loader, name)
     place = lexical(Path(path))
-    content = OBSERVER.take(place, loader.get_data(path))
+    with OBSERVER.looking_apart():
+        data = loader.get_data(path)
+    content = OBSERVER.take(place, data)
     return loader.source_to_code(content, path)
 
 

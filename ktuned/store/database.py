@@ -449,9 +449,9 @@ class Store:
         """
         return trial_queries.best(self._reader, context, limit, objective, rounds, rounds_name)
 
-    def twin(self, content: str) -> Trial | None:
-        """Return the newest measured trial of this content (the detail ``content``), in any context."""
-        return trial_queries.twin(self._reader, content)
+    def twins(self, content: str) -> list[Trial]:
+        """Return the newest trials of this content (the detail ``content``) that say what a measurement would."""
+        return trial_queries.twins(self._reader, content)
 
     def past(self, context: Context, contexts: int, limit: int, *, objective: Objective = LATENCY) -> list[KnownConfig]:
         """Return what the latest ``contexts`` of a context's kernel, problem and device have found, its own first.

@@ -187,6 +187,11 @@ MIGRATIONS: tuple[tuple[str, ...], ...] = (
             PRIMARY KEY (kernel, problem, device)
         ) WITHOUT ROWID""",
     ),
+    # What was slower, or wrong, is taken over by equal content, too.
+    (
+        "DROP INDEX trials_by_content",
+        "CREATE INDEX trials_by_content ON trials (content) WHERE content IS NOT NULL",
+    ),
 )
 """Statements that lead from each version (the position) to the next; what has been released never changes."""
 

@@ -20,6 +20,9 @@ from ktuned.model import (
 from ktuned.store import rows
 from ktuned.store.reader import Reader
 
+MAX_TWINS = 8
+"""Trials of one content that are looked at: each had read other data."""
+
 Order = Literal["newest", "fastest"]
 
 _OF_CONTEXT = f"WHERE ({rows.CONTEXT_COLUMNS}) = (?, ?, ?, ?, ?, ?, ?)"
@@ -64,14 +67,18 @@ def _best_first(select: str, objective: Objective, wanted: str = "") -> str:
         ORDER BY {cost}, trials.id LIMIT ?"""
 
 
-def twin(reader: Reader, content: str) -> Trial | None:
-    """Return the newest measured trial of this content, in any context."""
-    return reader.value(
+def twins(reader: Reader, content: str) -> list[Trial]:
+    """Return the newest trials of this content that say what a measurement would, measured ones first."""
+    return reader.values(
         rows.trial,
-        # The outcome is written out, or SQLite would not use the index of measured trials.
-        f"""{rows.SELECT_TRIALS} WHERE trials.content = ? AND trials.outcome = 'measured'
-        ORDER BY trials.id DESC LIMIT 1""",
+        f"""{rows.SELECT_TRIALS} WHERE trials.content = ? AND trials.outcome IN (?, ?, ?)
+        ORDER BY trials.outcome = ? DESC, trials.id DESC LIMIT ?""",
         content,
+        Outcome.MEASURED,
+        Outcome.SLOWER,
+        Outcome.MISMATCH,
+        Outcome.MEASURED,
+        MAX_TWINS,
     )
 
 

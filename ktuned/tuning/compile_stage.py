@@ -225,7 +225,7 @@ class CompileStage:
             attempt.compile_s += self._spent_s.pop(key, 0.0)
             sealed = self._artifacts.manifest(key)
             if sealed is not None:
-                attempt.facts, attempt.content = sealed.facts, self._identify(attempt, sealed.content)
+                attempt.facts, attempt.files = sealed.facts, sealed.content
         return missing
 
     async def _await_compiler(self) -> Compiler:
@@ -406,11 +406,8 @@ class CompileStage:
             attempt.unit = replace(attempt.unit, key=unit.artifact)
         if unit.outcome is None:
             self._artifacts.note_added(unit.bytes)
-            attempt.content = self._identify(attempt, unit.content)
+            attempt.files = unit.content
         return self._machine.handle(ConfigCompiled(attempt, unit.outcome, unit.message))
-
-    def _identify(self, attempt: Attempt, files: str) -> str:
-        return self._work.measured_content(attempt.unit.build, files) if files else ""
 
     @contextmanager
     def _lend_directory(self) -> Iterator[Path]:

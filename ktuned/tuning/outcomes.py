@@ -229,6 +229,8 @@ class Outcomes:
             self.progress.spend("compile_s", result.compile_s)
             self.progress.spend("open_s", attempt.open_s)
             self.progress.spend("lane_s", result.lane_s)
+            if "carried_from" in result.detail:
+                self.progress.spend("reused", 1)
             if result.outcome in (Outcome.HUNG, Outcome.CRASHED):
                 _log.warning(f"trial_{result.outcome}", trial=attempt.trial, config=dict(attempt.config))
             is_over_now |= self.opening.end(attempt.config, result.outcome)

@@ -31,7 +31,7 @@ from ktuned.tuning.prior_results import PriorResults
 from ktuned.tuning.progress import Publish
 from ktuned.tuning.stages import JobStage, LaneAccess, StageReport
 from ktuned.tuning.trial_lifecycle import Attempt
-from ktuned.tuning.trial_machine import End, NotBuilt, TwinFound, ends_among
+from ktuned.tuning.trial_machine import End, NotBuilt, ends_among
 from ktuned.tuning.work import Work
 
 STRAGGLER_LOOK_S = 0.2
@@ -81,10 +81,10 @@ class Pipeline:
         self._knows_served = False
         self._looking = anyio.Lock()
         self._compiling = CompileStage(work, fleet, artifacts, on_begun=self._note_begun)
-        self._measuring = MeasureStage(work, self._lanes, self._compiling, artifacts)
+        self._prior = PriorResults(work, store)
+        self._measuring = MeasureStage(work, self._lanes, self._compiling, artifacts, self._prior)
         self._begin_on: Callable[[Lane], None] | None = None
         self._machine = work.trial_machine()
-        self._prior = PriorResults(work, store)
         self._batch_size = BatchSize(LANE_S)
         self._learns = True
         self._was_offered = False
@@ -394,15 +394,8 @@ class Pipeline:
                 group = self._compiling.group(first, channel, lanes_starve=lanes_starve)
                 await self._outcomes.record(await self._compiling.compile(group))
                 for attempt in group:
-                    if not attempt.is_compiled:
-                        continue
-                    twin = None if self.work.job.plan.again else self._prior.find_twin(attempt)
-                    if twin is None:
+                    if attempt.is_compiled:
                         await onward.send(attempt)
-                        continue
-                    await self._await_lanes()
-                    self.progress.spend("reused", 1)
-                    await self._outcomes.record(ends_among(self._machine.handle(TwinFound(attempt, twin))))
 
     async def _await_lanes(self) -> None:
         """Wait until the job may measure, and begin with what is served then: others have measured meanwhile."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from hashlib import sha256
 from itertools import islice
 
 import msgspec
@@ -28,7 +29,6 @@ from ktuned.model import (
 )
 from ktuned.store import Store
 from ktuned.tuning.trial_detail import TrialDetail, rounds_name
-from ktuned.tuning.trial_lifecycle import Attempt
 from ktuned.tuning.trial_order import Order, begun_in_time, near_configs, order
 from ktuned.tuning.work import Work
 
@@ -149,6 +149,7 @@ class PriorResults:
         self._work = work
         self._store = store
         self._compile_s: dict[str, float] = {}
+        self._kept: set[str] = set()
 
     def expected_compile_s(self, config: Config) -> float:
         """Return what a config's compile took in an earlier state of the kernel; 0 if that is unknown."""
@@ -182,7 +183,27 @@ class PriorResults:
         )
         return msgspec.structs.replace(found, earlier=earlier_searches(self._store, winners, objective))
 
-    def find_twin(self, attempt: Attempt) -> Trial | None:
-        """Return the measured trial of equal bytes, called alike, on equal data, if it has all figures."""
-        twin = self._store.twin(attempt.content) if attempt.content else None
+    def find_twin(self, content: str) -> Trial | None:
+        """Return the trial of equal bytes, called alike, on equal data, if it has all figures.
+
+        A job that is to measure ``again`` takes nothing over.
+        """
+        now = self._work.kernel.data_read
+        twins = [] if self._work.job.plan.again else self._store.twins(content)
+        twin = next((one for one in twins if self._has_read_the_same(one, now)), None)
         return None if twin is not None and self._work.lacks_figure(twin) else twin
+
+    def _has_read_the_same(self, twin: Trial, now: Mapping[str, str]) -> bool:
+        """Return whether all that a trial had read is as it was; what was learned later, it did not depend on."""
+        name = TrialDetail.from_json(twin.detail).read
+        read = self._store.versions(name) if name else {}
+        return read is not None and all(now.get(place) == held for place, held in read.items())
+
+    async def keep_read(self) -> str:
+        """Keep what is known to be read for the kernel's data, and return its digest; empty if that is nothing."""
+        read = self._work.kernel.data_read
+        digest = sha256(canonical(read).encode()).hexdigest() if read else ""
+        if digest and digest not in self._kept:
+            await self._store.save_versions({digest: read})
+            self._kept.add(digest)
+        return digest

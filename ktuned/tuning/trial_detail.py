@@ -28,9 +28,10 @@ class TrialDetail(Record):
     95 % interval, in J; ``metrics_fault`` says why the file's failed), why contention could not be judged, and the
     outcome that a config which differs from the default's outputs would have
     ``undisputed``. From compiling: the Build, the backend's ``facts``, ``content`` (a digest that equal measurements
-    share). ``spans`` are its times: ``compile`` or ``lane``, the name of the slot or the device, and when it began
-    there last (Unix s). ``carried_from`` is the trial that measured equal content; ``rounds`` and the figures after it
-    are the finalists' rounds', ``energy_rounds`` and ``round_costs`` those of rounds that were decided by another
+    share), ``read`` (the digest of the data files and variables that were read until it ended). ``spans`` are its
+    times: ``compile`` or ``lane``, the name of the slot or the device, and when it began there last (Unix s).
+    ``carried_from`` is the trial that measured equal content; ``rounds`` and the figures after it are the finalists'
+    rounds', ``energy_rounds`` and ``round_costs`` those of rounds that were decided by another
     figure than the latency.
     """
 
@@ -61,6 +62,7 @@ class TrialDetail(Record):
     build: Mapping[str, Any] | None = None
     facts: Mapping[str, Any] | None = None
     content: str | None = None
+    read: str | None = None
     open_s: float | None = None
     spans: tuple[tuple[str, str, float], ...] | None = None
     carried_from: int | None = None

@@ -6,7 +6,7 @@
       ▲ ◀─retried─┘            ▲ ◀─retried─┘
       │                        │                      measured ──▶ finalist ──▶ refining ──▶ measured, or worse
       └── artifact found ──────┤                                      ▲ ◀─retried─┘
-                               └─ known (its twin was measured) ──▶ measured
+                               └─ known (a twin has its outcome) ──▶ measured, slower, wrong
 
 :mod:`~ktuned.tuning.trial_machine` says which event a report means. An event that the table does not allow changes
 nothing and raises :class:`~ktuned.model.errors.IllegalMove`, whose message has the trial's story.
@@ -47,6 +47,8 @@ class TrialEvent(StrEnum):
     REFUSED = "refused"
     ARTIFACT_FOUND = "artifact_found"
     KNOWN = "known"
+    KNOWN_SLOWER = "known_slower"
+    KNOWN_WRONG = "known_wrong"
     COMPILE_STARTED = "compile_started"
     COMPILE_DONE = "compile_done"
     COMPILE_FAILED = "compile_failed"
@@ -125,6 +127,8 @@ MOVES: Final[dict[Place, _Moves]] = {
     TrialState.COMPILED: {
         TrialEvent.LANE_TAKEN: TrialState.MEASURING,
         TrialEvent.KNOWN: Outcome.MEASURED,
+        TrialEvent.KNOWN_SLOWER: Outcome.SLOWER,
+        TrialEvent.KNOWN_WRONG: Outcome.MISMATCH,
         TrialEvent.ARTIFACT_DAMAGED: TrialState.ASKED,
         **_STOPPED,
     },
@@ -178,11 +182,12 @@ class Attempt(msgspec.Struct, eq=False):
 
     ``unit`` has no key where the kernel function gave no Build. ``cores`` is how many the config uses on a CPU, once
     that is known: its kernel file ``declares_cores``, or its first launch has shown it. ``accused`` is the verdict that
-    it has unless the device turns out to be sick. ``facts`` are the backend's, and ``content`` identifies its
-    measurement; empty where other code decides it, too. ``known`` is its trial as it stands, where that lacks a figure
-    alone. ``expected_s`` is what its compile took in an earlier state of the kernel; 0 if that is unknown. ``lowered``
-    is what its function was translated into, where a backend does that apart, and until it is compiled. ``spans`` say
-    where it was last, and since when.
+    it has unless the device turns out to be sick. ``facts`` are the backend's, ``files`` is the digest of its machine
+    code, and ``content`` identifies its measurement, once a lane has its data; both are empty where other code decides
+    what runs, too. ``read`` is the digest of what was read of data by then. ``known`` is its trial as it stands, where
+    that lacks a figure alone. ``expected_s`` is what its compile took in an earlier state of the kernel; 0 if that is
+    unknown. ``lowered`` is what its function was translated into, where a backend does that apart, and until it is
+    compiled. ``spans`` say where it was last, and since when.
     """
 
     trial: int
@@ -194,7 +199,9 @@ class Attempt(msgspec.Struct, eq=False):
     declares_cores: bool = False
     accused: Verdict | None = None
     facts: Mapping[str, Any] = msgspec.field(default_factory=dict)
+    files: str = ""
     content: str = ""
+    read: str = ""
     known: Trial | None = None
     expected_s: float = 0.0
     lowered: bytes | None = None
@@ -261,6 +268,7 @@ class Attempt(msgspec.Struct, eq=False):
             build=self.unit.build or None,
             facts=self.facts or None,
             content=self.content or None,
+            read=self.read or verdict.detail.read,
             open_s=round(self.open_s, 3) if self.open_s else None,
             spans=tuple((kind, *span) for kind, span in self.spans.items()) or None,
             story=tuple(map(str, self.story)) if is_failed or EXCUSES.keys() & self.story else None,

@@ -104,7 +104,7 @@ class ArtifactFound(msgspec.Struct, frozen=True):
 
 
 class TwinFound(msgspec.Struct, frozen=True):
-    """A measured trial has equal bytes, is called alike, on equal data."""
+    """A trial that has its outcome has equal bytes, is called alike, on equal data."""
 
     attempt: Attempt
     twin: Trial
@@ -257,6 +257,13 @@ _VERDICTS: dict[Outcome, TrialEvent] = {
     Outcome.UNSUPPORTED: TrialEvent.CANNOT_RUN,
 }
 """What a worker's report on a measured config means; whatever else it says is a disturbance."""
+
+CARRIED_OVER: dict[Outcome, TrialEvent] = {
+    Outcome.MEASURED: TrialEvent.KNOWN,
+    Outcome.SLOWER: TrialEvent.KNOWN_SLOWER,
+    Outcome.MISMATCH: TrialEvent.KNOWN_WRONG,
+}
+"""Outcomes that a trial takes over from its twin. A crash, say, or a hang may have been the device's fault once."""
 
 _MAY_BE_DAMAGE = frozenset({TrialEvent.WRONG, TrialEvent.RAISED, TrialEvent.DIED})
 """Verdicts that a damaged worker may be the reason for."""
@@ -548,6 +555,8 @@ def _convict(error: WorkerDied | DeadlineExpired | RequestFailed, expired: Trial
 
 
 def _carry_over(twin: Trial) -> Verdict:
+    assert twin.outcome is not None
     detail = TrialDetail.from_json(twin.detail)
     carried = replace(detail, carried_from=detail.carried_from or twin.id)
-    return Verdict(TrialEvent.KNOWN, "", twin.latency_us, twin.spread_us, carried)
+    message = "" if twin.outcome is Outcome.MEASURED else twin.message
+    return Verdict(CARRIED_OVER[twin.outcome], message, twin.latency_us, twin.spread_us, carried)

@@ -210,10 +210,11 @@ class Work(msgspec.Struct, eq=False, weakref=True):
         made = hashlib.sha256(canonical(parts).encode()).hexdigest()
         return requests.UnitRef(added(made, self.kernel.source_digest), build)
 
-    def measured_content(self, build: Mapping[str, Any], files: str) -> str:
+    def measured_content(self, build: Mapping[str, Any], files: str, data: str) -> str:
         """Return the identity of a measurement: SHA-256 over all that decides the figure of an artifact with ``files``.
 
-        Sources, toolchain, macros and flags are not part of it: they decide the bytes, and those are the same.
+        ``data`` is the digest of the lane's inputs and expected outputs. Sources, toolchain, macros and flags are not
+        part of it: they decide the bytes of the artifact and of the data, and those are the same.
         """
         parts = {
             # Inputs are drawn from the short name: in another checkout of the project they are the same.
@@ -222,7 +223,8 @@ class Work(msgspec.Struct, eq=False, weakref=True):
             "device": self.context.device,
             "driver": self.context.device_fingerprint,
             "measuring": self.context.measuring_version,
-            "data": f"{self.kernel.data_digest} {self.captured}",
+            "besides": self.kernel.data_digest,
+            "data": data,
             "build": {name: value for name, value in build.items() if name not in _COMPILED_IN},
             "files": files,
         }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import hashlib
 import signal
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import field, replace
@@ -27,6 +28,7 @@ from ktuned.model import (
     Record,
     Unsupported,
     UsageError,
+    canonical,
     cost_of,
     energy_figures,
     figure_objective,
@@ -34,7 +36,7 @@ from ktuned.model import (
     have_same_bits,
     record,
 )
-from ktuned.spec import ACCESSES, FreshProcessNeeded
+from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.worker.bits import add_bits, is_cheap, launch_inputs
 from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.compile import unit_of
@@ -118,7 +120,7 @@ class Bench:
 
     def open(self, request: requests.Open, reply: Reply) -> replies.Opened:
         """Make the inputs and the expected outputs of a problem on a device, unless its reference is unusable."""
-        self._state.restore()
+        self._state.begin()
         if self._state.leftover or self._state.find_outdated_file():
             raise FreshProcessNeeded
         kernel = load_kernel(request.kernel, self._places)
@@ -181,7 +183,10 @@ class Bench:
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
         with ACCESSES.apart():
             self._state.complete_baseline()
-        return replies.Opened(self._trace.fresh(is_data=True))
+            settings = self._state.find_settings(OBSERVER.environ)
+        work = repr(kernel.evaluate_work(request.problem))
+        identity = canonical({"bits": data.identify(), "work": work, "settings": settings})
+        return replies.Opened(self._trace.fresh(is_data=True), hashlib.sha256(identity.encode()).hexdigest())
 
     def _default_run(self, kernel: DeclaredKernel, backend: Backend, request: requests.Open) -> DefaultRun | None:
         """Return what runs the default config, where its outputs are expected.

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import replace
 from pathlib import Path
 
 from ktuned.ipc import ABSENT, DIRECTORY, Places, agrees, is_way, relative, requests
 from ktuned.model import ENVIRONMENT, UNOBSERVED, Observation, value_digest
 from ktuned.spec import ACCESSES, OBSERVER
-from ktuned.worker.trace import SourceChanged, look
+from ktuned.worker.trace import EXECUTED, SourceChanged, look
 
 
 class CodeTrace:
@@ -34,12 +34,16 @@ class CodeTrace:
         if extent == self._extent:
             return ()
         self._extent = extent
-        files = names_of({**ACCESSES.files, **OBSERVER.files}, self._root)
+        opened, imported = ACCESSES.files, OBSERVER.files
+        executed = names_of({path: imported[path] for path in OBSERVER.executed}, self._root).keys()
+        files = names_of({**opened, **imported}, self._root)
         for name in files.keys() & self._kernel.digests.keys():
             if not agrees(self._kernel.digests[name], files[name]):
                 raise SourceChanged(f"{name} changed after it was inspected")
-        unknown = {name: digest for name, digest in files.items() if name not in self._kernel.digests}
-        found = entries(unknown, self._root, is_data=is_data)
+        # Of what was executed, the inspection knows the syntax alone: one that was opened is read as a text.
+        texts = names_of(opened, self._root).keys() & executed
+        unknown = {name: one for name, one in files.items() if name in texts or name not in self._kernel.digests}
+        found = entries(unknown, self._root, executed - texts, is_data=is_data)
         for entry in found:
             if look(entry, self._root).digest != entry.digest and not entry.name.startswith(ENVIRONMENT):
                 raise SourceChanged(f"{entry.name} changed while it was read")
@@ -62,15 +66,22 @@ def names_of(files: Mapping[Path, str], root: str) -> dict[str, str]:
 
 
 def entries(
-    files: Mapping[str, str], root: str, *, is_data: bool = False, is_source: bool = False
+    files: Mapping[str, str],
+    root: str,
+    executed: Container[str] = (),
+    *,
+    is_data: bool = False,
+    is_source: bool = False,
 ) -> list[Observation]:
     """Return a trace's entries of files, by their names in the project, and of the variables that its code has read.
 
-    The digests are those that the files were read with; what they hold now may be something else.
+    ``executed`` are those that count by their syntax. The digests are those that the files were read with; what they
+    hold now may be something else.
     """
     found = []
     for name, digest in sorted(files.items()):
-        entry = look(Observation(name, ABSENT, is_source=is_source, is_data=is_data), root)
+        meaning = EXECUTED if name in executed else ""
+        entry = look(Observation(name, ABSENT, meaning, is_source=is_source, is_data=is_data), root)
         found.append(entry if entry.digest == digest else replace(entry, digest=digest, meaning=""))
     for name, value in sorted(ACCESSES.variables.items()):
         found.append(Observation(ENVIRONMENT + name, value_digest(value), is_source=is_source, is_data=is_data))

@@ -51,6 +51,7 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
     into = places.staging(request.staging)
     units = [unit_of(registry, places, kernel, request.target, unit) for unit in request.units]
     plugin = registry.plugin(kernel.backend)
+    builds = {unit.key: unit.build for unit in units}
     recipes = {unit.key: Recipe(unit.build.to_plain(), unit.target, unit.kernel, plugin) for unit in units}
     for unit in units:
         _clear(into / unit.key)
@@ -78,7 +79,7 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
                     backend=backend.name,
                     facts=compiled.facts,
                     required=backend.required_files,
-                    decisive=backend.decisive_files,
+                    decisive=() if backend.runs_other_code(builds[compiled.key]) else backend.decisive_files,
                     recipe=recipes[compiled.key],
                 )
                 content = sealed.content
@@ -214,7 +215,8 @@ def _observed(trace: Trace, unit: Unit, known: Mapping[Path, str]) -> tuple[Obse
     read |= ACCESSES.files
     # Functions import modules when they are compiled, too.
     imported = {path: digest for path, digest in OBSERVER.files.items() if path not in known}
-    return trace.fresh({**read, **imported}, ACCESSES.variables, ACCESSES.unobserved)
+    executed = imported.keys() - read.keys()
+    return trace.fresh({**read, **imported}, ACCESSES.variables, ACCESSES.unobserved, executed)
 
 
 def _compile(backend: Backend, units: Sequence[Unit], into: Path, trace: Trace) -> Iterator[Compiled]:

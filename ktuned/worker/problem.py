@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import math
 import os
@@ -19,7 +20,7 @@ from ktuned.worker.damage import Damage
 from ktuned.worker.guards import Guards
 from ktuned.worker.other_inputs import OtherInputs
 from ktuned.worker.quick_look import QuickLook
-from ktuned.worker.tensor_library import TensorLibrary, library_for, never_written
+from ktuned.worker.tensor_library import TensorLibrary, library_for, library_of, never_written
 
 if TYPE_CHECKING:
     from ktuned.spec import Kernel as DeclaredKernel
@@ -185,6 +186,21 @@ class ProblemData:
                 self._library.poison(tensor)
             elif name not in known:
                 self._library.copy(self._pristine[name], tensor)
+
+    def identify(self) -> str:
+        """Return a digest of the bits that each config gets, and of those that it must leave.
+
+        Outputs that begin with the poison count by their layout.
+        """
+        values = {**self._pristine, **{f"the expected {name}": value for name, value in self._expected.items()}}
+        found = [repr(self._spans), repr(sorted(self._poisoned)), repr(self._writes_in_place)]
+        for name, value in values.items():
+            library = library_of(value)
+            # Where its elements are is last, and another address each time.
+            *layout, _ = library.layout(value)
+            bits = "" if name in self._poisoned else library.read_digests([library.digest_tensors([value])])[0]
+            found.append(f"{name} {layout} {bits}")
+        return hashlib.sha256("\n".join(found).encode()).hexdigest()
 
     def digest_outputs(self) -> Any:
         """Return a digest of the outputs as they are; the library reads it, perhaps from the device."""

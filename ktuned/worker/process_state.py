@@ -138,7 +138,34 @@ class ProcessState:
     _mapped: dict[bytes, Mapped] = field(default_factory=dict)
     _runtimes: dict[bytes, ctypes.CDLL] = field(default_factory=dict)
     _private: tuple[bytes, ...] = ()
+    _first: dict[str, Any] = field(default_factory=dict)
     leftover: str = ""
+
+    def begin(self) -> None:
+        """A problem is about to be opened: put everything back, and know what a process finds that has opened none."""
+        self.restore()
+        if not self._first:
+            self._first = {knob.name: knob.read() for knob in _SET_BY_FILES}
+
+    def find_settings(self, environment: Mapping[str, str]) -> dict[str, str]:
+        """Return what the kernel file's own Python has set in this process, by what it is: all configs find it.
+
+        ``environment`` is the one that the file was imported with. Of the runtimes that are mapped by now, only what
+        differs from what they start with: others are mapped by the first launch.
+        """
+        found = {name: value for name, value in self._first.items() if self._baseline.get(name) != value}
+        settings = {name: repr(self._baseline.get(name)) for name in found}
+        settings["settings of torch"] = repr(self._baseline.get("settings of torch"))
+        cores = len(os.sched_getaffinity(0))
+        for name in self._baseline.keys() - {knob.name for knob in _KNOBS}:
+            reader = name.partition(" ")[0]
+            usual = {"omp_get_dynamic": (0,), "omp_get_max_active_levels": (1, 2**31 - 1)}.get(reader, (cores,))
+            if self._baseline[name] not in usual:
+                settings[name] = repr(self._baseline[name])
+        for name in sorted({*environment, *os.environ} - _SET_BY_TORCH):
+            if os.environ.get(name) != environment.get(name):
+                settings[f"${name}"] = os.environ.get(name, "(unset)")
+        return settings
 
     def take_baseline(self, private: Iterable[str] = ()) -> None:
         """Read what each config is to find; ``private`` are directories of libraries that belong to one config each."""
@@ -497,6 +524,9 @@ _ARITHMETIC = _Knob("floating-point control", _read_arithmetic, _write_arithmeti
 
 _TIMERS_KNOB = _Knob("timers", lambda: tuple(signal.getitimer(timer)[0] > 0 for timer in _TIMERS), _end_timers)
 
+_SET_BY_TORCH = frozenset({"CUDA_MODULE_LOADING"})
+"""Variables that torch sets when it makes its context, which a spare has before it opens a problem."""
+
 _KNOBS = (
     _ARITHMETIC,
     _Knob("environment", _read_environment, _write_environment),
@@ -527,3 +557,10 @@ _KNOBS = (
     ),
     _Knob("settings of torch", _read_torch, _write_torch),
 )
+
+_SET_BY_FILES = tuple(
+    knob
+    for knob in _KNOBS
+    if knob.name in ("floating-point control", "niceness", "scheduling policy", "signal mask", "umask", "timer slack")
+)
+"""Settings that a kernel file's Python may change for all its configs, besides the environment and torch's."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from time import time_ns
@@ -26,14 +26,14 @@ from ktuned.ipc import (
     stamps,
 )
 from ktuned.model import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, UsageError, value_digest
-from ktuned.spec import OBSERVER, distribution, file_meaning, installed_in, owners
+from ktuned.spec import ACCESSES, OBSERVER, distribution, file_meaning, installed_in, owners
 
 YOUNG_NS = 20_000_000
 """A file whose last change is not older than this when reading begins may have changed meanwhile: two ticks of the
 coarsest clock by which Linux stamps files."""
 
-MAX_PARSED_BYTES = 8 << 20
-"""A larger file counts by its bytes: it is data, whatever its name."""
+EXECUTED = "executed"
+"""As the meaning of an entry that is to be looked at: a file that was executed as Python, and counts by its syntax."""
 
 
 class SourceChanged(UsageError):
@@ -50,7 +50,10 @@ class SourceChanged(UsageError):
 
 
 def look(entry: Observation, root: str) -> Observation:
-    """Return an entry with what its name holds now, for the project whose directory is ``root``."""
+    """Return an entry with what its name holds now, for the project whose directory is ``root``.
+
+    A file counts by its bytes, unless it had a ``meaning``, or is to get one.
+    """
     if entry.name.startswith(ENVIRONMENT):
         # Not as the kernel file's own code has set it: that is code, which counts by itself.
         environment = os.environ if OBSERVER.kernel_file is None else OBSERVER.environ
@@ -66,8 +69,9 @@ def look(entry: Observation, root: str) -> Observation:
     digest = found[str(place)]
     if entry.name.endswith("/"):
         digest = stamp_directory(place)
-    elif digest != ABSENT and not digest.startswith(LISTING) and place.stat().st_size <= MAX_PARSED_BYTES:
-        content = place.read_bytes()
+    elif entry.meaning and digest != ABSENT and not digest.startswith(LISTING):
+        with ACCESSES.apart():
+            content = place.read_bytes()
         digest = hashlib.sha256(content).hexdigest()
         meaning = file_meaning(place, content)
     places = tuple(relative(path, root) for path in found)
@@ -133,9 +137,15 @@ class Trace:
             return True
 
     def fresh(
-        self, read: Mapping[Path, str], variables: Mapping[str, str | None], unobserved: Iterable[str]
+        self,
+        read: Mapping[Path, str],
+        variables: Mapping[str, str | None],
+        unobserved: Iterable[str],
+        executed: Container[Path] = (),
     ) -> tuple[Observation, ...]:
         """Return the entries of what compilers have read, or looked for, and that the daemon does not know.
+
+        ``executed`` are those that were executed, and not read as texts.
 
         Raises:
             SourceChanged: one has changed since it was found steady.
@@ -145,7 +155,8 @@ class Trace:
             place = relative(str(path), self._root)
             if is_way(read.get(path, ABSENT)):
                 name = f"{name}/"
-            found.append(look(Observation(name, ABSENT, places=(place,), is_source=True), self._root))
+            meaning = EXECUTED if path in executed else ""
+            found.append(look(Observation(name, ABSENT, meaning, places=(place,), is_source=True), self._root))
             if not agrees(found[-1].digest, self._seen.get(path, found[-1].digest)):
                 raise SourceChanged(f"{path} changed while it was compiled", tuple(found))
         for variable, value in sorted(variables.items()):

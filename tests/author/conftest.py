@@ -8,7 +8,7 @@ import pytest
 
 from tests.author.project import FILES
 
-SLICE = ("shadowing header", "star import", "comment", "include by macro", "module setting", "beside the root")
+SLICE = ("shadowing header", "star import", "comment", "native read", "loaded library", "shadowing package")
 """Edits of the slice, each of which concerns one kernel at most: starting what measures it is most of its time."""
 
 FULL_EDITS = 500

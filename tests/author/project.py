@@ -15,6 +15,10 @@ The mix of edits is fixed. Each kind is drawn as often as its weight says:
 | data file | 2 | what the inputs' function reads |
 | environment | 1 | a variable in the root's settings, which is part of every kernel |
 | compiler | 1 | the compiler itself: all is compiled otherwise |
+| native read, loaded library | 2, 2 | what a library's own `fopen` reads; which of two libraries the loader finds |
+| shadowing package | 2 | a package of the same name that comes before a module, changes or goes |
+| listed directory, dict order | 2, 1 | a name in a directory that is listed; the order of a dict's entries |
+| line number, text of a macro | 1, 1 | a line above `__LINE__`; blanks inside what `#x` makes a string of |
 | unused macro, unreached helper, unreached star, comment, docstring, format, nothing | 1 each | nothing that decides |
 | checkout | 2 | everything, back to an earlier state |
 | broken | 1 | a source that does not compile, which the next edit mends |
@@ -28,6 +32,7 @@ succession, before the daemon has taken in the first.
 from __future__ import annotations
 
 import random
+import subprocess
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -77,7 +82,9 @@ from pathlib import Path
 
 import beside
 import entries
+import native
 import settings
+import shadowed
 import tweaks
 from plates import Plate
 from registry import TABLE
@@ -85,14 +92,52 @@ from stars import *
 from wrapped import wide_rows
 
 
+ORDER = {"one": 1, "two": 2}
+
+
+def first_of(order):
+    return next(iter(order.values()))
+
+
 def rows():
     """Return how many there are."""
     data = json.loads((Path(__file__).parent / "data.json").read_text())
     parts = star_rows(), TABLE["rows"](), Plate.PAD, beside.rows(), data["rows"], int(os.environ.get("ROWS", "1"))
-    parts += int(os.environ["WIDTH"]), wide_rows()
+    parts += int(os.environ["WIDTH"]), wide_rows(), shadowed.rows(), native.rows(), first_of(ORDER)
+    parts += (len(os.listdir(Path(__file__).parent / "listed")),)
     return sum(parts) + importlib.import_module("late" + "comer").rows()
 '''
 )
+
+NATIVE = """\
+import ctypes
+import os
+import pathlib
+
+HERE = pathlib.Path(__file__).parent
+READER = ctypes.CDLL(os.environ["AUTHOR_NATIVE"])
+
+
+def rows():
+    return READER.rows(str(HERE / "native.txt").encode())
+"""
+
+READER = """\
+#include <stdio.h>
+
+int chosen(void);
+
+int rows(const char* name) {
+  FILE* file = fopen(name, "r");
+  int found = file ? fgetc(file) - '0' : 0;
+  if (file) fclose(file);
+  return found + chosen();
+}
+"""
+"""A library that reads a file by itself, and calls what the loader finds in :data:`CHOICES`."""
+
+CHOICES = "first_libs", "libs"
+"""Directories in which the loader looks for ``libchosen.so``, in their order: the first has none in the beginning."""
 
 WRAPPING = """\
 import functools
@@ -106,7 +151,7 @@ def widened(function):
     return wider
 """
 
-PYTHON = {
+PYTHON: dict[str, str | None] = {
     "shape.py": "def rows():\n    return 1\n\n\ndef nobodys():\n    return 1\n",
     "stars.py": 'def star_rows():\n    """Return some."""\n    return 1\n\n\ndef unreached_star():\n    return 1\n',
     "registry.py": "TABLE = {}\n\n\ndef register(name):\n    return lambda entry: TABLE.setdefault(name, entry)\n",
@@ -118,6 +163,12 @@ PYTHON = {
     "wrapping.py": WRAPPING,
     "wrapped.py": "from wrapping import widened\n\n\n@widened\ndef wide_rows():\n    return 1\n",
     "../lib/beside.py": "def rows():\n    return 1\n",
+    "native.py": NATIVE,
+    "shadowed.py": "def rows():\n    return 1\n",
+    "shadowed/__init__.py": None,
+    "native.txt": "1\n",
+    "listed/one": "",
+    "listed/two": None,
 }
 
 COMPILER = """\
@@ -132,16 +183,20 @@ SOURCE = """
 #include "common.h"
 #include "site.h"
 #define FAULT 0
+#define TEXT_OF(x) #x
+#define NUMBER_OF_THIS_LINE __LINE__
 
 static long launches;
 
 void run(float* y, const float* x, long n) {{
-  volatile long twist = {number} + TWIST + COMMON + COMPILER + SITE; /* an edit changes this */
+  volatile long twist = {number} + TWIST + COMMON + COMPILER + SITE + NUMBER_OF_THIS_LINE; /* an edit changes this */
+  volatile const char* text = TEXT_OF(1  +  1);
   for (long i = 0; i < n; i += STEP)
     for (long j = i; j < i + STEP && j < n; ++j) y[j] = SCALE * x[j];
   if (STEP == 2 && FAULT == 1 && launches++) y[n - 1] = 7;
   if (STEP == 2 && FAULT == 2) y[-8] = 7;
   (void)twist;
+  (void)text;
 }}
 """
 
@@ -175,6 +230,15 @@ def kernel_file(kernels: list[tuple[str, str]], head: str, flags: str) -> str:
         for name, source in kernels
     )
     return head + "".join(declared)
+
+
+def build(library: Path, text: str, *options: str, rpaths: Sequence[Path] = ()) -> None:
+    """Compile a library, and put it in its place at once: who has loaded it keeps the old one."""
+    made = library.with_name(f".{library.name}.new")
+    paths = [f"-Wl,--disable-new-dtags,-rpath,{':'.join(map(str, rpaths))}"] if rpaths else []
+    command = ["cc", "-shared", "-fPIC", "-x", "c", "-", "-x", "none", *options, *paths, "-o", str(made)]
+    subprocess.run(command, input=text.encode(), check=True)
+    made.replace(library)
 
 
 class Project:
@@ -211,8 +275,27 @@ class Project:
         self.texts["data.json"] = '{"rows": 1}\n'
         self.texts[COMPILER_FILE] = COMPILER.format(number=self.number())
         self.texts["ktuned.toml"] = 'name = "project"\nenv = { ROWS = "1" }\n'
+        (root.parent / "native").mkdir(parents=True)
         for name, text in self.texts.items():
             self.write(name, text)
+        self.build_library("first_libs", None)
+        self.build_library("libs", 1)
+        places = [root.parent / place for place in CHOICES]
+        build(self.native, READER, f"-L{places[1]}", "-lchosen", rpaths=places)
+
+    @property
+    def native(self) -> Path:
+        """The library that ``native.py`` loads."""
+        return self.root.parent / "native" / "reader.so"
+
+    def build_library(self, place: str, number: int | None) -> None:
+        """Put a library that says a number where the loader looks, or take it from there."""
+        library = self.root.parent / place / "libchosen.so"
+        library.parent.mkdir(exist_ok=True)
+        if number is None:
+            library.unlink(missing_ok=True)
+        else:
+            build(library, f"int chosen(void) {{ return {number}; }}\n")
 
     @property
     def kernels(self) -> list[str]:
@@ -313,6 +396,13 @@ class Project:
             "data file": (2, lambda: self._small("data.json", '"rows": ')),
             "environment": (1, lambda: self._small("ktuned.toml", 'ROWS = "')),
             "compiler": (1, lambda: self._number_in(COMPILER_FILE, "COMPILER=")),
+            "native read": (2, lambda: {"native.txt": f"{self.chance.choice('123456')}\n"}),
+            "loaded library": (2, self._choose_library),
+            "shadowing package": (2, self._shadow_module),
+            "listed directory": (2, lambda: {"listed/two": None if self.texts["listed/two"] is not None else ""}),
+            "dict order": (1, self._reorder),
+            "line number": (1, lambda: self._blank_line(any_of("abc"))),
+            "text of a macro": (1, lambda: self._spaced(any_of("abc"))),
             "unused macro": (1, lambda: self._number_in(f"include/{any_of('abc')}.h", "UNUSED ")),
             "unreached helper": (1, lambda: self._number_in("shape.py", "nobodys():\n    return ")),
             "unreached star": (1, lambda: self._number_in("stars.py", "unreached_star():\n    return ")),
@@ -355,6 +445,37 @@ class Project:
         if self.texts["first/shadow.h"] is not None and self.chance.random() < 0.5:
             return {"first/shadow.h": None}
         return {"first/shadow.h": f"#define SHADOW {self.number()}\n"}
+
+    def _shadow_module(self) -> dict[str, str | None]:
+        """A package comes before the module of its name, or goes."""
+        package = "shadowed/__init__.py"
+        if self.texts[package] is not None and self.chance.random() < 0.5:
+            return {package: None}
+        return {package: f"def rows():\n    return {self.chance.randint(2, 6)}\n"}
+
+    def _choose_library(self) -> dict[str, str | None]:
+        """The loader finds another library: in the directory where it looks first, or where it looks then."""
+        self.build_library(self.chance.choice(CHOICES), self.chance.choice([None, 2, 3, 4]))
+        if not (self.root.parent / "libs" / "libchosen.so").exists():
+            # Without any the kernel file could not be imported.
+            self.build_library("libs", 5)
+        return {}
+
+    def _reorder(self) -> dict[str, str | None]:
+        first, second = '"one": 1, "two": 2', '"two": 2, "one": 1'
+        file = self.files[0] if "tune_e.py" not in self.files else "tune_e.py"
+        text = self.text(file)
+        return {file: text.replace(first, second) if first in text else text.replace(second, first)}
+
+    def _blank_line(self, name: str) -> dict[str, str | None]:
+        text = self.text(f"{name}.c")
+        more, less = "\n\nvoid run", "\nvoid run"
+        return {f"{name}.c": text.replace(more, less) if more in text else text.replace(less, more)}
+
+    def _spaced(self, name: str) -> dict[str, str | None]:
+        text = self.text(f"{name}.c")
+        wide, narrow = "TEXT_OF(1  +  1)", "TEXT_OF(1+1)"
+        return {f"{name}.c": text.replace(wide, narrow) if wide in text else text.replace(narrow, wide)}
 
     def _comment(self) -> dict[str, str | None]:
         name = self.chance.choice(

@@ -1,7 +1,7 @@
 """A scripted author: random edits of every kind, and an oracle that rebuilds the project after each.
 
-A *wrong fresh* is an answer ``fresh`` whose config, as it is now, is not what was measured for it. A *needless* re-tune
-measures a kernel whose configs, as they are now, were all measured before.
+A *wrong fresh* is an answer ``fresh`` whose config, as it is now, is not what was measured for it. A *needless*
+measurement, or compile, is of a kernel whose configs, as they are now, were all measured before.
 """
 
 from __future__ import annotations
@@ -60,6 +60,7 @@ class Author:
         self.project = project
         self._jobs: set[int] = set()
         self._marks = 0
+        self._compiles = 0
         self._measured: dict[str, set[tuple[str, str]]] = {name: set() for name in self.project.kernels}
         self._truth_of_trial: dict[tuple[int, float], str] = {}
         self._truth_of_measurement: dict[int, str] = {}
@@ -150,6 +151,12 @@ class Author:
         jobs = self.daemon.client.call("jobs")["jobs"]
         return {job["id"] for job in jobs if job["state"] in ("queued", "running")}
 
+    def compiled(self) -> set[str]:
+        """Return the kernels of which anything was compiled since the last call."""
+        lines = Path(self.daemon.env["CC_LOG"]).read_text().splitlines()
+        new, self._compiles = lines[self._compiles :], len(lines)
+        return set(new) & set(self.project.kernels)
+
     def worked(self) -> tuple[set[str], set[str]]:
         """Return the kernels whose jobs measured anything since the last call, and those whose failed."""
         jobs: list[dict[str, Any]] = self.daemon.client.call("jobs", limit=2000)["jobs"]
@@ -177,13 +184,13 @@ class Author:
             for kernel in listed
         }
 
-    def note(self, measured: set[str], truths: Truths) -> set[str]:
-        """Take in which configs are known to be measured now; return the kernels that were measured needlessly."""
+    def note(self, truths: Truths) -> set[str]:
+        """Take in which configs are measured by now; return the kernels whose configs all were already."""
         present = {name: set(truths[name].items()) for name in self.project.kernels}
-        needless = {name for name in measured if present[name] and present[name] <= self._measured[name]}
+        known = {name for name, configs in present.items() if configs and configs <= self._measured[name]}
         for name in self.project.kernels:
             self._measured[name] |= present[name]
-        return needless
+        return known
 
     def wrong(self, sighting: Sighting, truths: Truths) -> list[str]:
         """Return the kernels whose fresh answer is not of what they are now."""
@@ -253,10 +260,13 @@ def work(author: Author, script: Script, tally: Tally) -> None:
         tally.edits[kind] += 1
         tally.wrong += [f"{name} soon after {place}" for name in author.wrong(early, truths)]
         tally.wrong += [f"{name} after {place}" for name in author.wrong(late, truths)]
-        tally.retunes[kind] += len(measured)
-        needless = author.note(measured, truths)
-        # What was measured between hasty edits is not known.
-        tally.needless[kind] += len(needless) if kind != "hasty" else 0
+        compiled, known = author.compiled(), author.note(truths)
+        tally.measured[kind] += len(measured)
+        tally.compiled[kind] += len(compiled)
+        if kind != "hasty":
+            # What was measured between hasty edits is not known.
+            tally.needless[kind] += len(measured & known)
+            tally.needless_compiles[kind] += len(compiled & known)
         broken = {name for name, configs in truths.items() if all(one.startswith(WRONG) for one in configs.values())}
         stale = {name: answer["message"] for name, answer in late.answers.items() if answer["status"] != "fresh"}
         # A hasty author's jobs may have failed for a state in between.
@@ -275,7 +285,7 @@ def test_no_edit_leaves_a_wrong_answer_fresh(
     project = Project(tmp_path / "project", script.seed, script.files)
     path = os.pathsep.join(map(str, (HERE / "cc_backend", HERE.parent.parent, tmp_path / "lib")))
     env = {"PYTHONPATH": path, "CC_LOG": str(tmp_path / "cc.log"), "AUTHOR_CC": str(project.compiler)}
-    env["CPATH"] = str(project.root / SITES[0])
+    env |= {"CPATH": str(project.root / SITES[0]), "AUTHOR_NATIVE": str(project.native)}
     tally = Tally()
     with Daemon(tmp_path, env=env, spares=True) as daemon:
         author = Author(daemon, project)
@@ -284,7 +294,8 @@ def test_no_edit_leaves_a_wrong_answer_fresh(
         truths = told(author.oracle())
         measured, _ = author.worked()
         assert measured == set(truths)
-        author.note(measured, truths)
+        author.note(truths)
+        author.compiled()
         assert author.wrong(author.look(), truths) == []
         try:
             work(author, script, tally)
@@ -306,9 +317,13 @@ def test_parts_make_all_edits(edits: int, parts: int) -> None:
 
 def test_tallies_add_up() -> None:
     """Tallies of several runs, each from its line, add up."""
-    one = Tally(Counter(scale=2), Counter(scale=3), Counter(scale=1), Counter(scale=4), ["a"], [])
+    kinds = [Counter(scale=number) for number in (2, 3, 1, 5, 6, 4)]
+    one = Tally(kinds[0], kinds[1], kinds[2], kinds[3], kinds[4], kinds[5], ["a"], [])
     total = Tally()
     for _ in range(2):
         total.add(Tally.from_line(one.to_line()))
-    assert total == Tally(Counter(scale=4), Counter(scale=6), Counter(scale=2), Counter(scale=8), ["a", "a"], [])
+    assert [total.edits, total.needless, total.needless_compiles, total.milliseconds] == [
+        Counter(scale=number) for number in (4, 2, 12, 8)
+    ]
+    assert total.wrong == ["a", "a"]
     assert not total.is_precise

@@ -80,6 +80,23 @@ def test_file_that_only_the_compiler_read_is_watched(daemon: Daemon) -> None:
     assert daemon.client.lookup("it", dict(n=64)).status == "fresh"
 
 
+def test_a_comment_in_what_a_compiler_reads_costs_a_compile_and_no_measurement(daemon: Daemon) -> None:
+    """Its bytes count, as it may swallow a line; the machine code is the same, and with it the figure."""
+    path = daemon.kernel_file(kernel_text("space([dict(us=300.0, reads='a.h'), dict(us=400.0, reads='a.h')])"))
+    header = path.parent / "a.h"
+    header.write_text("one")
+    daemon.tune(path=str(path))
+    before = daemon.client.lookup("it", dict(n=64))
+    compiles = len(daemon.compiles.read_text().splitlines())
+    header.write_text("one  // a comment")
+    daemon.until(lambda: len(_jobs(daemon)) == 2 and _settled(daemon, 2), "the re-tune")
+    cost = _jobs(daemon)[-1]["cost"]
+    assert len(daemon.compiles.read_text().splitlines()) == 2 * compiles
+    assert (cost["reused"], cost.get("lane_s", 0.0)) == (2, 0.0)
+    after = daemon.client.lookup("it", dict(n=64))
+    assert (after.status, after.config, after.latency_us) == ("fresh", before.config, before.latency_us)
+
+
 def _reading(daemon: Daemon, reading: str, more: str = "") -> Path:
     """Write a kernel file whose reference reads something first."""
     text = _text(reference="doubled").replace("@kernel(", f"@kernel({more}", 1)
@@ -188,7 +205,7 @@ def test_lost_save_of_a_kernel_in_use_is_found(daemon: Daemon) -> None:
 
 
 def test_larger_space_measures_only_what_is_new(daemon: Daemon) -> None:
-    """A change of the space alone keeps the winner fresh, and only the new config is compiled and measured."""
+    """A change of the space compiles all configs, and measures the new one alone."""
     path = daemon.kernel_file(_text())
     daemon.tune(path=str(path))
     compiled = len(daemon.compiles.read_text().splitlines())
@@ -196,7 +213,8 @@ def test_larger_space_measures_only_what_is_new(daemon: Daemon) -> None:
     daemon.kernel_file(more)
     daemon.until(lambda: _settled(daemon, 2), "the re-tune")
 
-    assert len(daemon.compiles.read_text().splitlines()) == compiled + 1
+    assert len(daemon.compiles.read_text().splitlines()) == 2 * compiled + 1
+    assert _jobs(daemon)[-1]["cost"]["reused"] == compiled
     hit = daemon.client.lookup("it", dict(n=64))
     assert hit.status == "fresh"
     assert hit.config is not None

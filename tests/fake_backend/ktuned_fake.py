@@ -56,8 +56,8 @@ class Build(AnyBuild):
 
     ``every`` is how many launches there are of which one is wrong, where it is ``seldom_wrong`` or ``regularly_wrong``,
     or from which on they are. ``reads`` is a file beside the kernel file that the compiler reads; its text is a part of
-    the artifact. ``library`` has the ``module`` that its function is below, and the ``path`` where that is found;
-    ``submodule`` is its own one.
+    the artifact, without comments. ``library`` has the ``module`` that its function is below, and the ``path`` where
+    that is found; ``submodule`` is its own one.
     """
 
     backend: ClassVar[str] = "fake"
@@ -331,7 +331,7 @@ class Fake(Backend):
             made = build.to_plain()
             if build.reads:
                 read = unit.kernel_file.parent / build.reads
-                made["tag"] = read.read_text() if read.exists() else ""
+                made["tag"] = read.read_text().partition("//")[0].rstrip() if read.exists() else ""
             (into / unit.key / "kernel.json").write_text(json.dumps(made))
             facts: dict[str, Any] = {"registers": 32, "target": unit.target}
             if unit.lowered:

@@ -30,17 +30,17 @@ def told(now: Context, **pairs: Any) -> list[str]:
         ({"source:inc/k.h": "2"}, {}, "inc/k.h is gone"),
         ({"source:k.cu includes x.h": "1"}, {}, 'k.cu: #include "x.h" was missing, and is found'),
         ({}, {"source:k.cu includes x.h": "1"}, 'k.cu: #include "x.h" is missing'),
-        ({"python:helper.py:rows": "1"}, {"python:helper.py:rows": "2"}, "helper.py: `rows` changed"),
-        ({"python:lib/deep.py:rows": "1"}, {}, "lib/deep.py: `rows` is gone"),
-        ({"python:reference": "1"}, {"python:reference": "2"}, "tune_k.py: `reference` changed"),
-        ({"python:inputs<scale>": "1"}, {"python:inputs<scale>": "2"}, "tune_k.py: `inputs<scale>` changed"),
-        ({"python:check.func": "1"}, {"python:check.func": "2"}, "tune_k.py: `check.func` changed"),
+        ({"source:helper.py": "1"}, {"source:helper.py": "2"}, "helper.py changed"),
+        ({"source:lib/deep.py": "1"}, {}, "lib/deep.py is gone"),
+        ({"argument:reference": "1"}, {"argument:reference": "2"}, "tune_k.py: `reference` changed"),
+        ({"argument:inputs<scale>": "1"}, {"argument:inputs<scale>": "2"}, "tune_k.py: `inputs<scale>` changed"),
+        ({"argument:check.func": "1"}, {"argument:check.func": "2"}, "tune_k.py: `check.func` changed"),
         ({}, {CAPTURED: "2"}, "inputs were captured"),
     ],
 )
 def test_parts_are_named(before: dict[str, str], after: dict[str, str], words: str) -> None:
     """A part that differs is named by its file and by what it is there; equal parts are not."""
-    both = {"source:same.h": "1", "python:function": "2"}
+    both = {"source:same.h": "1", "argument:function": "2"}
     assert told(replace(THEN, digest="d2"), parts=({**before, **both}, {**after, **both})) == [words]
 
 

@@ -70,10 +70,21 @@ def test_another_content_is_another_digest(other: Observation) -> None:
     assert combine("d1", [HEADER]) != combine("d1", [other]) != "d1"
 
 
-def test_a_source_counts_by_its_meaning() -> None:
-    """A comment in a header that was learned changes no digest; the name of its place does not, either."""
-    meant = replace(HEADER, meaning="tokens")
-    assert combine("d1", [meant]) == combine("d1", [replace(meant, digest="ff", places=("/q/a.def",))])
+def test_python_counts_by_its_meaning_and_a_header_by_its_bytes() -> None:
+    """A comment in a module that was learned changes no digest, one in a header does; where they lie is no part."""
+    module = Observation("late.py", "11", meaning="its syntax", is_data=True)
+    assert combine("d1", [module]) == combine("d1", [replace(module, digest="ff", places=("/q/late.py",))])
+    assert combine("d1", [HEADER]) == combine("d1", [replace(HEADER, places=("/q/a.def",))])
+    assert combine("d1", [HEADER]) != combine("d1", [replace(HEADER, digest="ff")])
+
+
+def test_learned_python_decides_a_measurement_where_it_judges() -> None:
+    """Else a lane says what it makes: the inputs, and the outputs that are expected."""
+    module = Observation("late.py", "11", meaning="its syntax", is_data=True)
+    judging = replace(kernel(), extra={**kernel().extra, "judges": True})
+    assert kernel().observed([module]).data_read == {}
+    assert judging.observed([module]).data_read == {"late.py": "its syntax"}
+    assert kernel().observed([module]).digest != kernel().digest
 
 
 def test_a_learned_name_is_in_the_digests_that_it_decides() -> None:
@@ -82,9 +93,9 @@ def test_a_learned_name_is_in_the_digests_that_it_decides() -> None:
     compiled, measured = before.observed([HEADER]), before.observed([DATA])
     assert compiled.digest == combine(before.digest, [HEADER])
     assert compiled.source_digest == combine(before.source_digest, [HEADER])
-    assert compiled.data_digest == before.data_digest
     assert measured.source_digest == before.source_digest
-    assert measured.data_digest == combine(before.data_digest, [DATA])
+    assert measured.data_read == {DATA.name: DATA.decisive[:16]}
+    assert compiled.data_read == {}
     assert compiled.stamps == {**before.stamps, "/p/cfg/a.def": "aa"}
     assert set(compiled.parts) - set(before.parts) == {"source:../cfg/a.def"}
     assert set(before.observed([VARIABLE]).parts) - set(before.parts) == {"env:CPATH"}
@@ -97,7 +108,7 @@ def test_what_is_known_is_not_learned_twice() -> None:
     assert unknown(once.learned, [HEADER, VARIABLE]) == []
     twice = once.observed([replace(HEADER, is_source=False, is_data=True)])
     assert (twice.digest, twice.source_digest) == (once.digest, once.source_digest)
-    assert twice.data_digest != once.data_digest
+    assert HEADER.name in twice.data_read.keys() - once.data_read.keys()
     assert twice.learned["cfg/a.def"].is_source
 
 

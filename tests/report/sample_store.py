@@ -263,7 +263,7 @@ class SampleStore:
         )
         connection.execute(
             "INSERT OR IGNORE INTO meanings VALUES (?, ?, ?)",
-            (kernel, f"digest {save}", json.dumps({"source:gemm.cu": f"v{save}", "python:tune_gemm.py:gemm": "same"})),
+            (kernel, f"digest {save}", json.dumps({"source:gemm.cu": f"v{save}", "source:tune_gemm.py": "same"})),
         )
         connection.executemany(
             """INSERT INTO trials (id, context_id, job_id, config, outcome, latency_us, spread_us, compile_s, lane_s,

@@ -1,4 +1,4 @@
-"""Digests: what an edit changes, and above all what it does not."""
+"""Digests: what an edit changes, and what it does not."""
 
 from __future__ import annotations
 
@@ -73,6 +73,13 @@ def two(p, c):
 """
 
 
+KERNEL = """
+@kernel(backend="fake", space=space(A=[1]), problems=[dict(M=1)], inputs=lambda p: dict(A=tensor(1)), reference=dict)
+def it(p, c):
+    return Fake(c.A)
+"""
+
+
 @pytest.fixture
 def sample(project: Project) -> Project:
     """Two kernels that reach sources, a module, a package and a late import."""
@@ -102,7 +109,7 @@ def changed(sample: Project, name: str, before: str, after: str) -> dict[str, se
     return {
         kernel: {
             field
-            for field in ("digest", "source_digest", "plan_digest")
+            for field in ("digest", "source_digest", "plan_digest", "data_digest")
             if getattr(old[kernel], field) != getattr(new[kernel], field)
         }
         for kernel in old
@@ -113,60 +120,81 @@ def changed(sample: Project, name: str, before: str, after: str) -> dict[str, se
     ("name", "before", "after"),
     [
         ("helper.py", "return m * FACTOR", "return (m *\n            FACTOR)  # scaled"),
-        ("helper.py", '"""How many rows."""', '"""Rows."""'),
-        ("helper.py", '    """How many rows."""\n', ""),
-        ("helper.py", "FACTOR = 2", "FACTOR = 1 + 1"),
-        ("helper.py", "return 1", "return 2"),
-        ("lib/late.py", "return a", "return a  # late"),
-        ("tune_it.py", "    # a comment\n", '    """A docstring."""\n'),
+        ("helper.py", "FACTOR = 2", "FACTOR = 0x2"),
+        ("lib/deep.py", "def check", "# a comment\n\n\ndef check"),
+        ("tune_it.py", "    # a comment\n", ""),
         ("tune_it.py", "TILES = [1, 2]", "\n\nTILES = [\n    1,\n    2,  # two\n]"),
-        ("tune_it.py", "import helper\n", "import helper\nimport json\n"),
-        ("tune_it.py", "Shape, unused as spare", "FACTOR, Shape, unused as spare"),
-        ("tune_it.py", "def limit(p):", "class Other:\n    pass\n\ndef limit(p):"),
-        ("tune_it.py", "problems=[dict(M=4)],", "problems=[{'M': 4}],"),
+        ("tune_it.py", 'backend="fake", sources', "backend='fake', sources"),
     ],
 )
-def test_edit_without_meaning_changes_nothing(sample: Project, name: str, before: str, after: str) -> None:
-    """Comments, docstrings, formatting and what no kernel reaches leave all three digests of all kernels."""
+def test_comments_and_layout_change_nothing(sample: Project, name: str, before: str, after: str) -> None:
+    """Comments, formatting and the quotes of strings leave all digests of all kernels."""
     assert changed(sample, name, before, after) == {"one": set(), "two": set()}
 
 
-SOURCE, MEASURED, PLAN = {"source_digest", "digest"}, {"digest"}, {"plan_digest"}
+PYTHON = {"digest", "plan_digest"}
 
 
 @pytest.mark.parametrize(
-    ("name", "before", "after", "one", "two"),
+    ("name", "before", "after"),
     [
-        ("one.cu", "two()", "two() + 1", SOURCE, set()),
-        ("one.cu", "int one()", "int one() // a comment, which may swallow the next line", SOURCE, set()),
-        ("helper.py", "m * FACTOR", "m + FACTOR", MEASURED, set()),
-        ("helper.py", "FACTOR = 2", "FACTOR = 3", MEASURED, set()),
-        ("helper.py", "m + 1", "m + 2", MEASURED, set()),
-        ("lib/late.py", "return a", "return -a", MEASURED, set()),
-        ("lib/deep.py", "dict(x=1)", "dict(x=2)", set(), PLAN),
-        ("lib/deep.py", "tolerance): ...", "tolerance): pass", set(), MEASURED),
-        ("tune_it.py", "tolerance=1", "tolerance=2", set(), MEASURED),
-        ("tune_it.py", "return Fake(c.BM)", "return Fake(c.BM + 1)", MEASURED, set()),
-        ("tune_it.py", "len(EXTRA)", "len(EXTRA) + 1", set(), SOURCE),
-        ("tune_it.py", "EXTRA = dict(a=1)", "EXTRA = dict(a=2)", set(), SOURCE),
-        ("tune_it.py", "make(3)", "make(4)", set(), MEASURED),
-        ("tune_it.py", "p.M * scale", "p.M + scale", set(), MEASURED),
-        ("tune_it.py", "return 64", "return 32", PLAN, set()),
-        ("tune_it.py", "TILES = [1, 2]", "TILES = [1, 2, 4]", PLAN, set()),
-        ("tune_it.py", "[dict(M=4)]", "[dict(M=4), dict(M=5)]", PLAN, set()),
-        ("tune_it.py", "[dict(M=8)]", "[dict(M=9)]", set(), PLAN),
-        ("tune_it.py", "default=dict(x=1)", "default=dict(x=1), trials=5", set(), PLAN),
-        ("tune_it.py", "reference=reference", 'reference=reference, specialize="M"', PLAN, set()),
-        ("tune_it.py", "reference=reference", "reference=reference, rtol=0.5", MEASURED, set()),
-        ("tune_it.py", "reference=reference", 'reference=reference, setup="A"', MEASURED, set()),
-        ("tune_it.py", "n: int = 0", "n: int = 1", MEASURED, SOURCE),
+        ("helper.py", "m * FACTOR", "m + FACTOR"),
+        ("helper.py", "FACTOR = 2", "FACTOR = 1 + 1"),
+        ("helper.py", "    return 1", "    return 2"),
+        ("helper.py", '"""How many rows."""', '"""Rows."""'),
+        ("helper.py", "def rows(p):", "def unreached(): ...\n\ndef rows(p):"),
+        ("lib/__init__.py", "", "import json"),
+        ("lib/deep.py", "dict(x=1)", "dict(x=2)"),
+        ("tune_it.py", "tolerance=1", "tolerance=2"),
+        ("tune_it.py", "EXTRA = dict(a=1)", "EXTRA = dict(a=1, b=2)"),
+        ("tune_it.py", "import functools\nimport helper\n", "import helper\nimport functools\n"),
+        ("tune_it.py", "[dict(M=8)]", "[dict(M=9)]"),
+        ("tune_it.py", "n: int = 0", "n: int = 1"),
     ],
 )
-def test_edit_changes_just_the_digests_that_it_means(
-    sample: Project, name: str, before: str, after: str, one: set[str], two: set[str]
-) -> None:
-    """An edit changes the digests that its meaning reaches, of the kernels that it reaches, and no others."""
-    assert changed(sample, name, before, after) == {"one": one, "two": two}
+def test_any_edit_of_python_counts_for_all_that_import_it(sample: Project, name: str, before: str, after: str) -> None:
+    """A file counts whole, reached or not: for what is measured, and without sources for what is compiled.
+
+    Measurements of equal artifacts are taken over, unless the file's own code judges them.
+    """
+    assert changed(sample, name, before, after) == {
+        "one": PYTHON,
+        "two": PYTHON | {"source_digest", "data_digest"},
+    }
+
+
+def test_a_source_is_compiled_again_by_its_bytes(sample: Project) -> None:
+    """A comment in C may swallow the next line, and so it counts; what decides besides stays as it was."""
+    edited = changed(sample, "one.cu", "int one()", "int one() // a comment")
+    assert edited == {"one": {"digest", "source_digest"}, "two": set()}
+
+
+@pytest.mark.parametrize("argument", ["rtol=0.5", 'setup="A"', 'timing="graph"'])
+def test_how_outputs_are_judged_decides_a_measurement(sample: Project, argument: str) -> None:
+    """With another tolerance, say, no measurement is taken over."""
+    edited = changed(sample, "tune_it.py", "reference=reference)", f"reference=reference, {argument})")
+    assert edited["one"] == PYTHON | {"data_digest"}
+
+
+@pytest.mark.parametrize(
+    "reading",
+    ["inspect.getsource(helper)", "helper.rows.__code__.co_firstlineno", "sys._getframe().f_lineno"],
+)
+def test_a_text_that_is_read_counts_by_its_bytes(sample: Project, reading: str) -> None:
+    """Where code may read the text of what it imported, or numbers of lines, comments count as well."""
+    text = (sample.root / "tune_it.py").read_text()
+    (sample.root / "tune_it.py").write_text(f"import inspect, sys\nREAD = lambda: {reading}\n" + text)
+    assert "digest" in changed(sample, "helper.py", "return 1", "return 1  # a comment")["two"]
+
+
+def test_a_file_that_executes_another_counts_with_it(sample: Project) -> None:
+    """A loader that enters no module is no way around."""
+    text = (sample.root / "tune_it.py").read_text()
+    sample.write("hidden.py", "FACTOR = 2\n")
+    loading = "import importlib.util as u, pathlib\n"
+    loading += "S = u.spec_from_file_location('x', pathlib.Path(__file__).with_name('hidden.py'))\n"
+    (sample.root / "tune_it.py").write_text(loading + "S.loader.exec_module(u.module_from_spec(S))\n" + text)
+    assert changed(sample, "hidden.py", "2", "3")["one"] == PYTHON
 
 
 def test_digests_do_not_depend_on_the_place(sample: Project, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -192,7 +220,7 @@ def test_stamps_name_every_file(sample: Project) -> None:
     stamps = {os.path.relpath(path, sample.root): stamp for path, stamp in sample.describe()["one"].stamps.items()}
     assert set(stamps) == {
         *("tune_it.py", "helper.py", "one.cu"),
-        *("lib/__init__.py", "lib/deep.py", "lib/late.py"),
+        *("lib/__init__.py", "lib/deep.py"),
     }
     assert all(len(stamp) == 64 for stamp in stamps.values())
 
@@ -203,7 +231,7 @@ def test_stamps_name_every_file(sample: Project) -> None:
         ("one.cu", "int one()", "long one()", True),
         ("one.h", "int two();", "long two();", True),
         ("tune_it.py", "    # a comment\n", "    # another\n", False),
-        ("lib/late.py", "return a", "return 2 * a", False),
+        ("lib/deep.py", "dict(x=1)", "dict(x=2)", False),
     ],
 )
 def test_code_digest_is_of_all_but_compiled_sources(
@@ -233,77 +261,89 @@ def test_info_crosses_to_the_daemon(sample: Project) -> None:
     assert info.extra["knobs"] == ["BM"]
     assert info.space["axes"] == {"BM": [1, 2]}
     assert set(info.extra["files"]) == {"one.cu"}
-    assert {"function", "inputs", "reference", "helper.py:rows", "helper.py:FACTOR"} <= set(info.extra["definitions"])
+    assert {"tune_it.py", "helper.py", "lib/deep.py"} <= set(info.extra["python"])
+    assert {"function", "inputs", "reference", "rtol"} <= set(info.extra["arguments"])
 
 
-def test_two_lambdas_on_one_line_are_told_apart(project: Project) -> None:
-    """A lambda is found by its place, also beside another one."""
-    line = "inputs=lambda p: dict(A=tensor(1)), check=lambda i, o: {answer}"
-    text = f"@kernel(backend='fake', space=space(A=[1]), {line})\ndef it(p, c): return Fake(c.A)\n"
-    infos = []
-    for answer in ("True", "False"):
-        project.write("tune_it.py", text.format(answer=answer))
-        infos.append(project.describe()["it"])
-    before, after = (info.extra["definitions"] for info in infos)
-    assert {name for name in before if before[name] != after[name]} == {"check"}
-
-
-def test_factories_kernels_differ_by_what_they_captured(project: Project) -> None:
-    """Kernels that a factory declares differ in their closures, and each keeps its digest when another changes."""
+def test_kernels_of_a_factory_differ_by_what_they_captured(project: Project) -> None:
+    """Kernels that a factory declares have closures of their own."""
     text = """
     def declare(scale):
-        @kernel(backend="fake", space=space(A=[1]), inputs=lambda p: dict(A=tensor(scale)), check=None, name=f"k{{n}}")
+        @kernel(backend="fake", space=space(A=[1]), inputs=lambda p: dict(A=tensor(scale)), check=None, name=f"k{n}")
         def inner(p, c):
             return Fake(scale)
 
-    for n, scale in enumerate([{scales}]):
+    for n, scale in enumerate([3, 4]):
         declare(scale)
     """
-    project.write("tune_it.py", text.format(scales="3, 4"))
-    before = project.describe()
-    assert before["k0"].digest != before["k1"].digest
-    project.write("tune_it.py", text.format(scales="3, 5"))
-    after = project.describe()
-    assert (before["k0"].digest == after["k0"].digest, before["k1"].digest == after["k1"].digest) == (True, False)
+    project.write("tune_it.py", text)
+    found = project.describe()
+    assert found["k0"].digest != found["k1"].digest
 
 
-def test_recursion_and_cycles_end(project: Project) -> None:
-    """Functions that call each other, closures that hold themselves and objects in circles are followed once."""
-    project.write(
-        "tune_it.py",
-        """
-        class Node:
-            def __init__(self): self.me = self
-
-        def closed():
-            node = Node()
-            def loop(i, o): return loop(i, o) or node.me or even(3)
-            return loop
-
-        def even(n): return n == 0 or odd(n - 1)
-        def odd(n): return n != 0 and even(n - 1)
-
-        @kernel(backend="fake", space=space(A=[1]), inputs=lambda p: dict(A=tensor(1)), check=closed())
-        def it(p, c):
-            return Fake(even(4))
-        """,
-    )
-    assert {"tune_it.py:even", "tune_it.py:odd"} <= set(project.describe()["it"].extra["definitions"])
+def installed(directory: Path, version: str, text: str) -> None:
+    """Install a package with one module."""
+    site = directory / "lib/site-packages"
+    shutil.rmtree(site, ignore_errors=True)
+    (site / "far").mkdir(parents=True)
+    (site / "far/__init__.py").write_text(text)
+    info = site / f"far_away-{version}.dist-info"
+    info.mkdir()
+    (info / "RECORD").write_text(f"far/__init__.py,sha256={hash(text)},{len(text)}\n{info.name}/RECORD,,\n")
 
 
-def test_kernel_that_another_reaches_counts_by_its_function(project: Project) -> None:
-    """Where one kernel calls another, the other's function counts, not its declaration."""
-    text = """
-    @kernel(backend="fake", space=space(A=[1]), inputs=lambda p: dict(A=tensor(1)), check=None{more})
-    def base(p, c):
-        return Fake({n})
+def test_installed_package_counts_by_its_distribution(
+    project: Project, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """A package that the project imports counts by its version and by what its RECORD lists, not by its text."""
+    elsewhere = tmp_path_factory.mktemp("environment").resolve()
+    setup = f"import sys\nsys.path.append({str(elsewhere / 'lib/site-packages')!r})\nimport far\n"
+    project.write("tune_it.py", setup + KERNEL)
+    digests = []
+    try:
+        for version, text in (("1.0", "def f(A): ...\n"), ("1.1", "def f(A): ...\n"), ("1.1", "def f(A): return A\n")):
+            installed(elsewhere, version, text)
+            sys.modules.pop("far", None)
+            info = project.describe()["it"]
+            digests.append((info.digest, info.data_digest))
+            assert str(elsewhere / f"lib/site-packages/far_away-{version}.dist-info/RECORD") in info.stamps
+            assert str(elsewhere / "lib/site-packages/far/__init__.py") not in info.stamps
+    finally:
+        sys.modules.pop("far", None)
+    assert [len(set(found)) for found in zip(*digests, strict=True)] == [3, 3]
 
-    @kernel(backend="fake", space=space(A=[1]), inputs=lambda p: dict(A=tensor(1)), check=None)
-    def user(p, c):
-        return base(p, c)
-    """
+
+def test_installed_kernels_count_by_content(tmp_path: Path) -> None:
+    """Of the distribution that a kernel file is installed with, all that it imports counts by content."""
+    site = tmp_path.resolve() / "lib/site-packages"
+    project = Project(site / "mine")
+    project.write("rows.py", "def rows(): return 2\n")
+    project.write("tune_it.py", "from rows import rows\n" + KERNEL)
+    before = project.describe()["it"]
+    project.write("rows.py", "def rows(): return 3\n")
+    assert project.describe()["it"].digest != before.digest
+    assert str(site / "mine/rows.py") in before.stamps
+
+
+def test_code_outside_the_project_is_named_by_its_module(project: Project, tmp_path: Path) -> None:
+    """The digest of a kernel does not depend on where a module beside the project lies."""
+    text = "import os, sys\nsys.path.append(os.environ['SHARED'])\nfrom beside import rows\n"
+    project.write("tune_it.py", text + KERNEL)
+    script = f"""
+import sys
+from pathlib import Path
+from ktuned.spec.digest import describe
+from ktuned.spec.loader import load_file
+root = Path({str(project.root)!r})
+print(describe(load_file(root / "tune_it.py", root).kernels[0], "p", root).digest)
+"""
     found = []
-    for more, n in (("", 1), (", trials=3", 1), ("", 2)):
-        project.write("tune_it.py", text.format(more=more, n=n))
-        found.append(project.describe()["user"].digest)
-    assert (found[0] == found[1], found[0] == found[2]) == (True, False)
+    for place in ("a", "deeper/b"):
+        shared = tmp_path.parent / f"{tmp_path.name}-shared" / place
+        shared.mkdir(parents=True)
+        (shared / "beside.py").write_text("def rows(): return 2\n")
+        done = subprocess.run(
+            [sys.executable, "-c", script], env={"SHARED": str(shared)}, capture_output=True, text=True, check=True
+        )
+        found.append(done.stdout)
+    assert found[0] == found[1]

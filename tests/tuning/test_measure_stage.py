@@ -56,6 +56,7 @@ class PlayedLane:
         self.health = Health()
         self.pace = Pace()
         self.opened = self.asked = self.dropped = 0
+        self.data = ""
         self.is_doubtful = False
         self.applications: tuple[int, ...] = ()
         self.granted: list[int] = []

@@ -25,6 +25,7 @@ from ktuned.store.artifacts import Artifacts
 from ktuned.tuning.prior_results import PriorResults, earlier_searches
 from ktuned.tuning.trial_order import MAX_NEAR, near_configs, order
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text, wanted
+from tests.fake_tensors import REFERENCE
 
 
 def past(tag: int, outcome: Outcome = Outcome.MEASURED) -> KnownConfig:
@@ -116,9 +117,9 @@ def test_known_failures_count_towards_the_budget() -> None:
 SPACE = "[dict(us=50.0), dict(us=90.0)]"
 
 
-async def _tuned(parts: Parts, count: int, **options: str) -> dict[str, Any]:
-    parts.write(kernel_text(configs=SPACE, **options))
-    kernel = await parts.inspect()
+async def _tune_text(parts: Parts, text: str, count: int) -> dict[str, Any]:
+    """Save a kernel file and tune its kernel; this is the ``count``-th job that ends."""
+    kernel = await parts.inspect(text)
     (job,) = await parts.requests.tune(kernel, _wish())
     ended = await parts.told.ended(count)
     return next(entry for entry in ended if entry["id"] == job.id)
@@ -132,27 +133,68 @@ def _wish() -> Any:
 
 @pytest.mark.anyio
 async def test_equal_artifacts_keep_their_measurements(parts: Parts) -> None:
-    """An edit that yields the same bytes is compiled, not measured; other data is measured, and other bytes are."""
+    """Edits that yield the same machine code, arguments and bits are compiled, and not measured."""
+    text = kernel_text(configs=SPACE, reference=REFERENCE)
+    edits = (
+        ("return Build(**c)", "d = dict(**c)\n    return Build(**d)"),
+        ("2 * x", "x + x"),
+        ("from ktuned import", "import colorsys\n\nUNUSED = [1, 2]\nfrom ktuned import"),
+    )
     async with parts.working():
-        first = await _tuned(parts, 1)
+        first = await _tune_text(parts, text, 1)
         assert first["cost"]["lane_s"] > 0
-        # The function means something else, and makes the same Builds.
-        text = kernel_text(configs=SPACE).replace("return Build(**c)", "d = dict(**c)\n    return Build(**d)")
-        kernel = await parts.inspect(text)
-        await parts.requests.tune(kernel, _wish())
-        second = (await parts.told.ended(2))[1]
-        assert second["state"] == "done"
-        assert second["outcomes"] == {"measured": 2}
-        assert not second["cost"].get("lane_s")
-        trials = parts.store.trials(kernel=kernel.name, job=second["id"])
-        assert {trial.detail["carried_from"] for trial in trials} == {
-            trial.id for trial in parts.store.trials(kernel=kernel.name, job=first["id"])
-        }
-        seated = parts.store.winner(wanted({"n": 64}))
-        assert seated is not None
-        assert seated.context.digest == kernel.digest
-        third = await _tuned(parts, 3, rtol="0.5")
-        assert third["cost"]["lane_s"] > 0
+        measured = {trial.id for trial in parts.store.trials(kernel="project:it", job=first["id"])}
+        for count, (before, after) in enumerate(edits, start=2):
+            kernel = await parts.inspect(text := text.replace(before, after))
+            ended = await _tune_text(parts, text, count)
+            assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 2})
+            assert not ended["cost"].get("lane_s")
+            assert ended["cost"]["reused"] == 2
+            trials = parts.store.trials(kernel=kernel.name, job=ended["id"])
+            assert {trial.detail["carried_from"] for trial in trials} <= measured
+            assert parts.lookups.lookup("it", {"n": 64}, None, tune=False).status == "fresh"
+
+
+@pytest.mark.anyio
+@pytest.mark.parametrize(
+    ("before", "after"),
+    [
+        ("2 * x", "x * 2.0000002"),
+        ("tensor((p.n,))", "tensor((p.n,), fill='ones')"),
+        ("from ktuned import", "import os\nos.environ['SETTING'] = '1'\nfrom ktuned import"),
+        ("reference=", "rtol=0.5, reference="),
+        ("reference=", "metrics=dict(rate=lambda p, t: 1 / t), reference="),
+    ],
+    ids=["expected outputs", "inputs", "environment", "tolerance", "metric"],
+)
+async def test_what_decides_a_figure_besides_machine_code_is_measured(parts: Parts, before: str, after: str) -> None:
+    """Other bits of the data, another setting of the process, or another judge: nothing is taken over."""
+    text = kernel_text(configs=SPACE, reference=REFERENCE)
+    assert before in text
+    async with parts.working():
+        await _tune_text(parts, text, 1)
+        ended = await _tune_text(parts, text.replace(before, after), 2)
+    assert ended["cost"]["lane_s"] > 0
+
+
+@pytest.mark.anyio
+async def test_code_that_judges_counts_whole(parts: Parts) -> None:
+    """Where the kernel file has a check of its own, any edit of its Python may be one of that."""
+    text = kernel_text(configs=SPACE, check="lambda i, o: judge(o)") + "\ndef judge(o):\n    return True\n"
+    async with parts.working():
+        await _tune_text(parts, text, 1)
+        ended = await _tune_text(parts, text.replace("return True", "return len(o) > 0"), 2)
+    assert ended["cost"]["lane_s"] > 0
+
+
+@pytest.mark.anyio
+async def test_a_wrong_config_is_not_measured_again(parts: Parts) -> None:
+    """With equal machine code and data it is as wrong as it was."""
+    text = kernel_text(configs="[dict(us=50.0, does='work'), dict(us=90.0, does='nothing')]", reference=REFERENCE)
+    async with parts.working():
+        assert (await _tune_text(parts, text, 1))["outcomes"] == {"measured": 1, "mismatch": 1}
+        ended = await _tune_text(parts, text.replace("2 * x", "x + x"), 2)
+    assert (ended["outcomes"], ended["cost"].get("lane_s", 0.0)) == ({"measured": 1, "mismatch": 1}, 0.0)
 
 
 def test_content_of_no_artifact(tmp_path: Any) -> None:
@@ -170,11 +212,8 @@ async def test_config_that_the_space_has_lost_gives_up_its_seat(parts: Parts, co
     await parts.measured(kernel, {10.0: 1.0, 50.0: 2.0, 90.0: 3.0}, rounds=ALL_ROUNDS)
     parts.write(kernel_text(configs=configs))
     found = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
-    assert found.changes.replanned == ("project:it",)
+    assert found.changes.changed == ("project:it",)
     await parts.renewal.react(found.changes, saved=True)
-    seated = parts.store.winner(wanted({"n": 64}))
-    assert seated is not None
-    assert seated.config == {"us": 50.0}
     async with parts.working():
         (ended,) = await parts.told.ended()
     assert ended["state"] == "done"

@@ -16,7 +16,7 @@ from ktuned_triton.artifact import CUBIN_FILE, LAUNCH_FILE, METADATA_FILE, PTX_F
 from ktuned_triton.build import Build
 from ktuned_triton.compiler import Refused, compile_unit, lower_unit, prepare
 from ktuned_triton.environment import ASSEMBLERS, possibly_deciding
-from ktuned_triton.hooks import hooked
+from ktuned_triton.hooks import has_hooks, hooked
 from ktuned_triton.library import Library
 
 REINSTALL_HINT = "pip install triton"
@@ -90,6 +90,10 @@ class Triton(backends.Backend):
             return lower_unit(unit)
         except (Refused, Unsupported) as error:
             return _refusal(unit, error, time.perf_counter() - started)
+
+    def runs_other_code(self, build: backends.Build) -> bool:
+        """Hooks are Python."""
+        return has_hooks(build)
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> Kernel:
         """Load ``kernel.cubin`` into the device's primary context, which becomes the current one; Triton is not used,

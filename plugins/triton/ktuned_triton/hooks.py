@@ -8,7 +8,7 @@ from typing import Any, cast
 from ktuned import backends
 from ktuned.backends import Launch, Unit
 from ktuned.spec import functions
-from ktuned_triton.build import Build
+from ktuned_triton.build import HOOKS, Build
 from ktuned_triton.signature import FakeTensor, call_arguments
 
 
@@ -18,10 +18,12 @@ def hooked(kernel: backends.Kernel, unit: Unit) -> backends.Kernel:
     Raises:
         LookupError: a hook cannot be found.
     """
-    build = cast(Build, unit.build)
-    if build.pre_hook is None and build.post_hook is None:
-        return kernel
-    return _HookedKernel(kernel, unit)
+    return _HookedKernel(kernel, unit) if has_hooks(unit.build) else kernel
+
+
+def has_hooks(build: backends.Build) -> bool:
+    """Return whether launches of a Build call hooks."""
+    return any(getattr(build, name) is not None for name in HOOKS)
 
 
 class _HookedKernel(backends.Kernel):

@@ -6,7 +6,7 @@ import ast
 
 import pytest
 
-from ktuned.spec.python_syntax import free_names
+from ktuned.python.names import free_names
 
 
 @pytest.mark.parametrize(
