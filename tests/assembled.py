@@ -78,10 +78,10 @@ class Told(Events):
         self.events: list[dict[str, Any]] = []
         self._news = anyio.Event()
 
-    def publish(self, type: str, **fields: Any) -> dict[str, Any]:  # noqa: A002 - the protocol's word
+    def publish_event(self, type: str, **fields: Any) -> dict[str, Any]:  # noqa: A002 - the protocol's word
         """Publish and keep an event."""
         self.events.append({"type": type, **fields})
-        published = super().publish(type, **fields)
+        published = super().publish_event(type, **fields)
         self._news.set()
         return published
 
@@ -144,7 +144,7 @@ class Parts:
         """Write a kernel file, if its text is given, and return the kernel ``it`` as it was found there."""
         path = self.project / name if text is None else self.write(text, name)
         await self.inspector.inspect_files(self.root, [str(path)])
-        return self.catalog.resolve("it")
+        return self.catalog.resolve_kernel("it")
 
     async def measured(
         self,
@@ -173,7 +173,7 @@ class Parts:
         """Run the jobs for the length of a block; the workers that they started end with it."""
         before = {worker["pid"] for worker in self.fleet.describe()}
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.jobs.run)
+            tasks.start_soon(self.jobs.run_until_cancelled)
             yield
             tasks.cancel_scope.cancel()
         self.kill_workers(spare=before)
@@ -244,12 +244,12 @@ async def assembled(
             if not _reports or env is not None:
                 await parts.machine.environments.probe(parts.environment)
             if env is None:
-                _reports.update(store.probes())
+                _reports.update(store.load_probes())
             async with parts.fleet.lend(Role.INSPECT, parts.environment):
                 # One worker is up, and is no one's leak.
                 pass
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(parts.lookups.run)
+                tasks.start_soon(parts.lookups.run_until_cancelled)
                 yield parts
                 tasks.cancel_scope.cancel()
         parts.lookups.table.close()

@@ -44,7 +44,7 @@ from ktuned.model import (
     canonical,
     is_exact,
 )
-from ktuned.scheduling import Intake, JobRequests, Jobs, Wish
+from ktuned.scheduling import Intake, JobRequests, Jobs, TuningRequest
 from ktuned.spool import (
     CALL_KEY,
     COUNTS_SUFFIX,
@@ -211,13 +211,13 @@ class Adoptions:
             self.look()
             return KeyAnswer(Status.UNKNOWN)
         if pin is None:
-            found = self._lookups.lookup(kernel.name, problem, device, tune=False, admits=_admits_any)
+            found = self._lookups.find_answer(kernel.name, problem, device, tune=False, admits=_admits_any)
         else:
             held = self._lookups.lookup_pinned(pin, kernel.name, problem, device, tune=False, admits=_admits_any)
             found = held if isinstance(held, Answer) else await held()
         job = self._job(kernel, problem, found.device)
         if job is not None and waiter is not None:
-            self._jobs.attend(waiter, [job.id])
+            self._jobs.add_waiter(waiter, [job.id])
         is_open = job is not None or self._awaits_near_key(kernel, problem, device)
         return KeyAnswer(
             found.status,
@@ -233,12 +233,12 @@ class Adoptions:
         choice = self._choices.get((kernel.name, device or ""))
         if choice is None or not choice.is_waiting(kernel.specialized(problem)):
             return False
-        return any(job.kernel == kernel.name and device in (None, job.device) for job in self._jobs.live())
+        return any(job.kernel == kernel.name and device in (None, job.device) for job in self._jobs.list_live_jobs())
 
     def _job(self, kernel: KernelInfo, problem: Problem, device: str | None) -> Job | None:
         """Return the live job of a key."""
         wanted = canonical(kernel.specialized(problem))
-        for job in self._jobs.live():
+        for job in self._jobs.list_live_jobs():
             if job.kernel != kernel.name or device not in (None, job.device):
                 continue
             if canonical(kernel.specialized(job.problem)) == wanted:
@@ -256,7 +256,7 @@ class Adoptions:
         if choice is not None and choice.is_waiting(kernel.specialized(problem)):
             return "it is served by a tuned key near it, and little would be gained by its own tuning"
         number = self._job_of.get(_place(kernel.name, kernel.specialized(problem)))
-        job = None if number is None else self._jobs.job(number)
+        job = None if number is None else self._jobs.get_job(number)
         return "" if job is None or job.state is JobState.DONE else job.message or f"its tuning is {job.state}"
 
     def _kernel_of(self, identity: str) -> KernelInfo | None:
@@ -272,7 +272,7 @@ class Adoptions:
         if name is None:
             return None
         try:
-            return self._catalog.resolve(name)
+            return self._catalog.resolve_kernel(name)
         except KtunedError:
             del self._kernels[identity]
             return None
@@ -355,7 +355,7 @@ class Adoptions:
             if kernel is None:
                 continue
             del self._launches[place]
-            found = self._lookups.lookup(kernel.name, problem, device or None, tune=False, admits=_admits_any)
+            found = self._lookups.find_answer(kernel.name, problem, device or None, tune=False, admits=_admits_any)
             if found.device is not None:
                 known[kernel.winner_key(problem, DeviceModel(found.device), kernel.objective(None))] = number
                 if (choice := self._choices.get((kernel.name, device))) is not None:
@@ -410,7 +410,7 @@ class Adoptions:
             (kernel,) = added.kernels
         if self._is_served(kernel, record):
             return True
-        environment = self._catalog.environment(kernel)
+        environment = self._catalog.kernel_environment(kernel)
         await self._machine.environments.probe(environment)
         if not self._machine.arch and not self._machine.has_device(environment, kernel.backend, None):
             await self._machine.environments.probe_hosts(environment)
@@ -430,7 +430,7 @@ class Adoptions:
         objective = kernel.objective(None)
         if not is_exact(objective) or self._machine.arch:
             return
-        device = self._machine.device(self._catalog.environment(kernel), kernel.backend, record.device or None)
+        device = self._machine.device(self._catalog.kernel_environment(kernel), kernel.backend, record.device or None)
         key = kernel.winner_key(record.problem, device.model, objective)
         if self._store.anchors.find_anchor(key) is None:
             await self._store.anchors.choose_anchor(key, record.configs[0])
@@ -441,20 +441,20 @@ class Adoptions:
         Raises:
             KtunedError: its job cannot be kept.
         """
-        wish = Wish(
+        request = TuningRequest(
             problem={**problem, CALL_KEY: call},
             device=device or None,
             any_plan=True,
             reason="called by an application",
         )
-        for job in await self._requests.tune(kernel, wish):
+        for job in await self._requests.request_jobs(kernel, request):
             self._job_of[_place(kernel.name, kernel.specialized(problem))] = job.id
 
     def _choice(self, kernel: KernelInfo, device: str) -> KeyChoice:
         """Return the choice among a function's keys on a device model; the ones with a winner are chosen already."""
         choice = self._choices.get((kernel.name, device))
         if choice is None:
-            winners = self._store.winners(kernel.name)
+            winners = self._store.list_winners(kernel.name)
             tuned = [json.loads(one.key.problem) for one in winners if device in ("", one.key.device)]
             choice = self._choices[kernel.name, device] = KeyChoice(tuned)
         return choice
@@ -465,7 +465,7 @@ class Adoptions:
             if not choice.has_waiting:
                 continue
             try:
-                kernel = self._catalog.resolve(name)
+                kernel = self._catalog.resolve_kernel(name)
                 if choice.under_way is not None and self._job(kernel, choice.under_way.problem, device or None) is None:
                     choice.end_tuning(self._loss_before(kernel, device, choice))
                 if (chosen := choice.choose_next()) is not None:
@@ -488,13 +488,13 @@ class Adoptions:
         return None if before is None else before / own.latency_us - 1.0
 
     def _winner(self, kernel: KernelInfo, device: str, problem: Problem) -> Winner | None:
-        for winner in self._store.winners(kernel.name):
+        for winner in self._store.list_winners(kernel.name):
             if device in ("", winner.key.device) and winner.key.problem == canonical(problem):
                 return winner
         return None
 
     def _is_served(self, kernel: KernelInfo, record: CallRecord) -> bool:
-        found = self._lookups.lookup(
+        found = self._lookups.find_answer(
             kernel.name, dict(record.problem), record.device or None, tune=False, admits=_admits_any
         )
         configs = {canonical(config) for config in record.configs}
@@ -515,7 +515,7 @@ class Adoptions:
     def _await_change(self, stop: threading.Event) -> None:
         try:
             with Notifications([str(self._spool)], [], stop) as notifications:
-                notifications.wait(SURVEY_S, _STEP_MS)
+                notifications.wait_for_changes(SURVEY_S, _STEP_MS)
         except (DirectoryGone, WatchError):
             # The survey finds what comes meanwhile.
             stop.wait(SURVEY_S)

@@ -190,7 +190,7 @@ def assemble(
 
     # Who runs, and where.
     idle_policy = IdlePolicy(settings.policy)
-    job_machine = JobMachine(pauses=store.pauses(), refuse=idle_policy.refuse)
+    job_machine = JobMachine(pauses=store.load_pauses(), refuse=idle_policy.refuse_job)
     trust = Trust(settings.trusted_directories)
     base_env = dict(os.environ) if replaced.base_env is None else replaced.base_env
     kept: set[int] = set()
@@ -240,20 +240,24 @@ def assemble(
 
     # What is known: kernels, inputs, devices, artifacts.
     artifacts = Artifacts(settings.artifacts, settings.artifacts_bytes)
-    catalog = Catalog(watched_roots(settings, store), store.kernels(), store.projects.aliases(), store.learned.all())
+    catalog = Catalog(
+        watched_roots(settings, store), store.load_kernels(), store.projects.load_aliases(), store.learned.list_names()
+    )
     admission = Admission(catalog, fleet, store, deadlines)
     buckets = Buckets(catalog, fleet, store, deadlines)
     captured_inputs = CapturedInputs(store, settings.captures)
     environments = Environments(
         fleet, store, deadlines=deadlines, settled=executors.settled, base_env=replaced.base_env
     )
-    machine = Machine(environments, arch=settings.arch, chosen=settings.devices, captured=captured_inputs.digest)
+    machine = Machine(
+        environments, arch=settings.arch, chosen=settings.devices, captured=captured_inputs.digest_of_inputs
+    )
 
     # What acts on events, and the router.
     events = replaced.events or Events()
     caches = AnswerCaches(WinnerTable(os.path.dirname(settings.socket), epoch=events.epoch))
-    artifact_cleanup = ArtifactCleanup(store, artifacts, on_collected=caches.changed_all)
-    probes = Probes(catalog, environments, str(settings.state), changed=caches.changed_all)
+    artifact_cleanup = ArtifactCleanup(store, artifacts, on_collected=caches.forget_all_answers)
+    probes = Probes(catalog, environments, str(settings.state), changed=caches.forget_all_answers)
 
     to_share = DueKernels()
 
@@ -273,13 +277,13 @@ def assemble(
         await environments.probe(environment_of(root))
 
     def project_renamed() -> None:
-        captured_inputs.reload()
-        caches.changed_all()
+        captured_inputs.reload_captures()
+        caches.forget_all_answers()
 
     inspector = FileInspector(catalog, fleet, store, deadlines, trust, probe=probe, renamed=project_renamed)
 
     def names_learned(kernel: KernelName, names: Sequence[Observation]) -> None:
-        caches.renamed(kernel, store.winners(kernel), names)
+        caches.rename_contexts(kernel, store.list_winners(kernel), names)
 
     traces = Traces(catalog, store, renamed=names_learned, publish=router.publish)
 
@@ -302,34 +306,34 @@ def assemble(
         deadlines=deadlines,
         captured=captured_inputs.digest_for,
         anchor=store.anchors.find_anchor,
-        served=served.of,
+        served=served.list_winners,
         portfolios=kept_portfolios,
         shared=shared_winners,
     )
     applications = Applications(is_used=observer.is_used)
 
     async def inspect_kernel(name: str) -> None:
-        kernel = catalog.resolve(name)
+        kernel = catalog.resolve_kernel(name)
         root = catalog.root_of(kernel.file)
         if root is not None:
             found = await inspector.inspect_files(root, [kernel.file])
-            await renewal.react(found.changes, saved=False)
+            await renewal.react_to_changes(found.changes, saved=False)
 
     dispatcher = Dispatcher(
         job_machine,
         fleet=fleet,
         store=store,
         artifacts=artifacts,
-        prepare=preparation.prepare,
+        prepare=preparation.prepare_work,
         inspect=inspect_kernel,
         publish=router.publish,
         idle_policy=idle_policy,
-        read=replaced.read or observer.read,
+        read=replaced.read or observer.read_host_use,
         intervals=replaced.intervals or Intervals(),
         applications=applications,
     )
     jobs = Jobs(job_machine, dispatcher, store=store, publish=router.publish)
-    catalog.when_kernels_change(jobs.outdate)
+    catalog.when_kernels_change(jobs.mark_outdated)
     probes.when_hosts_come(jobs.join_devices)
     reverification = Reverification(catalog=catalog, machine=machine, store=store, jobs=jobs)
     requests = JobRequests(
@@ -372,7 +376,7 @@ def assemble(
         requests=requests,
         store=store,
         deadlines=deadlines,
-        changed=caches.changed,
+        changed=caches.forget_answers,
     )
 
     # What answers and watches.
@@ -405,32 +409,32 @@ def assemble(
     )
 
     def in_use() -> set[str]:
-        return {*lookups.looked_up(), *(job.kernel for job in jobs.live())}
+        return {*lookups.looked_up(), *(job.kernel for job in jobs.list_live_jobs())}
 
     share_exchange = ShareExchange(
         shared_winners, to_share, admission=admission, catalog=catalog, machine=machine, store=store, jobs=jobs
     )
 
     async def toolchain_probed(kernels: Sequence[KernelInfo], outdated: Sequence[KernelInfo]) -> None:
-        caches.changed_all()
+        caches.forget_all_answers()
         for kernel in outdated:
-            if store.winners(kernel.name):
+            if store.list_winners(kernel.name):
                 router.publish("stale", kernel=kernel.name, digest=kernel.digest)
-        await reverification.probed(kernels, outdated)
+        await reverification.reverify_probed(kernels, outdated)
 
     toolchain_survey = ToolchainSurvey(
         catalog,
         environments,
         in_use=in_use,
-        doubted=caches.changed_all,
+        doubted=caches.forget_all_answers,
         probed=toolchain_probed,
         intervals=replaced.toolchain_intervals,
     )
 
     async def take_in(changes: Changes, saved: bool) -> None:
-        await renewal.react(changes, saved=saved)
+        await renewal.react_to_changes(changes, saved=saved)
 
-    watcher = Watcher(catalog, inspector, take_in, lookups.looked_up, doubts_changed=caches.changed_all)
+    watcher = Watcher(catalog, inspector, take_in, lookups.looked_up, doubts_changed=caches.forget_all_answers)
 
     # What reports, and what the server calls.
     traffic = Traffic(caches.shortcuts)
@@ -439,9 +443,9 @@ def assemble(
         notifier,
         watchdog_s=watchdog_s,
         idle_exit_s=current.idle_exit_s,
-        busy=activity.busy,
-        counters=activity.counters,
-        describe=activity.line,
+        busy=activity.count_busy,
+        counters=activity.read_counters,
+        describe=activity.describe_activity,
         stop=stopping.set,
     )
     notices = Notices(
@@ -485,7 +489,7 @@ def assemble(
         artifacts=artifacts,
         catalog=catalog,
         executors=executors,
-        describe=activity.line,
+        describe=activity.describe_activity,
         fleet=fleet,
         idle_policy=idle_policy,
         jobs=jobs,
@@ -506,8 +510,8 @@ def assemble(
         jobs=jobs,
         store=store,
         events=events,
-        explain=Explainer(catalog, admission, machine, store, lookups.doubt).explain,
-        status=status.figures,
+        explain=Explainer(catalog, admission, machine, store, lookups.find_doubt).explain_winners,
+        status=status.collect_figures,
         probe=probes.reports,
         stop=stopping.set,
         applications=applications,
@@ -524,31 +528,31 @@ def assemble(
     )
     subscriptions = Subscriptions(events, jobs)
     table = {
-        **methods.table(),
-        **subscriptions.table(),
-        **Control(catalog=catalog, machine=machine, jobs=jobs).table(),
-        **exchange.table(),
+        **methods.list_methods(),
+        **subscriptions.list_methods(),
+        **Control(catalog=catalog, machine=machine, jobs=jobs).list_methods(),
+        **exchange.list_methods(),
         **Checks(
             catalog=catalog,
             store=store,
             fleet=fleet,
             artifacts=artifacts,
-            prepare=preparation.prepare,
-            lane=dispatcher.lane,
+            prepare=preparation.prepare_work,
+            lane=dispatcher.get_lane,
             scratch=executor.scratch / "sanitizers",
-        ).table(),
+        ).list_methods(),
         **DevicePeaks(
-            machine=machine, store=store, fleet=fleet, environments=probes.asked, lane=dispatcher.lane
-        ).table(),
-        **CallMethods(adoptions, applications).table(),
-        **Captures(captured_inputs, catalog, jobs, lookups.results_changed).table(),
+            machine=machine, store=store, fleet=fleet, environments=probes.asked, lane=dispatcher.get_lane
+        ).list_methods(),
+        **CallMethods(adoptions, applications).list_methods(),
+        **Captures(captured_inputs, catalog, jobs, lookups.results_changed).list_methods(),
         **RootMethods(
             catalog=catalog, intake=intake, renewal=renewal, store=store, configured=configured_roots
-        ).table(),
+        ).list_methods(),
         **ShareMethods(
             catalog=catalog, events=events, exchange=share_exchange, jobs=jobs, shared=shared_winners
-        ).table(),
-        **PortfolioMethods(catalog, portfolios).table(),
+        ).list_methods(),
+        **PortfolioMethods(catalog, portfolios).list_methods(),
         **artifact_cleanup.table(),
         **reload.table(),
     }

@@ -30,7 +30,7 @@ class EventRouter:
         """Deliver one event."""
         for route in self._table.get(type, ()):
             route(fields)
-        self._events.publish(type, **fields)
+        self._events.publish_event(type, **fields)
 
 
 def routes(
@@ -44,11 +44,11 @@ def routes(
     """Return the table: for each type of event the parts that act on it."""
 
     def kernel_changed(event: Mapping[str, Any]) -> None:
-        caches.changed(event["kernel"])
+        caches.forget_answers(event["kernel"])
 
     def names_changed(event: Mapping[str, Any]) -> None:
         # A name that is new may make another one ambiguous, or known.
-        caches.changed_all()
+        caches.forget_all_answers()
 
     def artifacts_grew(event: Mapping[str, Any]) -> None:
         artifact_cleanup.due()
@@ -58,11 +58,11 @@ def routes(
             probes.device_failed()
 
     def winner_decided(event: Mapping[str, Any]) -> None:
-        to_share.add(event["kernel"])
+        to_share.add_kernel(event["kernel"])
 
     def trial_ended(event: Mapping[str, Any]) -> None:
         if event.get("trial") is not None:
-            trial_count.count()
+            trial_count.count_trial()
 
     return {
         "job_done": (kernel_changed, artifacts_grew, winner_decided),

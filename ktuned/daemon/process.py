@@ -78,7 +78,7 @@ async def serve(
         settings = msgspec.structs.replace(settings, socket=listening.getsockname())
         async with Store.open(settings.state / STORE_NAME) as store:
             # Before anything is read by a kernel's name.
-            await store.projects.name({root.path: root.name for root in watched_roots(settings, store)})
+            await store.projects.save_names({root.path: root.name for root in watched_roots(settings, store)})
             parts = assemble(
                 settings,
                 store,
@@ -107,15 +107,15 @@ class Daemon:
         parts.artifacts.clean_staging()
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._await_signals)
-            await tasks.start(parts.server.serve, listening)
-            parts.notifier.ready(parts.activity.line())
+            await tasks.start(parts.server.serve_until_cancelled, listening)
+            parts.notifier.ready(parts.activity.describe_activity())
             _log.info("ready", socket=place, pid=os.getpid())
             for work in (
-                parts.lookups.run,
-                parts.portfolios.run,
-                parts.watcher.run,
-                parts.renewal.run,
-                parts.root_expiry.run,
+                parts.lookups.run_until_cancelled,
+                parts.portfolios.run_until_cancelled,
+                parts.watcher.watch_until_cancelled,
+                parts.renewal.retry_unrecorded,
+                parts.root_expiry.check_periodically,
                 parts.artifact_cleanup.run,
                 parts.probes.run,
                 parts.toolchain_survey.run,
@@ -127,7 +127,7 @@ class Daemon:
             await parts.stopping.wait()
             parts.notifier.stopping()
             _log.info("stopping")
-            await parts.server.drain()
+            await parts.server.drain_requests()
             tasks.cancel_scope.cancel()
 
     async def _await_signals(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:
@@ -145,9 +145,9 @@ class Daemon:
         if self.parts.catalog.roots:
             await self.parts.probes.reports()
             # What was served in doubt of an older report is known now.
-            self.parts.lookups.caches.changed_all()
+            self.parts.lookups.caches.forget_all_answers()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.parts.jobs.run)
+            tasks.start_soon(self.parts.jobs.run_until_cancelled)
             tasks.start_soon(self._catch_up)
             # Not before it is known which kernels there are.
             tasks.start_soon(self.parts.adoptions.run)
@@ -156,9 +156,9 @@ class Daemon:
         """Have renewed what changed while no daemon was there: sources first, then drivers and toolchains."""
         await self.parts.watcher.caught_up.wait()
         self.parts.lookups.caught_up()
-        await self.parts.reverification.run()
+        await self.parts.reverification.queue_reverification()
         # Contexts are what they are now, and jobs wait no longer for a first look.
-        await self.parts.share_exchange.run()
+        await self.parts.share_exchange.run_until_cancelled()
 
 
 def _first(group: BaseExceptionGroup[KtunedError]) -> KtunedError:

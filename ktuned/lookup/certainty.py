@@ -28,7 +28,7 @@ LOOK_S: Final = 1.0
 """Files that were compared are not read again for this long."""
 
 
-class _Look(NamedTuple):
+class _FileComparison(NamedTuple):
     """One comparison of a kernel's files: how long it counts, what they should hold, and why they do not."""
 
     until: float
@@ -47,19 +47,19 @@ class Certainty:
         self._machine = machine
         self.is_caught_up = False
         self._clock = clock
-        self._looks: dict[str, _Look] = {}
+        self._looks: dict[str, _FileComparison] = {}
 
     def caught_up(self) -> None:
         """Note that the watcher has looked at every file since the start."""
         self.is_caught_up = True
         self._looks.clear()
 
-    def doubt(self, kernel: KernelInfo, environment: Environment, device: Device | None = None) -> str:
+    def find_doubt(self, kernel: KernelInfo, environment: Environment, device: Device | None = None) -> str:
         """Return why the present context of a kernel is not known for certain; nothing if it is.
 
         Of a ``device`` on another host the toolchain there counts, too.
         """
-        if suspect := self._catalog.suspicion(kernel):
+        if suspect := self._catalog.find_suspicion(kernel):
             return f"{suspect} changed, or what it depends on, and is being inspected"
         reason = "" if self.is_caught_up else self._source_doubt(kernel, environment)
         if reason:
@@ -75,8 +75,8 @@ class Certainty:
         if known is not None and known.stamps is kernel.stamps and self._clock() < known.until:
             return known.reason
         variables = self._machine.environments.variables(environment)
-        reason = _changed_variable(kernel, variables) or _difference(kernel.stamps)
-        self._looks[kernel.name] = _Look(self._clock() + LOOK_S, kernel.stamps, reason)
+        reason = _changed_variable(kernel, variables) or _first_difference(kernel.stamps)
+        self._looks[kernel.name] = _FileComparison(self._clock() + LOOK_S, kernel.stamps, reason)
         return reason
 
 
@@ -89,14 +89,14 @@ def _changed_variable(kernel: KernelInfo, variables: Mapping[str, str]) -> str:
     return next((f"the environment variable {name} changed" for name in changed), "")
 
 
-def _difference(stamps: Mapping[str, str]) -> str:
+def _first_difference(stamps: Mapping[str, str]) -> str:
     """Return the first file that no longer holds what was inspected, or why that is not looked at here."""
-    if len(stamps) > MAX_FILES or sum(map(_size, stamps)) > MAX_BYTES:
+    if len(stamps) > MAX_FILES or sum(map(_file_size, stamps)) > MAX_BYTES:
         return "its files are many"
     return next((f"{path} changed" for path, held in stamps.items() if not agrees(held, stamp(Path(path)))), "")
 
 
-def _size(path: str) -> int:
+def _file_size(path: str) -> int:
     try:
         return os.stat(path).st_size
     except OSError:

@@ -1,4 +1,4 @@
-"""Winners as lookups serve them: own ones, those of other checkouts of the same code, or one config for all."""
+"""Winners as lookups serve them: own ones, winners of other checkouts of the same code, or one config for all."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ class ServedWinners:
         self._admission = admission
         self._known = caches.winners
 
-    def of(self, kernel: KernelInfo, environment: Environment) -> list[Winner]:
+    def list_winners(self, kernel: KernelInfo, environment: Environment) -> list[Winner]:
         """Return a kernel's winners on all devices, by all objectives."""
         known = self._known.get(kernel.name)
         if known is None:
-            own = self._with_shared(self._store.winners(kernel.name), kernel, environment)
+            own = self._with_shared(self._store.list_winners(kernel.name), kernel, environment)
             known = self._known[kernel.name] = self.in_place_of(own, kernel, environment)
         return known
 
@@ -40,12 +40,12 @@ class ServedWinners:
         Checkouts of one project, worktrees and clones, are projects of their own here. As long as nothing that decides
         a measurement differs, what one of them has measured holds for all.
         """
-        others = self._catalog.namesakes(kernel)
+        others = self._catalog.find_namesakes(kernel)
         if not others:
             return own
         devices = {device.model: device for device in self._machine.devices(environment, kernel.backend)}
         found = {winner.key: winner for winner in own}
-        for winner in (winner for other in others for winner in self._store.winners(other.name)):
+        for winner in (winner for other in others for winner in self._store.list_winners(other.name)):
             context = replace(winner.context, kernel=kernel.name)
             key = context.key_for(winner.objective)
             device = devices.get(context.device)
@@ -72,16 +72,16 @@ class ServedWinners:
         objectives = sorted({winner.objective for winner in own})
         for device in sorted(models & {winner.context.device for winner in own}):
             for objective in objectives:
-                own = with_common(own, self._common(kernel, environment, device, objective))
+                own = with_common(own, self._common_trials(kernel, environment, device, objective))
         return own
 
-    def _common(
+    def _common_trials(
         self, kernel: KernelInfo, environment: Environment, model: str, objective: Objective
     ) -> Iterable[Common]:
         """Return the trials of the config that is best for all problems by an objective, once all are tuned."""
         device = self._machine.device(environment, kernel.backend, model)
         contexts = [self._machine.context(kernel, environment, problem, device) for problem in kernel.problems]
-        decided = [(context, self._store.winner(context.key_for(objective))) for context in contexts]
+        decided = [(context, self._store.get_winner(context.key_for(objective))) for context in contexts]
         if any(winner is None or winner.context != context or not winner.is_final for context, winner in decided):
             # The first config that was measured on all of them may be slow on those that are tuned already.
             return []
@@ -90,7 +90,7 @@ class ServedWinners:
             known.text
             for problem, configs in zip(kernel.problems, tried, strict=True)
             for known in configs
-            if self._admission.known(kernel, problem, known.config) is False
+            if self._admission.known_verdict(kernel, problem, known.config) is False
         ]
         costs = [
             {known.text: cost for known in configs if (cost := cost_of(objective, known.figure)) is not None}

@@ -31,7 +31,7 @@ _ID_ENDS: Final = {**dict.fromkeys(range(0x80), 3), 0xCC: 4, 0xCD: 5, 0xCE: 7}
 """End of the id that begins at byte 2, by that byte (MessagePack's unsigned numbers up to 32 bits)."""
 
 
-class _Kept(msgspec.Struct):
+class _KeptResponse(msgspec.Struct):
     until: float
     answer: bytes
     lookups: int
@@ -41,7 +41,7 @@ class _Kept(msgspec.Struct):
 class Shortcuts:
     """From a request's bytes to its answer's; ``taken`` counts requests answered here, ``lookups`` the lookups in them.
 
-    ``repeats`` is how often :meth:`find` returned the answer that it has just found too old.
+    ``repeats`` is how often :meth:`find_response` returned the answer that it has just found too old.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class Shortcuts:
         self.lookups = 0
         self.repeats = 0
         self._bytes = 0
-        self._answers: dict[bytes, _Kept] = {}
+        self._answers: dict[bytes, _KeptResponse] = {}
 
     def __len__(self) -> int:
         return len(self._answers)
@@ -68,7 +68,7 @@ class Shortcuts:
         """Lookups whose answers are kept."""
         return sum(kept.lookups for kept in self._answers.values())
 
-    def find(self, data: bytes) -> bytes | None:
+    def find_response(self, data: bytes) -> bytes | None:
         """Return the response to ``data``, if that is one request that was answered a moment ago."""
         end = _ID_ENDS.get(data[2]) if len(data) > 2 else None
         if end is None:
@@ -85,7 +85,7 @@ class Shortcuts:
         kept.given += 1
         return _RESPONSE_OPENS + data[2:end] + kept.answer
 
-    def keep(self, data: bytes, response: bytes) -> None:
+    def keep_response(self, data: bytes, response: bytes) -> None:
         """Keep the response to ``data``, one whole request, if it answers lookups and is no error."""
         if len(data) > MAX_QUESTION_BYTES or len(response) > MAX_ANSWER_BYTES:
             return
@@ -99,11 +99,11 @@ class Shortcuts:
         if before is not None:
             self._bytes -= len(question) + len(before.answer)
         if len(self._answers) >= self._max_questions or self._bytes + size > self._max_bytes:
-            self.clear()
-        self._answers[question] = _Kept(self._clock() + HOLDS_S, answer, lookups)
+            self.forget_responses()
+        self._answers[question] = _KeptResponse(self._clock() + HOLDS_S, answer, lookups)
         self._bytes += size
 
-    def clear(self) -> None:
+    def forget_responses(self) -> None:
         """Forget all: something changed."""
         self._answers.clear()
         self._bytes = 0

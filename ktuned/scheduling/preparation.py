@@ -83,14 +83,14 @@ class Preparation:
         self._portfolios = portfolios
         self._shared = shared
 
-    def prepare(self, job: Job) -> Work:
+    def prepare_work(self, job: Job) -> Work:
         """Return the work that a job means now, and set the compilers' cores by the devices that there are for it.
 
         Raises:
             KtunedError: it cannot be worked on: its kernel is gone, is another one now, or may not be run.
         """
-        kernel = self._catalog.resolve(job.kernel)
-        if fault := self._catalog.fault(kernel):
+        kernel = self._catalog.resolve_kernel(job.kernel)
+        if fault := self._catalog.file_fault(kernel):
             raise KernelFileError(fault)
         check_problem(kernel, job.problem)
         self._trust.check_file(kernel.file)
@@ -128,7 +128,7 @@ class Preparation:
             admission=self._admission,
             traces=self._traces,
             served=partial(self._served, kernel, environment),
-            portfolio=partial(self._portfolios.configs, kernel, context.device, objective, job.problem),
+            portfolio=partial(self._portfolios.configs_for_problem, kernel, context.device, objective, job.problem),
             toolchain=self._machine.environments.toolchain_files(environment),
             shared=self._shared,
             group_size=self._machine.group_size(environment.beside(aim.model), kernel.backend),

@@ -23,19 +23,19 @@ class Control:
         self._machine = machine
         self._jobs = jobs
 
-    def table(self) -> dict[str, Method[Any]]:
+    def list_methods(self) -> dict[str, Method[Any]]:
         """Return the methods by their names on the wire."""
-        return {"pause": Method(PauseParams, self.pause), "resume": Method(PauseParams, self.resume)}
+        return {"pause": Method(PauseParams, self.handle_pause), "resume": Method(PauseParams, self.handle_resume)}
 
-    async def pause(self, wanted: PauseParams, connection: Connection) -> dict[str, Any]:
+    async def handle_pause(self, wanted: PauseParams, connection: Connection) -> dict[str, Any]:
         """Let something wait until it is resumed, in the next daemon's life too."""
-        return await self._set(wanted, self._jobs.pause, is_paused=True)
+        return await self._set_paused(wanted, self._jobs.pause_job, is_paused=True)
 
-    async def resume(self, wanted: PauseParams, connection: Connection) -> dict[str, Any]:
-        """Undo a pause. A job that was paused by itself stays paused: it is not resumed with its device."""
-        return await self._set(wanted, self._jobs.resume, is_paused=False)
+    async def handle_resume(self, wanted: PauseParams, connection: Connection) -> dict[str, Any]:
+        """Undo a pause. Resuming a device does not resume a job that was paused by its id."""
+        return await self._set_paused(wanted, self._jobs.resume_job, is_paused=False)
 
-    async def _set(
+    async def _set_paused(
         self, wanted: PauseParams, act: Callable[[int], Awaitable[Job]], *, is_paused: bool
     ) -> dict[str, Any]:
         if sum(given is not None for given in (wanted.job, wanted.kernel, wanted.device)) > 1:
@@ -44,15 +44,15 @@ class Control:
         if wanted.job is not None:
             changed = [await act(wanted.job)]
         elif wanted.kernel is not None:
-            name = self._catalog.resolve(wanted.kernel, wanted.directory).name
-            for job in [job for job in self._jobs.live() if job.kernel == name]:
-                # One that ends by itself meanwhile is neither paused nor resumed.
+            name = self._catalog.resolve_kernel(wanted.kernel, wanted.directory).name
+            for job in [job for job in self._jobs.list_live_jobs() if job.kernel == name]:
+                # It may have ended meanwhile.
                 with suppress(NotFound):
                     changed.append(await act(job.id))
         else:
             devices = {EVERYTHING} if wanted.device is None else self._models_of(wanted.device)
             await self._jobs.pause_devices(devices, is_paused=is_paused)
-        return {"jobs": [self._jobs.describe(job) for job in changed], "paused": sorted(self._jobs.pauses)}
+        return {"jobs": [self._jobs.describe_job(job) for job in changed], "paused": sorted(self._jobs.pauses)}
 
     def _models_of(self, wanted: str) -> set[str]:
         """Return the models of a device, given its name (``cuda:1``) or one of them."""

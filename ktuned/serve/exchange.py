@@ -72,18 +72,21 @@ class WinnerExchange:
         self._served = served
         self._publish = publish
 
-    def table(self) -> dict[str, Method[Any]]:
+    def list_methods(self) -> dict[str, Method[Any]]:
         """Return the methods by their names on the wire."""
-        return {"export": Method(ExportParams, self.give), "import": Method(ImportParams, self.take)}
+        return {
+            "export": Method(ExportParams, self.export_winners),
+            "import": Method(ImportParams, self.import_winners),
+        }
 
-    async def give(self, wanted: ExportParams, connection: Connection) -> dict[str, Any]:
+    async def export_winners(self, wanted: ExportParams, connection: Connection) -> dict[str, Any]:
         """List the kernels and device models that have winners, or return the document of one of each.
 
         It is read in a thread, so that lookups do not wait for it.
         """
         name = None if wanted.kernel is None else self._full_name(wanted.kernel, wanted.directory)
         if name is None or wanted.device is None:
-            found = await anyio.to_thread.run_sync(exchange.exports, self._store.path)
+            found = await anyio.to_thread.run_sync(exchange.list_exports, self._store.path)
             return {
                 "shared": [
                     {"kernel": kernel, "device": device, "winners": count}
@@ -95,23 +98,23 @@ class WinnerExchange:
         winners = self._as_served(name, wanted.device, winners)
         if not winners:
             raise NotFound(f"{name} has no winner on {wanted.device!r}", hint="`ktuned results` lists what it has")
-        places = {winner.artifact: self._place(winner) for winner in winners if winner.artifact is not None}
+        places = {winner.artifact: self._artifact_path(winner) for winner in winners if winner.artifact is not None}
         return {
-            "document": self._document(name, wanted.device, winners),
+            "document": self._build_document(name, wanted.device, winners),
             "artifacts": {key: place for key, place in places.items() if place is not None},
         }
 
     def _as_served(self, name: str, device: str, winners: list[Winner]) -> list[Winner]:
         """Return winners as lookups serve them: one config for all, where the file of a known kernel says so."""
         try:
-            kernel = self._catalog.resolve(name)
+            kernel = self._catalog.resolve_kernel(name)
         except NotFound:
             return winners
-        served = self._served.in_place_of(winners, kernel, self._catalog.environment(kernel))
+        served = self._served.in_place_of(winners, kernel, self._catalog.kernel_environment(kernel))
         known = {winner.key for winner in winners}
         return [winner for winner in served if winner.context.device == device and winner.key in known]
 
-    async def take(self, wanted: ImportParams, connection: Connection) -> dict[str, Any]:
+    async def import_winners(self, wanted: ImportParams, connection: Connection) -> dict[str, Any]:
         """Take in the winners of a document that may be believed; with ``dry_run``, only say what would be."""
         from ktuned_client import winners
 
@@ -126,16 +129,16 @@ class WinnerExchange:
         if len(offered) > MAX_IMPORTED:
             raise UsageError(f"{len(offered)} winners are too many at once", hint=f"send {MAX_IMPORTED}")
         try:
-            kernel: KernelInfo = self._catalog.resolve(document["kernel"])
+            kernel: KernelInfo = self._catalog.resolve_kernel(document["kernel"])
         except NotFound as error:
-            raise self._unknown(document["kernel"]) from error
+            raise self._unknown_kernel(document["kernel"]) from error
         kernel, exported = await self._with_names(
             kernel, document.get("names"), [winner for _, winner in offered], is_dry=wanted.dry_run
         )
         taken: list[Offer] = []
         entries = []
         for objective, winner in offered:
-            verdict, offer = await self._judged(kernel, exported, document["device"], winner, objective)
+            verdict, offer = await self._judge_winner(kernel, exported, document["device"], winner, objective)
             place = {
                 "problem": kernel.problem_in_order(winner["problem"]),
                 "config": kernel.config_in_order(winner["config"]),
@@ -144,10 +147,10 @@ class WinnerExchange:
             if offer is not None:
                 taken.append(offer)
         if taken and not wanted.dry_run:
-            await self._adopt(kernel, taken)
+            await self._adopt_offers(kernel, taken)
         return {"kernel": kernel.name, "device": document["device"], "winners": entries}
 
-    def _unknown(self, name: str) -> NotFound:
+    def _unknown_kernel(self, name: str) -> NotFound:
         """Return the error of a document's kernel that is not here: what was sought, where, and what comes near."""
         project, _, short = name.rpartition(":")
         alike = [kernel for kernel in self._catalog.kernels if kernel.kernel == short]
@@ -184,14 +187,14 @@ class WinnerExchange:
             Observation(name, "", is_source="source" in ends, is_data="data" in ends) for name, ends in names.items()
         ]
         known = [(canonical(winner["problem"]), winner["digest"]) for winner in winners]
-        named, exported = await self._foreign_names.match(kernel, entries, known, learns=not is_dry)
+        named, exported = await self._foreign_names.match_digest(kernel, entries, known, learns=not is_dry)
         return named, exported or kernel.digest
 
-    def _digest(self, kernel: KernelInfo, specialized: str, digest: str = "") -> str:
+    def _digest_for_problem(self, kernel: KernelInfo, specialized: str, digest: str = "") -> str:
         """Return what a kernel means for a specialised problem; with another ``digest``, what that would mean."""
         return self._machine.digest(replace(kernel, digest=digest or kernel.digest), specialized)
 
-    async def _judged(
+    async def _judge_winner(
         self, kernel: KernelInfo, exported: str, device: str, winner: Mapping[str, Any], objective: str
     ) -> tuple[dict[str, Any], Offer | None]:
         """Return the decision about one winner, in the protocol's form, and the offer if it becomes the winner.
@@ -219,13 +222,13 @@ class WinnerExchange:
         if not is_admitted:
             return {**refused, "reason": "refused: the kernel's space has no such config"}, None
         specialized = canonical(problem)
-        is_known = winner["digest"] == self._digest(kernel, specialized, exported)
+        is_known = winner["digest"] == self._digest_for_problem(kernel, specialized, exported)
         offer = Offer(
             Context(
                 kernel.name,
                 KeyProblem(specialized),
                 DeviceModel(device),
-                self._digest(kernel, specialized) if is_known else winner["digest"],
+                self._digest_for_problem(kernel, specialized) if is_known else winner["digest"],
                 winner["toolchain"],
                 winner["device_fingerprint"],
                 winner["measuring_version"],
@@ -241,12 +244,12 @@ class WinnerExchange:
         )
         if offer.figure is None:
             return {**refused, "reason": f"refused: it has no {metric_of(by)}"}, None
-        today = self._today(kernel, problem, device)
-        ours = self._store.winner(offer.key)
-        if ours is not None and self._admission.known(kernel, problem, ours.config) is False:
+        today = self._context_today(kernel, problem, device)
+        ours = self._store.get_winner(offer.key)
+        if ours is not None and self._admission.known_verdict(kernel, problem, ours.config) is False:
             # It is served no more.
             ours = None
-        verdict = exchange.judge(offer, ours, today)
+        verdict = exchange.judge_offer(offer, ours, today)
         status = Status.FRESH if offer.context == today else Status.STALE
         return {"taken": verdict.takes, "status": status.value, "reason": verdict.reason}, (
             offer if verdict.takes else None
@@ -255,22 +258,22 @@ class WinnerExchange:
     async def _may_be_served(self, kernel: KernelInfo, problem: Problem, config: Config) -> bool:
         """Return whether the space holds a config, unless only a lookup's whole problem can decide that."""
         if kernel.specialize is not None and all(set(problem) != set(declared) for declared in kernel.problems):
-            return self._admission.known(kernel, problem, config) is not False
-        (is_admitted,) = await self._admission.ask(kernel, problem, [config])
+            return self._admission.known_verdict(kernel, problem, config) is not False
+        (is_admitted,) = await self._admission.check_configs(kernel, problem, [config])
         return is_admitted
 
-    def _today(self, kernel: KernelInfo, problem: Mapping[str, Any], model: str) -> Context | None:
+    def _context_today(self, kernel: KernelInfo, problem: Mapping[str, Any], model: str) -> Context | None:
         """Return what a measurement made here now would stand on; ``None`` where the device is not here."""
         try:
-            environment = self._catalog.environment(kernel)
+            environment = self._catalog.kernel_environment(kernel)
             found = self._machine.device(environment, kernel.backend, model)
         except KtunedError:
             return None
         return self._machine.context(kernel, environment, problem, found)
 
-    async def _adopt(self, kernel: KernelInfo, offers: list[Offer]) -> None:
+    async def _adopt_offers(self, kernel: KernelInfo, offers: list[Offer]) -> None:
         device = offers[0].context.device
-        job = await self._store.adopt(kernel.name, device, offers)
+        job = await self._store.adopt_winners(kernel.name, device, offers)
         for offer in offers:
             self._publish(
                 "winner",
@@ -288,22 +291,22 @@ class WinnerExchange:
     def _full_name(self, name: str, directory: str | None) -> str:
         """Return the full name; of a kernel that is not there any more, as it was given."""
         try:
-            return self._catalog.resolve(name, directory).name
+            return self._catalog.resolve_kernel(name, directory).name
         except NotFound:
             return name
 
-    def _document(self, name: str, device: str, winners: list[Winner]) -> dict[str, Any]:
+    def _build_document(self, name: str, device: str, winners: list[Winner]) -> dict[str, Any]:
         from ktuned_client.winners import FORMAT
 
         try:
-            kernel: KernelInfo | None = self._catalog.resolve(name)
+            kernel: KernelInfo | None = self._catalog.resolve_kernel(name)
         except NotFound:
             kernel = None
         objectives: dict[str, list[dict[str, Any]]] = {}
         for winner in winners:
             if winner.objective != LATENCY:
                 figures = {"metrics": dict(winner.metrics)}
-                objectives.setdefault(winner.objective, []).append(_entry(winner) | figures)
+                objectives.setdefault(winner.objective, []).append(_winner_entry(winner) | figures)
         return {
             "ktuned_winners": FORMAT,
             "kernel": name,
@@ -312,24 +315,24 @@ class WinnerExchange:
             **_declared_objective(kernel),
             "specialize": None if kernel is None or kernel.specialize is None else list(kernel.specialize),
             "bucket": {} if kernel is None else dict(kernel.bucket),
-            "names": {} if kernel is None else {name: _ends(entry) for name, entry in kernel.learned.items()},
-            "winners": [_entry(winner) for winner in winners if winner.objective == LATENCY],
+            "names": {} if kernel is None else {name: _ends_of_name(entry) for name, entry in kernel.learned.items()},
+            "winners": [_winner_entry(winner) for winner in winners if winner.objective == LATENCY],
             # Apart, because a reader that knows of no objectives takes every winner there for the fastest.
             **({"objectives": objectives} if objectives else {}),
         }
 
-    def _place(self, winner: Winner) -> str | None:
+    def _artifact_path(self, winner: Winner) -> str | None:
         assert winner.artifact is not None
-        path = self._artifacts.find(winner.artifact)
+        path = self._artifacts.find_artifact(winner.artifact)
         return None if path is None else str(path)
 
 
-def _ends(entry: Observation) -> list[str]:
+def _ends_of_name(entry: Observation) -> list[str]:
     """Return the ends for which a learned name was read."""
     return ["source"] * entry.is_source + ["data"] * entry.is_data
 
 
-def _entry(winner: Winner) -> dict[str, Any]:
+def _winner_entry(winner: Winner) -> dict[str, Any]:
     """Return a winner as a document holds it."""
     return {
         "problem": dict(winner.problem),

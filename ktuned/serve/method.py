@@ -17,15 +17,16 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
 class Method(msgspec.Struct, Generic[P], frozen=True):
-    """One method: the type of its params, and what is called with them and the connection that they came by.
+    """One method: the type of its params, and its handler, called with the params and their connection.
 
-    A function that is ``async`` may wait. One that is not must not block; it returns :class:`Later` where it has to.
+    An ``async`` function may wait. Any other must not block: where it would have to, it returns a
+    :class:`DeferredAnswer`.
     """
 
     params: type[P]
     answer: Callable[[P, Connection], Any]
 
-    def read(self, params: dict[str, Any]) -> P:
+    def read_params(self, params: dict[str, Any]) -> P:
         """Return the params that a request holds; fields that the method does not have are passed over.
 
         Raises:
@@ -42,7 +43,7 @@ class Method(msgspec.Struct, Generic[P], frozen=True):
             raise UsageError(str(error), hint="docs/protocol.md has every method's fields") from error
 
 
-class Later(msgspec.Struct, frozen=True):
-    """Returned by a method that has to wait this time, though it mostly need not: the rest of it."""
+class DeferredAnswer(msgspec.Struct, frozen=True):
+    """Returned by a plain method that must wait this time; ``rest`` finishes the answer."""
 
     rest: Callable[[], Awaitable[Any]]

@@ -31,10 +31,10 @@ from ktuned.model import (
     is_nondeterministic,
     read_objective,
 )
-from ktuned.scheduling import Intake, Jobs, Wish
+from ktuned.scheduling import Intake, Jobs, TuningRequest
 from ktuned.serve.connection import Connection
 from ktuned.serve.events import Events
-from ktuned.serve.method import Later, Method
+from ktuned.serve.method import DeferredAnswer, Method
 from ktuned.serve.params import (
     CancelParams,
     CompileParams,
@@ -98,27 +98,27 @@ class Methods:
         self._probe = probe
         self._stop = stop
 
-    def table(self) -> dict[str, Method[Any]]:
+    def list_methods(self) -> dict[str, Method[Any]]:
         """Return every method by its name on the wire."""
         return {
-            "hello": Method(NoParams, self.hello),
-            "lookup": Method(LookupParams, self.lookup),
+            "hello": Method(NoParams, self.handle_hello),
+            "lookup": Method(LookupParams, self.handle_lookup),
             "lookup_many": Method(LookupManyParams, self.lookup_many),
-            "tune": Method(TuneParams, self.tune),
-            "compile": Method(CompileParams, self.compile),
-            "cancel": Method(CancelParams, self.cancel),
-            "jobs": Method(JobsParams, self.jobs),
-            "kernels": Method(KernelsParams, self.kernels),
-            "results": Method(ResultsParams, self.results),
-            "pins": Method(NoParams, self.pins),
-            "unpin": Method(UnpinParams, self.unpin),
-            "forget": Method(ForgetParams, self.forget),
-            "backends": Method(NoParams, self.backends),
-            "status": Method(NoParams, self.status),
-            "shutdown": Method(NoParams, self.shutdown),
+            "tune": Method(TuneParams, self.handle_tune),
+            "compile": Method(CompileParams, self.handle_compile),
+            "cancel": Method(CancelParams, self.handle_cancel),
+            "jobs": Method(JobsParams, self.handle_jobs),
+            "kernels": Method(KernelsParams, self.handle_kernels),
+            "results": Method(ResultsParams, self.handle_results),
+            "pins": Method(NoParams, self.handle_pins),
+            "unpin": Method(UnpinParams, self.handle_unpin),
+            "forget": Method(ForgetParams, self.handle_forget),
+            "backends": Method(NoParams, self.handle_backends),
+            "status": Method(NoParams, self.handle_status),
+            "shutdown": Method(NoParams, self.handle_shutdown),
         }
 
-    def hello(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+    def handle_hello(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
         """Say who serves here."""
         return {
             "protocol": PROTOCOL_VERSION,
@@ -129,30 +129,32 @@ class Methods:
             "pid": os.getpid(),
         }
 
-    def lookup(self, wanted: LookupParams, connection: Connection) -> dict[str, Any] | Later:
+    def handle_lookup(self, wanted: LookupParams, connection: Connection) -> dict[str, Any] | DeferredAnswer:
         """Answer one lookup, from memory; the first of a problem under a pin waits for the disk."""
         return self._look_up(wanted)
 
-    def lookup_many(self, wanted: LookupManyParams, connection: Connection) -> dict[str, Any] | Later:
+    def lookup_many(self, wanted: LookupManyParams, connection: Connection) -> dict[str, Any] | DeferredAnswer:
         """Answer several lookups, in their order; one that is refused has its error in its place."""
         answers = [self._look_up_or_explain(entry) for entry in wanted.lookups]
-        if not any(type(answer) is Later for answer in answers):
+        if not any(type(answer) is DeferredAnswer for answer in answers):
             return {"answers": answers}
 
         async def rest() -> dict[str, Any]:
-            return {"answers": [await answer.rest() if type(answer) is Later else answer for answer in answers]}
+            return {
+                "answers": [await answer.rest() if type(answer) is DeferredAnswer else answer for answer in answers]
+            }
 
-        return Later(rest)
+        return DeferredAnswer(rest)
 
-    def pins(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+    def handle_pins(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
         """List the pins, and how many answers each holds since when."""
-        return {"pins": [asdict(pin) for pin in self._lookups.pins.held()]}
+        return {"pins": [asdict(pin) for pin in self._lookups.pins.list_pins()]}
 
-    async def unpin(self, wanted: UnpinParams, connection: Connection) -> dict[str, Any]:
+    async def handle_unpin(self, wanted: UnpinParams, connection: Connection) -> dict[str, Any]:
         """Give up a pin."""
         return {"pin": wanted.pin, "questions": await self._lookups.pins.give_up(wanted.pin)}
 
-    def _look_up(self, wanted: LookupParams) -> dict[str, Any] | Later:
+    def _look_up(self, wanted: LookupParams) -> dict[str, Any] | DeferredAnswer:
         settle_until = monotonic() + min(wanted.settle, SETTLE_S)
         if wanted.pin is not None:
             found = self._lookups.lookup_pinned(
@@ -165,9 +167,9 @@ class Methods:
                 objective=wanted.objective,
                 settle_until=settle_until,
             )
-            return found.to_wire() if isinstance(found, Answer) else _later(found)
+            return found.to_wire() if isinstance(found, Answer) else _answer_later(found)
         look_up = partial(
-            self._lookups.lookup,
+            self._lookups.find_answer,
             wanted.kernel,
             wanted.problem,
             wanted.device,
@@ -177,28 +179,28 @@ class Methods:
         )
         answer = look_up()
         if answer.undecided and wanted.settle > 0:
-            return _later(partial(self._lookups.settle_answer, answer, look_up, settle_until))
+            return _answer_later(partial(self._lookups.settle_answer, answer, look_up, settle_until))
         return answer.to_wire()
 
-    def _look_up_or_explain(self, wanted: LookupParams) -> dict[str, Any] | Later:
+    def _look_up_or_explain(self, wanted: LookupParams) -> dict[str, Any] | DeferredAnswer:
         try:
             return self._look_up(wanted)
         except KtunedError as error:
             return {"error": error.to_wire()}
 
-    async def tune(self, wanted: TuneParams, connection: Connection) -> dict[str, Any]:
+    async def handle_tune(self, wanted: TuneParams, connection: Connection) -> dict[str, Any]:
         """Ask for a tuning; its progress is to be had by ``subscribe`` since the place that is returned."""
         if wanted.beside is not None:
             self._applications.note(wanted.beside)
-        wish = replace(
-            _wish(wanted),
+        request = replace(
+            _parse_request(wanted),
             device=wanted.device,
             preset=wanted.preset,
             priority=Priority.REQUESTED if wanted.priority is None else wanted.priority,
             is_fixed=wanted.priority is not None,
             stale_only=wanted.stale_only,
             until=wanted.until,
-            configs=_configs(wanted.configs),
+            configs=_parse_configs(wanted.configs),
             again=wanted.again,
             no_share=wanted.no_share,
             objective=None if wanted.objective is None else read_objective(wanted.objective),
@@ -206,45 +208,45 @@ class Methods:
             anchor=wanted.anchor,
             anchor_pin=wanted.anchor_pin,
         )
-        return await self._take_in(wanted, wish)
+        return await self._take_in(wanted, request)
 
-    async def compile(self, wanted: CompileParams, connection: Connection) -> dict[str, Any]:
+    async def handle_compile(self, wanted: CompileParams, connection: Connection) -> dict[str, Any]:
         """Request only a space's artifacts; each config is reported by the event ``config_compiled``."""
         if wanted.arch is not None and not wanted.arch.strip():
             raise UsageError("arch is empty", hint="name what to compile for, e.g. sm_90a, or leave it out")
-        wish = replace(
-            _wish(wanted),
+        request = replace(
+            _parse_request(wanted),
             # However many follow it: a tuning that is waited for goes first.
             is_fixed=True,
             reason="compile",
             compile_only=True,
             arch=wanted.arch,
         )
-        return await self._take_in(wanted, wish)
+        return await self._take_in(wanted, request)
 
-    async def _take_in(self, wanted: JobParams, wish: Wish) -> dict[str, Any]:
-        """Create jobs for a wish; the answer has the place in the event stream from which their events come."""
+    async def _take_in(self, wanted: JobParams, request: TuningRequest) -> dict[str, Any]:
+        """Create jobs for a request; the answer has the place in the event stream from which their events come."""
         place = {"epoch": self._events.epoch, "seq": self._events.seq}
         errors: list[FileError] = []
         known, moves = {kernel.name for kernel in self._catalog.kernels}, self._intake.moves
         watched = {root.path for root in self._catalog.roots}
-        live = {job.id for job in self._jobs.live()}
+        live = {job.id for job in self._jobs.list_live_jobs()}
         if wanted.path is not None:
-            jobs, errors = await self._intake.tune_path(wanted.path, wanted.python, wish, wanted.kernel)
+            jobs, errors = await self._intake.tune_path(wanted.path, wanted.python, request, wanted.kernel)
         elif wanted.kernel is not None:
-            jobs, errors = await self._intake.tune_named(wanted.kernel, wish, wanted.directory)
+            jobs, errors = await self._intake.tune_named(wanted.kernel, request, wanted.directory)
         else:
             raise UsageError("there is neither a kernel nor a path", hint="name one of them")
-        entries = [self._jobs.describe(job) for job in jobs]
+        entries = [self._jobs.describe_job(job) for job in jobs]
         notices = [line for line in self._intake.moves if line not in moves]
         notices += [
             f"{root.path} is watched from now on, and saves are tuned; `ktuned remove {root.path}` ends that"
             for root in self._catalog.roots
             if root.path not in watched
         ]
-        notices += [self._ambiguity(kernel) for kernel in self._catalog.kernels if kernel.name not in known]
+        notices += [self._describe_ambiguity(kernel) for kernel in self._catalog.kernels if kernel.name not in known]
         if wanted.trials is not None or wanted.seconds is not None:
-            notices += [_joined(job) for job in jobs if job.id in live]
+            notices += [_explain_joined_job(job) for job in jobs if job.id in live]
         return {
             "jobs": entries,
             "errors": [error.to_wire() for error in errors],
@@ -252,71 +254,71 @@ class Methods:
             **place,
         }
 
-    def _ambiguity(self, kernel: KernelInfo) -> str:
+    def _describe_ambiguity(self, kernel: KernelInfo) -> str:
         """Return a line about a new kernel whose short name means another project's kernel as well, or nothing."""
-        others = [other.name for other in self._catalog.namesakes(kernel)]
+        others = [other.name for other in self._catalog.find_namesakes(kernel)]
         if not others:
             return ""
-        some = [kernel.name, *others][:MAX_NAMED]
-        rest = 1 + len(others) - len(some)
-        meant = f"{', '.join(some)} or {rest} more" if rest else f"{', '.join(some[:-1])} or {some[-1]}"
+        shown = [kernel.name, *others][:MAX_NAMED]
+        rest = 1 + len(others) - len(shown)
+        meant = f"{', '.join(shown)} or {rest} more" if rest else f"{', '.join(shown[:-1])} or {shown[-1]}"
         return (
             f"{kernel.kernel!r} alone may mean {meant} now: applications that work outside of their projects must use "
             "the full name"
         )
 
-    async def cancel(self, wanted: CancelParams, connection: Connection) -> dict[str, Any]:
+    async def handle_cancel(self, wanted: CancelParams, connection: Connection) -> dict[str, Any]:
         """Cancel one job, or all of a kernel."""
         if wanted.job is not None:
-            return {"jobs": [(await self._jobs.cancel(wanted.job)).to_wire()]}
+            return {"jobs": [(await self._jobs.cancel_job(wanted.job)).to_wire()]}
         if wanted.kernel is None:
             raise UsageError("cancel needs a job or a kernel")
-        name = self._catalog.resolve(wanted.kernel, wanted.directory).name
+        name = self._catalog.resolve_kernel(wanted.kernel, wanted.directory).name
         cancelled = []
-        for job in [job for job in self._jobs.live() if job.kernel == name]:
-            # One that ends by itself meanwhile needs no cancelling.
+        for job in [job for job in self._jobs.list_live_jobs() if job.kernel == name]:
+            # It may have ended meanwhile.
             with suppress(NotFound):
-                cancelled.append(await self._jobs.cancel(job.id))
+                cancelled.append(await self._jobs.cancel_job(job.id))
         return {"jobs": [job.to_wire() for job in cancelled]}
 
-    def jobs(self, wanted: JobsParams, connection: Connection) -> dict[str, Any]:
+    def handle_jobs(self, wanted: JobsParams, connection: Connection) -> dict[str, Any]:
         """List jobs: what runs and waits in its order, then what has ended, newest first."""
         if wanted.job is not None:
-            job = self._jobs.job(wanted.job)
+            job = self._jobs.get_job(wanted.job)
             if job is None:
                 raise NotFound(f"there is no job {wanted.job}", hint="`ktuned jobs` lists them")
-            return {"jobs": [self._jobs.describe(job)]}
+            return {"jobs": [self._jobs.describe_job(job)]}
         if wanted.ids is not None:
-            found = (self._jobs.job(number) for number in wanted.ids[:MAX_ROWS])
-            return {"jobs": [self._jobs.describe(job) for job in found if job is not None]}
-        name = None if wanted.kernel is None else self._catalog.resolve(wanted.kernel, wanted.directory).name
-        live = self._jobs.live()
+            found = (self._jobs.get_job(number) for number in wanted.ids[:MAX_ROWS])
+            return {"jobs": [self._jobs.describe_job(job) for job in found if job is not None]}
+        name = None if wanted.kernel is None else self._catalog.resolve_kernel(wanted.kernel, wanted.directory).name
+        live = self._jobs.list_live_jobs()
         ids = {job.id for job in live}
         states = None if wanted.state is None else [wanted.state]
-        stored = self._store.jobs(kernel=name, states=states, limit=_rows(wanted.limit))
+        stored = self._store.list_jobs(kernel=name, states=states, limit=_bounded_limit(wanted.limit))
         ended = [job for job in stored if job.id not in ids]
         chosen = [
             job
             for job in (*live, *ended)
             if (name is None or job.kernel == name) and (wanted.state is None or job.state is wanted.state)
         ]
-        return {"jobs": [self._described(job) for job in chosen[: _rows(wanted.limit)]]}
+        return {"jobs": [self._describe_job(job) for job in chosen[: _bounded_limit(wanted.limit)]]}
 
-    def _described(self, job: Job) -> dict[str, Any]:
+    def _describe_job(self, job: Job) -> dict[str, Any]:
         """Return a job's map, with its problem in the declared order while its kernel is known."""
-        public = self._jobs.describe(job)
+        public = self._jobs.describe_job(job)
         with suppress(NotFound):
-            public["problem"] = self._catalog.resolve(job.kernel).problem_in_order(job.problem)
+            public["problem"] = self._catalog.resolve_kernel(job.kernel).problem_in_order(job.problem)
         return public
 
-    def kernels(self, wanted: KernelsParams, connection: Connection) -> dict[str, Any]:
-        """List kernels, what is wrong with kernel files, and the roots."""
+    def handle_kernels(self, wanted: KernelsParams, connection: Connection) -> dict[str, Any]:
+        """List kernels, errors in kernel files, and roots."""
         kernels, errors = self._catalog.kernels, self._catalog.errors
         if wanted.path is not None:
             place = os.path.realpath(wanted.path)
-            kernels, errors = self._catalog.below(place), self._catalog.errors_below(place)
+            kernels, errors = self._catalog.kernels_below(place), self._catalog.errors_below(place)
         if wanted.kernel is not None:
-            kernels, errors = [self._catalog.resolve(wanted.kernel, wanted.directory)], []
+            kernels, errors = [self._catalog.resolve_kernel(wanted.kernel, wanted.directory)], []
         entries = [{"name": kernel.name, **kernel.to_wire()} for kernel in kernels]
         if wanted.why:
             entries = [{**entry, "why": self._explain(kernel)} for entry, kernel in zip(entries, kernels, strict=True)]
@@ -326,16 +328,16 @@ class Methods:
             "roots": [root.to_wire() for root in self._catalog.roots],
         }
 
-    def results(self, wanted: ResultsParams, connection: Connection) -> dict[str, Any]:
+    def handle_results(self, wanted: ResultsParams, connection: Connection) -> dict[str, Any]:
         """List trials; ``detail`` comes with a single one, or where it is asked for."""
         if wanted.trial is not None:
-            trial = self._store.trial(wanted.trial)
+            trial = self._store.get_trial(wanted.trial)
             if trial is None:
                 raise NotFound(f"there is no trial {wanted.trial}", hint="`ktuned results KERNEL` lists them")
-            won = [winner.objective for winner in self._store.winners(trial.kernel) if winner.trial == trial.id]
-            public = _public(trial, won)
+            won = [winner.objective for winner in self._store.list_winners(trial.kernel) if winner.trial == trial.id]
+            public = _trial_to_wire(trial, won)
             with suppress(NotFound):
-                known = self._catalog.resolve(trial.kernel)
+                known = self._catalog.resolve_kernel(trial.kernel)
                 public["config"] = known.config_in_order(trial.config)
                 public["problem"] = known.problem_in_order(trial.problem)
             return {"trials": [public]}
@@ -345,18 +347,18 @@ class Methods:
             raise UsageError(f"there is no order {wanted.order!r}", hint="there are fastest and newest")
         if wanted.before is not None and wanted.order != "newest":
             raise UsageError("before continues a list in the order newest", hint="give order='newest', too")
-        kernel = self._catalog.resolve(wanted.kernel, wanted.directory)
+        kernel = self._catalog.resolve_kernel(wanted.kernel, wanted.directory)
         problem = None
         if wanted.problem is not None:
             check_problem(kernel, wanted.problem)
-            bucket = self._lookups.buckets.known(kernel, wanted.problem)
+            bucket = self._lookups.buckets.known_representative(kernel, wanted.problem)
             problem = canonical(kernel.specialized(wanted.problem if bucket is None else bucket.problem))
-        device = None if wanted.device is None else self._model(kernel, wanted.device)
-        tried = self._store.problems(kernel.name) if wanted.current else []
+        device = None if wanted.device is None else self._resolve_model(kernel, wanted.device)
+        tried = self._store.list_problems(kernel.name) if wanted.current else []
         digests = {self._machine.digest(kernel, found) for found in tried} if wanted.current else None
-        limit = min(_rows(wanted.limit), MAX_DETAILED_ROWS if wanted.details else MAX_ROWS)
+        limit = min(_bounded_limit(wanted.limit), MAX_DETAILED_ROWS if wanted.details else MAX_ROWS)
         chosen = partial(
-            self._store.trials,
+            self._store.list_trials,
             kernel=kernel.name,
             problem=problem,
             device=device,
@@ -373,16 +375,16 @@ class Methods:
             rest = chosen(limit=limit) if len(timed) < limit else []
             trials = timed + [trial for trial in rest if trial.latency_us is None]
         won_by: dict[int, list[Objective]] = {}
-        for winner in self._lookups.served.of(kernel, self._catalog.environment(kernel)):
+        for winner in self._lookups.served.list_winners(kernel, self._catalog.kernel_environment(kernel)):
             won_by.setdefault(winner.trial, []).append(winner.objective)
-        listed = [_public(trial, won_by.get(trial.id, [])) for trial in trials[:limit]]
+        listed = [_trial_to_wire(trial, won_by.get(trial.id, [])) for trial in trials[:limit]]
         for entry in listed:
             entry["config"] = kernel.config_in_order(entry["config"])
             entry["problem"] = kernel.problem_in_order(entry["problem"])
-            entry["facts"] = _figures(entry["detail"].get("facts"))
+            entry["facts"] = _numeric_facts(entry["detail"].get("facts"))
             if not wanted.details:
                 del entry["detail"]
-        classes = self._classes(trials[:limit])
+        classes = self._load_bit_classes(trials[:limit])
         for trial, entry in zip(trials, listed, strict=False):
             found = classes.get(_context_of(trial))
             entry["class"] = "" if found is None else found.letter(trial.detail)
@@ -395,46 +397,46 @@ class Methods:
         total = self._store.count_trials(kernel.name, problem, device, wanted.outcome, wanted.job, digests)
         return {"trials": listed, "total": total, "numerics": numerics}
 
-    def _classes(self, trials: Sequence[Trial]) -> dict[tuple[str, str, str], BitClasses]:
+    def _load_bit_classes(self, trials: Sequence[Trial]) -> dict[tuple[str, str, str], BitClasses]:
         """Return the classes of equal bits in the contexts of some trials, where bits were compared."""
         is_known = [bool(trial.detail.get("bits")) or is_nondeterministic(trial.detail) for trial in trials]
         compared = {_context_of(trial): trial.kernel for trial, known in zip(trials, is_known, strict=True) if known}
         found = {}
         for (problem, device, digest), kernel in compared.items():
-            known = partial(self._store.trials, kernel=kernel, problem=problem, device=device, digests=[digest])
+            known = partial(self._store.list_trials, kernel=kernel, problem=problem, device=device, digests=[digest])
             found[problem, device, digest] = BitClasses.of(known(limit=MAX_ROWS, order="fastest"))
         return found
 
-    def _model(self, kernel: KernelInfo, device: str) -> str:
+    def _resolve_model(self, kernel: KernelInfo, device: str) -> str:
         """Return the model of a device that is named as it is here (``cuda:1``); any other word is a model itself."""
-        here = self._machine.devices(self._catalog.environment(kernel), kernel.backend)
+        here = self._machine.devices(self._catalog.kernel_environment(kernel), kernel.backend)
         return next((found.model for found in here if found.name == device), device)
 
-    async def forget(self, wanted: ForgetParams, connection: Connection) -> dict[str, Any]:
+    async def handle_forget(self, wanted: ForgetParams, connection: Connection) -> dict[str, Any]:
         """Delete a kernel's trials, all or those of one outcome: they may be tried again then."""
-        name = self._catalog.resolve(wanted.kernel, wanted.directory).name
+        name = self._catalog.resolve_kernel(wanted.kernel, wanted.directory).name
         if wanted.outcome is None:
-            await self._jobs.supersede(name)
-        forgotten = await self._store.forget(name, wanted.outcome)
+            await self._jobs.cancel_jobs_of_kernel(name)
+        forgotten = await self._store.forget_trials(name, wanted.outcome)
         self._jobs.forget_failures(name)
         self._lookups.results_changed(name)
         return {"kernel": name, "trials": forgotten}
 
-    async def backends(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+    async def handle_backends(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
         """Say what every environment's backends are and can do, asking those that have not been asked yet."""
         return {"environments": await self._probe()}
 
-    def status(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+    def handle_status(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
         """Say how every part does."""
         return self._status()
 
-    def shutdown(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
-        """Stop the daemon; what is unfinished is taken up by the next one."""
+    def handle_shutdown(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+        """Stop the daemon; the next one continues unfinished jobs."""
         self._stop()
         return {}
 
 
-def _public(trial: Trial, won: Sequence[Objective]) -> dict[str, Any]:
+def _trial_to_wire(trial: Trial, won: Sequence[Objective]) -> dict[str, Any]:
     """Return a trial's map with its metrics, and the objectives that it is the winner by."""
     return {**trial.to_wire(), "winner": bool(won), "objectives": list(won), "metrics": dict(trial.metrics)}
 
@@ -444,13 +446,13 @@ def _context_of(trial: Trial) -> tuple[str, str, str]:
     return canonical(trial.problem), trial.device, trial.digest
 
 
-def _joined(job: Job) -> str:
+def _explain_joined_job(job: Job) -> str:
     """Return a line about a request that became part of an older job, whose budget may be larger."""
     seconds = "" if job.plan.seconds is None else f" within {job.plan.seconds:g} s"
     return f"joined job {job.id}, which does this already and tries up to {job.plan.trials:,} configs{seconds}"
 
 
-def _configs(wanted: list[dict[str, Any]] | None) -> tuple[dict[str, Any], ...]:
+def _parse_configs(wanted: list[dict[str, Any]] | None) -> tuple[dict[str, Any], ...]:
     """Return the configs that a request names.
 
     Raises:
@@ -463,20 +465,20 @@ def _configs(wanted: list[dict[str, Any]] | None) -> tuple[dict[str, Any], ...]:
     return tuple({canonical(config): config for config in wanted}.values())
 
 
-def _figures(facts: object) -> dict[str, float]:
-    """Return those of a backend's facts that are numbers: registers, spills, shared memory."""
+def _numeric_facts(facts: object) -> dict[str, float]:
+    """Return the facts of a backend that are numbers: registers, spills, shared memory."""
     found = facts if isinstance(facts, dict) else {}
     return {name: value for name, value in found.items() if type(value) in (int, float)}
 
 
-def _rows(limit: int) -> int:
+def _bounded_limit(limit: int) -> int:
     if limit < 1:
         raise UsageError(f"limit is {limit}", hint="give at least 1")
     return min(limit, MAX_ROWS)
 
 
-def _wish(wanted: JobParams) -> Wish:
-    return Wish(
+def _parse_request(wanted: JobParams) -> TuningRequest:
+    return TuningRequest(
         problem=wanted.problem,
         trials=wanted.trials,
         seconds=wanted.seconds,
@@ -486,8 +488,8 @@ def _wish(wanted: JobParams) -> Wish:
     )
 
 
-def _later(find: Callable[[], Awaitable[Answer]]) -> Later:
+def _answer_later(find: Callable[[], Awaitable[Answer]]) -> DeferredAnswer:
     async def rest() -> dict[str, Any]:
         return (await find()).to_wire()
 
-    return Later(rest)
+    return DeferredAnswer(rest)

@@ -27,24 +27,26 @@ class PortfolioParams(msgspec.Struct, frozen=True):
 
 
 class PortfolioMethods:
-    """Handles the method; its answer has the portfolios of a kernel, and what is being made of them."""
+    """Handles the method; its answer has a kernel's portfolios, and the progress of the ones being made."""
 
     def __init__(self, catalog: Catalog, portfolios: Portfolios) -> None:
         self._catalog = catalog
         self._portfolios = portfolios
 
-    def table(self) -> dict[str, Method[Any]]:
+    def list_methods(self) -> dict[str, Method[Any]]:
         """Return the method by its name on the wire."""
-        return {"portfolio": Method(PortfolioParams, self.portfolio)}
+        return {"portfolio": Method(PortfolioParams, self.handle_portfolio)}
 
-    def portfolio(self, wanted: PortfolioParams, connection: Connection) -> dict[str, Any]:
+    def handle_portfolio(self, wanted: PortfolioParams, connection: Connection) -> dict[str, Any]:
         """Have a portfolio made, if that is asked for, and return what there is."""
-        kernel = self._catalog.resolve(wanted.kernel, wanted.directory)
+        kernel = self._catalog.resolve_kernel(wanted.kernel, wanted.directory)
         if wanted.make:
             asked = {"configs": wanted.configs, "loss": wanted.loss, "tunings": wanted.tunings}
-            self._portfolios.ask(kernel, wanted.device, kernel.objective(wanted.objective), asked, Priority.REQUESTED)
+            self._portfolios.request_portfolio(
+                kernel, wanted.device, kernel.objective(wanted.objective), asked, Priority.REQUESTED
+            )
         return {
             "kernel": kernel.name,
-            "portfolios": self._portfolios.describe(kernel),
-            "making": self._portfolios.building(kernel),
+            "portfolios": self._portfolios.describe_portfolios(kernel),
+            "making": self._portfolios.describe_build(kernel),
         }

@@ -73,9 +73,9 @@ class StatusReport:
         self._traffic = traffic
         self._started = monotonic()
 
-    def figures(self) -> dict[str, Any]:
+    def collect_figures(self) -> dict[str, Any]:
         """Return everything that ``ktuned status`` shows."""
-        live = self._jobs.live()
+        live = self._jobs.list_live_jobs()
         writer = self._store.statistics()
         return {
             "pid": os.getpid(),
@@ -88,15 +88,15 @@ class StatusReport:
             "cpu_s": round(sum(os.times()[:2]), 3),
             "epoch": self._events.epoch,
             "seq": self._events.seq,
-            "idle": {"exit_s": self._pace.idle_exit_s, "busy": self._activity.busy()},
-            "totals": self._activity.counters(),
+            "idle": {"exit_s": self._pace.idle_exit_s, "busy": self._activity.count_busy()},
+            "totals": self._activity.read_counters(),
             "rates": dict(self._pace.rates()),
-            "lanes": [lane.describe() for lane in self._jobs.lanes()],
+            "lanes": [lane.describe() for lane in self._jobs.list_lanes()],
             "workers": self._fleet.describe(),
             "gate": self._fleet.gate.state,
             "compile_slots": self._fleet.compile_slots.total_tokens,
             "channels": {
-                **self._jobs.channels(),
+                **self._jobs.channel_statistics(),
                 "errands": self._lookups.statistics()["follow_ups"],
                 "writer": {"used": writer.waiting, "writes": writer.writes, "commits": writer.groups},
             },
@@ -107,11 +107,11 @@ class StatusReport:
                 "queued": sum(job.state == "queued" for job in live),
                 "running": sum(job.state == "running" for job in live),
                 "paused": sum(job.state == "paused" for job in live),
-                "waits": self._jobs.obstacles(),
+                "waits": self._jobs.count_obstacles(),
             },
             "policy": self._idle_policy.policy,
             "paused": sorted(self._jobs.pauses),
-            "store": {**self._store.counts(), "notice": self._store.notice},
+            "store": {**self._store.count_rows(), "notice": self._store.notice},
             "artifacts": {
                 "bytes": self._artifacts.size,
                 "cap_bytes": self._artifacts.cap_bytes,

@@ -19,7 +19,7 @@ class Anchors:
 
     def find_anchor(self, key: WinnerKey) -> Config | None:
         """Return the anchor that was chosen for a key; ``None`` where the default is it."""
-        found = self._reader.rows(
+        found = self._reader.fetch_rows(
             "SELECT config FROM anchors WHERE (kernel, problem, device) = (?, ?, ?)",
             key.kernel,
             key.problem,
@@ -29,7 +29,7 @@ class Anchors:
         return config
 
     async def choose_anchor(self, key: WinnerKey, config: Config | None) -> None:
-        """Keep to a config's bits from now on; without one, to those of the default."""
+        """Require a config's bits from now on; without a config, the default's."""
         place = key.kernel, key.problem, key.device
 
         def replace_row(connection: sqlite3.Connection) -> None:

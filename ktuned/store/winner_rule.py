@@ -1,6 +1,6 @@
 """The rule by which a trial's new result changes the winner. Decides; no IO.
 
-It stands by itself so that its every case is tested without a database.
+It is a module of its own so that every case can be tested without a database.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Effect(Enum):
     VACATE = auto()
 
 
-def judge(result: Standing, incumbent: Standing | None, *, is_opening: bool = False) -> Effect:
+def judge_result(result: Standing, incumbent: Standing | None, *, is_opening: bool = False) -> Effect:
     """Decide about the winner of one key, by its objective, after a trial's result.
 
     Figures of two contexts are never compared: a measurement in today's context replaces yesterday's winner. An

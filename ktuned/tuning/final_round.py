@@ -327,7 +327,7 @@ class FinalRound:
                 top = self._store.best_trials(context, 1, objective=self._work.objective)
                 best = best if best == top else []
             return best[0] if best and await self._is_admitted(best[0].config) else None
-        won = self._store.trial(seated.trial) if await self._is_admitted(seated.config) else None
+        won = self._store.get_trial(seated.trial) if await self._is_admitted(seated.config) else None
         return None if won is None or self._rounds(won) < rounds else won
 
     def _rounds(self, trial: Trial) -> int:
@@ -346,12 +346,12 @@ class FinalRound:
 
     async def _decide(self, best: Trial) -> Winner:
         work = self._work
-        await work.admission.keep(work.kernel, work.problem, best.config)
+        await work.admission.store_verdict(work.kernel, work.problem, best.config)
         return await self._store.decide_winner(best.id, objective=work.objective)
 
     def _incumbent(self) -> Winner | None:
         """Return the winner of this very context."""
-        incumbent = self._store.winner(self._work.key)
+        incumbent = self._store.get_winner(self._work.key)
         return None if incumbent is None or incumbent.context != self._work.context else incumbent
 
     async def _is_admitted(self, config: Config) -> bool:
@@ -411,8 +411,8 @@ class FinalRound:
         best = elected(costs, found, None if incumbent is None else incumbent.trial)
         if best is not None:
             config = next(one.trial.config for one in contest.finalists if one.trial.id == best)
-            await self._work.admission.keep(self._work.kernel, self._work.problem, config)
-        winner = await self._store.settle(list(results.items()), best, objective=self._work.objective)
+            await self._work.admission.store_verdict(self._work.kernel, self._work.problem, config)
+        winner = await self._store.settle_final_round(list(results.items()), best, objective=self._work.objective)
         for trial, result in results.items():
             if trial not in still:
                 self._lost(result)

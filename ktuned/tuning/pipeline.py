@@ -68,7 +68,7 @@ class Pipeline:
         is_after_kin: bool = False,
     ) -> None:
         self.work = work
-        work.traces.follow(work)
+        work.traces.add_follower(work)
         self._outcomes = Outcomes(work, store=store, publish=publish, pace=fleet.pace)
         self.progress = self._outcomes.progress
         self._fleet = fleet
@@ -139,7 +139,7 @@ class Pipeline:
         )
         try:
             async with anyio.create_task_group() as openings:
-                if not self._store.past(self.work.context, 1, 1):
+                if not self._store.load_past_searches(self.work.context, 1, 1):
                     # Nothing was ever measured, so that there will be something to compile.
                     self._has_fresh.set()
                     openings.start_soon(self._open_compilers)
@@ -338,7 +338,9 @@ class Pipeline:
 
     async def _admit(self, proposals: Sequence[replies.Proposal], channel: MemoryObjectSendStream[Attempt]) -> None:
         """Start the new configs; those that the store knows already need neither compiler nor lane."""
-        self.work.admission.note(self.work.kernel, self.work.problem, [proposal.config for proposal in proposals])
+        self.work.admission.note_admitted(
+            self.work.kernel, self.work.problem, [proposal.config for proposal in proposals]
+        )
         fresh = []
         lacking: dict[str, Trial] = {}
         for proposal in proposals:

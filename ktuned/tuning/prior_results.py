@@ -88,7 +88,7 @@ async def admitted_prior_trials(
     many = max(MANY_TRIALS, limit)
     while True:
         measured = store.best_trials(context, many, objective=objective)
-        verdicts = await admission.ask(kernel, problem, [trial.config for trial in measured])
+        verdicts = await admission.check_configs(kernel, problem, [trial.config for trial in measured])
         found = [trial for trial, is_admitted in zip(measured, verdicts, strict=True) if is_admitted]
         if len(found) >= limit or len(measured) < many:
             return found[:limit]
@@ -115,9 +115,9 @@ async def restore(
     Raises:
         WorkerError: the space could not be asked.
     """
-    seated = store.winner(context.key_for(objective))
+    seated = store.get_winner(context.key_for(objective))
     if seated is not None and seated.context == context:
-        (is_admitted,) = await admission.ask(kernel, problem, [seated.config])
+        (is_admitted,) = await admission.check_configs(kernel, problem, [seated.config])
         if is_admitted:
             return None
     name = rounds_name(kernel, objective)
@@ -158,9 +158,9 @@ class PriorResults:
     def order(self, served: Sequence[Config], lead: Sequence[Config] = (), *, slots: int = 1) -> Order:
         """Return the order in which to try configs; ``served`` are those that lookups were answered with."""
         context, objective = self._work.context, self._work.objective
-        seated = self._store.winner(self._work.key)
+        seated = self._store.get_winner(self._work.key)
         newest: dict[str, KnownConfig] = {}
-        for known in self._store.past(context, RECENT_CONTEXTS, MAX_PREDICTED, objective=objective):
+        for known in self._store.load_past_searches(context, RECENT_CONTEXTS, MAX_PREDICTED, objective=objective):
             newest.setdefault(known.text, known)
             if known.compile_s:
                 self._compile_s.setdefault(known.text, known.compile_s)
@@ -174,7 +174,7 @@ class PriorResults:
             measured = [known for known in past if known.outcome is Outcome.MEASURED]
             others = [known for known in past if known.outcome is not Outcome.MEASURED]
             past = begun_in_time(measured, slots, sum(known.compile_s for known in others)) + others
-        winners = most_similar(self._work.key, self._store.winners(context.kernel))
+        winners = most_similar(self._work.key, self._store.list_winners(context.kernel))
         best = self._store.measured_configs(winners[0].context, BEST_OF_NEAREST) if winners else []
         near = near_configs(winners, [known.config for known in best])
         settled = self._store.failed_configs(context, MAX_PREDICTED)
@@ -189,14 +189,14 @@ class PriorResults:
         A job that is to measure ``again`` takes nothing over.
         """
         now = self._work.kernel.data_read
-        twins = [] if self._work.job.plan.again else self._store.twins(content)
+        twins = [] if self._work.job.plan.again else self._store.find_twins(content)
         twin = next((one for one in twins if self._has_read_the_same(one, now)), None)
         return None if twin is not None and self._work.lacks_figure(twin) else twin
 
     def _has_read_the_same(self, twin: Trial, now: Mapping[str, str]) -> bool:
         """Return whether all that a trial had read is as it was; what was learned later, it did not depend on."""
         name = TrialDetail.from_json(twin.detail).read
-        read = self._store.versions(name) if name else {}
+        read = self._store.load_fingerprint_versions(name) if name else {}
         return read is not None and all(now.get(place) == held for place, held in read.items())
 
     async def keep_read(self) -> str:

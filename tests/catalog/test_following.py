@@ -12,7 +12,7 @@ from ktuned.catalog.project_file import PROJECT_FILE
 from ktuned.ipc.stamps import stamp
 from ktuned.model.errors import StoreError
 from ktuned.model.kernel import Root
-from ktuned.scheduling.job_requests import Wish
+from ktuned.scheduling.job_requests import TuningRequest
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text
 
 pytestmark = pytest.mark.anyio
@@ -28,39 +28,39 @@ async def saved(parts: Parts, text: str | None) -> None:
     else:
         path.write_text(text)
         found = await parts.inspector.inspect_files(root, [str(path)])
-    await parts.renewal.react(found.changes, saved=True)
+    await parts.renewal.react_to_changes(found.changes, saved=True)
 
 
 def status(parts: Parts, name: str) -> str:
     """Look a kernel up."""
-    return str(parts.lookups.lookup(name, {"n": 64}, None, tune=False).status)
+    return str(parts.lookups.find_answer(name, {"n": 64}, None, tune=False).status)
 
 
 async def test_a_new_name_takes_the_winners_along(parts: Parts) -> None:
     """The kernel is known by both names, and fresh; its job is found, too."""
     kernel = await parts.inspect(kernel_text())
-    await parts.store.projects.name({parts.root.path: "project"})
+    await parts.store.projects.save_names({parts.root.path: "project"})
     await parts.measured(kernel, {50.0: 1.0}, rounds=ALL_ROUNDS)
     await saved(parts, "name = 'gemms'")
     assert [one.name for one in parts.catalog.kernels] == ["gemms:it"]
     assert [status(parts, name) for name in ("gemms:it", "project:it", "it")] == ["fresh"] * 3
-    assert parts.catalog.resolve("project:it").name == "gemms:it"
-    assert {job.kernel for job in parts.store.jobs()} == {"gemms:it"}
+    assert parts.catalog.resolve_kernel("project:it").name == "gemms:it"
+    assert {job.kernel for job in parts.store.list_jobs()} == {"gemms:it"}
     (told,) = parts.told.of("reloaded")
     assert (told["added"], told["removed"]) == (["gemms:it"], ["project:it"])
     await saved(parts, None)
     assert [status(parts, name) for name in ("gemms:it", "project:it")] == ["fresh"] * 2
-    assert parts.catalog.resolve("gemms:it").name == "project:it"
+    assert parts.catalog.resolve_kernel("gemms:it").name == "project:it"
     parts.kill_workers()
 
 
 async def test_a_waiting_job_goes_on_under_the_new_name(parts: Parts) -> None:
     """Its old self is superseded, and a save asks for all that the kernel declares."""
     kernel = await parts.inspect(kernel_text())
-    await parts.store.projects.name({parts.root.path: "project"})
-    await parts.requests.tune(kernel, Wish())
+    await parts.store.projects.save_names({parts.root.path: "project"})
+    await parts.requests.request_jobs(kernel, TuningRequest())
     await saved(parts, "name = 'gemms'")
-    assert [(job.kernel, job.problem) for job in parts.jobs.live()] == [("gemms:it", {"n": 64})]
+    assert [(job.kernel, job.problem) for job in parts.jobs.list_live_jobs()] == [("gemms:it", {"n": 64})]
     parts.kill_workers()
 
 
@@ -92,10 +92,10 @@ async def test_a_file_that_could_not_be_followed_to_the_end_is_followed_again(
         patch.setattr(parts.inspector, "inspect_root", fail)
         with pytest.raises(StoreError):
             await saved(parts, "env = {A = '1'}")
-    assert (str(path), stamp(path)) not in parts.catalog.stamps()
+    assert (str(path), stamp(path)) not in parts.catalog.inspected_stamps()
     found = await parts.inspector.inspect_files(parts.catalog.roots[0], [str(path)])
     assert found.files == (str(parts.project / "tune_it.py"),)
-    assert (str(path), stamp(path)) in parts.catalog.stamps()
+    assert (str(path), stamp(path)) in parts.catalog.inspected_stamps()
     parts.kill_workers()
 
 
@@ -124,9 +124,9 @@ async def test_a_kernel_file_below_a_project_file_belongs_to_its_project(parts: 
     (top / "sub").mkdir(parents=True)
     (top / PROJECT_FILE).write_text("name = 'gemms'")
     (top / "sub" / "tune_it.py").write_text(kernel_text())
-    (job,), errors = await parts.intake.tune_path(str(top / "sub" / "tune_it.py"), None, Wish())
+    (job,), errors = await parts.intake.tune_path(str(top / "sub" / "tune_it.py"), None, TuningRequest())
     assert (job.kernel, errors) == ("gemms:it", [])
-    assert [root.path for root in parts.store.roots()] == [str(top)]
+    assert [root.path for root in parts.store.load_roots()] == [str(top)]
     parts.kill_workers()
 
 
@@ -135,12 +135,12 @@ async def test_defaults_stand_in_for_budgets_that_files_do_not_set(parts: Parts)
     kernel = await parts.inspect(kernel_text(preset="", trials="1000"))
     assert (kernel.plan.preset, kernel.plan.trials, kernel.plan.seconds) == ("default", 1000, None)
     await saved(parts, "[defaults]\npreset = 'thorough'\ntrials = 7\nseconds = 30\n")
-    followed = parts.catalog.resolve("it")
+    followed = parts.catalog.resolve_kernel("it")
     assert (followed.plan.preset, followed.plan.trials, followed.plan.seconds) == ("thorough", 1000, 30)
     assert followed.digest == kernel.digest
     assert followed.plan_digest != kernel.plan_digest
     (told,) = parts.told.of("reloaded")
     assert (told["replanned"], told["changed"]) == ([kernel.name], [])
     await saved(parts, None)
-    assert parts.catalog.resolve("it").plan_digest == kernel.plan_digest
+    assert parts.catalog.resolve_kernel("it").plan_digest == kernel.plan_digest
     parts.kill_workers()

@@ -48,7 +48,7 @@ class Daemon:
             "hello": self.hello,
             "asked": lambda params, connection: self.asked,
             "connections": self.connections,
-            "bump": lambda params, connection: self.table.bump(params["kernel"]),
+            "bump": lambda params, connection: self.table.bump_generation(params["kernel"]),
             "publish_winner": self.publish_winner,
             "lookup": self.lookup,
             "lookup_many": self.lookup_many,
@@ -74,10 +74,10 @@ class Daemon:
         kernel, problem, status = params["kernel"], params["problem"], params.get("status", "fresh")
         rules = [kernel, "/tune.py", "latency", {"": "cpu", "cpu:0": "cpu"}, params.get("keys")]
         rules += [params.get("specialize"), params.get("bucket", {})]
-        self.table.publish(kernel, kernel_key(kernel, None), msgpack.packb(rules))
+        self.table.publish_entry(kernel, kernel_key(kernel, None), msgpack.packb(rules))
         winner = [params.get("config", problem), status, "", 1.5, None, 1.0, True, None, params.get("measured")]
         key = winner_prefix(kernel, "cpu", "latency") + msgpack.packb(dict(sorted(problem.items())))
-        self.table.publish(kernel, key, msgpack.packb(winner))
+        self.table.publish_entry(kernel, key, msgpack.packb(winner))
 
     def lookup_many(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
         answers = []
@@ -144,20 +144,20 @@ class Daemon:
 
     def publish(self, params: dict[str, Any], connection: Connection) -> None:
         for _ in range(params["count"]):
-            self.events.publish("noise", job=params.get("job"))
+            self.events.publish_event("noise", job=params.get("job"))
 
     def subscribe(self, params: dict[str, Any], connection: Connection) -> dict[str, int]:
-        return self.events.subscribe(connection, **params)
+        return self.events.add_subscription(connection, **params)
 
     def _note(self, job: int, kernel: str, state: str) -> None:
         self.jobs[job] = {"id": job, "kernel": kernel, "state": state}
         name = "job_done" if state == "done" else "job_started"
-        self.events.publish(name, kernel=kernel, job=job, job_state=self.jobs[job])
+        self.events.publish_event(name, kernel=kernel, job=job, job_state=self.jobs[job])
 
     async def run(self, ready: multiprocessing.connection.Connection) -> None:
         with bind_socket(self.path) as listening:
             async with anyio.create_task_group() as tasks:
-                await tasks.start(self.server.serve, listening)
+                await tasks.start(self.server.serve_until_cancelled, listening)
                 ready.send_bytes(b"ready")
                 with anyio.open_signal_receiver(signal.SIGTERM) as signals:
                     async for _ in signals:

@@ -51,7 +51,7 @@ async def compiling(tmp_path: Path, compiler: Path) -> AsyncIterator[Parts]:
 
 def ask(parts: Parts, *, tune: bool = False) -> tuple[str, str]:
     """Look ``it`` up; return the status and the message."""
-    answer = parts.lookups.lookup("it", {"n": 64}, None, tune=tune)
+    answer = parts.lookups.find_answer("it", {"n": 64}, None, tune=tune)
     return answer.status.value, answer.message
 
 
@@ -63,7 +63,7 @@ async def test_an_upgraded_compiler_is_probed_again_and_renews_what_it_made(
     parts = compiling
     kernel = await parts.inspect(kernel_text(configs="us=[10.0, 20.0]"))
     await parts.measured(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
-    parts.lookups.caches.changed(kernel.name)
+    parts.lookups.caches.forget_answers(kernel.name)
     assert ask(parts) == ("fresh", "")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(parts.daemon.toolchain_survey.run)
@@ -73,13 +73,15 @@ async def test_an_upgraded_compiler_is_probed_again_and_renews_what_it_made(
             first = compiler.parents[1] / "first" / "fakecc"
             first.parent.mkdir()
             install(first, "2.0")
-        await parts.told.until(lambda: bool(parts.told.of("stale")) and bool(parts.jobs.live()))
+        await parts.told.until(lambda: bool(parts.told.of("stale")) and bool(parts.jobs.list_live_jobs()))
         tasks.cancel_scope.cancel()
     assert ask(parts) == ("stale", "")
-    (job,) = parts.jobs.live()
+    (job,) = parts.jobs.list_live_jobs()
     assert (job.kernel, job.reason) == (kernel.name, REASON)
     daemon = parts.daemon
-    explain = Explainer(daemon.catalog, daemon.admission, daemon.machine, daemon.store, daemon.lookups.doubt).explain
+    explain = Explainer(
+        daemon.catalog, daemon.admission, daemon.machine, daemon.store, daemon.lookups.find_doubt
+    ).explain_winners
     (entry,) = explain(kernel)
     reasons = [sentence(change) for change in entry["changes"]]
     assert "toolchain: compiler was fakecc 1.0, is fakecc 2.0" in reasons
@@ -149,7 +151,7 @@ async def test_until_the_probe_answers_are_stale_and_queue_nothing(compiling: Pa
     parts = compiling
     kernel = await parts.inspect(kernel_text(configs="us=[10.0, 20.0]"))
     await parts.measured(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
-    parts.lookups.caches.changed(kernel.name)
+    parts.lookups.caches.forget_answers(kernel.name)
     os.utime(compiler)
     await until(lambda: bool(parts.machine.environments.look(parts.environment)))
     reason = f"the toolchain is to be probed again: {compiler} changed"
@@ -186,7 +188,7 @@ async def test_a_compile_by_another_toolchain_is_repeated_under_its_key(compilin
     async with parts.working():
         assert ask(parts, tune=True)[0] == "default"
         await parts.reached("door")
-        (before,) = parts.jobs.live()
+        (before,) = parts.jobs.list_live_jobs()
         install(compiler, "2.0")
         parts.open_gate("door")
         await parts.told.until(lambda: len(parts.told.of("job_queued")) == 2)
@@ -197,7 +199,7 @@ async def test_a_compile_by_another_toolchain_is_repeated_under_its_key(compilin
             tasks.cancel_scope.cancel()
     assert (ended["id"], ended["state"]) == (before.id, "done")
     assert ask(parts) == ("fresh", "")
-    (trial,) = parts.store.trials(outcome=Outcome.MEASURED)
+    (trial,) = parts.store.list_trials(outcome=Outcome.MEASURED)
     assert [path.name for path in parts.artifacts.directory.glob("*/*")] == [trial.artifact]
 
 
@@ -244,7 +246,7 @@ async def test_the_environment_of_a_measurement_is_part_of_its_context(parts: Pa
     plain, other = await context(), await context(MY_SWITCH="on")
     assert plain.toolchain != other.toolchain
     assert plain.device_fingerprint != other.device_fingerprint
-    versions = parts.store.versions(other.toolchain)
+    versions = parts.store.load_fingerprint_versions(other.toolchain)
     assert versions is not None
     assert versions["env:MY_SWITCH"].startswith("sha256:")
     parts.kill_workers()

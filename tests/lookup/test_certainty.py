@@ -31,23 +31,23 @@ async def test_files_are_compared_once_a_second_and_only_if_they_are_few(parts: 
     few = replace(kernel, stamps=dict(list(stamps.items())[1:]))
     now = 0.0
     certainty = Certainty(parts.catalog, parts.machine, lambda: now)
-    assert certainty.doubt(few, parts.environment) == ""
+    assert certainty.find_doubt(few, parts.environment) == ""
     sources[1].write_text("int y;")
     changed = f"not looked at since the start: {sources[1]} changed"
-    assert certainty.doubt(few, parts.environment) == "", "it was looked at just now"
+    assert certainty.find_doubt(few, parts.environment) == "", "it was looked at just now"
     now += LOOK_S
-    assert certainty.doubt(few, parts.environment) == changed
+    assert certainty.find_doubt(few, parts.environment) == changed
     inspected = replace(few, stamps={**few.stamps, str(sources[1]): stamp(sources[1])})
-    assert certainty.doubt(inspected, parts.environment) == ""
+    assert certainty.find_doubt(inspected, parts.environment) == ""
     many = replace(kernel, stamps=stamps)
     sources[2].write_bytes(bytes(MAX_BYTES + 1))
     large = replace(kernel, stamps={str(sources[2]): stamp(sources[2])})
     for too_much in (many, large):
-        assert Certainty(parts.catalog, parts.machine).doubt(too_much, parts.environment) == (
+        assert Certainty(parts.catalog, parts.machine).find_doubt(too_much, parts.environment) == (
             "not looked at since the start: its files are many"
         )
     certainty.caught_up()
-    assert certainty.doubt(few, parts.environment) == certainty.doubt(many, parts.environment) == ""
+    assert certainty.find_doubt(few, parts.environment) == certainty.find_doubt(many, parts.environment) == ""
 
 
 async def test_a_variable_that_a_kernel_reads_is_compared_at_the_start(parts: Parts) -> None:
@@ -55,12 +55,15 @@ async def test_a_variable_that_a_kernel_reads_is_compared_at_the_start(parts: Pa
     kernel = await parts.inspect(f"import os\nMODE = os.environ.get('TEST_MODE')\n{kernel_text()}")
     assert "env:TEST_MODE" in kernel.learned
     certainty = Certainty(parts.catalog, parts.machine)
-    assert certainty.doubt(kernel, parts.environment) == ""
+    assert certainty.find_doubt(kernel, parts.environment) == ""
     other = msgspec.structs.replace(parts.environment, env=(("TEST_MODE", "2"),))
     certainty = Certainty(parts.catalog, parts.machine)
-    assert certainty.doubt(kernel, other) == "not looked at since the start: the environment variable TEST_MODE changed"
+    assert (
+        certainty.find_doubt(kernel, other)
+        == "not looked at since the start: the environment variable TEST_MODE changed"
+    )
     certainty.caught_up()
-    assert certainty.doubt(kernel, parts.environment) == ""
+    assert certainty.find_doubt(kernel, parts.environment) == ""
 
 
 class Paused(FileInspector):
@@ -87,7 +90,7 @@ async def test_answers_are_stale_while_what_they_depend_on_is_inspected(
     parts.lookups.caught_up()
 
     def status() -> str:
-        return parts.lookups.lookup("it", {"n": 64}, None, tune=False).status
+        return parts.lookups.find_answer("it", {"n": 64}, None, tune=False).status
 
     assert status() == "fresh"
     paused, changes = Paused(parts.inspector), 0
@@ -102,11 +105,11 @@ async def test_answers_are_stale_while_what_they_depend_on_is_inspected(
     reinspection = Reinspection(parts.catalog, paused, take_in, doubts_changed)
     (parts.project / name).write_text(("" if name == "ktuned.toml" else kernel_text()) + "\n# another line\n")
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(reinspection.inspect, {str(parts.project / name)})
+        tasks.start_soon(reinspection.inspect_files, {str(parts.project / name)})
         await paused.begun.wait()
-        answer = parts.lookups.lookup("it", {"n": 64}, None, tune=True)
+        answer = parts.lookups.find_answer("it", {"n": 64}, None, tune=True)
         assert (answer.status, changes) == ("stale", 1)
         assert answer.message == f"{parts.project / name} changed, or what it depends on, and is being inspected"
         paused.goes_on.set()
     assert (status(), changes) == ("fresh", 2)
-    assert parts.jobs.live() == [], "nothing is tuned for a doubt"
+    assert parts.jobs.list_live_jobs() == [], "nothing is tuned for a doubt"

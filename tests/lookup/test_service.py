@@ -17,7 +17,7 @@ from ktuned.model.keys import WinnerKey
 from ktuned.model.plan import Plan
 from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome, Problem
-from ktuned.scheduling.job_requests import Wish
+from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.serve.connection import Connection
 from ktuned.serve.explain import Explainer
 from ktuned.serve.params import CaptureParams, ForgetParams, LookupManyParams, LookupParams, TuneParams
@@ -37,14 +37,14 @@ def ask(
     parts: Parts, problem: Problem | None = None, device: str | None = None, *, tune: bool = False
 ) -> dict[str, Any]:
     """Look ``it`` up."""
-    return parts.lookups.lookup("it", problem or {"n": 64}, device, tune=tune).to_wire()
+    return parts.lookups.find_answer("it", problem or {"n": 64}, device, tune=tune).to_wire()
 
 
 async def tuned(parts: Parts, **options: str) -> KernelInfo:
     """Declare a kernel and enter a winner for its problem."""
     kernel = await parts.inspect(kernel_text(**{"configs": "us=[10.0, 20.0]", **options}))
     await parts.measured(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
-    parts.lookups.caches.changed(kernel.name)
+    parts.lookups.caches.forget_answers(kernel.name)
     return kernel
 
 
@@ -64,7 +64,7 @@ async def test_answer_has_all_its_fields(parts: Parts) -> None:
         "latency_us": 5.0,
         "artifact": None,
         "message": "",
-        "file": str(parts.catalog.resolve("it").file),
+        "file": str(parts.catalog.resolve_kernel("it").file),
     }
 
 
@@ -73,7 +73,7 @@ async def test_recent_lookups_are_known(parts: Parts) -> None:
     await tuned(parts)
     assert parts.lookups.looked_up() == []
     for name in ("it", "project:it", "other"):
-        parts.lookups.lookup(name, {"n": 64}, None, tune=False)
+        parts.lookups.find_answer(name, {"n": 64}, None, tune=False)
     assert parts.lookups.looked_up() == ["project:it"]
     assert parts.lookups.looked_up(within_s=0.0) == []
 
@@ -82,12 +82,12 @@ async def test_ladder_from_unknown_to_fresh_and_down_to_stale(parts: Parts) -> N
     """Each step is reported as it becomes true, and its generation grows with it."""
     assert ask(parts)["status"] == "unknown"
     await parts.inspect(kernel_text(configs="us=[10.0, 20.0]", default="dict(us=10.0)"))
-    parts.lookups.caches.changed("project:it")
+    parts.lookups.caches.forget_answers("project:it")
     told = [ask(parts)]
     await tuned(parts, configs="us=[10.0, 20.0]", default="dict(us=10.0)")
     told += [ask(parts, {"n": 65}), ask(parts)]
     await parts.inspect(kernel_text(configs="us=[10.0, 20.0]", default="dict(us=10.0)", rtol="0.5"))
-    parts.lookups.caches.changed("project:it")
+    parts.lookups.caches.forget_answers("project:it")
     told.append(ask(parts))
     assert [answer["status"] for answer in told] == ["default", "near", "fresh", "stale"]
     assert [answer["config"]["us"] for answer in told] == [10.0, 20.0, 20.0, 20.0]
@@ -100,7 +100,7 @@ async def test_device_by_seat_model_or_absent(parts: Parts) -> None:
     assert [ask(parts, device=name)["status"] for name in ("cpu:0", "Fake CPU")] == ["fresh", "fresh"]
     absent = ask(parts, device="H100", tune=True)
     assert (absent["status"], absent["device"]) == ("default", "H100")
-    assert parts.jobs.live() == []
+    assert parts.jobs.list_live_jobs() == []
 
 
 async def test_wrong_questions_are_refused(parts: Parts) -> None:
@@ -119,8 +119,8 @@ async def test_wrong_questions_are_refused(parts: Parts) -> None:
     with pytest.raises(AmbiguousName):
         ask(parts)
     for name, directory in (("project:it", None), ("it", str(parts.project))):
-        assert parts.lookups.lookup(name, {"n": 64}, None, tune=False, directory=directory).status == "fresh"
-    assert parts.lookups.lookup("it", {"n": 64}, None, tune=False, directory=str(other)).kernel == "q:it"
+        assert parts.lookups.find_answer(name, {"n": 64}, None, tune=False, directory=directory).status == "fresh"
+    assert parts.lookups.find_answer("it", {"n": 64}, None, tune=False, directory=str(other)).kernel == "q:it"
     parts.kill_workers()
 
 
@@ -151,7 +151,7 @@ async def test_config_that_the_space_has_lost_is_never_served(parts: Parts) -> N
         parts.write(kernel_text(configs=configs, default="dict(us=10.0)"))
         found = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
         before = parts.lookups.table.generation("project:it")
-        await parts.renewal.react(found.changes, saved=False)
+        await parts.renewal.react_to_changes(found.changes, saved=False)
         assert parts.lookups.table.generation("project:it") > before
         assert (ask(parts)["status"], ask(parts)["config"]) == ("default", {"us": 10.0})
 
@@ -160,7 +160,9 @@ async def test_constraint_is_asked_before_the_winner_is_served(parts: Parts) -> 
     """A winner that a constraint may refuse by now is not served until a worker has found it in the space."""
     kernel = await tuned(parts, configs=CONSTRAINED, default="dict(us=10.0)")
     generation = parts.lookups.table.generation(kernel.name)
-    explain = Explainer(parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.lookups.doubt).explain
+    explain = Explainer(
+        parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.lookups.find_doubt
+    ).explain_winners
     assert ask(parts)["status"] == "default"
     (entry,) = explain(kernel)
     assert entry["changes"][0]["name"] == '{"us":20.0} is served once a worker has found it in the space'
@@ -180,25 +182,27 @@ async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) 
         await tuned(parts)
         other = kernel_text("other", configs="us=[10.0, 20.0]")
         await parts.inspector.inspect_files(parts.root, [str(parts.write(other, "tune_other.py"))])
-        await parts.measured(parts.catalog.resolve("other"), {20.0: 5.0}, rounds=ALL_ROUNDS)
+        await parts.measured(parts.catalog.resolve_kernel("other"), {20.0: 5.0}, rounds=ALL_ROUNDS)
     parts.write(kernel_text(configs="us=[10.0, 20.0]", rtol="0.5"))
     async with assembled(tmp_path) as parts:
         edited = ask(parts, tune=True)
         assert (edited["status"], edited["config"]) == ("stale", {"us": 20.0})
         assert edited["message"].endswith("tune_it.py changed")
-        kernel = parts.catalog.resolve("it")
+        kernel = parts.catalog.resolve_kernel("it")
         daemon = parts.daemon
-        explain = Explainer(parts.catalog, daemon.admission, parts.machine, parts.store, parts.lookups.doubt).explain
+        explain = Explainer(
+            parts.catalog, daemon.admission, parts.machine, parts.store, parts.lookups.find_doubt
+        ).explain_winners
         (entry,) = explain(kernel)
         assert (entry["status"], entry["message"]) == ("stale", edited["message"])
         held = parts.lookups.lookup_pinned("run", "it", {"n": 64}, None, tune=True)
         assert isinstance(held, Answer)
-        assert parts.store.pinned.pins() == []
-        untouched = parts.lookups.lookup("other", {"n": 64}, None, tune=True)
+        assert parts.store.pinned.list_pins() == []
+        untouched = parts.lookups.find_answer("other", {"n": 64}, None, tune=True)
         assert (untouched.status, untouched.message) == ("fresh", "")
         assert callable(parts.lookups.lookup_pinned("run", "other", {"n": 64}, None, tune=True))
         assert parts.lookups.statistics()["follow_ups"]["used"] == 0
-        assert parts.jobs.live() == []
+        assert parts.jobs.list_live_jobs() == []
         # Its inspection, which a start's scan begins, ends the doubt.
         await parts.inspect()
         assert ask(parts, tune=True)["message"] == ""
@@ -212,13 +216,13 @@ async def test_hundred_lookups_make_one_job(parts: Parts) -> None:
     async with parts.working():
         for _ in range(100):
             assert ask(parts, tune=True)["status"] == "default"
-            parts.lookups.caches.changed("project:it")
+            parts.lookups.caches.forget_answers("project:it")
         await parts.reached("door")
-        (job,) = parts.jobs.live()
+        (job,) = parts.jobs.list_live_jobs()
         assert (job.reason, job.plan.preset) == ("looked up", "fast")
         parts.open_gate("door")
         await parts.told.ended()
-    assert len(parts.store.jobs()) == 1
+    assert len(parts.store.list_jobs()) == 1
 
 
 async def test_lookups_that_share_a_key_make_one_job(parts: Parts) -> None:
@@ -231,7 +235,7 @@ async def test_lookups_that_share_a_key_make_one_job(parts: Parts) -> None:
         (ended,) = await parts.told.ended()
     assert ended["problem"] == {"n": 64, "k": 0}, "the job measures the whole problem that it was first asked for"
     assert {ask(parts, problem, tune=True)["status"] for problem in problems} == {"fresh"}
-    assert len(parts.store.jobs()) == 1
+    assert len(parts.store.list_jobs()) == 1
 
 
 async def test_each_problem_of_a_key_asks_whether_a_config_is_valid(parts: Parts) -> None:
@@ -241,7 +245,7 @@ async def test_each_problem_of_a_key_asks_whether_a_config_is_valid(parts: Parts
         kernel_text(configs=constrained, problems="[dict(n=64, k=64)]", specialize="('n',)", default="dict(us=10.0)")
     )
     await parts.measured(kernel, {20.0: 5.0}, {"n": 64, "k": 64}, rounds=ALL_ROUNDS)
-    parts.lookups.caches.changed(kernel.name)
+    parts.lookups.caches.forget_answers(kernel.name)
     generation = parts.lookups.table.generation(kernel.name)
     for k, status in ((64, "near"), (15, "default")):
         assert ask(parts, {"n": 32, "k": k})["status"] == "default"
@@ -255,13 +259,13 @@ async def test_each_problem_of_a_key_asks_whether_a_config_is_valid(parts: Parts
 async def test_what_failed_is_told_and_not_asked_for_again(parts: Parts) -> None:
     """An answer says how its tuning failed and lookups leave it at that, until who may know better says otherwise."""
     await tuned(parts)
-    (before,) = parts.store.jobs()
+    (before,) = parts.store.list_jobs()
     await parts.store.update_job(replace(before, state=JobState.DONE))
     kernel = await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.5"))
-    parts.lookups.caches.changed(kernel.name)
+    parts.lookups.caches.forget_answers(kernel.name)
     assert ask(parts)["message"] == UNTUNED
     async with parts.working():
-        await parts.jobs.submit(
+        await parts.jobs.submit_job(
             wanted({"n": 64}), {"n": 64}, priority=300, reason="saved", plan=replace(kernel.plan, trials=1)
         )
         await parts.told.ended(1)
@@ -274,18 +278,20 @@ async def test_what_failed_is_told_and_not_asked_for_again(parts: Parts) -> None
 
         parts.jobs.forget_failures("project:another")
         await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.25"))
-        parts.lookups.caches.changed(kernel.name)
+        parts.lookups.caches.forget_answers(kernel.name)
         assert ask(parts)["message"] == UNTUNED, "another state of the files may work"
         await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.5"))
-        parts.lookups.caches.changed(kernel.name)
+        parts.lookups.caches.forget_answers(kernel.name)
         assert ask(parts, tune=True)["message"] == answer["message"]
 
         parts.jobs.forget_failures(kernel.name)
-        parts.lookups.caches.changed(kernel.name)
+        parts.lookups.caches.forget_answers(kernel.name)
         assert ask(parts)["message"] == UNTUNED
-        await parts.jobs.submit(wanted({"n": 1}, device="none"), {"n": 1}, priority=1, reason="a marker", plan=Plan())
+        await parts.jobs.submit_job(
+            wanted({"n": 1}, device="none"), {"n": 1}, priority=1, reason="a marker", plan=Plan()
+        )
         await parts.told.ended(3)
-    assert [job.reason for job in parts.store.jobs()] == ["a marker", "looked up", "saved", "asked"]
+    assert [job.reason for job in parts.store.list_jobs()] == ["a marker", "looked up", "saved", "asked"]
 
 
 async def test_fresh_answer_asks_for_nothing(parts: Parts) -> None:
@@ -293,16 +299,18 @@ async def test_fresh_answer_asks_for_nothing(parts: Parts) -> None:
     await tuned(parts)
     assert ask(parts, tune=True)["status"] == "fresh"
     async with parts.working():
-        await parts.jobs.submit(wanted({"n": 1}, device="none"), {"n": 1}, priority=1, reason="a marker", plan=Plan())
+        await parts.jobs.submit_job(
+            wanted({"n": 1}, device="none"), {"n": 1}, priority=1, reason="a marker", plan=Plan()
+        )
         await parts.told.ended()
-    assert [job.reason for job in parts.store.jobs()] == ["a marker", "asked"]
+    assert [job.reason for job in parts.store.list_jobs()] == ["a marker", "asked"]
 
 
 async def test_equal_numbers_of_other_types_are_other_problems(parts: Parts) -> None:
     """``1``, ``1.0`` and ``True`` are remembered apart."""
     kernel = await parts.inspect(kernel_text(configs="us=[10.0, 20.0]"))
     await parts.measured(kernel, {20.0: 5.0}, {"n": 1})
-    parts.lookups.caches.changed(kernel.name)
+    parts.lookups.caches.forget_answers(kernel.name)
     assert [ask(parts, {"n": n})["status"] for n in (1, 1.0, True)] == ["fresh", "near", "default"]
 
 
@@ -322,8 +330,8 @@ async def test_results_that_are_gone_are_tuned_again(parts: Parts) -> None:
         await forget.answer(ForgetParams(kernel=kernel.name), cast(Connection, None))
         await ends_fresh(2)
         # A capture that is taken back while nothing was looked up: the context is the one from before.
-        await parts.store.forget(kernel.name, None)
-        await parts.captured_inputs.hold(Capture(kernel.name, problem, "0" * 64, 1, 0.0))
+        await parts.store.forget_trials(kernel.name, None)
+        await parts.captured_inputs.hold_capture(Capture(kernel.name, problem, "0" * 64, 1, 0.0))
         capture = parts.daemon.methods["capture"]
         await capture.answer(CaptureParams(kernel=kernel.name, problem={"n": 64}, remove=True), cast(Connection, None))
         await ends_fresh(3)
@@ -339,16 +347,16 @@ async def test_a_slow_constraint_delays_nothing_but_its_own_kernel(parts: Parts)
     found = await parts.inspector.inspect_files(parts.root, [str(parts.write(quick, "tune_quick.py"))])
     assert found.changes.added == ("project:quick",)
     generation = parts.lookups.table.generation("project:quick")
-    parts.lookups.caches.changed(slow.name)
+    parts.lookups.caches.forget_answers(slow.name)
     async with parts.working():
         assert ask(parts, {"n": 65})["status"] == "default"
         await parts.reached("door")
-        assert parts.lookups.lookup("quick", {"n": 64}, None, tune=True).status == "default"
+        assert parts.lookups.find_answer("quick", {"n": 64}, None, tune=True).status == "default"
         await parts.told.ended()
         with anyio.fail_after(PATIENCE_S):
             while parts.lookups.table.generation("project:quick") == generation:  # noqa: ASYNC110 - no event reports it
                 await anyio.sleep(0.005)
-        assert parts.lookups.lookup("quick", {"n": 64}, None, tune=True).status == "fresh"
+        assert parts.lookups.find_answer("quick", {"n": 64}, None, tune=True).status == "fresh"
         parts.open_gate("door")
 
 
@@ -370,9 +378,9 @@ async def test_errand_that_failed_is_sent_again(tmp_path: Path) -> None:
     async with assembled(tmp_path, store_type=FullOnce) as parts:
         await parts.inspect(kernel_text())
         with anyio.fail_after(PATIENCE_S):
-            while not parts.jobs.live():
+            while not parts.jobs.list_live_jobs():
                 ask(parts, tune=True)
-                parts.lookups.caches.changed("project:it")
+                parts.lookups.caches.forget_answers("project:it")
                 await anyio.sleep(0.005)
         assert isinstance(parts.store, FullOnce)
         assert parts.store.refused
@@ -384,7 +392,7 @@ async def test_a_config_for_all_problems_is_served_once_all_are_tuned(parts: Par
     kernel = await parts.inspect(text)
     await parts.measured(kernel, {50.0: 50.0, 2000.0: 2000.0}, {"n": 64})
     await parts.measured(kernel, {2000.0: 2000.0}, {"n": 128})
-    parts.lookups.caches.changed(kernel.name)
+    parts.lookups.caches.forget_answers(kernel.name)
     assert ask(parts)["config"] == {"us": 50.0}
 
 
@@ -394,7 +402,7 @@ async def test_a_near_config_that_fails_here_is_not_served_on(parts: Parts) -> N
     kernel = await parts.inspect(text.replace("Build(**c)", "Build(us=c.us, does='wrong' if p.n == 64 else 'work')"))
     async with parts.working():
         for count, n in enumerate((128, 64), start=1):
-            await parts.requests.tune(kernel, Wish(problem={"n": n}))
+            await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": n}))
             await parts.told.ended(count)
         parts.kill_workers()
     answer = ask(parts)
@@ -407,7 +415,7 @@ async def test_a_default_says_why_it_is_only_that(parts: Parts) -> None:
     await parts.inspect(kernel_text(default="dict(us=50.0)"))
     assert ask(parts)["message"] == UNTUNED
     assert ask(parts, tune=True)["message"] == f"{UNTUNED}; its tuning is queued"
-    unknown = parts.lookups.lookup("itt", {"n": 64}, None, tune=False)
+    unknown = parts.lookups.find_answer("itt", {"n": 64}, None, tune=False)
     assert unknown.status == "unknown"
     assert "did you mean" in unknown.message
     parts.kill_workers()
@@ -455,7 +463,7 @@ async def settled(parts: Parts, *problems: Problem, within_s: float = PATIENCE_S
     found: dict[int, Answer] = {}
 
     async def settle(place: int, problem: Problem) -> None:
-        look_up = partial(parts.lookups.lookup, "it", problem, None, tune=False)
+        look_up = partial(parts.lookups.find_answer, "it", problem, None, tune=False)
         found[place] = await parts.lookups.settle_answer(look_up(), look_up, monotonic() + within_s)
 
     async with anyio.create_task_group() as tasks:

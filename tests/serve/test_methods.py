@@ -87,7 +87,7 @@ class Desk:
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
         """Return a method's result."""
         asked = self._table[method]
-        found = asked.answer(asked.read(params), self.peer)  # type: ignore[arg-type]
+        found = asked.answer(asked.read_params(params), self.peer)  # type: ignore[arg-type]
         result: dict[str, Any] = await found if inspect.isawaitable(found) else found
         return result
 
@@ -113,7 +113,7 @@ async def test_wrong_parameters_are_one_clear_error(desk: Desk, parts: Parts) ->
             await desk.call(method, **params)
         assert words in refused.value.message, (method, params)
         assert "\n" not in refused.value.message
-    assert parts.jobs.live() == []
+    assert parts.jobs.list_live_jobs() == []
 
 
 async def test_unknown_fields_are_left_aside(desk: Desk, parts: Parts) -> None:
@@ -139,7 +139,7 @@ async def test_tune_says_where_to_subscribe_from(desk: Desk, parts: Parts) -> No
     """The place is one before anything that the request sets off."""
     parts.write(kernel_text())
     parts.write("def (", "tune_bad.py")
-    desk.events.publish("earlier")
+    desk.events.publish_event("earlier")
     told = await desk.call("tune", path=str(parts.project), trials=3, priority=300)
     assert (told["epoch"], told["seq"]) == (7, 1)
     (job,) = told["jobs"]
@@ -225,7 +225,7 @@ async def test_a_path_is_added_without_jobs_and_unwatched_again(desk: Desk, part
     (place / "tune_it.py").write_text(kernel_text("other"))
     added = await desk.call("add", path=str(place))
     assert ([kernel["name"] for kernel in added["kernels"]], added["errors"]) == (["elsewhere:other"], [])
-    assert parts.jobs.live() == []
+    assert parts.jobs.list_live_jobs() == []
     with pytest.raises(UsageError, match="part of") as refused:
         await desk.call("unwatch", path=str(place / "tune_it.py"))
     assert str(place) in refused.value.hint
@@ -236,9 +236,9 @@ async def test_a_path_is_added_without_jobs_and_unwatched_again(desk: Desk, part
     await desk.call("tune", kernel="other")
     gone = await desk.call("unwatch", path=str(place))
     assert (gone["path"], gone["kernels"]) == (str(place.resolve()), ["elsewhere:other"])
-    assert ([root.path for root in parts.catalog.roots], parts.jobs.live()) == ([str(parts.project)], [])
-    assert parts.store.roots() == []
-    (job,) = parts.store.jobs(kernel="elsewhere:other")
+    assert ([root.path for root in parts.catalog.roots], parts.jobs.list_live_jobs()) == ([str(parts.project)], [])
+    assert parts.store.load_roots() == []
+    (job,) = parts.store.list_jobs(kernel="elsewhere:other")
     assert job.state is JobState.CANCELLED
     parts.kill_workers()
 
@@ -326,9 +326,9 @@ async def test_answers_are_bounded(tmp_path: Path) -> None:
     asked = []
 
     class Watched(Store):
-        def jobs(self, **options: Any) -> list[Job]:
+        def list_jobs(self, **options: Any) -> list[Job]:
             asked.append(options["limit"])
-            return super().jobs(**options)
+            return super().list_jobs(**options)
 
     async with assembled(tmp_path, store_type=Watched) as parts:
         asked.clear()
@@ -339,11 +339,11 @@ async def test_answers_are_bounded(tmp_path: Path) -> None:
 async def test_events_come_and_go_by_connection(desk: Desk) -> None:
     """``unsubscribe`` ends what ``subscribe`` began."""
     assert await desk.call("subscribe", types=["winner"]) == {"epoch": 7, "seq": 0}
-    desk.events.publish("winner")
-    desk.events.publish("lane")
+    desk.events.publish_event("winner")
+    desk.events.publish_event("lane")
     assert desk.peer.sent == 1
     await desk.call("unsubscribe")
-    desk.events.publish("winner")
+    desk.events.publish_event("winner")
     assert desk.peer.sent == 1
 
 
@@ -373,7 +373,7 @@ async def test_job_that_ends_by_itself_spoils_no_cancel(tmp_path: Path) -> None:
         desk = Desk(parts)
         await parts.inspect(kernel_text(problems="[dict(n=1), dict(n=2)]"))
         await desk.call("tune", kernel="it")
-        first, second = (job.id for job in parts.jobs.live())
+        first, second = (job.id for job in parts.jobs.list_live_jobs())
         assert isinstance(parts.store, SlowEnd)
         ending = parts.store.ending = anyio.Event()
         cancelled: list[int] = []
@@ -385,7 +385,7 @@ async def test_job_that_ends_by_itself_spoils_no_cancel(tmp_path: Path) -> None:
             tasks.start_soon(cancel_all)
             await ending.wait()
             # While the first is being cancelled, the second ends.
-            tasks.start_soon(parts.jobs.cancel, second)
+            tasks.start_soon(parts.jobs.cancel_job, second)
         assert cancelled == [first]
         with pytest.raises(KtunedError, match="is cancelled already"):
             await desk.call("cancel", job=second)
@@ -397,9 +397,9 @@ async def test_forget_takes_trials_and_jobs_of_one_kernel(desk: Desk, parts: Par
     await parts.measured(kernel, {50.0: 7.0, 90.0: 3.0})
     await desk.call("tune", kernel="it")
     assert (await desk.call("forget", kernel="it", outcome="crashed"))["trials"] == 0
-    assert len(parts.jobs.live()) == 1
+    assert len(parts.jobs.list_live_jobs()) == 1
     assert await desk.call("forget", kernel="it") == {"kernel": "project:it", "trials": 2}
-    assert parts.jobs.live() == []
+    assert parts.jobs.list_live_jobs() == []
     assert (await desk.call("lookup", kernel="it", problem={"n": 64}, tune=False))["status"] == "default"
 
 
@@ -417,7 +417,7 @@ async def test_who_subscribes_to_a_job_waits_for_it(desk: Desk, parts: Parts) ->
     for leave in (
         lambda: desk.call("unsubscribe"),
         lambda: desk.call("subscribe", types=["winner"]),
-        lambda: parts.daemon.server.unsubscribe(desk.peer),  # type: ignore[arg-type]
+        lambda: parts.daemon.server.remove_subscription(desk.peer),  # type: ignore[arg-type]
     ):
         await desk.call("subscribe", jobs=[job["id"]])
         assert await standing() == (400, 1)
@@ -459,7 +459,7 @@ async def test_pauses_by_job_kernel_device_and_altogether(desk: Desk, parts: Par
     assert (await desk.call("pause"))["paused"] == ["", "Fake CPU"]
     assert (await desk.call("resume", device="Fake CPU"))["paused"] == [""]
     assert await waits() == ["all tuning is paused"] * 2
-    assert parts.store.pauses() == {""}
+    assert parts.store.load_pauses() == {""}
     assert (await desk.call("resume"))["paused"] == []
     told = [event["device"] for event in parts.told.of("paused", "resumed")]
     assert told[-4:] == ["Fake CPU", "", "Fake CPU", ""]

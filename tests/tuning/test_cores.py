@@ -11,7 +11,7 @@ import pytest
 
 from ktuned.model.job import Priority
 from ktuned.model.plan import Plan
-from ktuned.scheduling.job_requests import Wish
+from ktuned.scheduling.job_requests import TuningRequest
 from tests.assembled import PATIENCE_S, Parts, assembled, kernel_text, wanted
 
 pytestmark = [
@@ -35,7 +35,7 @@ async def submit(parts: Parts, *configs: str, **options: str) -> None:
     """Have configs tried in their order."""
     await parts.inspect(kernel_text(configs=f"[{', '.join(f'dict({config})' for config in configs)}]", **options))
     plan = Plan(preset="fast", strategy="exhaustive")
-    await parts.jobs.submit(wanted({"n": 64}), {"n": 64}, priority=Priority.REQUESTED, reason="test", plan=plan)
+    await parts.jobs.submit_job(wanted({"n": 64}), {"n": 64}, priority=Priority.REQUESTED, reason="test", plan=plan)
 
 
 async def waits_for_cores(parts: Parts) -> None:
@@ -47,7 +47,7 @@ async def waits_for_cores(parts: Parts) -> None:
 
 def figures(parts: Parts) -> dict[str, int | None]:
     """Return the cores of each measured config, by its ``does``."""
-    trials = [parts.store.trial(trial.id) for trial in parts.store.trials() if trial.outcome == "measured"]
+    trials = [parts.store.get_trial(trial.id) for trial in parts.store.list_trials() if trial.outcome == "measured"]
     return {str(trial.config["does"]): trial.detail.get("cores") for trial in trials if trial is not None}
 
 
@@ -100,11 +100,13 @@ async def test_a_config_on_all_cores_waits_for_the_code_that_runs(parts: Parts, 
         if asked == "inspected":
             tasks.start_soon(parts.inspector.inspect_files, parts.root, [str(parts.write(text, "tune_other.py"))])
         elif asked == "looked up":
-            parts.lookups.lookup("other", {"n": 128}, None, tune=False)
+            parts.lookups.find_answer("other", {"n": 128}, None, tune=False)
         else:
-            await parts.requests.tune(parts.catalog.resolve("other"), Wish(problem={"n": 64}, compile_only=True))
+            await parts.requests.request_jobs(
+                parts.catalog.resolve_kernel("other"), TuningRequest(problem={"n": 64}, compile_only=True)
+            )
         await parts.reached("door")
-        await parts.jobs.submit(
+        await parts.jobs.submit_job(
             wanted({"n": 64}), {"n": 64}, priority=Priority.REQUESTED, reason="test", plan=Plan(preset="fast")
         )
         await waits_for_cores(parts)

@@ -107,7 +107,7 @@ class TestJobs:
     async def tune(parts: Parts, **plan: object) -> dict[str, object]:
         """Run one job to its end."""
         full = Plan(**{"preset": "fast", "strategy": "exhaustive", **plan})  # type: ignore[arg-type]
-        await parts.jobs.submit(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=full)
+        await parts.jobs.submit_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=full)
         async with parts.working():
             (ended,) = await parts.told.ended()
         return ended
@@ -119,7 +119,7 @@ class TestJobs:
         assert ended["state"] == "failed"
         assert "fake.c:1: error: no" in str(ended["message"])
         assert "failed alike" in str(ended["message"])
-        outcomes = [trial.outcome for trial in parts.store.trials(limit=2000)]
+        outcomes = [trial.outcome for trial in parts.store.list_trials(limit=2000)]
         assert 8 <= outcomes.count(Outcome.COMPILE_ERROR) <= 200
 
     async def test_keep_going_tries_them_all(self, parts: Parts) -> None:
@@ -139,7 +139,7 @@ class TestJobs:
         ended = await self.tune(parts)
         assert ended["state"] == "failed"
         assert "hung" in str(ended["message"])
-        hung = [trial for trial in parts.store.trials(limit=2000) if trial.outcome is Outcome.HUNG]
+        hung = [trial for trial in parts.store.list_trials(limit=2000) if trial.outcome is Outcome.HUNG]
         assert 4 <= len(hung) <= 12
 
     async def test_the_value_of_a_slow_knob_is_not_held_against_the_kernel(self, parts: Parts) -> None:

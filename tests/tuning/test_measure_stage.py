@@ -23,7 +23,7 @@ from ktuned.ipc import replies, requests
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, KernelName, Phase, Target
 from ktuned.model.values import Outcome
-from ktuned.scheduling.job_requests import Wish
+from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.store.artifacts import Artifacts
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
@@ -127,7 +127,7 @@ class Recompiling:
 
     def remove_all(self) -> None:
         """Remove them."""
-        shutil.rmtree(self._artifacts.place("ab").parent)
+        shutil.rmtree(self._artifacts.artifact_path("ab").parent)
 
     async def compile(self, attempts: Sequence[Attempt]) -> list[End]:
         """Make attempts' artifacts, as of such as were never compiled."""
@@ -135,8 +135,8 @@ class Recompiling:
         machine.handle(CompilerTook(attempts))
         for attempt in attempts:
             self.compiled.append(attempt.unit.key)
-            self._artifacts.place(attempt.unit.key).mkdir(parents=True)
-            (self._artifacts.place(attempt.unit.key) / "manifest.json").touch()
+            self._artifacts.artifact_path(attempt.unit.key).mkdir(parents=True)
+            (self._artifacts.artifact_path(attempt.unit.key) / "manifest.json").touch()
             machine.handle(ConfigCompiled(attempt))
         return []
 
@@ -154,7 +154,7 @@ async def measured_all(
     artifacts = Artifacts(tmp_path, 1)
     outcomes: list[Outcome] = []
     for attempt in attempts:
-        place = artifacts.place(attempt.unit.key)
+        place = artifacts.artifact_path(attempt.unit.key)
         place.mkdir(parents=True)
         (place / "manifest.json").touch()
         TrialMachine().handle(ArtifactFound(attempt))
@@ -416,15 +416,15 @@ async def test_devices_that_are_alike_share_a_job(parts: Parts) -> None:
     await parts.inspect(kernel_text(configs=gated, strategy="'exhaustive'", reference=REFERENCE))
     parts.root = replace(parts.root, env={"FAKE_DEVICES": "2"})
     parts.catalog.add_root(parts.root)
-    parts.environment = parts.catalog.environment(parts.catalog.resolve("it"))
+    parts.environment = parts.catalog.kernel_environment(parts.catalog.resolve_kernel("it"))
     async with parts.working():
-        await parts.requests.tune(parts.catalog.resolve("it"), Wish())
+        await parts.requests.request_jobs(parts.catalog.resolve_kernel("it"), TuningRequest())
         await parts.reached("door")
         await parts.told.until(lambda: len(parts.told.of("trial_done")) == 2)
         parts.open_gate("door")
         (ended,) = await parts.told.ended()
     assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 3})
-    assert sorted(lane.device.name for lane in parts.jobs.lanes() if lane.busy_s) == ["cpu:0", "cpu:1"]
+    assert sorted(lane.device.name for lane in parts.jobs.list_lanes() if lane.busy_s) == ["cpu:0", "cpu:1"]
     assert len(list(parts.daemon.current.settings.scratch.glob("*/expected/*"))) == 1 + len(SEEDS)
 
 
@@ -433,12 +433,12 @@ async def test_job_goes_on_without_a_device_that_is_gone(parts: Parts) -> None:
     await parts.inspect(kernel_text(configs="[dict(us=50.0), dict(us=60.0), dict(us=70.0)]"))
     parts.root = replace(parts.root, env={"FAKE_DEVICES": "cuda:97 cpu:0"})
     parts.catalog.add_root(parts.root)
-    parts.environment = parts.catalog.environment(parts.catalog.resolve("it"))
+    parts.environment = parts.catalog.kernel_environment(parts.catalog.resolve_kernel("it"))
     async with parts.working():
-        (job,) = await parts.requests.tune(parts.catalog.resolve("it"), Wish())
+        (job,) = await parts.requests.request_jobs(parts.catalog.resolve_kernel("it"), TuningRequest())
         (ended,) = await parts.told.ended()
     assert (ended["id"], ended["state"], ended["outcomes"]) == (job.id, "done", {"measured": 3})
-    states = {lane.device.name: lane.state for lane in parts.jobs.lanes()}
+    states = {lane.device.name: lane.state for lane in parts.jobs.list_lanes()}
     assert states == {"cuda:97": "sick", "cpu:0": "ready"}
     (told, *_) = parts.told.of("lane")
     assert (told["device"], told["state"]) == ("cuda:97", "sick")
@@ -462,7 +462,7 @@ def test_kernels_of_one_digest_share_no_expected_outputs(tmp_path: Path) -> None
 async def test_configs_race_against_the_fastest_of_their_job(tmp_path: Path) -> None:
     """The first has no rival, later ones have the best that was sampled to its end, and the default never has one."""
     artifacts = Artifacts(tmp_path, 1)
-    place = artifacts.place("ab")
+    place = artifacts.artifact_path("ab")
     place.mkdir(parents=True)
     (place / "manifest.json").touch()
     figures = [(5.0, None), (2.0, True), (4.0, None), (9.0, None), (9.0, None)]

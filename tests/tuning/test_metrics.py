@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ktuned.model.values import Outcome
-from ktuned.scheduling.job_requests import Wish
+from ktuned.scheduling.job_requests import TuningRequest
 from tests.assembled import Parts, kernel_text
 
 pytestmark = pytest.mark.anyio
@@ -16,16 +16,16 @@ pytestmark = pytest.mark.anyio
 async def _tuned(parts: Parts, metrics: str) -> None:
     kernel = await parts.inspect(kernel_text(metrics=metrics))
     async with parts.working():
-        await parts.requests.tune(kernel, Wish())
+        await parts.requests.request_jobs(kernel, TuningRequest())
         await parts.told.ended()
 
 
 async def test_metrics_are_those_of_the_final_latency(parts: Parts) -> None:
     """Trials, the winner's event and lookups have them; they fit the latency that the final round decided."""
     await _tuned(parts, "dict(speed=lambda p, t: p.n / t, us=lambda p, t: 1e6 * t)")
-    trials = parts.store.trials(kernel="project:it", outcome=Outcome.MEASURED)
+    trials = parts.store.list_trials(kernel="project:it", outcome=Outcome.MEASURED)
     assert all(set(trial.detail["metrics"]) == {"speed", "us"} for trial in trials)
-    answer = parts.lookups.lookup("it", {"n": 64}, None, tune=False)
+    answer = parts.lookups.find_answer("it", {"n": 64}, None, tune=False)
     assert answer.is_final
     assert answer.metrics["speed"] == pytest.approx(64e6 / answer.metrics["us"])
     (won,) = [trial for trial in trials if trial.config == answer.config]
@@ -36,11 +36,11 @@ async def test_metrics_are_those_of_the_final_latency(parts: Parts) -> None:
 async def test_a_metric_that_fails_costs_no_measurement(parts: Parts) -> None:
     """Its configs are measured; their message names the metric and its line."""
     await _tuned(parts, "dict(broken=lambda p, t: p.n / 0)")
-    trials = parts.store.trials(kernel="project:it")
+    trials = parts.store.list_trials(kernel="project:it")
     assert "measured" in {trial.outcome for trial in trials}
     assert all("the metric broken(p, t)" in trial.message for trial in trials if trial.message)
     assert any(trial.message for trial in trials)
-    assert parts.lookups.lookup("it", {"n": 64}, None, tune=False).metrics == {}
+    assert parts.lookups.find_answer("it", {"n": 64}, None, tune=False).metrics == {}
 
 
 @pytest.mark.parametrize(

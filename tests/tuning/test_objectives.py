@@ -14,7 +14,7 @@ from ktuned.model.errors import UsageError
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.objective import EDP, ENERGY, LATENCY, Objective, maximize, minimize
 from ktuned.model.values import Outcome, Status
-from ktuned.scheduling.job_requests import Wish
+from ktuned.scheduling.job_requests import TuningRequest
 from tests.assembled import Parts, assembled, kernel_text
 from tests.fake_tensors import REFERENCE
 
@@ -29,12 +29,12 @@ FAST, FRUGAL = {"us": 50.0, "joules": 0.004}, {"us": 90.0, "joules": 0.001}
 async def _tune(parts: Parts, kernel: KernelInfo, objective: Objective | None = None) -> dict[str, Any]:
     """Tune by an objective; return the job as it was published at its end."""
     ended = len(parts.told.of("job_done"))
-    await parts.requests.tune(kernel, Wish(objective=objective))
+    await parts.requests.request_jobs(kernel, TuningRequest(objective=objective))
     return (await parts.told.ended(ended + 1))[-1]
 
 
 def _look_up(parts: Parts, objective: str | None = None) -> Answer:
-    return parts.lookups.lookup("it", {"n": 64}, None, tune=False, objective=objective)
+    return parts.lookups.find_answer("it", {"n": 64}, None, tune=False, objective=objective)
 
 
 async def test_a_winner_is_kept_for_each_objective(parts: Parts) -> None:
@@ -42,8 +42,8 @@ async def test_a_winner_is_kept_for_each_objective(parts: Parts) -> None:
     kernel = await parts.inspect(kernel_text(configs=CONFIGS))
     async with parts.working():
         await _tune(parts, kernel)
-        (before,) = parts.store.winners()
-        known = {trial.id: trial for trial in parts.store.trials(kernel=kernel.name)}
+        (before,) = parts.store.list_winners()
+        known = {trial.id: trial for trial in parts.store.list_trials(kernel=kernel.name)}
         assert _look_up(parts).config == FAST
         assert _look_up(parts, "energy").status is Status.NEAR
         assert _look_up(parts, "energy").config == FAST
@@ -51,9 +51,9 @@ async def test_a_winner_is_kept_for_each_objective(parts: Parts) -> None:
         assert (job["state"], job["objective"], job["outcomes"]) == ("done", "energy", {"measured": 3})
         assert job["best_figure"] == pytest.approx(0.001, rel=0.01)
         assert job["cost"].get("compile_s", 0.0) == 0.0
-    winners = {winner.objective: winner for winner in parts.store.winners()}
+    winners = {winner.objective: winner for winner in parts.store.list_winners()}
     assert replace(winners[LATENCY], metrics={}) == before
-    for trial in parts.store.trials(kernel=kernel.name):
+    for trial in parts.store.list_trials(kernel=kernel.name):
         assert (trial.latency_us, trial.detail["count"]) == (
             known[trial.id].latency_us,
             known[trial.id].detail["count"],
@@ -86,7 +86,7 @@ async def test_what_was_measured_serves_the_next_objective(parts: Parts) -> None
             assert _look_up(parts, objective).config == config, objective
             assert job["cost"].get("lane_s", 0.0) == 0.0
     assert first["best_figure"] == pytest.approx(0.001, rel=0.01)
-    assert {winner.objective for winner in parts.store.winners()} == {
+    assert {winner.objective for winner in parts.store.list_winners()} == {
         "energy", "edp", "max:per_joule", "min:per_joule", "max:speed"
     }  # fmt: skip
 
@@ -95,13 +95,13 @@ async def test_a_device_without_a_counter_is_unsupported(tmp_path: Path) -> None
     """The job says so in its first words and measures nothing; a lookup says so and queues nothing."""
     async with assembled(tmp_path, env={"FAKE_ENERGY": "0"}) as parts, parts.working():
         kernel = await parts.inspect(kernel_text(objective="'edp'"))
-        answer = parts.lookups.lookup("it", {"n": 64}, None, tune=True)
+        answer = parts.lookups.find_answer("it", {"n": 64}, None, tune=True)
         assert answer.message.startswith("unsupported: the objective 'edp' on cpu:0 (Fake CPU)")
-        assert not parts.jobs.live()
+        assert not parts.jobs.list_live_jobs()
         job = await _tune(parts, kernel)
         assert job["state"] == "failed"
         assert job["message"] == "unsupported: the objective 'edp' on cpu:0 (Fake CPU): it has no energy counter"
-        assert not parts.store.trials(kernel=kernel.name)
+        assert not parts.store.list_trials(kernel=kernel.name)
         assert (await _tune(parts, kernel, LATENCY))["state"] == "done"
 
 
@@ -120,7 +120,7 @@ async def test_a_config_that_fails_wins_by_no_objective(parts: Parts) -> None:
         answer = _look_up(parts, objective).config
         assert answer is not None
         assert answer["us"] == 90.0
-    assert [trial.outcome for trial in parts.store.trials(kernel=kernel.name, outcome=Outcome.MISMATCH)]
+    assert [trial.outcome for trial in parts.store.list_trials(kernel=kernel.name, outcome=Outcome.MISMATCH)]
 
 
 @pytest.mark.parametrize(
@@ -136,10 +136,10 @@ async def test_an_unknown_objective_is_refused_before_any_job(parts: Parts, obje
     """A request that names none changes nothing, and says what there is."""
     kernel = await parts.inspect(kernel_text(metrics="dict(tflops=lambda p, t: 1.0)"))
     with pytest.raises(UsageError, match=message):
-        await parts.requests.tune(kernel, Wish(objective=Objective(objective)))
+        await parts.requests.request_jobs(kernel, TuningRequest(objective=Objective(objective)))
     with pytest.raises(UsageError, match=message):
         _look_up(parts, objective)
-    assert not parts.jobs.live()
+    assert not parts.jobs.list_live_jobs()
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ async def test_pins_hold_an_answer_for_each_objective(parts: Parts) -> None:
         await found() if callable(found := _pinned(parts, objective)) else found for objective in (None, "energy")
     ]
     assert [answer.config for answer in held] == [FAST, FRUGAL]
-    await parts.store.forget(kernel.name)
+    await parts.store.forget_trials(kernel.name)
     parts.lookups.results_changed(kernel.name)
     for objective, config in ((None, FAST), ("latency", FAST), ("energy", FRUGAL)):
         answer = _pinned(parts, objective)
@@ -192,7 +192,7 @@ async def test_a_save_tunes_again_by_every_objective(parts: Parts) -> None:
         path = parts.write(changed)
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
         assert _look_up(parts, "energy").status is Status.STALE
-        await parts.renewal.react(found.changes, saved=True)
+        await parts.renewal.react_to_changes(found.changes, saved=True)
         jobs = (await parts.told.ended(4))[2:]
     assert [job["objective"] for job in jobs] == ["latency", "energy"]
     assert _look_up(parts, "energy").status is Status.FRESH

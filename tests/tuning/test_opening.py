@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktuned.lookup.ladder import decide
+from ktuned.lookup.ladder import decide_answer
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
 from ktuned.model.plan import Plan
 from ktuned.model.trial import Context, Winner
 from ktuned.model.values import Config, Outcome, Status, canonical
-from ktuned.scheduling.job_requests import Wish
-from ktuned.store.winner_rule import Effect, Standing, judge
+from ktuned.scheduling.job_requests import TuningRequest
+from ktuned.store.winner_rule import Effect, Standing, judge_result
 from ktuned.tuning.opening import Opening, served_configs
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text
 
@@ -76,7 +76,7 @@ def test_no_answer_is_slower_than_the_one_before(
 
     def look_up() -> None:
         known = [*others, *([] if winner is None else [winner])]
-        found = decide(kernel, {"M": 64}, MODEL, _context(64), known, lambda _: True)
+        found = decide_answer(kernel, {"M": 64}, MODEL, _context(64), known, lambda _: True)
         if found.config is not None:
             served.append(int(found.config["B"]))
         if found.status is Status.FRESH:
@@ -91,7 +91,7 @@ def test_no_answer_is_slower_than_the_one_before(
         if incumbent is not None and winner is not None and incumbent.context == 2:
             incumbent = Standing(winner.trial, 2, winner.latency_us)
         # A trial of this context is another row than that of the context before.
-        effect = judge(Standing(knob, 2, latency_us), _other_row(incumbent), is_opening=not opening.is_over)
+        effect = judge_result(Standing(knob, 2, latency_us), _other_row(incumbent), is_opening=not opening.is_over)
         if latency_us is not None:
             measured[knob] = latency_us
         if effect is Effect.TAKE and latency_us is not None:
@@ -154,15 +154,15 @@ async def test_a_tuning_never_worsens_the_answer(parts: Parts) -> None:
     answers: list[dict[str, Any]] = []
 
     def look_up() -> bool:
-        answers.append(parts.lookups.lookup("it", {"n": 64}, None, tune=False).to_wire())
+        answers.append(parts.lookups.find_answer("it", {"n": 64}, None, tune=False).to_wire())
         return len(parts.told.of("job_done")) == 2
 
     async with parts.working():
-        await parts.requests.tune(kernel, Wish(problem={"n": 128}))
+        await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 128}))
         await parts.told.ended(1)
-        near = parts.lookups.lookup("it", {"n": 64}, None, tune=False)
+        near = parts.lookups.find_answer("it", {"n": 64}, None, tune=False)
         assert (near.status, near.config, near.is_final) == (Status.NEAR, {"us": 50.0}, False)
-        await parts.requests.tune(kernel, Wish(problem={"n": 64}))
+        await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 64}))
         await parts.told.until(look_up)
         parts.kill_workers()
     assert {canonical(answer["config"]) for answer in answers} == {canonical({"us": 50.0})}
@@ -180,12 +180,12 @@ async def test_a_job_for_some_configs_never_worsens_the_answer(parts: Parts, def
     problems = "[dict(n=64), dict(n=128)]"
     kernel = await parts.inspect(kernel_text(configs=configs, problems=problems, default=default))
     async with parts.working():
-        await parts.requests.tune(kernel, Wish(problem={"n": 128}))
+        await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 128}))
         await parts.told.ended(1)
-        await parts.requests.tune(kernel, Wish(problem={"n": 64}, configs=({"us": 2000.0},)))
+        await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 64}, configs=({"us": 2000.0},)))
         (_, ended) = await parts.told.ended(2)
         parts.kill_workers()
-    answer = parts.lookups.lookup("it", {"n": 64}, None, tune=False)
+    answer = parts.lookups.find_answer("it", {"n": 64}, None, tune=False)
     assert (answer.status, answer.config, answer.is_final) == (Status.FRESH, {"us": 50.0}, True)
     assert (ended["state"], ended["done"]) == ("done", tried)
 
@@ -202,6 +202,6 @@ async def test_an_undone_edit_serves_nothing_that_no_final_round_decided(parts: 
     await parts.measured(kernel, {50.0: 50.0}, rounds=ALL_ROUNDS)
     path = parts.write(text)
     found = await parts.inspector.inspect_files(parts.root, [str(path)])
-    await parts.renewal.react(found.changes, saved=True)
-    answer = parts.lookups.lookup("it", {"n": 64}, None, tune=False)
+    await parts.renewal.react_to_changes(found.changes, saved=True)
+    answer = parts.lookups.find_answer("it", {"n": 64}, None, tune=False)
     assert (answer.status, answer.config) == (Status.STALE, {"us": 50.0})

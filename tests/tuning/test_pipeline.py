@@ -24,7 +24,7 @@ FIGURES = {1.0: 10.0, 2.0: 20.0, 3.0: 30.0}
 async def tune(parts: Parts, preset: str = "fast") -> dict[str, object]:
     """Run one job to its end."""
     before = len(parts.told.of("job_done"))
-    await parts.jobs.submit(
+    await parts.jobs.submit_job(
         wanted({"n": 64}),
         {"n": 64},
         priority=100,
@@ -53,14 +53,14 @@ async def test_undone_edit_seats_the_old_winner_again(parts: Parts) -> None:
     await parts.measured(kernel, FIGURES, rounds=ALL_ROUNDS)
     edited = await parts.inspect(kernel_text(configs=CONFIGS, rtol="0.5"))
     await parts.measured(edited, {3.0: 5.0}, rounds=ALL_ROUNDS)
-    (seated,) = parts.store.winners()
+    (seated,) = parts.store.list_winners()
     assert seated.context.digest == edited.digest != kernel.digest
     ground_of_edit = seated.context
 
     await parts.inspect(text)
     ended = await tune(parts)
     assert ended["state"] == "done", ended["message"]
-    (seated,) = parts.store.winners()
+    (seated,) = parts.store.list_winners()
     assert seated.context == ground(parts) != ground_of_edit
     assert (seated.config, seated.latency_us) == ({"us": 1.0}, 10.0)
     (told,) = parts.told.of("winner")
@@ -73,17 +73,17 @@ async def test_first_winner_is_decided_by_a_second_look(parts: Parts) -> None:
     await parts.inspect(kernel_text(configs=WITH_A_WRONG_ONE, reference=REFERENCE, default=default))
     ended = await tune(parts)
     assert (ended["state"], ended["done"], ended["total"]) == ("done", 3, 3)
-    outcomes = {trial.config["us"]: trial.outcome for trial in parts.store.trials()}
+    outcomes = {trial.config["us"]: trial.outcome for trial in parts.store.list_trials()}
     assert (outcomes[60.0], outcomes[50.0]) == ("measured", "mismatch")
-    (winner,) = parts.store.winners()
+    (winner,) = parts.store.list_winners()
     assert winner.config["us"] == 60.0
     assert winner.context == ground(parts)
-    trial = parts.store.trial(winner.trial)
+    trial = parts.store.get_trial(winner.trial)
     assert trial is not None
     assert trial.detail["rounds"] == len(trial.detail["round_medians_us"]) >= 3
     # The base of speed-ups is of the same rounds, and its spread is known as well.
-    (base,) = [trial for trial in parts.store.trials() if trial.config["us"] == 2000.0]
-    assert parts.store.trial(base.id).detail["rounds"] >= 3  # type: ignore[union-attr]
+    (base,) = [trial for trial in parts.store.list_trials() if trial.config["us"] == 2000.0]
+    assert parts.store.get_trial(base.id).detail["rounds"] >= 3  # type: ignore[union-attr]
     assert (ended["default_us"], ended["default_spread_us"]) == (base.latency_us, base.spread_us)
     assert (ended["best_us"], ended["best_spread_us"]) == (trial.latency_us, trial.spread_us)
     assert (ended["reference_us"], ended["reference_spread_us"]) == (
@@ -96,7 +96,7 @@ async def test_first_winner_is_decided_by_a_second_look(parts: Parts) -> None:
 
 def ground(parts: Parts) -> Context:
     """Return what the kernel is measured on now."""
-    kernel = parts.catalog.resolve("it")
+    kernel = parts.catalog.resolve_kernel("it")
     device = parts.machine.device(parts.environment, "fake", None)
     return parts.machine.context(kernel, parts.environment, {"n": 64}, device)
 
@@ -110,7 +110,7 @@ async def test_what_was_decided_is_not_decided_again(parts: Parts) -> None:
     await parts.store.decide_winner(decided.id)
     ended = await tune(parts)
     assert (ended["state"], ended["done"], parts.told.of("refining", "winner")) == ("done", 3, [])
-    (seated,) = parts.store.winners()
+    (seated,) = parts.store.list_winners()
     assert (seated.config, seated.latency_us) == ({"us": 1.0}, 11.0)
 
 
@@ -120,10 +120,10 @@ async def test_configs_are_compiled_ahead_within_a_bound(parts: Parts) -> None:
     await parts.inspect(kernel_text(configs=configs))
     # With a limit of time, after which they would be measured; without one there are more while the lane is opened.
     plan = Plan(preset="fast", strategy="exhaustive", seconds=600.0)
-    await parts.jobs.submit(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan)
+    await parts.jobs.submit_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan)
 
     def channel(name: str) -> Mapping[str, int]:
-        return parts.jobs.channels().get(f"{name} (job 1)", {"used": 0, "size": 1})
+        return parts.jobs.channel_statistics().get(f"{name} (job 1)", {"used": 0, "size": 1})
 
     async with parts.working():
         await parts.reached("door")
@@ -144,8 +144,8 @@ async def test_a_knob_that_the_kernel_forgets_gets_a_notice(parts: Parts) -> Non
     ended = await tune(parts)
     (notice,) = notices(str(ended["message"]))
     assert notice.startswith("spare has no effect: configs that differ in it alone compile to the same bytes")
-    explainer = Explainer(parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.lookups.doubt)
-    assert [entry["notices"] for entry in explainer.explain(kernel)] == [[notice]]
+    explainer = Explainer(parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.lookups.find_doubt)
+    assert [entry["notices"] for entry in explainer.explain_winners(kernel)] == [[notice]]
 
 
 async def test_with_the_fast_preset_nobody_waits_for_one_long_compile(
@@ -157,13 +157,13 @@ async def test_with_the_fast_preset_nobody_waits_for_one_long_compile(
     await parts.inspect(kernel_text(configs=configs, deadlines="dict(compile=3600.0)"))
     ended = await tune(parts)
     assert (ended["state"], ended["done"], ended["total"]) == ("done", 3, 3)
-    (winner,) = parts.store.winners()
+    (winner,) = parts.store.list_winners()
     assert winner.config["us"] == 60.0
-    (late,) = [trial for trial in parts.store.trials() if trial.config["us"] == 50.0]
+    (late,) = [trial for trial in parts.store.list_trials() if trial.config["us"] == 50.0]
     assert late.outcome == "compile_timeout"
     assert 0.5 <= (TrialDetail.from_json(late.detail).after_s or 0.0) < 3600.0
 
     await parts.inspect(kernel_text(configs=configs, deadlines="dict(compile=3.0)"))
     assert (await tune(parts, "default"))["state"] == "done"
-    *_, late = [trial for trial in parts.store.trials(order="newest")[::-1] if trial.config["us"] == 50.0]
+    *_, late = [trial for trial in parts.store.list_trials(order="newest")[::-1] if trial.config["us"] == 50.0]
     assert TrialDetail.from_json(late.detail).after_s == 3.0

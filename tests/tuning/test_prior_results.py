@@ -74,7 +74,7 @@ async def test_searches_of_similar_keys_are_passed_on(parts: Parts) -> None:
     kernel = await parts.inspect(kernel_text(configs="us=[10.0, 50.0, 90.0]"))
     await parts.measured(kernel, {10.0: 3.0, 50.0: 1.0, 90.0: 2.0}, {"n": 64}, rounds=ALL_ROUNDS)
     await parts.measured(kernel, {10.0: 7.0, 50.0: 9.0}, {"n": 4096}, rounds=ALL_ROUNDS)
-    winners = most_similar(wanted({"n": 128}), parts.store.winners(kernel.name))
+    winners = most_similar(wanted({"n": 128}), parts.store.list_winners(kernel.name))
     near, far = earlier_searches(parts.store, winners, LATENCY)
     assert (near.configs, near.costs) == (({"us": 50.0}, {"us": 90.0}, {"us": 10.0}), (1.0, 2.0, 3.0))
     assert far.costs == (7.0, 9.0)
@@ -94,8 +94,8 @@ async def test_a_long_compile_begins_in_time(
     plan = Plan(preset="fast", strategy="exhaustive", trials=trials, seconds=seconds)
     job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
     known = [replace(past(number), compile_s=1.0 if number < 19 else 6.0) for number in range(20)]
-    monkeypatch.setattr(parts.store, "past", lambda *arguments, **options: known)
-    found = PriorResults(parts.preparation.prepare(job), parts.store).order((), slots=2)
+    monkeypatch.setattr(parts.store, "load_past_searches", lambda *arguments, **options: known)
+    found = PriorResults(parts.preparation.prepare_work(job), parts.store).order((), slots=2)
     assert [config["n"] for config in found.first if "n" in config] == numbers
 
 
@@ -120,15 +120,15 @@ SPACE = "[dict(us=50.0), dict(us=90.0)]"
 async def _tune_text(parts: Parts, text: str, count: int) -> dict[str, Any]:
     """Save a kernel file and tune its kernel; this is the ``count``-th job that ends."""
     kernel = await parts.inspect(text)
-    (job,) = await parts.requests.tune(kernel, _wish())
+    (job,) = await parts.requests.request_jobs(kernel, _wish())
     ended = await parts.told.ended(count)
     return next(entry for entry in ended if entry["id"] == job.id)
 
 
 def _wish() -> Any:
-    from ktuned.scheduling.job_requests import Wish
+    from ktuned.scheduling.job_requests import TuningRequest
 
-    return Wish()
+    return TuningRequest()
 
 
 @pytest.mark.anyio
@@ -143,16 +143,16 @@ async def test_equal_artifacts_keep_their_measurements(parts: Parts) -> None:
     async with parts.working():
         first = await _tune_text(parts, text, 1)
         assert first["cost"]["lane_s"] > 0
-        measured = {trial.id for trial in parts.store.trials(kernel="project:it", job=first["id"])}
+        measured = {trial.id for trial in parts.store.list_trials(kernel="project:it", job=first["id"])}
         for count, (before, after) in enumerate(edits, start=2):
             kernel = await parts.inspect(text := text.replace(before, after))
             ended = await _tune_text(parts, text, count)
             assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 2})
             assert not ended["cost"].get("lane_s")
             assert ended["cost"]["reused"] == 2
-            trials = parts.store.trials(kernel=kernel.name, job=ended["id"])
+            trials = parts.store.list_trials(kernel=kernel.name, job=ended["id"])
             assert {trial.detail["carried_from"] for trial in trials} <= measured
-            assert parts.lookups.lookup("it", {"n": 64}, None, tune=False).status == "fresh"
+            assert parts.lookups.find_answer("it", {"n": 64}, None, tune=False).status == "fresh"
 
 
 @pytest.mark.anyio
@@ -199,7 +199,7 @@ async def test_a_wrong_config_is_not_measured_again(parts: Parts) -> None:
 
 def test_content_of_no_artifact(tmp_path: Any) -> None:
     """What is not there has no content to be compared by."""
-    assert Artifacts(tmp_path, 1).manifest("ab12") is None
+    assert Artifacts(tmp_path, 1).read_manifest("ab12") is None
 
 
 @pytest.mark.anyio
@@ -213,14 +213,14 @@ async def test_config_that_the_space_has_lost_gives_up_its_seat(parts: Parts, co
     parts.write(kernel_text(configs=configs))
     found = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
     assert found.changes.changed == ("project:it",)
-    await parts.renewal.react(found.changes, saved=True)
+    await parts.renewal.react_to_changes(found.changes, saved=True)
     async with parts.working():
         (ended,) = await parts.told.ended()
     assert ended["state"] == "done"
-    seated = parts.store.winner(wanted({"n": 64}))
+    seated = parts.store.get_winner(wanted({"n": 64}))
     assert seated is not None
     assert seated.config == {"us": 50.0}
-    assert parts.lookups.lookup("it", {"n": 64}, None, tune=False).status == "fresh"
+    assert parts.lookups.find_answer("it", {"n": 64}, None, tune=False).status == "fresh"
 
 
 @pytest.mark.anyio
@@ -230,9 +230,9 @@ async def test_job_seats_what_is_slower_than_a_config_that_is_gone(parts: Parts)
     await parts.measured(kernel, {10.0: 0.001}, rounds=ALL_ROUNDS)
     kernel = await parts.inspect(kernel_text(configs="us=[50.0, 90.0]"))
     async with parts.working():
-        await parts.requests.tune(kernel, _wish())
+        await parts.requests.request_jobs(kernel, _wish())
         await parts.told.ended()
-    seated = parts.store.winner(wanted({"n": 64}))
+    seated = parts.store.get_winner(wanted({"n": 64}))
     assert seated is not None
     assert seated.config in ({"us": 50.0}, {"us": 90.0})
 
@@ -244,8 +244,8 @@ async def test_a_job_that_is_asked_for_again_has_nothing_to_do(parts: Parts) -> 
     async with parts.working():
         kernel = await parts.inspect(kernel_text(configs=configs, strategy="'guided'", trials="10"))
         for count in (1, 2):
-            await parts.requests.tune(kernel, _wish())
+            await parts.requests.request_jobs(kernel, _wish())
             ended = await parts.told.ended(count)
             assert ended[-1]["done"] == 10
-    assert len(parts.store.trials(kernel=kernel.name)) == 10
+    assert len(parts.store.list_trials(kernel=kernel.name)) == 10
     assert ended[-1]["cost"].get("lane_s", 0.0) == 0.0

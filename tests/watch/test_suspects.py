@@ -26,7 +26,7 @@ SLOW = "import ktuned_fake\nktuned_fake.wait_at('import')\n"
 
 def look_up(parts: Parts, kernel: str = "it") -> Answer:
     """Look a kernel up."""
-    return parts.lookups.lookup(kernel, {"n": 64}, None, tune=False)
+    return parts.lookups.find_answer(kernel, {"n": 64}, None, tune=False)
 
 
 async def until_stale(parts: Parts, kernel: str = "it") -> Answer:
@@ -52,7 +52,7 @@ async def watched(parts: Parts) -> AsyncIterator[None]:
     parts.write(kernel_text("slow"), "tune_slow.py")
     await parts.inspector.inspect_root(parts.root)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(parts.daemon.watcher.run)
+        tasks.start_soon(parts.daemon.watcher.watch_until_cancelled)
         with anyio.fail_after(PATIENCE_S):
             await parts.daemon.watcher.caught_up.wait()
         parts.lookups.caught_up()
@@ -129,7 +129,7 @@ class Following(FileInspector):
         await self._next_look()
         self._parts.catalog.note_project(root.path, stamp(Path(file)))
         await self._next_look()
-        self.suspicion = self._parts.catalog.suspicion(self._kernel)
+        self.suspicion = self._parts.catalog.find_suspicion(self._kernel)
         return Inspected(Changes(), (file,))
 
     async def _next_look(self) -> None:
@@ -147,9 +147,9 @@ async def test_a_project_file_is_suspect_until_its_kernels_were_inspected(parts:
     kernel = await parts.inspect(kernel_text())
     following = Following(parts, kernel)
     path = str(parts.write("env = { ROWS = '2' }\n", "ktuned.toml"))
-    await Reinspection(parts.catalog, following, take, following.note).inspect({path})
+    await Reinspection(parts.catalog, following, take, following.note).inspect_files({path})
     assert following.suspicion == path
-    assert parts.catalog.suspicion(kernel) == ""
+    assert parts.catalog.find_suspicion(kernel) == ""
 
 
 class Refusing(FileInspector):
@@ -171,14 +171,14 @@ async def test_a_save_that_could_not_be_taken_in_stays_suspect(parts: Parts) -> 
 
     kernel = await parts.inspect(kernel_text())
     path = str(parts.write(kernel_text(rtol="0.5")))
-    await Reinspection(parts.catalog, Refusing(), take, lambda: None).inspect({path})
-    assert parts.catalog.suspicion(kernel) == path
+    await Reinspection(parts.catalog, Refusing(), take, lambda: None).inspect_files({path})
+    assert parts.catalog.find_suspicion(kernel) == path
     refused = Reinspection(parts.catalog, Refusing(), take, lambda: None)
-    await refused.inspect({path})
+    await refused.inspect_files({path})
     parts.write(kernel_text())
-    assert await refused.affected([path]) == set()
-    assert parts.catalog.suspicion(kernel) == "", "it was taken back"
+    assert await refused.affected_kernel_files([path]) == set()
+    assert parts.catalog.find_suspicion(kernel) == "", "it was taken back"
     path = str(parts.write(kernel_text(rtol="0.5")))
-    await refused.inspect({path})
-    await Reinspection(parts.catalog, parts.inspector, take, lambda: None).inspect({path})
-    assert parts.catalog.suspicion(kernel) == ""
+    await refused.inspect_files({path})
+    await Reinspection(parts.catalog, parts.inspector, take, lambda: None).inspect_files({path})
+    assert parts.catalog.find_suspicion(kernel) == ""

@@ -55,7 +55,7 @@ async def watching(parts: Parts, *, all_s: float = 1.0) -> AsyncIterator[Watched
     watcher = Watcher(parts.catalog, parts.inspector, pass_on, lambda: (), Intervals(all_s=all_s))
     with send, receive:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(watcher.run)
+            tasks.start_soon(watcher.watch_until_cancelled)
             yield Watched(parts, watcher, receive)
             assert watcher.notice == ""
             tasks.cancel_scope.cancel()
@@ -82,7 +82,7 @@ async def test_every_way_of_saving_is_seen(parts: Parts) -> None:
         (parts.project / "new").rename(parts.project / "old")
         changes = await watched.next()
         assert (changes.replanned or changes.added) == ("project:deep",)
-        assert Path(parts.catalog.resolve("deep").file).parent == parts.project / "old" / "er"
+        assert Path(parts.catalog.resolve_kernel("deep").file).parent == parts.project / "old" / "er"
 
 
 async def test_what_changes_nothing_is_passed_over(parts: Parts) -> None:
@@ -124,7 +124,7 @@ async def test_source_in_another_directory(parts: Parts, tmp_path: Path) -> None
     async with watching(parts) as watched:
         path.write_text(kernel_text(sources="['it.c', '../inc/x.h', 'build/y.h']"))
         assert (await watched.next()).changed == ("project:it",)
-        assert str(header.parent) in parts.catalog.directories()
+        assert str(header.parent) in parts.catalog.watched_directories()
         for file in (header, generated, header):
             file.write_text(f"{file.read_text()}#define Z {file.stat().st_size}\n")
             assert (await watched.next()).changed == ("project:it",)

@@ -12,13 +12,13 @@ import click
 
 from ktuned.cli import output
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.options import WholeNumber, device_option, given, json_option, problem_option
+from ktuned.cli.options import WholeNumber, device_option, drop_missing, json_option, problem_option
 from ktuned.cli.trial_pages import all_trials
 from ktuned.model import UsageError
 from ktuned_client import Client
 
 if TYPE_CHECKING:
-    from ktuned.search import RecordedSpace, Run
+    from ktuned.search import RecordedSpace, SearchRun
 
 COUNTS = (10, 25, 50, 100, 200, 400, 800)
 """Trials after which the table shows what was found."""
@@ -56,10 +56,10 @@ def simulate(
     Failed configs count as trials.
     """
     # Not for `ktuned --help`, which imports every command's module.
-    from ktuned.search import read_recorded
-    from ktuned.search import simulate as run_once
+    from ktuned.search import read_recorded_space
+    from ktuned.search import replay_search as run_once
 
-    found = read_recorded(Path(space)) if _is_file(space) else _from_store(space, problem, device)
+    found = read_recorded_space(Path(space)) if _is_file(space) else _from_store(space, problem, device)
     runs = {
         name: [run_once(found, name, seed, trials) for seed in range(seeds)]
         for name in dict.fromkeys(strategies or ("auto", "random"))
@@ -69,12 +69,12 @@ def simulate(
         output.emit_json({"optimum": found.optimum, "runs": plain})
         return Exit.DONE
     failed = sum(value is None for value in found.objectives)
-    output.emit(f"{len(found.configs)} configs, {failed} of them fail; optimum {found.optimum:.4g}; {seeds} seeds")
-    output.emit()
-    _table(runs, found, trials)
-    output.emit()
-    for line in plot(runs, found.optimum, trials, shutil.get_terminal_size().columns):
-        output.emit(line)
+    output.emit_line(f"{len(found.configs)} configs, {failed} of them fail; optimum {found.optimum:.4g}; {seeds} seeds")
+    output.emit_line()
+    _comparison_table(runs, found, trials)
+    output.emit_line()
+    for line in plot_excess(runs, found.optimum, trials, shutil.get_terminal_size().columns):
+        output.emit_line(line)
     return Exit.DONE
 
 
@@ -85,9 +85,9 @@ def _is_file(space: str) -> bool:
 
 def _from_store(kernel: str, problem: dict[str, Any], device: str | None) -> RecordedSpace:
     """Read a kernel's trials as it is now, of the one problem and device that were tried, or that are named."""
-    from ktuned.search import recorded
+    from ktuned.search import record_space
 
-    wanted = given(kernel=kernel, problem=problem, device=device, current=True)
+    wanted = drop_missing(kernel=kernel, problem=problem, device=device, current=True)
     with Client() as client:
         trials = all_trials(client, **wanted)
     keys = {(str(trial["problem"]), trial["device"]) for trial in trials}
@@ -96,58 +96,60 @@ def _from_store(kernel: str, problem: dict[str, Any], device: str | None) -> Rec
             f"{kernel} was tuned for {len(keys)} problems and devices", hint="name them: -p KEY=VALUE, --device"
         )
     results = [(trial["config"], trial["latency_us"]) for trial in trials if trial["outcome"]]
-    return recorded(kernel, results)
+    return record_space(kernel, results)
 
 
-def _table(runs: dict[str, list[Run]], found: RecordedSpace, trials: int) -> None:
-    from ktuned.search import relative
+def _comparison_table(runs: dict[str, list[SearchRun]], found: RecordedSpace, trials: int) -> None:
+    from ktuned.search import mean_relative_best
 
     counts = sorted({*(count for count in COUNTS if count < trials), trials})
     rows = []
     for name, several in runs.items():
-        means = [relative(several, found.optimum, count) for count in counts]
+        means = [mean_relative_best(several, found.optimum, count) for count in counts]
         chosen = several[0].chosen
         label = name if chosen == name else f"{name} ({chosen})"
         own = sum(run.mean_s for run in several) / len(several)
         rows.append([label, *("" if value is None else f"{value:.3f}" for value in means), f"{own * 1e3:.1f} ms"])
     columns = ["best ÷ optimum after", *map(str, counts), "own time"]
-    output.table(columns, rows, right=columns[1:])
+    output.print_table(columns, rows, right=columns[1:])
 
 
-def plot(runs: dict[str, list[Run]], optimum: float, trials: int, width: int) -> list[str]:
+def plot_excess(runs: dict[str, list[SearchRun]], optimum: float, trials: int, width: int) -> list[str]:
     """Return a plot of how far the mean best is above the optimum, in logarithmic steps, over the trials.
 
     It is as wide as :data:`PLOT_WIDTH`, or as a terminal of ``width`` columns has room for.
     """
-    from ktuned.search import relative
+    from ktuned.search import mean_relative_best
 
     room = max(8, min(PLOT_WIDTH, width - PLOT_MARGIN))
     columns = [max(1, round((column + 1) * trials / room)) for column in range(room)]
-    curves = {name: [relative(several, optimum, count) for count in columns] for name, several in runs.items()}
+    curves = {
+        name: [mean_relative_best(several, optimum, count) for count in columns] for name, several in runs.items()
+    }
     excess = [value - 1 for curve in curves.values() for value in curve if value is not None]
     if not excess:
         return ["nothing was found"]
     top = max(0.01, min(10.0, max(excess)))
     bottom = 0.001
     grid = [[" "] * room for _ in range(PLOT_HEIGHT)]
-    for mark, curve in zip(_marks(len(curves)), curves.values(), strict=True):
+    for mark, curve in zip(_axis_marks(len(curves)), curves.values(), strict=True):
         for column, value in enumerate(curve):
             if value is not None:
-                grid[_row(value - 1, bottom, top)][column] = mark
+                grid[_plot_row(value - 1, bottom, top)][column] = mark
     lines = []
     for row, cells in enumerate(grid):
         level = top * (bottom / top) ** (row / (PLOT_HEIGHT - 1))
         lines.append(f"{f'+{level:.1%}':>9} │{''.join(cells)}".rstrip())
     lines.append(f"{'':>9} └{'─' * room}")
     lines.append(f"{'':>9}  1{f'{trials} trials':>{room - 1}}")
-    lines.append("  ".join(f"{mark} {name}" for mark, name in zip(_marks(len(curves)), curves, strict=True)))
+    lines.append("  ".join(f"{mark} {name}" for mark, name in zip(_axis_marks(len(curves)), curves, strict=True)))
     return lines
 
 
-def _row(excess: float, bottom: float, top: float) -> int:
+def _plot_row(excess: float, bottom: float, top: float) -> int:
     bounded = min(top, max(bottom, excess))
     return round(math.log(top / bounded) / math.log(top / bottom) * (PLOT_HEIGHT - 1))
 
 
-def _marks(number: int) -> Sequence[str]:
+def _axis_marks(number: int) -> Sequence[str]:
     return [MARKS[place % len(MARKS)] for place in range(number)]
