@@ -349,11 +349,13 @@ class MeasurePeaks(Request[replies.MeasuredPeaks, Never]):
 class SameBits(Record):
     """What is asked of a config's bits: digests on so many ``inputs``, and how they compare with the ``anchor``'s.
 
-    The anchor's own are not known yet where they are empty.
+    The anchor's own are not known yet where they are empty. ``of_all`` asks for those of each config on all inputs:
+    which class wins is decided later.
     """
 
     inputs: int
     anchor: tuple[str, ...] = ()
+    of_all: bool = False
 
 
 @record

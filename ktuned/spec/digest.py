@@ -63,6 +63,11 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
     weights = kernel.weights_of(problems)
     if kernel.best_for == "all":
         plan.add("best_for", weights)
+    if kernel.batch_invariant:
+        for problem in problems:
+            kernel.find_batch_group(problem)
+        # The inputs of each are a part of those of the largest one, whose outputs are digested by the others' sizes.
+        measured.add("batch_invariant", [list(kernel.batch_invariant), *problems])
     portfolio = None if kernel.portfolio is None else kernel.portfolio_wanted()
     source_digest = _digest(texts if kernel.sources else function.parts)
     read = {kernel.file, *OBSERVER.files, *function.files, *measured.files, *plan.files}
@@ -97,6 +102,7 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
             "expects_default_outputs": kernel.expects_default_outputs,
             "version": digest[:16],
             **({"weights": list(weights)} if kernel.best_for == "all" else {}),
+            **({"batch_invariant": [list(kernel.batch_invariant), list(weights)]} if kernel.batch_invariant else {}),
             **({"is_data": True} if kernel.is_data else {}),
             **({} if portfolio is None else {"portfolio": portfolio}),
             "unobserved": next(iter(ACCESSES.unobserved), ""),

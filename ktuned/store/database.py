@@ -19,6 +19,7 @@ from ktuned.model import (
     FAILURES,
     LATENCY,
     Bits,
+    Candidate,
     Config,
     Context,
     DeviceModel,
@@ -448,6 +449,10 @@ class Store:
         With ``rounds`` only finalists of so many; ``rounds_name`` is the detail that counts them.
         """
         return trial_queries.best(self._reader, context, limit, objective, rounds, rounds_name)
+
+    def candidates(self, context: Context, limit: int, *, objective: Objective = LATENCY) -> list[Candidate]:
+        """Return the measured configs of a context whose bits are known on all inputs, the best first."""
+        return trial_queries.candidates(self._reader, context, limit, objective)
 
     def twin(self, content: str) -> Trial | None:
         """Return the newest measured trial of this content (the detail ``content``), in any context."""

@@ -9,6 +9,7 @@ from typing import Any, Literal
 from ktuned.model import (
     LATENCY,
     RETRIED_BY_NEXT_JOB,
+    Candidate,
     Config,
     Context,
     KnownConfig,
@@ -55,6 +56,17 @@ def measured(reader: Reader, context: Context, limit: int, objective: Objective)
     """Return the measured configs of a context that have an objective's figure, the best first."""
     select = _best_first(rows.select_known(objective), objective)
     return reader.values(rows.known, select, *rows.context_values(context), Outcome.MEASURED, limit)
+
+
+def candidates(reader: Reader, context: Context, limit: int, objective: Objective) -> list[Candidate]:
+    """Return the measured configs of a context whose bits are known on all inputs, the best by an objective first."""
+    detail = "iif(json_valid(trials.detail), json_extract(trials.detail, '$.{}'), NULL)"
+    columns = f"trials.config, {rows.cost(objective)}, {detail.format('bits')}, {detail.format('row_bits')}"
+    is_known = (
+        f"AND json_array_length({detail.format('bits')}) > 1 AND NOT ifnull({detail.format('nondeterministic')}, 0)"
+    )
+    select = _best_first(f"SELECT trials.id, {columns} {rows.FROM_TRIALS}", objective, is_known)
+    return reader.values(rows.candidate, select, *rows.context_values(context), Outcome.MEASURED, limit)
 
 
 def _best_first(select: str, objective: Objective, wanted: str = "") -> str:

@@ -247,10 +247,10 @@ class MeasureStage:
             None if best_us is None else self._incumbent,
             cores,
             applications,
-            tuple(attempt.known_us for attempt in attempts) if work.needs_energy or work.anchor else (),
+            tuple(attempt.known_us for attempt in attempts) if work.needs_energy or work.wanted_bits else (),
             # On a CPU the daemon's work on a result would disturb the timing of the next one.
             LANE_S if lane.device.kind == "cpu" else HOLD_GPU_S,
-            None if work.anchor is None else work.anchor.request,
+            work.wanted_bits,
         )
         return request, for_trial(work.deadlines, work.preset, best_us)
 

@@ -108,7 +108,7 @@ class Outcomes:
 
     def _find_classes(self) -> BitClasses:
         """Return the classes of equal bits that are known, where numerics are exact."""
-        if self._work.anchor is None:
+        if self._work.wanted_bits is None:
             return BitClasses()
         by = figure_objective(self._work.objective)
         return BitClasses.of(self._store.best_trials(self._work.context, MOST_COMPARED, objective=by))
@@ -352,7 +352,7 @@ class Outcomes:
     async def _shared_lead(self) -> SharedLead:
         """Return what the job begins with if others share a winner of its context."""
         work, plan = self._work, self._work.job.plan
-        if work.shared is None or plan.no_share or plan.configs or plan.again:
+        if work.shared is None or work.kernel.batch_invariant or plan.no_share or plan.configs or plan.again:
             return SharedLead(objective=work.objective)
         candidate = await work.shared.best(work.kernel, work.context, work.objective)
         served = [*self.opening.served, *([] if work.kernel.default is None else [work.kernel.default])]

@@ -38,6 +38,7 @@ from ktuned.model import (
     cost_of,
     figure_objective,
     is_exact,
+    is_nondeterministic,
     with_captured,
 )
 from ktuned.tuning.anchor import Anchor
@@ -153,10 +154,21 @@ class Work(msgspec.Struct, eq=False, weakref=True):
         """The detail that counts a finalist's rounds."""
         return rounds_name(self.kernel, self.objective)
 
+    @property
+    def wanted_bits(self) -> requests.SameBits | None:
+        """What is to be found out of configs' bits, where they count."""
+        if self.anchor is not None:
+            return self.anchor.request
+        return requests.SameBits(self.preset.inputs, of_all=True) if self.kernel.batch_invariant else None
+
     def lacks_figure(self, trial: Trial) -> bool:
         """Return whether a trial was measured, but not what its launches take or leave, which decides here."""
         lacks_energy = self.needs_energy and ENERGY not in trial.metrics
-        lacks_bits = self.anchor is not None and self.anchor.lacks_bits(trial)
+        lacks_bits = False
+        if self.anchor is not None:
+            lacks_bits = self.anchor.lacks_bits(trial)
+        elif self.kernel.batch_invariant and not is_nondeterministic(trial.detail):
+            lacks_bits = len(trial.detail.get("bits") or ()) < self.preset.inputs
         return trial.outcome is Outcome.MEASURED and (lacks_energy or lacks_bits)
 
     def cost(self, trial: Trial | TrialResult) -> float | None:

@@ -398,7 +398,7 @@ class Bench:
             first = opened.data.read_digests(own[:1])
             may_win = timed.outcome is Outcome.MEASURED and _may_win(timed, request.incumbent)
             may_win = may_win and (not wanted.anchor or have_same_bits(first, wanted.anchor) is not False)
-            if not may_win and not is_cheap(timed, digest_us, inputs):
+            if not may_win and not wanted.of_all and not is_cheap(timed, digest_us, inputs):
                 inputs = 1
             found = launch_inputs(
                 opened.data, launch, opened.timer.synchronize, own, inputs, lambda: reply.phase(Phase.CHECK)

@@ -113,7 +113,8 @@ def results(
         _show(trials, known, with_age=everything)
         for found in numerics:
             output.emit()
-            output.emit(f"{text.flat(found['problem'])} on {found['device']}:")
+            problem_words = text.flat(found["problem"]) if found["problem"] else kernel
+            output.emit(f"{problem_words} on {found['device']}:")
             for line in found["lines"]:
                 output.emit(f"  {line}")
     if len(trials) < total:
