@@ -150,7 +150,11 @@ class Environments:
             _log.warning("daemon_outdated", python=environment.python, reason=reason)
 
     def _difference(self, observed: replies.Observed | None, environment: Environment) -> str:
-        return difference(observed, {**self._base_env, **dict(environment.env)}, cpu.limits())
+        return difference(observed, self.variables(environment), cpu.limits())
+
+    def variables(self, environment: Environment) -> dict[str, str]:
+        """Return the variables that workers of an environment are started with on this machine."""
+        return {**self._base_env, **dict(environment.env)}
 
     def outdated(self, environment: Environment) -> str:
         """Return a line if an interpreter's ktuned is another one than this daemon's; else nothing."""

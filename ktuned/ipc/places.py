@@ -43,13 +43,11 @@ class Places(Record):
         return Path(self.projects[project])
 
     def file(self, project: str, path: str) -> Path:
-        """Return the file at a path relative to a project's directory.
+        """Return the file at a path relative to a project's directory, or at one of the system's own.
 
         Raises:
-            InvalidMessage: the worker does not have that project, or the path is absolute.
+            InvalidMessage: the worker does not have that project.
         """
-        if os.path.isabs(path):
-            raise InvalidMessage(f"{path!r} is not relative to the project {project!r}")
         return Path(absolute(path, str(self.root(project))))
 
     def artifact(self, key: str) -> Path:
@@ -93,11 +91,17 @@ def staging_place(artifacts: Path, name: str = "") -> Path:
 
 
 def relative(path: str, root: str) -> str:
-    """Return a file's path relative to its project; ``..`` leads to one that lies beside it."""
+    """Return a file's path relative to its project; ``..`` leads to one that lies beside it.
+
+    One that has no directory in common with the project is the system's: its path stays as it is, wherever the project
+    lies.
+    """
     below = f"{root}/"
-    return path[len(below) :] if path.startswith(below) else os.path.relpath(path, root)
+    if path.startswith(below):
+        return path[len(below) :]
+    return path if os.path.commonpath([path, root]) == "/" != path else os.path.relpath(path, root)
 
 
 def absolute(path: str, root: str) -> str:
     """Return the absolute path of one that :func:`relative` returned."""
-    return os.path.normpath(f"{root}/{path}")
+    return os.path.normpath(os.path.join(root, path))

@@ -1,9 +1,9 @@
 """Doubts about winners: reasons why it is not known now whether what decided an answer is unchanged.
 
-After a start the watcher has yet to look at every file. A lookup that is earlier compares its own kernel's files then
-and there, if that takes little time. A file that changes later is inspected, which takes as long as its imports do, or
-as the probe of a project's new environment; the catalog knows which files these are. Toolchains are looked at by the
-:class:`~ktuned.devices.Machine`.
+After a start the watcher has yet to look at every file. A lookup that is earlier compares its own kernel's files and
+variables then and there, if that takes little time. A file that changes later is inspected, which takes as long as its
+imports do, or as the probe of a project's new environment; the catalog knows which files these are. Toolchains are
+looked at by the :class:`~ktuned.devices.Machine`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from ktuned.catalog import Catalog
 from ktuned.devices import Machine
 from ktuned.fleet import Environment
 from ktuned.ipc import agrees, stamp
-from ktuned.model import Device, KernelInfo
+from ktuned.model import ENVIRONMENT, Device, KernelInfo, value_digest
 
 MAX_FILES: Final = 100
 MAX_BYTES: Final = 2**20
@@ -61,7 +61,7 @@ class Certainty:
         """
         if suspect := self._catalog.suspicion(kernel):
             return f"{suspect} changed, or what it depends on, and is being inspected"
-        reason = "" if self.is_caught_up else self._source_doubt(kernel)
+        reason = "" if self.is_caught_up else self._source_doubt(kernel, environment)
         if reason:
             return f"not looked at since the start: {reason}"
         environments = self._machine.environments
@@ -70,13 +70,23 @@ class Certainty:
             reason = environments.doubt(environment.beside(device))
         return f"the toolchain is to be probed again: {reason}" if reason else environments.outdated(environment)
 
-    def _source_doubt(self, kernel: KernelInfo) -> str:
+    def _source_doubt(self, kernel: KernelInfo, environment: Environment) -> str:
         known = self._looks.get(kernel.name)
         if known is not None and known.stamps is kernel.stamps and self._clock() < known.until:
             return known.reason
-        reason = _difference(kernel.stamps)
+        variables = self._machine.environments.variables(environment)
+        reason = _changed_variable(kernel, variables) or _difference(kernel.stamps)
         self._looks[kernel.name] = _Look(self._clock() + LOOK_S, kernel.stamps, reason)
         return reason
+
+
+def _changed_variable(kernel: KernelInfo, variables: Mapping[str, str]) -> str:
+    """Return which variable that the kernel was seen to read has another value in the workers of this daemon."""
+    read = {
+        name.removeprefix(ENVIRONMENT): entry for name, entry in kernel.learned.items() if name.startswith(ENVIRONMENT)
+    }
+    changed = (name for name, entry in read.items() if value_digest(variables.get(name)) != entry.digest)
+    return next((f"the environment variable {name} changed" for name in changed), "")
 
 
 def _difference(stamps: Mapping[str, str]) -> str:

@@ -78,6 +78,7 @@ from ktuned.model.trace import (
     Observation,
     added,
     combine,
+    value_digest,
     with_captured,
     without,
 )
@@ -228,6 +229,7 @@ __all__ = [
     "suggested",
     "unit_of",
     "unmeasurable",
+    "value_digest",
     "with_captured",
     "with_numerics",
     "without",

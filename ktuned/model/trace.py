@@ -7,6 +7,7 @@ order, and earlier digests of the kernel can be given that name, too. No IO.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
@@ -48,6 +49,14 @@ class Observation(Record):
     def decisive(self) -> str:
         """The digest that decides results."""
         return self.meaning or self.digest
+
+
+def value_digest(value: str | None) -> str:
+    """Return the digest of an environment variable's value, absent for one that is not set."""
+    # As in sha256(): not every command digests something.
+    import hashlib
+
+    return "" if value is None else hashlib.sha256(os.fsencode(value)).hexdigest()
 
 
 def combine(digest: str, entries: Iterable[Observation]) -> str:

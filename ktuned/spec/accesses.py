@@ -10,7 +10,8 @@ Left out are *kinds of places that cannot decide a result*, because something el
 what the kernel makes (/proc, /sys)   the device and its driver
 what the system has installed (/usr)  the toolchain and the interpreter, by their versions and bytes
 the interpreter's library, bytecode   the interpreter; the sources that bytecode was made of
-installed distributions               their versions, whole
+installed distributions, and what     their versions, whole; a process imports them once, for whichever
+they read when they are imported      kernel comes first
 ktuned, its worker's own directories  the way of measuring; what a run makes, it does not depend on
 what compilers keep                   the sources that it was made of, and read when it was
 ====================================  ==================================================================
@@ -20,22 +21,32 @@ The first two are left out by the observer itself.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import stat
 import sys
 import sysconfig
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from importlib.machinery import BYTECODE_SUFFIXES, EXTENSION_SUFFIXES, SOURCE_SUFFIXES, FileFinder
+from importlib.machinery import (
+    BYTECODE_SUFFIXES,
+    EXTENSION_SUFFIXES,
+    SOURCE_SUFFIXES,
+    ExtensionFileLoader,
+    FileFinder,
+    SourceFileLoader,
+    SourcelessFileLoader,
+)
 from pathlib import Path
 from types import FrameType
 from typing import Any
 
 from ktuned.ipc import ABSENT, DIRECTORY, Untrusted, is_way, lexical, stamp, stamp_directory
 from ktuned.observer import OFF, Kind, Log, Note
-from ktuned.spec import distributions
+from ktuned.spec.distributions import is_bare
 from ktuned.spec.observer import OBSERVER
-from ktuned.spec.origin import OUR_PACKAGE, STDLIB, caches, installed_in, is_our_file, is_our_place, is_ours
+from ktuned.spec.origin import OUR_PACKAGE, STDLIB, caches, installed_in, is_foreign, is_our_file, is_our_place, is_ours
 
 _OWN_VARIABLES = ("KTUNED_", "LD_PRELOAD", "LD_AUDIT", "TMPDIR", "TMP", "TEMP", "PYTHON")
 """Beginnings of variables that a worker gets from its daemon, or that the interpreter was started by."""
@@ -112,6 +123,8 @@ class Accesses:
         for environment in (os.environ, os.environb):
             environment.__class__ = _RecordingEnviron
         FileFinder._fill_cache = _fill_cache  # type: ignore[attr-defined]
+        for loader, step in _LOADING:
+            setattr(loader, step, _observe_loading(getattr(loader, step)))
 
     def begin(self) -> None:
         """Forget what was noted; each name is noted again."""
@@ -250,7 +263,7 @@ class Accesses:
         place = installed_in(path)
         if place is not None:
             # Which version is there may be asked without an import.
-            return not (_is_bare(path) or path.endswith(".dist-info/METADATA")) or is_our_file(path)
+            return not (is_bare(path) or path.endswith(".dist-info/METADATA")) or is_our_file(path)
         if OBSERVER.is_below_root(path):
             return "/.git" in path
         return _is_systems(path) or path in _INTERPRETER or f"{path}/".startswith(STDLIB) or is_our_file(f"{path}/")
@@ -329,6 +342,30 @@ def _reader() -> tuple[int, int]:
     return (0, 1) if frame is None else (id(frame), frame.f_lasti)
 
 
+_LOADING = (
+    (SourceFileLoader, "exec_module"),
+    (SourcelessFileLoader, "exec_module"),
+    (ExtensionFileLoader, "create_module"),
+    (ExtensionFileLoader, "exec_module"),
+)
+"""The steps of an import that run a module's own code."""
+
+
+def _observe_loading(load: Callable[..., Any]) -> Callable[..., Any]:
+    """Have a package import what it wants unnoticed, and each module of the project noted that it imports in turn."""
+
+    @functools.wraps(load)
+    def load_observed(loader: Any, module: Any) -> Any:
+        with ACCESSES.apart():
+            is_counted = OBSERVER.counts(loader.path)
+            is_noted = is_counted or not is_foreign(loader.path)
+        noting = ACCESSES.heard() if is_counted else contextlib.nullcontext() if is_noted else ACCESSES.apart()
+        with noting:
+            return load(loader, module)
+
+    return load_observed
+
+
 class _Each:
     """Names of a directory, as an import looks through them: it asks the disk for each that it wants."""
 
@@ -373,19 +410,6 @@ def _list_apart(place: Any) -> Any:
 
 def _is_site(path: str) -> bool:
     return path in sys.path and installed_in(f"{path}/x") is not None
-
-
-def _is_bare(path: str) -> bool:
-    """Return whether a file lies among installed packages and belongs to none."""
-    place = installed_in(path)
-    if place is None or "/__pycache__" in path or path == place.site:
-        return False
-    if place.top.endswith((".dist-info", ".egg-info")):
-        return False
-    if not os.path.lexists(f"{place.site}/{place.top}"):
-        # A module that is looked for there, and would be a bare one.
-        return path == f"{place.site}/{place.top}" and path.endswith((".py", *EXTENSION_SUFFIXES))
-    return not distributions.owners(place) and os.path.isfile(path)
 
 
 def _is_module(path: Path) -> bool:

@@ -8,10 +8,11 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from functools import cache
+from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from ktuned.model import Record, record
-from ktuned.spec.origin import Installed
+from ktuned.spec.origin import Installed, installed_in
 
 _BESIDES = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 """Files in a distribution's own directory that depend on its installer."""
@@ -44,6 +45,19 @@ def owners(place: Installed) -> tuple[Distribution, ...]:
     except OSError:
         return ()
     return _owners(place.site, place.package, changed)
+
+
+def is_bare(path: str) -> bool:
+    """Return whether a file lies among installed packages and belongs to none."""
+    place = installed_in(path)
+    if place is None or "/__pycache__" in path or path == place.site:
+        return False
+    if place.top.endswith((".dist-info", ".egg-info")):
+        return False
+    if not os.path.lexists(f"{place.site}/{place.top}"):
+        # A module that is looked for there, and would be a bare one.
+        return path == f"{place.site}/{place.top}" and path.endswith((".py", *EXTENSION_SUFFIXES))
+    return not owners(place) and os.path.isfile(path)
 
 
 def distribution(site: str, name: str) -> Distribution | None:

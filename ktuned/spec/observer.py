@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from ktuned.ipc import Trust, lexical, stamp
 from ktuned.spec import distributions
+from ktuned.spec.distributions import is_bare
 from ktuned.spec.origin import installed_in, is_foreign, is_ours, prepare_origins
 
 _get_code = SourceFileLoader.get_code
@@ -114,7 +115,10 @@ class Observer:
 
     def counts(self, path: str) -> bool:
         """Return whether a file of code counts by its content."""
-        return self.kernel_file is not None and (path.startswith(self._own) or not is_foreign(path))
+        if self.kernel_file is None:
+            return False
+        # A module that somebody has put among the packages is nobody's, and has no version.
+        return path.startswith(self._own) or not is_foreign(path) or is_bare(path)
 
     def is_below_root(self, path: str) -> bool:
         """Return whether a path lies in the project's directory."""

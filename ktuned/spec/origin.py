@@ -98,7 +98,9 @@ def is_foreign(path: str) -> bool:
         return True
     if not path.startswith("/") or path.startswith(f"{OUR_PACKAGE}/") or installed_in(path) is not None:
         return True
-    return path.startswith(STDLIB) or str(Path(path).resolve()).startswith(STDLIB)
+    if path.startswith(STDLIB) or str(Path(path).resolve()).startswith(STDLIB):
+        return True
+    return is_our_place(path.rpartition("/")[0])
 
 
 def prepare_origins() -> None:

@@ -7,9 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from ktuned.ipc import ABSENT, DIRECTORY, Places, agrees, is_way, relative, requests
-from ktuned.model import ENVIRONMENT, UNOBSERVED, Observation
+from ktuned.model import ENVIRONMENT, UNOBSERVED, Observation, value_digest
 from ktuned.spec import ACCESSES, OBSERVER
-from ktuned.worker.trace import SourceChanged, look, value_digest
+from ktuned.worker.trace import SourceChanged, look
 
 
 class CodeTrace:

@@ -25,7 +25,7 @@ from ktuned.ipc import (
     stamp_directory,
     stamps,
 )
-from ktuned.model import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, UsageError
+from ktuned.model import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, UsageError, value_digest
 from ktuned.spec import OBSERVER, distribution, file_meaning, installed_in, owners
 
 YOUNG_NS = 20_000_000
@@ -72,11 +72,6 @@ def look(entry: Observation, root: str) -> Observation:
         meaning = file_meaning(place, content)
     places = tuple(relative(path, root) for path in found)
     return replace(entry, digest=digest, meaning=meaning, places=places)
-
-
-def value_digest(value: str | None) -> str:
-    """Return the digest of an environment variable's value, absent for one that is not set."""
-    return ABSENT if value is None else hashlib.sha256(os.fsencode(value)).hexdigest()
 
 
 def _installed(entry: Observation, root: str) -> Observation:

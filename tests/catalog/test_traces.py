@@ -53,9 +53,8 @@ async def test_what_a_compiler_read_makes_the_answer_stale(tmp_path: Path) -> No
 
         cfg.write_text("two")
         edited = await parts.inspect()
-        assert edited.digest == combine(
-            before.digest, (kernel.learned | {"cfg.txt": edited.learned["cfg.txt"]}).values()
-        )
+        known = {**kernel.learned, "cfg.txt": edited.learned["cfg.txt"]}
+        assert edited.digest == combine(before.digest, known.values())
         assert edited.digest != kernel.digest
         assert _status(parts) is Status.STALE
         why = Explainer(parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.lookups.doubt).explain(

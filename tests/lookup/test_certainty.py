@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import anyio
+import msgspec
 import pytest
 
 from ktuned.catalog import Changes, FileInspector
@@ -47,6 +48,19 @@ async def test_files_are_compared_once_a_second_and_only_if_they_are_few(parts: 
         )
     certainty.caught_up()
     assert certainty.doubt(few, parts.environment) == certainty.doubt(many, parts.environment) == ""
+
+
+async def test_a_variable_that_a_kernel_reads_is_compared_at_the_start(parts: Parts) -> None:
+    """A daemon whose workers have another value knows nothing of the kernel's files until they are inspected."""
+    kernel = await parts.inspect(f"import os\nMODE = os.environ.get('TEST_MODE')\n{kernel_text()}")
+    assert "env:TEST_MODE" in kernel.learned
+    certainty = Certainty(parts.catalog, parts.machine)
+    assert certainty.doubt(kernel, parts.environment) == ""
+    other = msgspec.structs.replace(parts.environment, env=(("TEST_MODE", "2"),))
+    certainty = Certainty(parts.catalog, parts.machine)
+    assert certainty.doubt(kernel, other) == "not looked at since the start: the environment variable TEST_MODE changed"
+    certainty.caught_up()
+    assert certainty.doubt(kernel, parts.environment) == ""
 
 
 class Paused(FileInspector):

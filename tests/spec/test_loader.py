@@ -255,16 +255,19 @@ def test_functions_import_when_they_are_called(project: Project) -> None:
 
 
 def test_installed_code_in_the_root_is_foreign(project: Project) -> None:
-    """Modules of a virtual environment inside the root are not the project's."""
+    """Modules of a virtual environment inside the root are not the project's, but for those of no distribution."""
+    site = project.root / "env/lib/site-packages"
     project.write("env/lib/site-packages/installed.py", "x = 1\n")
-    project.write(
-        "tune_it.py",
-        f"import sys\nsys.path.append({str(project.root / 'env/lib/site-packages')!r})\nimport installed\n",
-    )
-    loaded = project.load()
-    sys.path.remove(str(project.root / "env/lib/site-packages"))
-    assert [path.name for path in loaded.files] == ["tune_it.py"]
-    del sys.modules["installed"]
+    project.write("env/lib/site-packages/bare.py", "x = 1\n")
+    project.write("env/lib/site-packages/installed-1.0.dist-info/RECORD", "installed.py,,\n")
+    project.write("tune_it.py", f"import sys\nsys.path.append({str(site)!r})\nimport installed, bare\n")
+    try:
+        # The second time, the process has the distribution's module already, and the other one anew.
+        for _ in range(2):
+            assert sorted(path.name for path in project.load().files) == ["bare.py", "tune_it.py"]
+    finally:
+        sys.path[:] = [place for place in sys.path if place != str(site)]
+        del sys.modules["installed"]
 
 
 def test_files_are_the_projects_own(project: Project) -> None:
