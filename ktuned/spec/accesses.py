@@ -258,7 +258,7 @@ class Accesses:
 
     def is_left_out(self, path: str) -> bool:
         """Return whether a name is of a kind that cannot decide a result; the module says which, and why."""
-        if "/__pycache__" in path or (path.startswith(self._left_out) and not OBSERVER.is_below_root(path)):
+        if "/__pycache__" in path or (f"{path}/".startswith(self._left_out) and not OBSERVER.is_below_root(path)):
             return True
         place = installed_in(path)
         if place is not None:
