@@ -59,9 +59,9 @@ def test_a_class_without_a_config_for_one_problem_is_out() -> None:
     found = choose_class(FIELDS, [_small(1, ("plain", 1.0, "aa"), ("fast", 0.5, "bb")), middle, large])
     assert dict(found.configs) == {_problem(size): "plain" for size in (1, 8, 64)}
     broken = choose_class(FIELDS, [_small(1, ("fast", 0.5, "bb")), middle, large])
-    assert (broken.configs, broken.broken_by, broken.agreeing) == ({}, _problem(1), 2)
+    assert (broken.configs, broken.broken_by, broken.agreeing) == ({}, _problem(8), 2)
     assert broken.words() == (
-        "not batch-invariant under M = 1, 8, 64: M = 1 breaks it, where no measured config has the bits that "
+        "not batch-invariant under M = 1, 8, 64: M = 8 breaks it, where no measured config has the bits that "
         "2 of 3 problems can agree on"
     )
 
