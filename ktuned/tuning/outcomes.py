@@ -297,7 +297,7 @@ class Outcomes:
         self.summary.note(self.progress.done, self.progress.best)
         known = doubt(trial.detail, trial.latency_us, by_energy=self._work.needs_energy)
         # One that was given up has a latency, and no figure by another objective.
-        cost = trial.latency_us if self._work.objective == LATENCY else self._work.cost(trial)
+        cost = trial.latency_us if self._work.objective == LATENCY else self._work.expected_cost(trial)
         self._tried.append(requests.Tried(config, outcome, cost, known))
         self._changed.set()
         publish_trial(self._publish, self._work, self.progress, trial)

@@ -175,6 +175,13 @@ class Work(msgspec.Struct, eq=False, weakref=True):
         """Return what the figure of a measured trial costs; ``None`` if it has none."""
         return cost_of(self.objective, trial.figure(self.objective))
 
+    def expected_cost(self, trial: Trial) -> float | None:
+        """Return what a measured trial costs as far as its bits are known: on the first inputs alone, of most."""
+        if self.anchor is None or not self.anchor.may_have_bits(trial):
+            return self.cost(trial)
+        objective = figure_objective(self.objective)
+        return cost_of(objective, trial.figure(objective))
+
     def cost_of_round(self, result: TrialResult) -> float | None:
         """Return what a finalist costs by one round, in which its bits are not asked for again."""
         objective = figure_objective(self.objective)

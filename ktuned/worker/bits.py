@@ -4,9 +4,10 @@ The first digest is of the launch that is judged before timing, and costs no lau
 launched after timing, those of ordinary numbers twice: two launches of one input that differ show atomics and races.
 They are not judged, because what is right for a denormal or a NaN no tolerance says.
 
-That takes as long as some ten launches, and as many digests, and denormals are slow on a CPU. So only a config that may
-win gets them (it is not known to be slower than one with the anchor's bits, or to have others), and one whose launches
-are over at once. Of the others the first digest alone is known.
+That takes as long as some ten launches, and as many digests, and denormals are slow on a CPU. So only a config gets
+them that would win at once (it is faster than all with the anchor's bits so far, and not known to have others), and one
+whose launches are over at once. Of the others the first digest alone is known; those that become finalists are launched
+on the other inputs before they compete.
 """
 
 from __future__ import annotations
