@@ -249,7 +249,7 @@ class FinalRound:
         anchor, asked = self._work.anchor, set[int]()
         while anchor is not None and anchor.bits:
             likely = await self._likely_finalists(anchor)
-            trial = next((one for one in likely if anchor.lacks_bits(one) and one.id not in asked), None)
+            trial = next((one for one in likely if not anchor.is_sure_of(one) and one.id not in asked), None)
             if trial is None:
                 return
             asked.add(trial.id)
