@@ -179,7 +179,6 @@ class JobRequests:
                     asked = self._pinned_config(wish.anchor_pin, key)
                 anchor = await self._check_anchor(kernel, problem, asked)
                 if anchor is not None:
-                    await self._store.anchors.choose_anchor(key, None if anchor == kernel.default else anchor)
                     plan = replace(plan, anchor=anchor)
                 if wish.stale_only and await self._is_fresh(kernel, problem, wish, objective):
                     continue

@@ -139,16 +139,19 @@ class Outcomes:
     async def _compare_with_anchor(self) -> None:
         """Note on all trials so far whether they have the anchor's bits.
 
-        A job whose anchor can be none is given up, and the choice of it taken back: all stays as it was.
+        The choice of an anchor holds from here on. A job whose anchor can be none is given up, and all stays as it was,
+        an earlier choice too.
         """
-        anchor = self._work.anchor
+        anchor, chosen = self._work.anchor, self._work.job.plan.anchor
         assert anchor is not None
         if anchor.fault:
-            await self._store.anchors.choose_anchor(self._work.key, None)
             self.hopelessness.give_up(anchor.fault)
             self._give_up_if_hopeless()
             return
         self._compared_with = anchor.bits
+        if chosen is not None:
+            is_declared = canonical(chosen) == canonical(self._work.declared_default or {})
+            await self._store.anchors.choose_anchor(self._work.key, None if is_declared else chosen)
         await self._store.mark_same_bits(self._work.context, anchor.bits)
 
     async def open_again(self) -> None:

@@ -69,7 +69,7 @@ class Work(msgspec.Struct, eq=False, weakref=True):
     the sights of the files by which it is known there.
     ``shared`` is asked what others have found, if that may be used. ``served`` returns the winners that the kernel's
     lookups are answered with, ``portfolio`` the configs that its portfolio has for this problem, if there is one.
-    Where numerics are exact, the kernel's default is the ``anchor``.
+    Where numerics are exact, the kernel's default is the ``anchor``; the file's own is ``declared_default``.
     """
 
     job: Job
@@ -94,6 +94,7 @@ class Work(msgspec.Struct, eq=False, weakref=True):
     shared: SharedConfigs | None = None
     compilers: tuple[Compiler, ...] = ()
     anchor: Anchor | None = None
+    declared_default: Config | None = None
     _named: requests.KernelRef | None = None
 
     def __post_init__(self) -> None:
