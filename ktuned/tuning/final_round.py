@@ -285,7 +285,7 @@ class FinalRound:
             work.preset,
             judge_contention=False,
             known_us=(trial.latency_us,),
-            same_bits=anchor.request,
+            same_bits=replace(anchor.request, on_all_inputs=True),
         )
         deadlines = for_trial(work.deadlines, work.preset, trial.latency_us)
         while True:

@@ -160,7 +160,7 @@ class Work(msgspec.Struct, eq=False, weakref=True):
         """What is to be found out of configs' bits, where they count."""
         if self.anchor is not None:
             return self.anchor.request
-        return requests.SameBits(self.preset.inputs, of_all=True) if self.kernel.batch_invariant else None
+        return requests.SameBits(self.preset.inputs, on_all_inputs=True) if self.kernel.batch_invariant else None
 
     def lacks_figure(self, trial: Trial) -> bool:
         """Return whether a trial was measured, but not what its launches take or leave, which decides here."""

@@ -31,7 +31,6 @@ from ktuned.model import (
     energy_figures,
     figure_objective,
     figure_of,
-    have_same_bits,
     record,
 )
 from ktuned.spec import ACCESSES, FreshProcessNeeded
@@ -276,7 +275,8 @@ class Bench:
             measured = self._timed_measure(unit, known_us, request, reply, after)
             if ends_batch(measured, request):
                 return measured
-            request = replace(request, incumbent=requests.Incumbent.after(request.incumbent, measured))
+            incumbent = requests.Incumbent.after(request.incumbent, measured, request.same_bits)
+            request = replace(request, incumbent=incumbent)
             # What is printed goes with a result only where that failed: it is not to be mixed with that of others.
             is_well = measured.outcome in (Outcome.MEASURED, Outcome.SLOWER)
             # The next config begins where this request began.
@@ -390,15 +390,12 @@ class Bench:
         request: requests.Trial,
         reply: Phases,
     ) -> replies.Measurement:
-        """Add the bits that a timed config leaves: on all inputs if it leads, or if that takes no time."""
+        """Add the bits that a timed config leaves: on all inputs if that is wanted, or takes no time."""
         wanted = request.same_bits
         assert wanted is not None
         inputs = wanted.inputs
         try:
-            first = opened.data.read_digests(own[:1])
-            leads = timed.outcome is Outcome.MEASURED and _leads(timed, request.incumbent)
-            leads = leads and (not wanted.anchor or have_same_bits(first, wanted.anchor) is not False)
-            if not leads and not wanted.of_all and not is_cheap(timed, digest_us, inputs):
+            if not wanted.on_all_inputs and not is_cheap(timed, digest_us, inputs):
                 inputs = 1
             found = launch_inputs(
                 opened.data, launch, opened.timer.synchronize, own, inputs, lambda: reply.phase(Phase.CHECK)
@@ -757,14 +754,6 @@ def _may_win(measured: replies.Measurement, incumbent: requests.Incumbent | None
     if measured.beaten:
         return False
     return incumbent is None or measured.low_us is None or measured.low_us <= incumbent.high
-
-
-def _leads(measured: replies.Measurement, incumbent: requests.Incumbent | None) -> bool:
-    """Return whether a config is faster than the fastest so far, and would be the winner at once."""
-    if measured.beaten:
-        return False
-    cost = measured.latency_us if measured.cost is None else measured.cost
-    return incumbent is None or cost is None or cost < incumbent.cost
 
 
 def _with_metrics(measured: replies.Measurement, opened: _Opened, energy: Energy | None) -> replies.Measurement:

@@ -4,10 +4,9 @@ The first digest is of the launch that is judged before timing, and costs no lau
 launched after timing, those of ordinary numbers twice: two launches of one input that differ show atomics and races.
 They are not judged, because what is right for a denormal or a NaN no tolerance says.
 
-That takes as long as some ten launches, and as many digests, and denormals are slow on a CPU. So only a config gets
-them that would win at once (it is faster than all with the anchor's bits so far, and not known to have others), and one
-whose launches are over at once. Of the others the first digest alone is known; those that become finalists are launched
-on the other inputs before they compete.
+That takes as long as some ten launches, and as many digests. So only the anchor and the finalists get them, as the
+finalists alone are checked with other seeds, and a config whose launches are over at once. Of the others the first
+digest alone is known, which decides which of them race against each other.
 """
 
 from __future__ import annotations
