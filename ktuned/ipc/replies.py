@@ -263,7 +263,8 @@ class Measurement(Record):
     more than its guards may have been hit. ``leftover`` says what of the config stays in the worker, or which of its
     files has changed on the disk: the next one needs a fresh worker. ``compared`` counts the launches, of those that
     were timed or made like them, whose outputs were compared. ``bits`` are digests of the outputs by input, where
-    they were asked for: of one that was given up on the first input alone. ``same_bits`` says whether they are the
+    they were asked for: of one that was given up on the first input alone. ``row_bits`` are those of the rows that the
+    smaller problems of a batch-invariant group have, by problem. ``same_bits`` says whether they are the
     anchor's, ``nondeterministic`` that launches have left different outputs from the same inputs.
     """
 
@@ -298,6 +299,7 @@ class Measurement(Record):
     leftover: str = ""
     compared: int | None = None
     bits: tuple[str, ...] | None = None
+    row_bits: Mapping[str, tuple[str, ...]] | None = None
     same_bits: bool | None = None
     nondeterministic: bool | None = None
 

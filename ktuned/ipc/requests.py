@@ -349,11 +349,13 @@ class MeasurePeaks(Request[replies.MeasuredPeaks, Never]):
 class SameBits(Record):
     """What is asked of a config's bits: digests on so many ``inputs``, and how they compare with the ``anchor``'s.
 
-    The anchor's own are not known yet where they are empty.
+    The anchor's own are not known yet where they are empty. Unless those ``on_all_inputs`` are asked for, the first one
+    is enough where the others take their time.
     """
 
     inputs: int
     anchor: tuple[str, ...] = ()
+    on_all_inputs: bool = False
 
 
 @record
@@ -367,12 +369,16 @@ class Incumbent(Record):
     high: float
 
     @staticmethod
-    def after(incumbent: Incumbent | None, measured: replies.Measurement) -> Incumbent | None:
-        """Return the cost to beat after a measurement: the incumbent's, unless that of a fully sampled one is lower."""
+    def after(
+        incumbent: Incumbent | None, measured: replies.Measurement, wanted: SameBits | None = None
+    ) -> Incumbent | None:
+        """Return the cost to beat after a measurement: the incumbent's, unless that of a fully sampled one is lower.
+
+        Where bits are ``wanted`` only a config beats others that has the anchor's, for all that is known of them.
+        """
         if measured.outcome is not Outcome.MEASURED or measured.beaten:
             return incumbent
-        if measured.bits is not None and not measured.same_bits:
-            # Where bits count, one with others beats nobody.
+        if wanted is not None and (measured.same_bits is False or not wanted.anchor or not measured.bits):
             return incumbent
         cost, low, high = measured.cost, measured.cost_low, measured.cost_high
         if cost is None:

@@ -1,8 +1,9 @@
-"""Winners as lookups serve them: own ones, winners of other checkouts of the same code, or one config for all."""
+"""Winners as lookups serve them: own ones, those of other checkouts of the same code, one config or class for all."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from ktuned.catalog import Admission, Catalog
@@ -10,7 +11,20 @@ from ktuned.devices import Machine
 from ktuned.fleet import Environment
 from ktuned.lookup.answer_caches import AnswerCaches
 from ktuned.lookup.common_winner import MAX_TRIALS, Common, common_config, with_common
-from ktuned.model import Context, Device, KernelInfo, Objective, Winner, cost_of
+from ktuned.model import (
+    Candidate,
+    Context,
+    Device,
+    KernelInfo,
+    Member,
+    Objective,
+    Problem,
+    Verdict,
+    Winner,
+    canonical,
+    choose_class,
+    cost_of,
+)
 from ktuned.store import Store
 
 
@@ -25,6 +39,8 @@ class ServedWinners:
         self._machine = machine
         self._admission = admission
         self._known = caches.winners
+        self._verdicts: dict[str, dict[tuple[str, Objective], list[Verdict]]] = {}
+        """The verdicts on a batch-invariant kernel's groups by device model and objective, as of its winners."""
 
     def list_winners(self, kernel: KernelInfo, environment: Environment) -> list[Winner]:
         """Return a kernel's winners on all devices, by all objectives."""
@@ -65,15 +81,89 @@ class ServedWinners:
         return self._machine.context(kernel, environment, winner.problem, device) == context
 
     def in_place_of(self, own: list[Winner], kernel: KernelInfo, environment: Environment) -> list[Winner]:
-        """Return problems' own winners with the common ones in their place, where the kernel file asks for those."""
-        if not kernel.weights:
+        """Return problems' own winners with the common ones in their place, where the kernel file asks for those.
+
+        Problems whose rows are to have equal bits have no winner until a class of configs is known to leave them.
+        """
+        self._verdicts.pop(kernel.name, None)
+        if not kernel.weights and not kernel.batch_invariant:
             return own
         models = {device.model for device in self._machine.devices(environment, kernel.backend)}
         objectives = sorted({winner.objective for winner in own})
         for device in sorted(models & {winner.context.device for winner in own}):
             for objective in objectives:
-                own = with_common(own, self._common_trials(kernel, environment, device, objective))
+                if kernel.weights:
+                    own = with_common(own, self._common_trials(kernel, environment, device, objective))
+                for group in kernel.find_batch_groups():
+                    own = self._with_class(own, kernel, environment, device, objective, group)
         return own
+
+    def find_verdicts(self, kernel: KernelInfo, environment: Environment) -> dict[tuple[str, Objective], list[Verdict]]:
+        """Return the verdicts on a batch-invariant kernel's groups, by device model and objective."""
+        self.list_winners(kernel, environment)
+        return self._verdicts.get(kernel.name, {})
+
+    def find_verdict(
+        self, kernel: KernelInfo, environment: Environment, problem: Problem, device: str | None, objective: Objective
+    ) -> Verdict | None:
+        """Return the verdict on a problem's group; ``None`` where it is in none, or nothing of that is tuned."""
+        if not kernel.batch_invariant or device is None:
+            return None
+        verdicts = self.find_verdicts(kernel, environment).get((device, objective), [])
+        return next((verdict for verdict in verdicts if canonical(problem) in verdict.problems), None)
+
+    def _with_class(
+        self,
+        own: list[Winner],
+        kernel: KernelInfo,
+        environment: Environment,
+        model: str,
+        objective: Objective,
+        group: Sequence[tuple[Problem, float]],
+    ) -> list[Winner]:
+        """Return winners with those of the class that was chosen for a group in the place of its own ones; without any
+        for its problems where no class is known, or none spans it.
+        """
+        device = self._machine.device(environment, kernel.backend, model)
+        contexts = {
+            canonical(problem): self._machine.context(kernel, environment, problem, device) for problem, _ in group
+        }
+        decided = {text: self._store.get_winner(context.key_for(objective)) for text, context in contexts.items()}
+        waiting = [
+            text
+            for text, winner in decided.items()
+            if winner is None or winner.context != contexts[text] or not winner.is_final
+        ]
+        won = [self._store.get_trial(winner.trial) for winner in decided.values() if winner is not None]
+        if len(won) == len(group) and all(trial is not None and trial.detail.get("phase") == "import" for trial in won):
+            # They were chosen together where they come from.
+            return own
+        if waiting:
+            verdict = Verdict(kernel.batch_invariant, tuple(contexts), waiting=tuple(waiting))
+        else:
+            verdict = choose_class(
+                kernel.batch_invariant,
+                [
+                    Member(text, weight, tuple(self._candidates(kernel, problem, contexts[text], objective)))
+                    for (problem, weight), text in zip(group, contexts, strict=True)
+                ],
+            )
+        self._verdicts.setdefault(kernel.name, {}).setdefault((model, objective), []).append(verdict)
+        keys = {context.key_for(objective) for context in contexts.values()}
+        chosen = [(contexts[text], json.loads(config)) for text, config in verdict.configs.items()]
+        trials = [(context, self._store.known_trial(context, config)) for context, config in chosen]
+        common = [Common(context, trial, objective) for context, trial in trials if trial is not None]
+        if len(common) < len(group):
+            return [winner for winner in own if winner.key not in keys]
+        return with_common(own, common)
+
+    def _candidates(
+        self, kernel: KernelInfo, problem: Problem, context: Context, objective: Objective
+    ) -> Iterable[Candidate]:
+        """Return the configs that may be of a group's class, of those that the space still holds."""
+        for one in self._store.find_candidates(context, MAX_TRIALS, objective=objective):
+            if self._admission.known_verdict(kernel, problem, json.loads(one.config)) is not False:
+                yield one
 
     def _common_trials(
         self, kernel: KernelInfo, environment: Environment, model: str, objective: Objective

@@ -21,6 +21,7 @@ files: the answer gives the failure instead.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
@@ -31,7 +32,7 @@ from msgspec.structs import replace
 
 from ktuned.catalog import Admission, Buckets, Catalog, check_problem
 from ktuned.devices import Machine
-from ktuned.fleet import QuietGate
+from ktuned.fleet import Environment, QuietGate
 from ktuned.lookup.answer import Answer
 from ktuned.lookup.answer_caches import AnswerCaches
 from ktuned.lookup.certainty import Certainty
@@ -48,6 +49,7 @@ from ktuned.model import (
     Objective,
     Problem,
     Status,
+    Verdict,
     Winner,
     canonical,
     figure_objective,
@@ -300,12 +302,14 @@ class Lookups:
         if is_exact(by) and model is not None:
             kernel = kernel.anchored(self._store.anchors.find_anchor(kernel.winner_key(key_problem, model, by)), by)
         kept = self._portfolios.kept.find_portfolio(kernel, model, by)
+        winners = self.served.list_winners(kernel, environment)
+        verdict = self.served.find_verdict(kernel, environment, key_problem, model, by)
         found = decide_answer(
             kernel,
             key_problem,
             model,
             context,
-            self.served.list_winners(kernel, environment),
+            winners,
             admits or (lambda config: self._admission.known_verdict(kernel, problem, config)),
             is_certain=not doubt,
             objective=by,
@@ -318,14 +322,22 @@ class Lookups:
         # A tuning that failed for these very files would fail again: the answer says so instead.
         failed = "" if context is None else self._jobs.last_failure(context, by, kernel.plan_digest)
         failure = f"its tuning failed: {failed}" if failed else fault
+        if verdict is not None and verdict.broken_by and not failure:
+            failure = verdict.words()
         if not failure and measured_on is not None and measured_on.no_energy and kernel.needs_energy(by):
             failure = unmeasurable(by, measured_on)
-        if tune and found.wants_tuning and context is not None and not failure:
+        if verdict is not None and verdict.waiting and measured_on is not None and not failure:
+            failure = self._find_failure(kernel, environment, measured_on, by, verdict)
+        if tune and found.wants_tuning and context is not None and measured_on is not None and not failure:
             awaits_portfolio = kept is None and found.status in (Status.NEAR, Status.DEFAULT)
             # A portfolio cannot answer for exact numerics: its configs' bits are not compared on this problem.
             is_its = not is_exact(by) and (found.expected_loss is not None or awaits_portfolio)
             if not (is_its and self._portfolios.count_lookup(kernel, context.device, by, problem)):
-                self._follow_ups.queue_tuning(kernel, key_problem, context, by)
+                # What is tuned waits for the others of its group.
+                waiting = () if verdict is None else verdict.waiting
+                for asked in map(json.loads, waiting) if waiting else (key_problem,):
+                    asked_context = self._machine.context(kernel, environment, asked, measured_on)
+                    self._follow_ups.queue_tuning(kernel, asked, asked_context, by)
                 # This lookup, and those that got the last answer from its shortcut.
                 self._jobs.count_lookups(context.key_for(by), 1 + self.shortcuts.repeats)
         # Say why the answer is not better than it is: the most specific reason that applies.
@@ -340,6 +352,8 @@ class Lookups:
             fastest = self._store.best_trials(context, 1, objective=figure_objective(by))
             if is_latency(by) and fastest:
                 message = price_of(incumbent.latency_us, fastest[0].latency_us)
+        if verdict is not None and not message and (found.is_current or verdict.waiting):
+            message = verdict.words()
         if found.is_unobserved:
             message = not_observed(kernel)
         if found.status is Status.DEFAULT and found.config is None and kernel.default is not None:
@@ -368,6 +382,16 @@ class Lookups:
             expected_loss=found.expected_loss,
             failure=failure,
         )
+
+    def _find_failure(
+        self, kernel: KernelInfo, environment: Environment, device: Device, by: Objective, verdict: Verdict
+    ) -> str:
+        """Return why problems of a group wait for one that cannot be tuned; nothing if they all may be."""
+        for problem in verdict.waiting:
+            context = self._machine.context(kernel, environment, json.loads(problem), device)
+            if failed := self._jobs.last_failure(context, by, kernel.plan_digest):
+                return f"{verdict.words()}: the tuning of {problem} failed: {failed}"
+        return ""
 
     async def settle_answer(self, answer: Answer, look_up: Callable[[], Answer], ends_at: float) -> Answer:
         """Return ``answer``, or the one that ``look_up`` gives once a worker has said which configs the space holds.

@@ -3,6 +3,7 @@
 Plain and frozen, with only the standard library, because workers import them under the project's interpreter.
 """
 
+from ktuned.model.batch_invariance import Candidate, Member, Verdict, batch_fault, choose_class, find_groups
 from ktuned.model.buckets import FUNCTION as BUCKET_FUNCTION
 from ktuned.model.buckets import bucketed, rule_fault
 from ktuned.model.device import NO_COUNTER, Device, kind_of, unmeasurable
@@ -131,6 +132,7 @@ __all__ = [
     "BitClass",
     "BitClasses",
     "Bits",
+    "Candidate",
     "Change",
     "Config",
     "Context",
@@ -147,6 +149,7 @@ __all__ = [
     "KeyProblem",
     "KnownConfig",
     "KtunedError",
+    "Member",
     "NotFound",
     "Objective",
     "Observation",
@@ -173,19 +176,23 @@ __all__ = [
     "TrialResult",
     "Unsupported",
     "UsageError",
+    "Verdict",
     "Winner",
     "WinnerKey",
     "WorkerError",
     "added",
     "arithmetic_metric",
     "as_notice",
+    "batch_fault",
     "bucketed",
     "canonical",
+    "choose_class",
     "combine",
     "cost_of",
     "energy_figures",
     "figure_objective",
     "figure_of",
+    "find_groups",
     "full_name",
     "gain",
     "have_same_bits",

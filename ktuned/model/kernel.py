@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from ktuned.model.batch_invariance import find_groups
 from ktuned.model.buckets import FUNCTION, bucketed
 from ktuned.model.errors import UsageError, listed
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName, WinnerKey, full_name, key_problem
@@ -225,6 +226,21 @@ class KernelInfo(Record):
     def weights(self) -> tuple[float, ...]:
         """The weights of the problems, if one config is to be served for all of them; else nothing."""
         return tuple(self.extra.get("weights", ()))
+
+    @property
+    def batch_invariant(self) -> tuple[str, ...]:
+        """The fields in which problems may differ whose rows are to have equal bits; see :mod:`.batch_invariance`."""
+        fields, _ = self.extra.get("batch_invariant", ((), ()))
+        return tuple(fields)
+
+    def find_batch_groups(self) -> list[list[tuple[Problem, float]]]:
+        """Return the groups of declared problems whose rows are to have equal bits, with their weights, the largest
+        problem of each last.
+        """
+        fields, weights = self.extra.get("batch_invariant", ((), ()))
+        weight_of = dict(zip(map(canonical, self.problems), weights, strict=False))
+        groups = find_groups(self.problems, fields) if fields else []
+        return [[(problem, weight_of[canonical(problem)]) for problem in group] for group in groups]
 
     @property
     def has_bucket_function(self) -> bool:

@@ -58,7 +58,7 @@ class Plan(Record):
     ``until`` is in :data:`UNTIL`, ``objective`` a text of :mod:`ktuned.model.objective`. ``configs`` are tried in place
     of the space that they are part of; with ``again``, known measurements are repeated; with ``no_share`` nothing that
     others share is used, and nothing of it is shared. With ``keep_going`` a job whose configs all fail alike goes on.
-    ``anchor`` is the config to whose bits exact numerics are to keep from now on.
+    ``anchor`` is the config to whose bits exact numerics are to keep, once its own are known.
     """
 
     strategy: str = "auto"

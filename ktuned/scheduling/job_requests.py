@@ -183,7 +183,6 @@ class JobRequests:
                     asked = self._pinned_config(request.anchor_pin, key)
                 anchor = await self._check_anchor(kernel, problem, asked)
                 if anchor is not None:
-                    await self._store.anchors.choose_anchor(key, None if anchor == kernel.default else anchor)
                     plan = replace(plan, anchor=anchor)
                 if request.stale_only and await self._is_fresh(kernel, problem, request, objective):
                     continue

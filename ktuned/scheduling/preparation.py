@@ -105,7 +105,8 @@ class Preparation:
                 if device.no_energy:
                     raise Unsupported(unmeasurable(objective, device))
         context = self._machine.context(kernel, environment, job.problem, aim.model)
-        kernel = kernel.anchored(self._anchor(context.key_for(objective)), objective)
+        declared_default = kernel.default
+        kernel = kernel.anchored(job.plan.anchor or self._anchor(context.key_for(objective)), objective)
         if is_exact(objective) and kernel.default is None:
             raise UsageError(
                 f"{kernel.name} declares no default whose bits the winner could have",
@@ -115,6 +116,7 @@ class Preparation:
         return Work(
             job=job,
             kernel=kernel,
+            declared_default=declared_default,
             problem=job.problem,
             devices=aim.devices,
             target=aim.target,

@@ -375,7 +375,8 @@ class Methods:
             rest = chosen(limit=limit) if len(timed) < limit else []
             trials = timed + [trial for trial in rest if trial.latency_us is None]
         won_by: dict[int, list[Objective]] = {}
-        for winner in self._lookups.served.list_winners(kernel, self._catalog.kernel_environment(kernel)):
+        environment = self._catalog.kernel_environment(kernel)
+        for winner in self._lookups.served.list_winners(kernel, environment):
             won_by.setdefault(winner.trial, []).append(winner.objective)
         listed = [_trial_to_wire(trial, won_by.get(trial.id, [])) for trial in trials[:limit]]
         for entry in listed:
@@ -391,6 +392,11 @@ class Methods:
         numerics = [
             {"problem": dict(json.loads(problem)), "device": device, "lines": found.lines()}
             for (problem, device, _), found in classes.items()
+        ]
+        numerics += [
+            {"problem": {}, "device": model, "lines": [verdict.words()]}
+            for (model, _), verdicts in self._lookups.served.find_verdicts(kernel, environment).items()
+            for verdict in verdicts
         ]
         if not wanted.count:
             return {"trials": listed, "numerics": numerics}

@@ -115,6 +115,7 @@ def kernel(
     depends: str | Sequence[str] = (),
     bucket: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None,
     best_for: str = "each",
+    batch_invariant: str | Sequence[str] = (),
     is_data: bool = False,
     portfolio: Mapping[str, Any] | None = None,
     **unknown: object,
@@ -145,6 +146,8 @@ def kernel(
     float32 as ``dict(float16=…)``. They give the metrics ``tflops`` and ``gbps``, and the share of the device's limit.
     ``best_for="all"`` serves one config for all declared problems, the best for the sum of their times; a problem may
     carry its weight there: ``(dict(M=16), 3.0)``.
+    ``batch_invariant=("M",)`` serves configs under which rows have equal bits whatever ``M`` is: to problems that
+    differ in ``M`` alone those of one class of equal bits, the one with the least weighted sum of times.
     ``is_data`` is for kernel files that programs write: it promises that the file runs no code but ktuned's and its
     plugins', so that workers go from one such file to the next without being replaced.
     ``portfolio=dict(over=[dict(M=16, …), …], configs=4, loss=0.02)`` has few configs made for many problems, and a
@@ -207,6 +210,7 @@ def kernel(
             depends=_as_tuple(depends),
             bucket=bucket,
             best_for=best_for,
+            batch_invariant=_as_tuple(batch_invariant),
             is_data=is_data,
             portfolio=portfolio,
         )

@@ -14,6 +14,7 @@ from ktuned.model import (
     PRESETS,
     UNTIL,
     UsageError,
+    batch_fault,
     canonical,
     figure_objective,
     is_among,
@@ -223,6 +224,8 @@ def _number_fault(declared: Any) -> str:
         return f"best_for={declared.best_for!r} is neither 'each' nor 'all'"
     if declared.best_for == "all" and not callable(declared.problems) and not 0 < len(declared.problems) <= MAX_SET:
         return f"best_for='all' takes 1 to {MAX_SET} problems, and there are {len(declared.problems)}"
+    if fault := _batch_fault(declared):
+        return fault
     if fault := _portfolio_fault(declared.portfolio):
         return fault
     if declared.timing not in TIMINGS:
@@ -232,6 +235,23 @@ def _number_fault(declared: Any) -> str:
             return f"{name}={getattr(declared, name)!r} is not a number >= 0"
     ratio = declared.max_mismatched_ratio
     return "" if _is_number(ratio) and 0 <= ratio <= 1 else f"max_mismatched_ratio={ratio!r} is not between 0 and 1"
+
+
+def _batch_fault(declared: Any) -> str:
+    fields = declared.batch_invariant
+    if any(not isinstance(name, str) for name in fields):
+        return f"batch_invariant must name problem keys, not {fields!r}"
+    if not fields:
+        return ""
+    if declared.best_for == "all" or declared.portfolio is not None:
+        other = "portfolio=" if declared.best_for != "all" else "best_for='all'"
+        return f"batch_invariant and {other} each choose configs for several problems: leave one of them out"
+    for name in fields:
+        if declared.specialize is not None and name not in declared.specialize:
+            return f"batch_invariant names {name!r}, which specialize leaves out of the key"
+    if callable(declared.problems):
+        return ""
+    return batch_fault([weighted(problem)[0] for problem in declared.problems], fields)
 
 
 PORTFOLIO_RANGES: Final = {"configs": (1, 16), "loss": (0.0, 10.0), "tunings": (1, 1000)}

@@ -18,8 +18,10 @@ from ktuned.model import (
     Problem,
     Scalar,
     Unsupported,
+    batch_fault,
     bucketed,
     canonical,
+    find_groups,
     listed,
 )
 from ktuned.spec.declaration_faults import MAX_PROBLEMS, problems_fault, weighted
@@ -92,6 +94,7 @@ class Kernel:
     depends: tuple[str, ...] = ()
     bucket: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None
     best_for: str = "each"
+    batch_invariant: tuple[str, ...] = ()
     has_exact_integers: bool = True
     is_data: bool = False
     portfolio: Mapping[str, Any] | None = None
@@ -147,6 +150,22 @@ class Kernel:
             text = canonical(self.represent(problem))
             total[text] = total.get(text, 0.0) + weight
         return tuple(total[canonical(problem)] for problem in problems)
+
+    def find_batch_group(self, problem: Problem) -> list[Problem]:
+        """Return the declared problems whose rows are to have the bits of this one's, itself among them, from the
+        smallest to the largest; none where that is not asked for, or the problem is not declared.
+
+        Raises:
+            KernelFileError: as :meth:`represented_problems`; or ``batch_invariant`` does not fit the problems.
+        """
+        if not self.batch_invariant:
+            return []
+        problems = self.represented_problems()
+        if fault := batch_fault(problems, self.batch_invariant):
+            raise self.site.error(fault)
+        text = canonical(problem)
+        groups = find_groups(problems, self.batch_invariant)
+        return next((group for group in groups if text in map(canonical, group)), [])
 
     def portfolio_wanted(self) -> dict[str, Any]:
         """Return the declared portfolio with its problems and their weights, calling ``over`` if it is a callable.

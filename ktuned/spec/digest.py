@@ -70,11 +70,17 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
     plan |= {"plan": value_text(kernel.plan.to_wire()), "problems": value_text(problems), "python": _digest(python)}
     if kernel.best_for == "all":
         plan["best_for"] = value_text(weights)
+    judging = {name: arguments[name] for name in _JUDGING}
+    if kernel.batch_invariant:
+        for problem in problems:
+            kernel.find_batch_group(problem)
+        # The inputs of each are a part of those of the largest one, whose outputs are digested by the others' sizes.
+        judging["batch_invariant"] = value_text([list(kernel.batch_invariant), *problems])
     portfolio = None if kernel.portfolio is None else kernel.portfolio_wanted()
     source_digest = _digest(texts or python)
-    digest = _digest({"source": source_digest, **python, **packages, **declared.parts, **arguments})
+    digest = _digest({"source": source_digest, **python, **packages, **declared.parts, **arguments, **judging})
     native = {label: text for label, text in python.items() if kernel.judges or not label.endswith(".py")}
-    besides = {**native, **packages, **declared.parts, **{name: arguments[name] for name in _JUDGING}}
+    besides = {**native, **packages, **declared.parts, **judging}
     read = {kernel.file, *OBSERVER.files, *records, *sources, *declared.files}
     held = OBSERVER.files | declared.files | bytes_of
     return KernelInfo(
@@ -108,6 +114,7 @@ def describe(kernel: Kernel, project: str, root: Path) -> KernelInfo:
             "expects_default_outputs": kernel.expects_default_outputs,
             "version": digest[:16],
             **({"weights": list(weights)} if kernel.best_for == "all" else {}),
+            **({"batch_invariant": [list(kernel.batch_invariant), list(weights)]} if kernel.batch_invariant else {}),
             **({"is_data": True} if kernel.is_data else {}),
             **({} if portfolio is None else {"portfolio": portfolio}),
             "unobserved": next(iter(ACCESSES.unobserved), ""),

@@ -8,7 +8,8 @@ fill              the numbers
 ================  ==================================================================================================
 ``magnitudes``    of very different size, so that sums depend on their order
 ``cancelling``    pairs of opposite numbers that differ in the last bit: what is left of a sum is rounding alone
-``denormals``     below the smallest normal number, where some arithmetic takes them for zero
+``denormals``     below the smallest normal number, where some arithmetic takes them for zero; runs of them among zeros,
+                  since a CPU takes a hundred times as long for each
 ``signed_zeros``  0 and -0
 ``infinities``    ordinary, and one in sixteen infinite
 ``nans``          ordinary, and one in sixteen a NaN with a payload of its own
@@ -35,6 +36,9 @@ EVERYWHERE: Final = frozenset({"magnitudes", "cancelling"})
 
 _RARE = 15
 """Mask of the random bits that must be zero for a number to be an infinity or a NaN: one in sixteen is."""
+
+_RUN = 8
+"""Power of two: elements of a run that is denormal or zero as a whole. So sums stay denormal, and most are zero."""
 
 _WIDEST = 30
 """Powers of two, up and down, that magnitudes range over: their products are finite in float32."""
@@ -86,7 +90,15 @@ def draw_hard(arrays: Arrays, chunk: int, fill: str, dtype: str, count: int, key
     # A word of random bits for each element: the bits of one decide more than its number.
     for first in range(0, count, chunk):
         number = min(count - first, chunk)
-        yield first, _fill_bits(arrays, fill, form, draws.words(arrays, key, first, number), is_start=not first)
+        drawn = _fill_bits(arrays, fill, form, draws.words(arrays, key, first, number), is_start=not first)
+        yield first, drawn * _runs(arrays, first, number) if fill == "denormals" else drawn
+
+
+def _runs(arrays: Arrays, first: int, count: int) -> Any:
+    """Return 1 for the elements of the runs that are not zero, one in sixteen: the first one is among them."""
+    run = arrays.counters(first, count) >> _RUN
+    is_first = run == 0
+    return arrays.cast(is_first | ((draws.mix(run) & _RARE) == 0), "int64")
 
 
 def _fill_bits(arrays: Arrays, fill: str, form: _Format, z: Any, *, is_start: bool) -> Any:

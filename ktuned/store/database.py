@@ -31,6 +31,7 @@ from ktuned.model import (
     FAILURES,
     LATENCY,
     Bits,
+    Candidate,
     Config,
     Context,
     DeviceModel,
@@ -474,6 +475,10 @@ class Store:
     def find_twins(self, content: str) -> list[Trial]:
         """Return the newest trials of this content (the detail ``content``) that say what a measurement would."""
         return trial_queries.find_twins(self._reader, content)
+
+    def find_candidates(self, context: Context, limit: int, *, objective: Objective = LATENCY) -> list[Candidate]:
+        """Return the measured configs of a context whose bits are known on all inputs, the best first."""
+        return trial_queries.find_candidates(self._reader, context, limit, objective)
 
     def load_past_searches(
         self, context: Context, contexts: int, limit: int, *, objective: Objective = LATENCY

@@ -10,6 +10,7 @@ from typing import Any
 from ktuned.model import (
     LATENCY,
     Asked,
+    Candidate,
     Context,
     Job,
     JobState,
@@ -100,6 +101,14 @@ def decode_known_trial(row: Row) -> KnownConfig:
     """Read a row of :func:`select_known`."""
     _, text, outcome, found, compile_s = row
     return KnownConfig(text, json.loads(text), Outcome(outcome), found, compile_s)
+
+
+def decode_candidate(row: Row) -> Candidate:
+    """Read a row ``id, config, cost, bits, row_bits``."""
+    _, text, found, bits, row_bits = row
+    json.loads(text)
+    by_problem = json.loads(row_bits or "{}").items()
+    return Candidate(text, found, tuple(json.loads(bits)), {problem: tuple(each) for problem, each in by_problem})
 
 
 def decode_job(row: Row) -> Job:

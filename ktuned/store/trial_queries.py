@@ -9,6 +9,7 @@ from typing import Any, Literal
 from ktuned.model import (
     LATENCY,
     RETRIED_BY_NEXT_JOB,
+    Candidate,
     Config,
     Context,
     KnownConfig,
@@ -58,6 +59,17 @@ def find_measured_configs(reader: Reader, context: Context, limit: int, objectiv
     """Return the measured configs of a context that have an objective's figure, the best first."""
     select = _best_first(rows.select_known(objective), objective)
     return reader.fetch_values(rows.decode_known_trial, select, *rows.context_values(context), Outcome.MEASURED, limit)
+
+
+def find_candidates(reader: Reader, context: Context, limit: int, objective: Objective) -> list[Candidate]:
+    """Return the measured configs of a context whose bits are known on all inputs, the best by an objective first."""
+    detail = "iif(json_valid(trials.detail), json_extract(trials.detail, '$.{}'), NULL)"
+    columns = f"trials.config, {rows.cost_sql(objective)}, {detail.format('bits')}, {detail.format('row_bits')}"
+    is_known = (
+        f"AND json_array_length({detail.format('bits')}) > 1 AND NOT ifnull({detail.format('nondeterministic')}, 0)"
+    )
+    select = _best_first(f"SELECT trials.id, {columns} {rows.FROM_TRIALS}", objective, is_known)
+    return reader.fetch_values(rows.decode_candidate, select, *rows.context_values(context), Outcome.MEASURED, limit)
 
 
 def _best_first(select: str, objective: Objective, wanted: str = "") -> str:

@@ -53,11 +53,22 @@ class Anchor:
         return replace(measured, same_bits=False if measured.nondeterministic else same)
 
     def lacks_bits(self, trial: Trial) -> bool:
-        """Return whether a measured config's bits are to be found out, because they may be the anchor's."""
+        """Return whether a measured config is to be launched again for its bits: the anchor's on all inputs, those of
+        others on the first one. Finalists are launched on the other inputs before they compete.
+        """
         bits = trial.detail.get("bits") or ()
-        if is_nondeterministic(trial.detail) or len(bits) >= self.inputs:
+        if is_nondeterministic(trial.detail):
             return False
-        return self.is_anchor(trial.config) or not bits or have_same_bits(bits, self.bits) is None
+        return len(bits) < self.inputs if self.is_anchor(trial.config) else not bits
+
+    def may_have_bits(self, trial: Trial) -> bool:
+        """Return whether a measured config has the anchor's bits, for all that is known of them."""
+        bits = trial.detail.get("bits") or ()
+        return bool(bits) and not is_nondeterministic(trial.detail) and have_same_bits(bits, self.bits) is not False
+
+    def is_sure_of(self, trial: Trial) -> bool:
+        """Return whether a measured config was launched on all inputs."""
+        return len(trial.detail.get("bits") or ()) >= self.inputs
 
     def note_end(self, trial: Trial) -> None:
         """Take note of a trial's end: the anchor's own says whether it can be one."""

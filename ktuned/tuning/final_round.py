@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from time import monotonic
 
@@ -25,11 +26,13 @@ from ktuned.model import (
     TrialResult,
     Winner,
     WorkerError,
+    figure_objective,
     is_latency,
     is_nondeterministic,
     median,
 )
 from ktuned.store import Store
+from ktuned.tuning.anchor import Anchor
 from ktuned.tuning.deadlines import for_trial
 from ktuned.tuning.finalists import (
     FEWEST_ROUNDS,
@@ -47,7 +50,7 @@ from ktuned.tuning.finalists import (
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.prior_results import admitted_prior_trials
 from ktuned.tuning.progress import Progress, Publish, publish_winner
-from ktuned.tuning.trial_detail import TrialDetail, interval
+from ktuned.tuning.trial_detail import TrialDetail, completed_result, interval
 from ktuned.tuning.trial_lifecycle import Attempt
 from ktuned.tuning.work import Work
 
@@ -202,6 +205,8 @@ class FinalRound:
 
         After ``ends_at`` (by ``monotonic``) no more rounds are run than a decision needs.
         """
+        began = monotonic()
+        await self._find_bits()
         finalists = [_Finalist.of(trial) for trial in await self._finalists()]
         rounds = self._work.preset.finalist_rounds
         if not finalists:
@@ -218,7 +223,6 @@ class FinalRound:
             )
             await self._reinstate(decided)
             return
-        began = monotonic()
         if is_judged:
             finalists = [_Finalist.of(trial) for trial in await self._check_on_other_inputs()]
         if not finalists:
@@ -232,6 +236,63 @@ class FinalRound:
         self._progress.spend("finalists_s", checked - began + quiet_s)
         self._progress.spend("quiet_s", quiet_s)
         await self._settle(contest)
+
+    async def _find_bits(self) -> None:
+        """Have those that may be finalists launched on all inputs, where numerics are exact.
+
+        Most trials have shown their bits on the first inputs alone. One that then leaves others than the anchor makes
+        way for the next best.
+
+        Raises:
+            RequestFailed: with code ``source_changed``.
+        """
+        anchor, asked = self._work.anchor, set[int]()
+        while anchor is not None and anchor.bits:
+            likely = await self._likely_finalists(anchor)
+            trial = next((one for one in likely if not anchor.is_sure_of(one) and one.id not in asked), None)
+            if trial is None:
+                return
+            asked.add(trial.id)
+            result = completed_result(trial, await self._launch_on_all_inputs(trial, anchor))
+            if result.outcome is not Outcome.MEASURED:
+                await self._lose(trial, result)
+                continue
+            winner = await self._store.finish_trial(trial.id, result, objective=self._work.objective)
+            if winner is not None:
+                publish_winner(self._publish, self._work.kernel, winner, self._work.job.id)
+
+    async def _likely_finalists(self, anchor: Anchor) -> list[Trial]:
+        """Return those that will be finalists if their bits are the anchor's on all inputs."""
+        work = self._work
+        best = await admitted_prior_trials(
+            self._store,
+            work.admission,
+            work.kernel,
+            work.problem,
+            work.context,
+            figure_objective(work.objective),
+            work.preset.finalists * MOST_TIMES,
+            anchor.may_have_bits,
+        )
+        costs = [(trial, cost) for trial in best if (cost := work.expected_cost(trial)) is not None]
+        ranges = [_range(trial, cost, by_energy=work.needs_energy) for trial, cost in costs]
+        return [costs[place][0] for place in chosen(ranges, work.preset.finalists)]
+
+    async def _launch_on_all_inputs(self, trial: Trial, anchor: Anchor) -> TrialResult:
+        finalist, work = _Finalist.of(trial), self._work
+        request = requests.Trial(
+            (finalist.unit,),
+            work.preset,
+            judge_contention=False,
+            known_us=(trial.latency_us,),
+            same_bits=replace(anchor.request, on_all_inputs=True),
+        )
+        deadlines = for_trial(work.deadlines, work.preset, trial.latency_us)
+        while True:
+            with suppress(LaneSick):
+                return await self._measuring.measure_alone(
+                    self._measuring.choose_well_lane, finalist.attempt(), request, deadlines
+                )
 
     async def _check_on_other_inputs(self) -> list[Trial]:
         """Return finalists that are right for all seeds: whichever is not makes way for the next best.

@@ -6,6 +6,7 @@ import hashlib
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from time import monotonic, time
 from typing import Any
 
@@ -242,15 +243,20 @@ class MeasureStage:
 
     def note_measured(self, measured: replies.Measurement) -> None:
         """Let later configs race against this one, if it is the fastest."""
-        self._incumbent = requests.Incumbent.after(self._incumbent, measured)
+        self._incumbent = requests.Incumbent.after(self._incumbent, measured, self.work.wanted_bits)
 
     def _trial_request(
         self, lane: Lane, attempts: Sequence[Attempt], best_us: float | None, cores: int | None
     ) -> tuple[requests.Trial, Mapping[str, float]]:
         """Return the request that measures trials together, and its deadlines."""
-        work, applications = self.work, lane.applications
+        work, applications, wanted_bits = self.work, lane.applications, self.work.wanted_bits
         if self.machine.is_default(attempts[0]):
             best_us = None
+            # Those of an anchor are what all others are compared with.
+            wanted_bits = None if wanted_bits is None else replace(wanted_bits, on_all_inputs=True)
+        elif best_us is not None and self._incumbent is not None and is_latency(work.objective):
+            # The bits of the fastest are not known on all inputs yet.
+            best_us = min(best_us, self._incumbent.cost)
         request = requests.Trial(
             tuple(attempt.unit for attempt in attempts),
             work.preset,
@@ -260,10 +266,10 @@ class MeasureStage:
             None if best_us is None else self._incumbent,
             cores,
             applications,
-            tuple(attempt.known_us for attempt in attempts) if work.needs_energy or work.anchor else (),
+            tuple(attempt.known_us for attempt in attempts) if work.needs_energy or work.wanted_bits else (),
             # On a CPU the daemon's work on a result would disturb the timing of the next one.
             LANE_S if lane.device.kind == "cpu" else HOLD_GPU_S,
-            None if work.anchor is None else work.anchor.request,
+            wanted_bits,
         )
         return request, for_trial(work.deadlines, work.preset, best_us)
 

@@ -108,7 +108,7 @@ class Outcomes:
 
     def _find_classes(self) -> BitClasses:
         """Return the classes of equal bits that are known, where numerics are exact."""
-        if self._work.anchor is None:
+        if self._work.wanted_bits is None:
             return BitClasses()
         by = figure_objective(self._work.objective)
         return BitClasses.of(self._store.best_trials(self._work.context, MOST_COMPARED, objective=by))
@@ -139,16 +139,19 @@ class Outcomes:
     async def _compare_with_anchor(self) -> None:
         """Note on all trials so far whether they have the anchor's bits.
 
-        A job whose anchor can be none is given up, and the choice of it taken back: all stays as it was.
+        The choice of an anchor holds from here on. A job whose anchor can be none is given up, and all stays as it was,
+        an earlier choice too.
         """
-        anchor = self._work.anchor
+        anchor, chosen = self._work.anchor, self._work.job.plan.anchor
         assert anchor is not None
         if anchor.fault:
-            await self._store.anchors.choose_anchor(self._work.key, None)
             self.hopelessness.give_up(anchor.fault)
             self._give_up_if_hopeless()
             return
         self._compared_with = anchor.bits
+        if chosen is not None:
+            is_declared = canonical(chosen) == canonical(self._work.declared_default or {})
+            await self._store.anchors.choose_anchor(self._work.key, None if is_declared else chosen)
         await self._store.mark_same_bits(self._work.context, anchor.bits)
 
     async def open_again(self) -> None:
@@ -299,7 +302,7 @@ class Outcomes:
         self.summary.note(self.progress.done, self.progress.best)
         known = doubt(trial.detail, trial.latency_us, by_energy=self._work.needs_energy)
         # One that was given up has a latency, and no figure by another objective.
-        cost = trial.latency_us if self._work.objective == LATENCY else self._work.cost(trial)
+        cost = trial.latency_us if self._work.objective == LATENCY else self._work.expected_cost(trial)
         self._tried.append(requests.Tried(config, outcome, cost, known))
         self._changed.set()
         publish_trial(self._publish, self._work, self.progress, trial)
@@ -354,7 +357,7 @@ class Outcomes:
     async def _shared_lead(self) -> SharedLead:
         """Return what the job begins with if others share a winner of its context."""
         work, plan = self._work, self._work.job.plan
-        if work.shared is None or plan.no_share or plan.configs or plan.again:
+        if work.shared is None or work.kernel.batch_invariant or plan.no_share or plan.configs or plan.again:
             return SharedLead(objective=work.objective)
         candidate = await work.shared.best(work.kernel, work.context, work.objective)
         served = [*self.opening.served, *([] if work.kernel.default is None else [work.kernel.default])]

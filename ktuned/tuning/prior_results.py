@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
 from itertools import islice
 
@@ -79,8 +79,10 @@ async def admitted_prior_trials(
     context: Context,
     objective: Objective,
     limit: int,
+    is_wanted: Callable[[Trial], bool] = lambda trial: True,
 ) -> list[Trial]:
-    """Return the best measured trials of a context whose configs the kernel's present space still holds.
+    """Return the best measured trials of a context that are wanted, of the configs that the kernel's present space
+    still holds.
 
     Raises:
         WorkerError: the space could not be asked.
@@ -88,8 +90,9 @@ async def admitted_prior_trials(
     many = max(MANY_TRIALS, limit)
     while True:
         measured = store.best_trials(context, many, objective=objective)
-        verdicts = await admission.check_configs(kernel, problem, [trial.config for trial in measured])
-        found = [trial for trial, is_admitted in zip(measured, verdicts, strict=True) if is_admitted]
+        wanted = [trial for trial in measured if is_wanted(trial)]
+        verdicts = await admission.check_configs(kernel, problem, [trial.config for trial in wanted])
+        found = [trial for trial, is_admitted in zip(wanted, verdicts, strict=True) if is_admitted]
         if len(found) >= limit or len(measured) < many:
             return found[:limit]
         many *= 4

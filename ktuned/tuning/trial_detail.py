@@ -21,12 +21,12 @@ class TrialDetail(Record):
     events) and the output of its code. From measuring: some of the ``samples`` (µs) and their ``count``, ``low_us`` and
     ``high_us`` (the median's 95 % interval), ``beaten`` (sampling ended early: it could not win), the check's errors,
     how many launches were ``compared`` (a finalist's in all rounds), the ``bits`` of the outputs where numerics are
-    exact and whether they are the anchor's (``same_bits``; absent while that is unknown), whether launches left
-    different outputs (``nondeterministic``), the lane's seconds by phase (``phase_s``), the
-    inputs that the kernel has ``overwritten`` undeclared, the ``cores`` that it used, the kernel file's own
-    ``metrics`` (with its ``energy`` where that was measured, and ``energy_low`` and ``energy_high``, the ends of its
-    95 % interval, in J; ``metrics_fault`` says why the file's failed), why contention could not be judged, and the
-    outcome that a config which differs from the default's outputs would have
+    exact, those of the rows that smaller batches have (``row_bits``, by problem), whether they are the anchor's
+    (``same_bits``; absent while that is unknown), whether launches left different outputs (``nondeterministic``), the
+    lane's seconds by phase (``phase_s``), the inputs that the kernel has ``overwritten`` undeclared, the ``cores`` that
+    it used, the kernel file's own ``metrics`` (with its ``energy`` where that was measured, and ``energy_low`` and
+    ``energy_high``, the ends of its 95 % interval, in J; ``metrics_fault`` says why the file's failed), why contention
+    could not be judged, and the outcome that a config which differs from the default's outputs would have
     ``undisputed``. From compiling: the Build, the backend's ``facts``, ``content`` (a digest that equal measurements
     share), ``read`` (the digest of the data files and variables that were read until it ended). ``spans`` are its
     times: ``compile`` or ``lane``, the name of the slot or the device, and when it began there last (Unix s).
@@ -73,6 +73,7 @@ class TrialDetail(Record):
     reference_spread_us: float | None = None
     compared: int | None = None
     bits: tuple[str, ...] | None = None
+    row_bits: Mapping[str, tuple[str, ...]] | None = None
     same_bits: bool | None = None
     nondeterministic: bool | None = None
 
@@ -111,6 +112,7 @@ class TrialDetail(Record):
             energy_high=measured.energy_high,
             compared=measured.compared,
             bits=measured.bits,
+            row_bits=measured.row_bits,
             same_bits=measured.same_bits,
             nondeterministic=measured.nondeterministic,
         )
@@ -157,7 +159,7 @@ def completed_result(known: Trial, result: TrialResult) -> TrialResult:
     return replace(_as_result(known, {**known.detail, **added}), lane_s=known.lane_s + result.lane_s)
 
 
-_ADDED = ("metrics", "energy_low", "energy_high", "bits", "same_bits", "nondeterministic")
+_ADDED = ("metrics", "energy_low", "energy_high", "bits", "row_bits", "same_bits", "nondeterministic")
 
 
 def _as_result(known: Trial, detail: Mapping[str, Any]) -> TrialResult:

@@ -38,6 +38,7 @@ from ktuned.model import (
     cost_of,
     figure_objective,
     is_exact,
+    is_nondeterministic,
     with_captured,
 )
 from ktuned.tuning.anchor import Anchor
@@ -68,7 +69,7 @@ class Work(msgspec.Struct, eq=False, weakref=True):
     the sights of the files by which it is known there.
     ``shared`` is asked what others have found, if that may be used. ``served`` returns the winners that the kernel's
     lookups are answered with, ``portfolio`` the configs that its portfolio has for this problem, if there is one.
-    Where numerics are exact, the kernel's default is the ``anchor``.
+    Where numerics are exact, the kernel's default is the ``anchor``; the file's own is ``declared_default``.
     """
 
     job: Job
@@ -93,6 +94,7 @@ class Work(msgspec.Struct, eq=False, weakref=True):
     shared: SharedConfigs | None = None
     compilers: tuple[Compiler, ...] = ()
     anchor: Anchor | None = None
+    declared_default: Config | None = None
     _named: requests.KernelRef | None = None
 
     def __post_init__(self) -> None:
@@ -153,15 +155,33 @@ class Work(msgspec.Struct, eq=False, weakref=True):
         """The detail that counts a finalist's rounds."""
         return rounds_name(self.kernel, self.objective)
 
+    @property
+    def wanted_bits(self) -> requests.SameBits | None:
+        """What is to be found out of configs' bits, where they count."""
+        if self.anchor is not None:
+            return self.anchor.request
+        return requests.SameBits(self.preset.inputs, on_all_inputs=True) if self.kernel.batch_invariant else None
+
     def lacks_figure(self, trial: Trial) -> bool:
         """Return whether a trial was measured, but not what its launches take or leave, which decides here."""
         lacks_energy = self.needs_energy and ENERGY not in trial.metrics
-        lacks_bits = self.anchor is not None and self.anchor.lacks_bits(trial)
+        lacks_bits = False
+        if self.anchor is not None:
+            lacks_bits = self.anchor.lacks_bits(trial)
+        elif self.kernel.batch_invariant and not is_nondeterministic(trial.detail):
+            lacks_bits = len(trial.detail.get("bits") or ()) < self.preset.inputs
         return trial.outcome is Outcome.MEASURED and (lacks_energy or lacks_bits)
 
     def cost(self, trial: Trial | TrialResult) -> float | None:
         """Return what the figure of a measured trial costs; ``None`` if it has none."""
         return cost_of(self.objective, trial.figure(self.objective))
+
+    def expected_cost(self, trial: Trial) -> float | None:
+        """Return what a measured trial costs as far as its bits are known: on the first inputs alone, of most."""
+        if self.anchor is None or not self.anchor.may_have_bits(trial):
+            return self.cost(trial)
+        objective = figure_objective(self.objective)
+        return cost_of(objective, trial.figure(objective))
 
     def cost_of_round(self, result: TrialResult) -> float | None:
         """Return what a finalist costs by one round, in which its bits are not asked for again."""

@@ -33,7 +33,6 @@ from ktuned.model import (
     energy_figures,
     figure_objective,
     figure_of,
-    have_same_bits,
     record,
 )
 from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded
@@ -281,7 +280,8 @@ class Bench:
             measured = self._timed_measure(unit, known_us, request, reply, after)
             if ends_batch(measured, request):
                 return measured
-            request = replace(request, incumbent=requests.Incumbent.after(request.incumbent, measured))
+            incumbent = requests.Incumbent.after(request.incumbent, measured, request.same_bits)
+            request = replace(request, incumbent=incumbent)
             # What is printed goes with a result only where that failed: it is not to be mixed with that of others.
             is_well = measured.outcome in (Outcome.MEASURED, Outcome.SLOWER)
             # The next config begins where this request began.
@@ -395,15 +395,12 @@ class Bench:
         request: requests.Trial,
         reply: Phases,
     ) -> replies.Measurement:
-        """Add the bits that a timed config leaves: on all inputs if it may win, or if that takes no time."""
+        """Add the bits that a timed config leaves: on all inputs if that is wanted, or takes no time."""
         wanted = request.same_bits
         assert wanted is not None
         inputs = wanted.inputs
         try:
-            first = opened.data.read_digests(own[:1])
-            may_win = timed.outcome is Outcome.MEASURED and _may_win(timed, request.incumbent)
-            may_win = may_win and (not wanted.anchor or have_same_bits(first, wanted.anchor) is not False)
-            if not may_win and not is_cheap(timed, digest_us, inputs):
+            if not wanted.on_all_inputs and not is_cheap(timed, digest_us, inputs):
                 inputs = 1
             found = launch_inputs(
                 opened.data, launch, opened.timer.synchronize, own, inputs, lambda: reply.phase(Phase.CHECK)

@@ -4,15 +4,15 @@ The first digest is of the launch that is judged before timing, and costs no lau
 launched after timing, those of ordinary numbers twice: two launches of one input that differ show atomics and races.
 They are not judged, because what is right for a denormal or a NaN no tolerance says.
 
-That takes as long as some ten launches, and as many digests, and denormals are slow on a CPU. So only a config that may
-win gets them (it is not known to be slower than one with the anchor's bits, or to have others), and one whose launches
-are over at once. Of the others the first digest alone is known.
+That takes as long as some ten launches, and as many digests. So only the anchor and the finalists get them, as the
+finalists alone are checked with other seeds, and a config whose launches are over at once. Of the others the first
+digest alone is known, which decides which of them race against each other.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import field, replace
 from typing import Any
 
 from ktuned.backends import Launch
@@ -29,10 +29,14 @@ FREE_US = 5_000.0
 
 @record
 class Launched(Record):
-    """What launches left: a digest for each input, and whether two launches of one input have differed."""
+    """What launches left: a digest for each input, and whether two launches of one input have differed.
+
+    ``rows`` are the digests of the rows that each smaller problem of a batch-invariant group has, by problem.
+    """
 
     bits: tuple[str, ...]
     has_differed: bool
+    rows: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 def launch_inputs(
@@ -51,20 +55,32 @@ def launch_inputs(
     from ktuned.spec import HARD_FILLS
 
     digests: list[list[Any]] = []
+    wants_rows = data.has_smaller_batches and inputs > 1
+    rows: list[dict[str, Any]] = []
     for number in range(inputs):
         digests.append([] if number else list(own))
+        rows.append({})
         with data.holding_inputs(number) as are_other:
             if number and not are_other:
                 continue
             on_input()
-            while len(digests[-1]) < (1 if 0 < number <= len(HARD_FILLS) else LAUNCHES):
+            launches = 1 if 0 < number <= len(HARD_FILLS) else LAUNCHES
+            # The rows of a launch that was judged before were not digested.
+            while len(digests[-1]) < launches or (wants_rows and not rows[-1]):
                 data.begin_checked_launch()
                 launch()
                 synchronize()
                 digests[-1].append(data.digest_outputs())
-    read = iter(data.read_digests([one for found in digests for one in found]))
+                if wants_rows and not rows[-1]:
+                    rows[-1] = data.digest_rows()
+    read = iter(data.read_digests([one for found in (*digests, *(each.values() for each in rows)) for one in found]))
     texts = [[next(read) for _ in found] for found in digests]
-    return Launched(tuple(found[0] if found else "" for found in texts), any(len(set(found)) > 1 for found in texts))
+    row_texts = [{problem: next(read) for problem in each} for each in rows]
+    return Launched(
+        tuple(found[0] if found else "" for found in texts),
+        any(len(set(found)) > 1 for found in texts),
+        {problem: tuple(each.get(problem, "") for each in row_texts) for problem in row_texts[0]},
+    )
 
 
 def is_cheap(timed: replies.Measurement, digest_us: float, inputs: int) -> bool:
@@ -76,4 +92,6 @@ def add_bits(timed: replies.Measurement, found: Launched, wanted: requests.SameB
     """Return a measurement with what the launches have left, compared with the anchor's bits."""
     differs = timed.nondeterministic or found.has_differed
     same = False if differs else have_same_bits(found.bits, wanted.anchor) if wanted.anchor else None
-    return replace(timed, bits=found.bits, same_bits=same, nondeterministic=differs or None)
+    return replace(
+        timed, bits=found.bits, row_bits=found.rows or None, same_bits=same, nondeterministic=differs or None
+    )

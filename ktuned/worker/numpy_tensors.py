@@ -99,6 +99,10 @@ class NumPyTensors:
             return numpy.array(tensor, copy=True)
         return self.in_memory(numpy.zeros(size, "uint8"), 0, tensor)
 
+    def make_contiguous(self, tensor: Any) -> Any:
+        """Copy, also where it is contiguous: it may be a part of much larger memory."""
+        return self.arithmetic.array(tensor, copy=True, order="C")
+
     def copy(self, source: Any, target: Any) -> None:
         """Copy the elements."""
         target[...] = source

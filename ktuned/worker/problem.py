@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ktuned.backends import Launch
 from ktuned.ipc import Region
 from ktuned.model import Device, KernelFileError, UsageError, canonical, listed
+from ktuned.worker.batch_rows import BatchRows, narrow
 from ktuned.worker.check import Verdict, compare, run_check
 from ktuned.worker.damage import Damage
 from ktuned.worker.guards import Guards
@@ -58,7 +59,10 @@ class ProblemData:
         self._library = tensors = library or library_for(device)
         self._run_default = run_default
         self._device = device
-        seed_text = canonical({"kernel": kernel.name, **problem}) + (f" {seed}" if seed else "")
+        group = kernel.find_batch_group(problem)
+        self._rows = BatchRows(kernel, problem, group) if len(group) > 1 else None
+        made_for = problem if self._rows is None else self._rows.largest
+        seed_text = canonical({"kernel": kernel.name, **made_for}) + (f" {seed}" if seed else "")
         # A tensor that inputs(p) draws itself must be the same in the worker that takes over.
         # It brings the generators' digests, 1 ms, which a worker that makes no inputs does not need.
         import random
@@ -66,7 +70,9 @@ class ProblemData:
         random.seed(seed_text)
         if kernel.has_tensors:
             tensors.seed(random.getrandbits(63))
-        self._declared = declared = kernel.input_specs(problem)
+        self._declared = declared = kernel.input_specs(made_for)
+        if self._rows is not None:
+            self._rows.check_own(declared)
         self._seed_text = seed_text
         self._other_inputs = OtherInputs(self._made_of)
         self._captured: set[str] = set()
@@ -76,7 +82,7 @@ class ProblemData:
         for name, entry in declared.items():
             if isinstance(entry, TensorSpec):
                 try:
-                    self._pristine[name] = tensors.make(entry.reseeded(seed), name, seed_text, device.name)
+                    self._pristine[name] = self._make_tensor(name, entry.reseeded(seed), seed_text)
                 except UsageError as error:
                     raise kernel.site.error(f"inputs(p): {name}: {error.message}", hint=error.hint) from error
                 except RuntimeError as error:
@@ -89,6 +95,12 @@ class ProblemData:
                 except UsageError as error:
                     raise kernel.site.error(f"inputs(p): {name}: {error.message}", hint=error.hint) from error
                 self._pristine[name] = entry if own is None else own
+                if own is not None and self._rows is not None:
+                    self._pristine[name] = self._rows.narrow_input(name, own)
+        if captured and self._rows is not None:
+            raise kernel.site.error(
+                "batch_invariant compares rows on equal inputs, and this problem's were captured", hint=CAPTURE_AGAIN
+            )
         if captured:
             self._take(captured, device)
         if not self._outputs and kernel.reference is not None:
@@ -206,6 +218,19 @@ class ProblemData:
         """Return a digest of the outputs as they are; the library reads it, perhaps from the device."""
         return self._library.digest_tensors([self.tensors[name] for name in self._outputs])
 
+    @property
+    def has_smaller_batches(self) -> bool:
+        """True if other problems' rows are among the outputs."""
+        return self._rows is not None and bool(self._rows.smaller)
+
+    def digest_rows(self) -> dict[str, Any]:
+        """Return a digest of the rows that the outputs have under each smaller problem of the group, by problem."""
+        assert self._rows is not None
+        return {
+            problem: self._library.digest_tensors([narrow(self.tensors[name], shapes[name]) for name in self._outputs])
+            for problem, shapes in self._rows.smaller.items()
+        }
+
     def read_digests(self, digests: Sequence[Any]) -> list[str]:
         """Return digests of outputs as texts."""
         return self._library.read_digests(digests)
@@ -245,11 +270,11 @@ class ProblemData:
         ]
         changed = [(name, change(place, entry)) for place, (name, entry) in enumerate(specs)]
         text = self._seed_text + (f" inputs {seed}" if seed else "")
-        return {
-            name: self._library.make(entry, name, text, self._device.name)
-            for name, entry in changed
-            if entry is not None
-        }
+        return {name: self._make_tensor(name, entry, text) for name, entry in changed if entry is not None}
+
+    def _make_tensor(self, name: str, entry: TensorSpec, text: str) -> Any:
+        made = self._library.make(entry, name, text, self._device.name)
+        return made if self._rows is None else self._rows.narrow_input(name, made)
 
     def rehearse(self) -> None:
         """Do once what is done around each config's launches, except for user code: a GPU's libraries load each of

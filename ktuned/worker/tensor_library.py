@@ -71,6 +71,9 @@ class TensorLibrary(Protocol):
     def clone(self, tensor: Any) -> Any:
         """Return a copy with the same strides."""
 
+    def make_contiguous(self, tensor: Any) -> Any:
+        """Return a copy whose elements follow each other in their order."""
+
     def copy(self, source: Any, target: Any) -> None:
         """Copy a tensor's elements into another of its shape and dtype."""
 

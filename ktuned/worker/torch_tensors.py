@@ -128,6 +128,10 @@ class TorchTensors:
         copy_elements(tensor, copy)
         return copy
 
+    def make_contiguous(self, tensor: Any) -> Any:
+        """Copy, also where it is contiguous: it may be a part of much larger memory."""
+        return tensor.clone(memory_format=self.arithmetic.contiguous_format)
+
     def copy(self, source: Any, target: Any) -> None:
         """Copy, also between devices."""
         copy_elements(source, target)

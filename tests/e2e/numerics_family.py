@@ -1,7 +1,7 @@
 """A family of C++ configs whose classes of equal bits are known.
 
-They differ by the order of a sum, by a fused multiply-add, by what is done to denormals or to signed zeros alone, and
-from launch to launch.
+They differ by the order of a sum, by a fused multiply-add, by what is done to denormals or to signed zeros alone, from
+launch to launch, and by how many rows there are.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ void rows(tvm::ffi::TensorView a, tvm::ffi::TensorView b, tvm::ffi::TensorView s
   float* s = static_cast<float*>(sums.data_ptr());
   float* t = static_cast<float*>(twice.data_ptr());
   long rows = a.size(0), columns = a.size(1);
-  bool is_backward = DOES == 3 && ++launches % 2;
+  bool is_backward = DOES == 3 ? ++launches % 2 : DOES == 4 && rows >= 8;
   for (volatile long wait = 0; wait < SLOW * 20000; wait = wait + 1) {
   }
   for (long i = 0; i < rows; ++i) {
@@ -48,7 +48,10 @@ void rows(tvm::ffi::TensorView a, tvm::ffi::TensorView b, tvm::ffi::TensorView s
 TVM_FFI_DLL_EXPORT_TYPED_FUNC(rows, rows);
 """
 
-PLAIN, FLUSHES, POSITIVE_ZEROS, DIFFERS = range(4)
+PLAIN, FLUSHES, POSITIVE_ZEROS, DIFFERS, TURNS = range(5)
+
+MANY_ROWS = 8
+"""From so many rows on a config that turns adds backwards."""
 
 
 def config(*, lanes: int = 1, fused: int = 0, does: int = PLAIN, slow: int = 0) -> dict[str, int]:
@@ -64,6 +67,8 @@ FUSED = config(fused=1)
 FLUSHING = config(does=FLUSHES)
 WITHOUT_NEGATIVE_ZERO = config(does=POSITIVE_ZEROS)
 RACY = config(does=DIFFERS)
+TURNING = config(does=TURNS)
+SLOWLY_TURNING = config(does=TURNS, slow=1)
 BROKEN = config(lanes=-1)
 
 CLASSES = [[ANCHOR, FAST], [ORDERED, SLOWLY_ORDERED], [FUSED], [FLUSHING], [WITHOUT_NEGATIVE_ZERO]]
@@ -72,8 +77,16 @@ CLASSES = [[ANCHOR, FAST], [ORDERED, SLOWLY_ORDERED], [FUSED], [FLUSHING], [WITH
 SPACE = [*(one for members in CLASSES for one in members), RACY]
 
 
-def family(daemon: Daemon, *, numerics: str = "exact", space: Any = SPACE, default: Any = ANCHOR) -> str:
-    """Write the family's files into a daemon's project; return the kernel file's path."""
+def family(
+    daemon: Daemon,
+    *,
+    numerics: str = "exact",
+    space: Any = SPACE,
+    default: Any = ANCHOR,
+    problems: Any = ({"M": 16, "K": 64},),
+    more: str = "",
+) -> str:
+    """Write the family's files into a daemon's project, with ``more`` arguments; return the kernel file's path."""
     text = f"""
 import without_torch
 from ktuned import kernel, space, tensor
@@ -83,7 +96,7 @@ from ktuned_tvm_ffi import Build
     sources=["rows.cc"],
     backend="tvm_ffi",
     space=space({space!r}),
-    problems=[dict(M=16, K=64)],
+    problems={list(problems)!r},
     inputs=lambda p: dict(
         a=tensor((p.M, p.K)), b=tensor(p.K), sums=tensor(p.M, output=True), twice=tensor((p.M, p.K), output=True)
     ),
@@ -91,6 +104,7 @@ from ktuned_tvm_ffi import Build
     default={default!r},
     numerics={numerics!r},
     strategy="exhaustive",
+    {more}
     preset="fast",
     early_stop=1000.0,
     deadlines={UNHURRIED},

@@ -160,20 +160,22 @@ def test_an_anchor_outside_the_space_is_refused(daemon: Daemon, anchor: dict[str
 @pytest.mark.parametrize(
     ("anchor", "message"),
     [
-        (known.BROKEN, "the anchor DOES=0, FUSED=0, LANES=-1, SLOW=0 failed: compile_error: "),
-        (known.RACY, "the anchor DOES=3, FUSED=0, LANES=1, SLOW=0 is nondeterministic: its own outputs differ"),
+        (known.BROKEN, "the anchor LANES=-1, FUSED=0, DOES=0, SLOW=0 failed: compile_error: "),
+        (known.RACY, "the anchor LANES=1, FUSED=0, DOES=3, SLOW=0 is nondeterministic: its own outputs differ"),
     ],
 )
 def test_an_anchor_that_can_be_none_ends_the_job(daemon: Daemon, anchor: dict[str, int], message: str) -> None:
-    """With one line; the winner, and the anchor from before, stay."""
-    daemon.tune(path=known.family(daemon, space=[known.ANCHOR, known.FAST, known.BROKEN, known.RACY]))
+    """With one line; the winner, and the choice of an anchor from before, stay."""
+    space = [known.ANCHOR, known.ORDERED, known.SLOWLY_ORDERED, known.BROKEN, known.RACY]
+    daemon.tune(path=known.family(daemon, space=space), anchor=known.SLOWLY_ORDERED)
     _, (job,) = daemon.tune(kernel="rows", anchor=anchor)
     assert job["state"] == "failed"
     assert job["message"].startswith(message)
     assert "\n" not in job["message"]
-    assert _config(daemon)["config"] == known.FAST
+    assert _config(daemon)["config"] == known.ORDERED
     _, (again,) = daemon.tune(kernel="rows")
     assert again["state"] == "done"
+    assert _config(daemon)["config"] == known.ORDERED
 
 
 def test_a_project_may_ask_for_exact_numerics(daemon: Daemon) -> None:

@@ -60,15 +60,36 @@ def test_an_anchor_that_can_be_none_says_why_in_one_line(ended: Trial, fault: st
     ("known", "lacks"),
     [
         (_ended(config={"K": 2}), True),
-        (_ended(config={"K": 2}, bits=["a"]), True),
+        (_ended(config={"K": 2}, bits=["a"]), False),
         (_ended(config={"K": 2}, bits=["x"]), False),
         (_ended(config={"K": 2}, bits=["a", "x"]), False),
         (_ended(config={"K": 2}, nondeterministic=True), False),
         (_ended(bits=["a"]), True),
     ],
 )
-def test_bits_are_found_out_where_they_may_be_the_anchors(known: Trial, lacks: bool) -> None:
-    """Not those of a config that differs already."""
+def test_a_config_is_launched_again_where_nothing_of_its_bits_is_known(known: Trial, lacks: bool) -> None:
+    """And the anchor where it was launched on fewer inputs; others wait until they may be finalists."""
     anchor = Anchor(CONFIG, 2)
     anchor.note_end(_ended(bits=list(BITS)))
     assert anchor.lacks_bits(known) is lacks
+
+
+@pytest.mark.parametrize(
+    ("bits", "may_have", "is_sure"),
+    [
+        ([], False, False),
+        (["a"], True, False),
+        (["x"], False, False),
+        (["a", "b"], True, True),
+        (["a", "x"], False, True),
+    ],
+)
+def test_a_config_may_have_the_anchors_bits_until_an_input_shows_others(
+    bits: list[str], may_have: bool, is_sure: bool
+) -> None:
+    """It is sure once it was launched on all inputs; one that differs from itself has nobody's."""
+    anchor = Anchor(CONFIG, 2)
+    anchor.note_end(_ended(bits=list(BITS)))
+    known = _ended(config={"K": 2}, bits=bits)
+    assert (anchor.may_have_bits(known), anchor.is_sure_of(known)) == (may_have, is_sure)
+    assert not anchor.may_have_bits(_ended(config={"K": 2}, bits=bits, nondeterministic=True))

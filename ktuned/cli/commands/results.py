@@ -113,7 +113,8 @@ def results(
         _show_trials(trials, known, with_age=everything)
         for found in numerics:
             output.emit_line()
-            output.emit_line(f"{text.format_values(found['problem'])} on {found['device']}:")
+            problem_words = text.format_values(found["problem"]) if found["problem"] else kernel
+            output.emit_line(f"{problem_words} on {found['device']}:")
             for line in found["lines"]:
                 output.emit_line(f"  {line}")
     if len(trials) < total:

@@ -1,0 +1,173 @@
+"""Batch invariance: rows that have equal bits, whatever the size of the batch that they were computed in. No IO.
+
+A kernel that is batch-invariant over ``M`` has *groups* of declared problems: those that differ in ``M`` alone. The
+inputs of a group are made once, at its largest problem, and narrowed to the sizes of each other one, so that row 3 is
+the same row under every ``M``. A config's digests of its outputs under a smaller problem are then comparable with the
+digests of the same rows under the largest one, which is launched in full anyway: a pair of problems needs no comparison
+of its own, since bits that equal those of the largest problem equal each other.
+
+So a class of the group is what a config leaves under the largest problem. It *spans* the group if every other problem
+has a config that leaves its rows; configs may differ from problem to problem. Of the classes that span it the one with
+the least total cost wins, weighted as the problems are. Where none does, the problem that breaks the best attempt is
+named: the class that the most problems have.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
+from typing import Any
+
+from ktuned.model.numerics import Bits
+from ktuned.model.record import Record, record
+from ktuned.model.values import Problem, canonical
+
+MOST_PROBLEMS = 64
+"""Problems of a batch-invariant kernel: each lookup after a change reads the trials of all."""
+
+MOST_NAMED = 12
+"""Values of a field that a sentence lists."""
+
+
+@record
+class Candidate(Record):
+    """A measured config: its cost, the bits of its outputs by input and, under the largest problem, those of the rows
+    that each smaller problem has, by problem.
+    """
+
+    config: str
+    cost: float
+    bits: Bits
+    rows: Mapping[str, Bits] = field(default_factory=dict)
+
+
+@record
+class Member(Record):
+    """A problem of a group, as canonical text, with its weight and what was measured for it."""
+
+    problem: str
+    weight: float
+    candidates: tuple[Candidate, ...]
+
+
+@record
+class Verdict(Record):
+    """What is known of a group over the ``fields``; its problems are canonical texts, the largest one last.
+
+    ``configs`` are those of the class that was chosen, by problem, ``total`` is their weighted cost and ``fastest``
+    that of the best config of each problem. Else ``broken_by`` is the problem that no class reaches from the others, or
+    ``waiting`` are those that are to be tuned first.
+    """
+
+    fields: tuple[str, ...]
+    problems: tuple[str, ...]
+    configs: Mapping[str, str] = field(default_factory=dict)
+    total: float = 0.0
+    fastest: float = 0.0
+    broken_by: str = ""
+    agreeing: int = 0
+    waiting: tuple[str, ...] = ()
+
+    def words(self) -> str:
+        """Return the verdict as a sentence."""
+        group = f"{', '.join(self.fields)} = {_listed([self._shown(problem) for problem in self.problems])}"
+        if self.waiting:
+            waiting = _listed([self._shown(problem) for problem in self.waiting])
+            return f"rows are compared under {group} once all are tuned; {waiting} not yet"
+        if self.broken_by:
+            others = f"{self.agreeing} of {len(self.problems)} problems" if self.agreeing else "no two problems"
+            return (
+                f"not batch-invariant under {group}: {', '.join(self.fields)} = {self._shown(self.broken_by)} breaks "
+                f"it, where no measured config has the bits that {others} can agree on"
+            )
+        price = f"{100 * (self.total / self.fastest - 1):.2g} % more than" if self.total > self.fastest else "what"
+        return f"batch-invariant under {group}; that costs {price} the best config of each does"
+
+    def _shown(self, problem: str) -> str:
+        values = json.loads(problem)
+        return "×".join(str(values[name]) for name in self.fields)
+
+
+def batch_fault(problems: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> str:
+    """Return the error in a declaration of batch invariance over the fields of some problems, in one line."""
+    if not 0 < len(problems) <= MOST_PROBLEMS:
+        return f"batch_invariant takes 1 to {MOST_PROBLEMS} problems, and there are {len(problems)}"
+    for place, problem in enumerate(problems):
+        for name in fields:
+            if name not in problem:
+                return f"batch_invariant names {name!r}, which problem {place} does not have"
+            if type(problem[name]) is not int or problem[name] < 1:
+                return f"batch_invariant names {name!r}, which is {problem[name]!r} in problem {place}, not a size >= 1"
+    for group in find_groups(problems, fields):
+        most = {name: max(problem[name] for problem in group) for name in fields}
+        if any(group[-1][name] != most[name] for name in fields):
+            words = ", ".join(f"{name}={size}" for name, size in most.items())
+            return f"batch_invariant needs a problem that is the largest in all its fields: one with {words}"
+    return ""
+
+
+def find_groups(problems: Iterable[Problem], fields: Sequence[str]) -> list[list[Problem]]:
+    """Return problems in groups that differ in the fields alone, each from the smallest to the largest."""
+    groups: dict[str, list[Problem]] = {}
+    for problem in problems:
+        rest = {name: value for name, value in problem.items() if name not in fields}
+        groups.setdefault(canonical(rest), []).append(problem)
+    return [sorted(group, key=lambda problem: _size(problem, fields)) for group in groups.values()]
+
+
+def _size(problem: Problem, fields: Sequence[str]) -> tuple[int, ...]:
+    sizes = [int(problem[name]) for name in fields]
+    return sum(sizes), *sizes
+
+
+def choose_class(fields: Sequence[str], members: Sequence[Member]) -> Verdict:
+    """Return the class of equal rows that is best for a group, or the problem that breaks it.
+
+    Args:
+        fields: what the problems of the group differ in.
+        members: its problems, the largest one last.
+    """
+    *smaller, largest = members
+    found = Verdict(tuple(fields), tuple(member.problem for member in members))
+    best_total: float | None = None
+    most_agree, broken_by = 0, largest.problem
+    # The first of a class is its fastest. Equal costs, as of twins: always the same one.
+    by_rows: dict[tuple[Bits | None, ...], Candidate] = {}
+    for one in sorted(largest.candidates, key=lambda one: (one.cost, one.config)):
+        by_rows.setdefault(tuple(one.rows.get(member.problem) for member in smaller), one)
+    for rows, chosen in by_rows.items():
+        configs, total = {largest.problem: chosen.config}, largest.weight * chosen.cost
+        broken = ""
+        for member, wanted in zip(smaller, rows, strict=True):
+            same = [one for one in member.candidates if wanted and are_same_rows(one.bits, wanted)]
+            if not same:
+                broken = broken or member.problem
+                continue
+            cheapest = min(same, key=lambda one: (one.cost, one.config))
+            configs[member.problem] = cheapest.config
+            total += member.weight * cheapest.cost
+        if not broken and (best_total is None or total < best_total):
+            best_total = total
+            found = Verdict(found.fields, found.problems, configs, total)
+        if broken and len(configs) > most_agree:
+            most_agree, broken_by = len(configs), broken
+    if best_total is None:
+        agreeing = most_agree if most_agree > 1 else 0
+        return Verdict(found.fields, found.problems, broken_by=broken_by, agreeing=agreeing)
+    fastest = sum(member.weight * min(one.cost for one in member.candidates) for member in members)
+    return Verdict(found.fields, found.problems, found.configs, found.total, fastest)
+
+
+def are_same_rows(bits: Bits, others: Bits) -> bool:
+    """Return whether rows have equal bits on all inputs that both were launched on.
+
+    One of a thorough tuning was launched on more of them.
+    """
+    common = min(len(bits), len(others))
+    return common > 0 and bits[:common] == others[:common]
+
+
+def _listed(values: Sequence[str]) -> str:
+    more = f", … ({len(values)})" if len(values) > MOST_NAMED else ""
+    return ", ".join(values[:MOST_NAMED]) + more
