@@ -259,7 +259,7 @@ def _settings(directory: Path, policy: str) -> Settings:
     found = load_settings(directory, directory / "k.sock", environment={})
     return msgspec.structs.replace(
         found,
-        cache=directory,
+        cache=directory / "cache",
         roots=(Root(str(directory / "project"), "project", sys.executable),),
         deadlines=merged({"spawn": PATIENCE_S, "inspect": 30.0, "first_launch": PATIENCE_S, "floor": PATIENCE_S}),
         compile_slots=2,

@@ -129,7 +129,6 @@ def _be_worker(message: dict[str, Any], descriptors: list[int]) -> NoReturn:
     os.chdir(message["directory"])
     os.environ.clear()
     os.environ.update(message["environment"])
-    _forget_places()
     _show(message["environment"])
     # What the parent has found by its own environment.
     tempfile.tempdir = None
@@ -145,14 +144,6 @@ def _be_worker(message: dict[str, Any], descriptors: list[int]) -> NoReturn:
     from ktuned.worker.main import run
 
     run(sys.argv[1:])
-
-
-def _forget_places() -> None:
-    """Forget the caches' places of the parent's environment."""
-    from ktuned.spec import origin
-
-    origin.caches.cache_clear()
-    origin.is_foreign.cache_clear()
 
 
 def _follow_log(place: str | None) -> None:
