@@ -134,12 +134,20 @@ class Accesses:
         if self._is_watching:
             with self.apart():
                 self._note_customization()
+                self._note_bare_modules()
             _watch_metadata()
         if self.log is not None:
             for _ in self.log.read():
                 pass
             self.log.make_room()
             self._epoch = self.log.begin_epoch()
+
+    def _note_bare_modules(self) -> None:
+        """Note the modules that belong to no distribution, and that this process has already: they are read once."""
+        for name, module in list(sys.modules.items()):
+            file = getattr(module, "__dict__", {}).get("__file__")
+            if "." not in name and isinstance(file, str) and not self.is_left_out(file) and installed_in(file):
+                self._files[Path(file)] = stamp(Path(file))
 
     def _note_customization(self) -> None:
         """Note the modules that an interpreter runs before any other; of a kernel file they are no part."""

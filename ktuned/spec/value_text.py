@@ -147,8 +147,10 @@ def _module_of(value: object) -> str:
 
 def _place(value: object) -> str:
     """Return a text or a path, of which the project's directory is no part: the project may lie elsewhere."""
-    root = OBSERVER.root
-    return repr(str(value)).replace(root, "{project}/") if root else repr(str(value))
+    text, root = str(value), OBSERVER.root
+    if root and f"{text}/" == root:
+        return "{project}"
+    return repr(text.replace(root, "{project}/") if root else text)
 
 
 def _is_kernel(value: object) -> bool:
