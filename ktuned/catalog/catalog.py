@@ -325,12 +325,17 @@ class Catalog:
     def learned_names(self, root: Root, files: Container[str]) -> dict[str, tuple[Observation, ...]]:
         """Return the learned names that are looked at when files are inspected, by the short names of a root's kernels.
 
-        Left out are those of kernels that are known to be declared in other files.
+        Those that earlier inspections have found are among them. Left out are those of kernels that are known to be
+        declared in other files.
         """
+        found = {name: kernel.learned for name, kernel in self._kernels.items()}
+        names = {name: {**found.get(name, {}), **self._learned.get(name, {})} for name in {*found, *self._learned}}
         return {
             name.rpartition(":")[2]: tuple(entries.values())
-            for name, entries in self._learned.items()
-            if project_of(name) == root.name and (name not in self._kernels or self._kernels[name].file in files)
+            for name, entries in names.items()
+            if entries
+            and project_of(name) == root.name
+            and (name not in self._kernels or self._kernels[name].file in files)
         }
 
     def with_learned_names(self, kernel: KernelInfo) -> KernelInfo:
@@ -369,6 +374,8 @@ class Catalog:
             stamps = dict(inspection.stamps)
             for kernel in map(self.with_learned_names, inspection.kernels):
                 before = self._kernels.get(kernel.name)
+                if before is not None:
+                    kernel = _without_chance_names(kernel, before)
                 if before is not None and before.file != kernel.file and _is_held(before, gone):
                     problems.append(_name_taken_error(kernel, before))
                     # Once that file lets go of the name, this one is to be inspected again.
@@ -416,6 +423,17 @@ class Catalog:
         self._errors.pop(file, None)
         self._inspected.discard(file)
         self._dependents.drop_owner(_OF_FILE + file)
+
+
+def _without_chance_names(kernel: KernelInfo, before: KernelInfo) -> KernelInfo:
+    """Return a kernel without the names that it alone has, of two inspections of equal code that found equal contents.
+
+    What the same code reads is the same then. The rest is what packages read once in a process, when they are first
+    used: whether an inspection sees that depends on what its process has done before.
+    """
+    if kernel.version != before.version or before.contradicted(kernel.learned.values()) is not None:
+        return kernel
+    return kernel.without_names(kernel.learned.keys() - before.learned.keys())
 
 
 def _is_held(kernel: KernelInfo, gone: Mapping[KernelName, KernelInfo]) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,7 +24,7 @@ from ktuned.model.objective import (
 )
 from ktuned.model.plan import Plan, PlanDefaults
 from ktuned.model.record import Record, record
-from ktuned.model.trace import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, combine, unknown
+from ktuned.model.trace import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, combine, unknown, without
 from ktuned.model.values import Config, Problem, Scalar, canonical, sha256
 
 _DIRECTORY = "dir"
@@ -204,6 +204,18 @@ class KernelInfo(Record):
             source_digest=combine(self.source_digest, sources),
             stamps={**{place: entry.digest for entry in fresh for place in entry.places}, **self.stamps},
             learned={**self.learned, **{entry.name: entry for entry in news}},
+        )
+
+    def without_names(self, names: Collection[str]) -> KernelInfo:
+        """Return the kernel without some of its learned names; their files stay watched."""
+        if not names:
+            return self
+        gone = [self.learned[name] for name in names]
+        return dataclasses.replace(
+            self,
+            digest=without(self.digest, gone),
+            source_digest=without(self.source_digest, [entry for entry in gone if entry.is_source]),
+            learned={name: entry for name, entry in self.learned.items() if name not in names},
         )
 
     def contradicted(self, found: Iterable[Observation]) -> Observation | None:

@@ -61,6 +61,7 @@ _WORDS = (
     "NO_COLOR",
     "FORCE_COLOR",
     "GCC_COLORS",
+    "DEB_BUILD_OPTIONS",
     "PWD",
     "OLDPWD",
 )

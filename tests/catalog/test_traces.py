@@ -8,6 +8,7 @@ import anyio
 import anyio.lowlevel
 import pytest
 
+from ktuned.catalog.catalog import Inspection
 from ktuned.catalog.traces import SourceChanged
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.trace import Observation, combine
@@ -165,3 +166,18 @@ async def test_captured_inputs_keep_their_winner(tmp_path: Path) -> None:
         await parts.daemon.traces.learn_names(kernel, [Observation("cfg.txt", "", places=("cfg.txt",), is_source=True)])
         assert parts.catalog.resolve_kernel("it").digest != kernel.digest
         assert _status(parts) is Status.FRESH
+
+
+async def test_a_name_that_one_of_two_equal_inspections_sees_is_none_of_its_kernels(tmp_path: Path) -> None:
+    """A package reads it once in a process; where a content changed, what is read besides is the kernel's."""
+    async with assembled(tmp_path) as parts:
+        kernel = await parts.inspect(kernel_text())
+        await parts.daemon.traces.learn_names(kernel, [Observation("a.txt", "aa", places=("a.txt",))])
+        before = parts.catalog.resolve_kernel("it")
+        chance = Observation("env:CHANCE", "")
+        changes = parts.catalog.apply_inspections([Inspection(kernel.file, (before.observed([chance]),))])
+        assert (changes.changed, parts.catalog.resolve_kernel("it").digest) == ((), before.digest)
+        edited = kernel.observed([Observation("a.txt", "bb", places=before.learned["a.txt"].places), chance])
+        changes = parts.catalog.apply_inspections([Inspection(kernel.file, (edited,))])
+        assert changes.changed == (kernel.name,)
+        assert "env:CHANCE" in parts.catalog.resolve_kernel("it").learned
