@@ -435,14 +435,17 @@ VISIBLE char *secure_getenv(const char *name) {
 }
 REAL(int, connect, int, const struct sockaddr *, socklen_t)
 VISIBLE int connect(int file, const struct sockaddr *address, socklen_t length) {
+    int result = libc_connect()(file, address, length), saved = errno;
     if (address && address->sa_family == AF_UNIX && length > sizeof(sa_family_t)) {
         const char *path = ((const struct sockaddr_un *)address)->sun_path;
-        if (*path == '/') note('c', 1, AT_FDCWD, path);
+        int is_absent = result && !is_there(0);
+        if (*path == '/') note(is_absent ? 't' : 'c', !is_absent, AT_FDCWD, path);
         else note_text('h', 1, "a connection to another program");
     } else if (address && (address->sa_family == AF_INET || address->sa_family == AF_INET6)) {
         note_text('h', 1, "a connection to another program");
     }
-    return libc_connect()(file, address, length);
+    errno = saved;
+    return result;
 }
 
 /* Programs. A child gets what it needs to be observed, whatever environment it is given. */

@@ -77,6 +77,9 @@ _INTERPRETER = frozenset(
 )
 """The interpreter and its library: the toolchain's version is theirs."""
 
+_OF_DRIVER = ("/tmp/nvidia-mps/", "/run/nvidia", "/var/run/nvidia")
+"""Beginnings of the sockets of a driver's own programs: the device stands for them."""
+
 _SYSTEMS = ("/usr/", "/lib/", "/lib32/", "/lib64/", "/bin/", "/sbin/")
 
 _OF_ENVIRON = ("/os.py", "/_collections_abc.py", "<frozen os>", "<frozen _collections_abc>", "/spec/accesses.py")
@@ -223,6 +226,8 @@ class Accesses:
                     pass
                 case Kind.HIDDEN:
                     self.hide(note.name)
+                case Kind.CONNECTED if note.name.startswith(_OF_DRIVER):
+                    pass
                 case Kind.CONNECTED:
                     self.hide(f"a connection to another program ({note.name})")
                 case Kind.REFUSED:

@@ -145,3 +145,19 @@ def test_without_a_compiler_nothing_is_pretended(tmp_path: Path, monkeypatch: py
 def test_it_can_be_switched_off(tmp_path: Path) -> None:
     """By a variable, which a root may set for its workers."""
     assert observer.settings(tmp_path / "scratch", {observer.OFF: "1"}, []) == {}
+
+
+def test_a_connection_is_noted_and_a_vain_one_is_an_absent_name(observe: Observe, tmp_path: Path) -> None:
+    """A driver looks for helpers that are not there: no other program has answered then."""
+    program = (
+        "import socket\n"
+        "server = socket.socket(socket.AF_UNIX); server.bind('here'); server.listen()\n"
+        "import os; here = os.path.abspath('here'); none = os.path.abspath('none')\n"
+        "socket.socket(socket.AF_UNIX).connect(here)\n"
+        "try: socket.socket(socket.AF_UNIX).connect(none)\n"
+        "except FileNotFoundError: pass\n"
+    )
+    found = observe(sys.executable, "-S", "-c", program)
+    assert ("c", True, "here") in found
+    assert ("t", False, "none") in found
+    assert not [note for note in found if note[0] == "h"]
