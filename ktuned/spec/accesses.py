@@ -13,6 +13,7 @@ the interpreter's library, bytecode   the interpreter; the sources that bytecode
 installed distributions, and what     their versions, whole; a process imports them once, for whichever
 they read when they are imported      kernel comes first
 ktuned, its worker's own directories  the way of measuring; what a run makes, it does not depend on
+records of adopted functions' calls   the problems, which name them by their content
 what compilers keep                   the sources that it was made of, and read when it was
 ====================================  ==================================================================
 
@@ -24,6 +25,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
 import stat
 import sys
 import sysconfig
@@ -76,6 +78,9 @@ _INTERPRETER = frozenset(
     }
 )
 """The interpreter and its library: the toolchain's version is theirs."""
+
+_RECORD = re.compile(r"/calls/[0-9a-f]{16}\.[a-z.]+$")
+"""What an application's calls of an adopted function were: each file is named by its content, and a problem names it."""
 
 _OF_DRIVER = ("/tmp/nvidia-mps/", "/run/nvidia", "/var/run/nvidia")
 """Beginnings of the sockets of a driver's own programs: the device stands for them."""
@@ -303,7 +308,7 @@ class Accesses:
             # Which version is there may be asked without an import.
             return not (is_bare(path) or path.endswith(".dist-info/METADATA")) or is_our_file(path)
         if OBSERVER.is_below_root(path):
-            return "/.git" in path
+            return "/.git" in path or _RECORD.search(path) is not None
         return _is_systems(path) or path in _INTERPRETER or f"{path}/".startswith(STDLIB) or is_our_file(f"{path}/")
 
     def _reached(self) -> dict[Path, str]:

@@ -32,6 +32,7 @@ FULL = TrialDetail(
     build={"entry": "k", "grid": [1, 2]},
     facts={"registers": 32},
     content="ab",
+    read="cd",
     open_s=0.5,
     spans=(("compile", "slot 1", 1.5), ("lane", "cpu:0", 2.5)),
     carried_from=7,
