@@ -80,7 +80,7 @@ _INTERPRETER = frozenset(
 """The interpreter and its library: the toolchain's version is theirs."""
 
 _RECORD = re.compile(r"/calls/[0-9a-f]{16}\.[a-z.]+$")
-"""What an application's calls of an adopted function were: each file is named by its content, and a problem names it."""
+"""An application's call of an adopted function: the file is named by its content, and a problem names it."""
 
 _OF_DRIVER = ("/tmp/nvidia-mps/", "/run/nvidia", "/var/run/nvidia")
 """Beginnings of the sockets of a driver's own programs: the device stands for them."""
