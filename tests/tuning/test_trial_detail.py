@@ -35,6 +35,7 @@ FULL = TrialDetail(
     open_s=0.5,
     spans=(("compile", "slot 1", 1.5), ("lane", "cpu:0", 2.5)),
     carried_from=7,
+    read="9f",
     energy_low=0.25,
     energy_high=0.5,
     energy_rounds=3,
