@@ -55,9 +55,10 @@ def declared_admission(kernel: KernelInfo, config: Config) -> bool | None:
 def is_checked_default(kernel: KernelInfo, problem: Problem, config: Config) -> bool:
     """Return whether a config is the default for a declared problem, which the inspection has found in the space.
 
-    Not where the code has read data, which may have changed since.
+    Not where the code has read data later, which may have changed since.
     """
-    if config != kernel.default or problem not in kernel.problems or _decisive_digests(kernel):
+    has_read_later = any(not kernel.learned[name].is_source for name in _decisive_digests(kernel))
+    if config != kernel.default or problem not in kernel.problems or has_read_later:
         return False
     # Equal as maps, in which 1 is 1.0 and True.
     declared = map(canonical, kernel.problems)
