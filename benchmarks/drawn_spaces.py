@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 from benchmarks.synthetic_spaces import Config, Machine, configs, normal, unit
-from ktuned.search import RecordedSpace, recorded
+from ktuned.search import RecordedSpace, record_space
 
 UNSEEN_FROM = 1_000
 
@@ -128,7 +128,7 @@ def drawn(seed: int, device: int = 0, size: int = 2048) -> RecordedSpace:
         limit *= Random(f"limit {seed} {device}").uniform(0.6, 1.6)
     machine = Machine.drawn(seed * 100 + device)
     salt = f"drawn {seed} {device} {size}"
-    return recorded(
+    return record_space(
         f"drawn-{seed}-{device}-{size}",
         [
             (c, None if kernel.resources(c) > limit else kernel.latency_us(c, machine, size) * _luck(kernel, salt, c))

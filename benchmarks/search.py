@@ -31,7 +31,7 @@ from benchmarks.report import show
 from benchmarks.synthetic_spaces import KERNELS, Machine, synthetic
 from benchmarks.unseen_spaces import UNSEEN
 from ktuned.model import Config, EarlierSearch
-from ktuned.search import RecordedSpace, Run, read_recorded, relative, simulate
+from ktuned.search import RecordedSpace, SearchRun, mean_relative_best, read_recorded_space, replay_search
 from ktuned.tuning.prior_results import BEST_OF_NEAREST
 
 COUNTS = (25, 50, 100, 200)
@@ -79,7 +79,7 @@ def main() -> None:
 
 def _recorded(folder: Path) -> list[RecordedSpace]:
     found = [*folder.glob("*.json.gz"), *folder.glob("*.json")]
-    return [read_recorded(path) for path in sorted(found) if ".T1." not in path.name]
+    return [read_recorded_space(path) for path in sorted(found) if ".T1." not in path.name]
 
 
 def _synthetic(machines: int, *, only_unseen: bool) -> list[RecordedSpace]:
@@ -96,7 +96,7 @@ def _compared(
 ) -> list[dict[str, Any]]:
     rows = []
     for name in strategies:
-        runs = [[simulate(space, name, seed, max(COUNTS)) for seed in range(seeds)] for space in spaces]
+        runs = [[replay_search(space, name, seed, max(COUNTS)) for seed in range(seeds)] for space in spaces]
         rows.append(_row(name, [_excess(several, space) for several, space in zip(runs, spaces, strict=True)], runs))
         if with_spaces:
             rows += [
@@ -119,12 +119,12 @@ def _budgets(folder: Path) -> list[dict[str, Any]]:
     ]
 
 
-def _excess(runs: Sequence[Run], space: RecordedSpace) -> list[float]:
-    found = [relative(runs, space.optimum, count) for count in COUNTS]
+def _excess(runs: Sequence[SearchRun], space: RecordedSpace) -> list[float]:
+    found = [mean_relative_best(runs, space.optimum, count) for count in COUNTS]
     return [float("inf") if value is None else value - 1 for value in found]
 
 
-def _row(name: str, excesses: Sequence[Sequence[float]], runs: Sequence[Sequence[Run]]) -> dict[str, Any]:
+def _row(name: str, excesses: Sequence[Sequence[float]], runs: Sequence[Sequence[SearchRun]]) -> dict[str, Any]:
     own = [run for several in runs for run in several]
     return {
         "what": name,
@@ -204,14 +204,14 @@ class _Searches:
 
     def __init__(self) -> None:
         self._kept: list[RecordedSpace] = []
-        self._found: dict[tuple[int, int], Run] = {}
+        self._found: dict[tuple[int, int], SearchRun] = {}
         self._cold: dict[tuple[int, int], int] = {}
 
-    def run(self, space: RecordedSpace, seed: int) -> Run:
+    def run(self, space: RecordedSpace, seed: int) -> SearchRun:
         """Return a whole search."""
         if (id(space), seed) not in self._found:
             self._kept.append(space)
-            self._found[id(space), seed] = simulate(space, OURS, seed, max(COUNTS))
+            self._found[id(space), seed] = replay_search(space, OURS, seed, max(COUNTS))
         return self._found[id(space), seed]
 
     def needed(
@@ -219,7 +219,7 @@ class _Searches:
     ) -> int:
         """Return the configs after which a search is close to the optimum."""
         goal = space.optimum * (1 + WITHIN)
-        run = simulate(space, OURS, seed, max(COUNTS), first, goal, earlier)
+        run = replay_search(space, OURS, seed, max(COUNTS), first, goal, earlier)
         return run.trials_within(goal) or max(COUNTS)
 
     def needed_cold(self, space: RecordedSpace, seed: int) -> int:
@@ -233,7 +233,7 @@ class _Searches:
 def _needed(transfer: Transfer, seeds: int, searches: _Searches) -> dict[str, Any]:
     cold, warm = [], []
     for seed in range(seeds):
-        earlier = searches.run(transfer.source, seed).as_earlier()
+        earlier = searches.run(transfer.source, seed).as_earlier_search()
         known = [config for _, config in sorted(zip(earlier.costs, earlier.configs, strict=True), key=itemgetter(0))]
         # An edit keeps the key: its job measures again what it knows, and other keys' searches have no say.
         first, similar = (known, []) if transfer.is_edit else (known[:BEST_OF_NEAREST], [earlier])

@@ -17,7 +17,7 @@ from random import Random
 from typing import Any
 
 from ktuned.model import canonical
-from ktuned.search import RecordedSpace, recorded
+from ktuned.search import RecordedSpace, record_space
 
 Config = Mapping[str, Any]
 
@@ -239,7 +239,7 @@ def synthetic(name: str, kernel: Kernel, machine: Machine, scale: int = 2) -> Re
         (config, None if value is None else value * math.exp(UNEXPLAINED * normal(f"{name} {machine.seed}", config)))
         for config, value in found
     ]
-    return recorded(f"{name}-{machine.seed}", results)
+    return record_space(f"{name}-{machine.seed}", results)
 
 
 def configs(knobs: Mapping[str, list[Any]]) -> Iterator[dict[str, Any]]:

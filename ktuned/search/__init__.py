@@ -5,16 +5,23 @@ that need NumPy are imported by that name alone.
 """
 
 from ktuned.search.annealing import Annealing
-from ktuned.search.choice import AUTO, Budget, Choice, StrategyFault, choose
-from ktuned.search.domain import Domain, domain_of
+from ktuned.search.choice import AUTO, Budget, ChosenStrategy, StrategyFault, choose_strategy
+from ktuned.search.domain import Domain, build_domain
 from ktuned.search.exhaustive import Exhaustive
 from ktuned.search.genetic import Genetic
 from ktuned.search.local import Local
 from ktuned.search.points import PointStrategy
 from ktuned.search.random import Random
-from ktuned.search.recorded import RecordedSpace, read_recorded, recorded
-from ktuned.search.simulation import Run, Tried, relative, simulate
-from ktuned.search.strategy import ENTRY_POINT_GROUP, PROBES_PER_ASK, Count, Strategy, installed, load
+from ktuned.search.recorded import RecordedSpace, read_recorded_space, record_space
+from ktuned.search.simulation import ReplayedTrial, SearchRun, mean_relative_best, replay_search
+from ktuned.search.strategy import (
+    ENTRY_POINT_GROUP,
+    PROBES_PER_ASK,
+    Count,
+    Strategy,
+    installed_strategies,
+    load_strategy,
+)
 
 __all__ = [
     "AUTO",
@@ -22,7 +29,7 @@ __all__ = [
     "PROBES_PER_ASK",
     "Annealing",
     "Budget",
-    "Choice",
+    "ChosenStrategy",
     "Count",
     "Domain",
     "Exhaustive",
@@ -31,16 +38,16 @@ __all__ = [
     "PointStrategy",
     "Random",
     "RecordedSpace",
-    "Run",
+    "ReplayedTrial",
+    "SearchRun",
     "Strategy",
     "StrategyFault",
-    "Tried",
-    "choose",
-    "domain_of",
-    "installed",
-    "load",
-    "read_recorded",
-    "recorded",
-    "relative",
-    "simulate",
+    "build_domain",
+    "choose_strategy",
+    "installed_strategies",
+    "load_strategy",
+    "mean_relative_best",
+    "read_recorded_space",
+    "record_space",
+    "replay_search",
 ]

@@ -39,10 +39,10 @@ class Annealing(PointStrategy):
     def choose(self) -> Code | None:
         """Return a neighbour of the place where the walk stands, or a random config where all are known."""
         if len(self.taken) < FIRST or self._here is None:
-            return self.unknown()
-        return self.step(self._here) or self.unknown()
+            return self.draw_untried()
+        return self.draw_untried_neighbour(self._here) or self.draw_untried()
 
-    def heard(self, code: Code) -> None:
+    def on_outcome(self, code: Code) -> None:
         """Go to the config, if it is faster, or if chance and temperature permit."""
         if code not in self.logs:
             return
@@ -50,7 +50,7 @@ class Annealing(PointStrategy):
         self._since_best = 0 if log < self._best else self._since_best + 1
         self._best = min(self._best, log)
         if len(self.taken) < FIRST or self._here is None or self._since_best > RESTART_AFTER:
-            self._here = self.elite(1)[0]
+            self._here = self.fastest_points(1)[0]
             self._since_best = 0
             return
         self._temperature = max(COLD, self._temperature * COOLING)

@@ -17,9 +17,9 @@ SUFFIXES = ("64_", "", "_64")
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def limit_blas_to_one_thread() -> Iterator[None]:
     """Run a block with one thread of linear algebra, then restore what was set."""
-    controls = _controls()
+    controls = _find_openblas_controls()
     before = [get() for get, _ in controls]
     for _, use in controls:
         use(1)
@@ -31,10 +31,10 @@ def one_thread() -> Iterator[None]:
 
 
 @cache
-def _controls() -> tuple[tuple[Callable[[], int], Callable[[int], None]], ...]:
+def _find_openblas_controls() -> tuple[tuple[Callable[[], int], Callable[[int], None]], ...]:
     """Return how to read and set the threads of each OpenBLAS that this process has loaded."""
     found = []
-    for path in _loaded():
+    for path in _loaded_openblas_paths():
         try:
             library = ctypes.CDLL(path)
         except OSError:
@@ -48,7 +48,7 @@ def _controls() -> tuple[tuple[Callable[[], int], Callable[[int], None]], ...]:
     return tuple(found)
 
 
-def _loaded() -> set[str]:
+def _loaded_openblas_paths() -> set[str]:
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
             paths = {line.split(maxsplit=5)[-1].strip() for line in maps if "openblas" in line}

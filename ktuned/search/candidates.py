@@ -46,9 +46,9 @@ class Candidates:
         self._codes: list[Code] = []
         self.is_whole = domain.is_exact and domain.count <= ENUMERATED
         if self.is_whole:
-            self._codes = [code for code in domain.points() if code is not None]
+            self._codes = [code for code in domain.walk_points() if code is not None]
         else:
-            self._refresh(POOL // 4, FIRST_DRAWING_S)
+            self._draw_fresh_points(POOL // 4, FIRST_DRAWING_S)
 
     def __len__(self) -> int:
         return len(self._codes)
@@ -58,46 +58,51 @@ class Candidates:
         """All points of the pool; of a small space all there are."""
         return self._codes
 
-    def pick(self, number: int, taken: Collection[Code], around: Sequence[Code]) -> tuple[list[Code], Floats]:
+    def pick_candidates(
+        self, number: int, taken: Collection[Code], around: Sequence[Code]
+    ) -> tuple[list[Code], Floats]:
         """Return some points of the pool and the neighbours of some others, none of them ``taken``, with features."""
         if number and not self.is_whole:
-            self._refresh(REFRESHED, DRAWING_S)
+            self._draw_fresh_points(REFRESHED, DRAWING_S)
         chosen: dict[Code, None] = {}
         for code in around:
-            chosen |= dict.fromkeys(self._neighbours(code))
-        places = self._sample(number)
+            chosen |= dict.fromkeys(self._list_neighbours(code))
+        places = self._sample_places(number)
         chosen |= dict.fromkeys(self._codes[place] for place in places)
         codes = [code for code in chosen if code not in taken]
-        return codes, self._features(self._array(codes))
+        return codes, self._features(self._codes_as_array(codes))
 
-    def others(self, but: Collection[Code]) -> tuple[list[Code], Floats]:
+    def list_others(self, but: Collection[Code]) -> tuple[list[Code], Floats]:
         """Return all points of the pool but some, with features."""
         codes = [code for code in dict.fromkeys(self._codes) if code not in but]
-        return codes, self._features(self._array(codes))
+        return codes, self._features(self._codes_as_array(codes))
 
-    def _sample(self, number: int) -> list[int]:
+    def _sample_places(self, number: int) -> list[int]:
         size = len(self._codes)
         if number >= size:
             return list(range(size))
         return [int(self._random.random() * size) for _ in range(number)]
 
-    def _refresh(self, number: int, seconds: float) -> None:
+    def _draw_fresh_points(self, number: int, seconds: float) -> None:
         deadline = monotonic() + seconds
         fresh: list[Code] = []
         while len(fresh) < number and monotonic() < deadline:
-            code = self._domain.sample(self._random)
+            code = self._domain.draw_point(self._random)
             if code is None:
                 break
             fresh.append(code)
         self._codes = (self._codes + fresh)[-POOL:]
 
-    def _neighbours(self, code: Code) -> list[Code]:
+    def _list_neighbours(self, code: Code) -> list[Code]:
         found = self._steps.get(code)
         if found is None:
             if len(self._steps) >= KNOWN_STEPS:
                 self._steps.clear()
-            found = self._steps[code] = [*self._domain.steps(code), *self._domain.joint_steps(code)]
+            found = self._steps[code] = [
+                *self._domain.valid_neighbours(code),
+                *self._domain.valid_joint_neighbours(code),
+            ]
         return found
 
-    def _array(self, codes: Sequence[Code]) -> NDArray[np.intp]:
+    def _codes_as_array(self, codes: Sequence[Code]) -> NDArray[np.intp]:
         return np.array(codes, dtype=np.intp).reshape(len(codes), len(self._domain.axes))

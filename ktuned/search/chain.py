@@ -25,7 +25,7 @@ NODES_PER_PAUSE = 1_000
 """Values that a walk tests between two pauses: about 1 ms."""
 
 
-class TooLarge(Exception):
+class CountTooLarge(Exception):
     """The count needs more than :data:`MAX_CELLS`."""
 
 
@@ -69,22 +69,22 @@ class Chain:
         self._axes = axes
         place = {knob: number for number, knob in enumerate(knobs)}
         checks = [_Check(tuple(place[knob] for knob in found.knobs), found) for found in conjuncts]
-        self._levels = _levels(_order(axes, checks), checks)
+        self._levels = _build_levels(_order_axes(axes, checks), checks)
         self._memo: list[dict[tuple[int, ...], _Branches]] = [{} for _ in self._levels]
         self._cells = 0
-        self.count = self._completions(0, [0] * len(axes))
+        self.count = self._count_completions(0, [0] * len(axes))
 
-    def at(self, rank: int) -> Code:
+    def code_at_rank(self, rank: int) -> Code:
         """Return the config of a rank (0 ≤ rank < count); the order is the chain's own."""
         if not 0 <= rank < self.count:
             raise IndexError(f"rank {rank} is not below {self.count}")
         bound = [0] * len(self._axes)
         for number, level in enumerate(self._levels):
             if self._is_free(level):
-                rest = self._completions(number + 1, bound)
+                rest = self._count_completions(number + 1, bound)
                 bound[level.axis], rank = divmod(rank, rest)
                 continue
-            branches = self._branches(number, bound)
+            branches = self._find_branches(number, bound)
             branch = bisect_right(branches.totals, rank)
             bound[level.axis] = branches.values[branch]
             if branch:
@@ -95,46 +95,46 @@ class Chain:
         """Return whether a level's value neither is tested nor matters later."""
         return not level.checks and level.axis not in level.live
 
-    def _completions(self, number: int, bound: list[int]) -> int:
+    def _count_completions(self, number: int, bound: list[int]) -> int:
         if number == len(self._levels):
             return 1
         level = self._levels[number]
         if self._is_free(level):
-            return len(self._axes[level.axis]) * self._completions(number + 1, bound)
-        return self._branches(number, bound).total
+            return len(self._axes[level.axis]) * self._count_completions(number + 1, bound)
+        return self._find_branches(number, bound).total
 
-    def _branches(self, number: int, bound: list[int]) -> _Branches:
+    def _find_branches(self, number: int, bound: list[int]) -> _Branches:
         level = self._levels[number]
         reads = self._levels[number - 1].live if number else ()
         key = tuple(bound[axis] for axis in reads)
         found = self._memo[number].get(key)
         if found is None:
-            found = self._memo[number][key] = self._count(number, level, bound)
+            found = self._memo[number][key] = self._count_branches(number, level, bound)
         return found
 
-    def _count(self, number: int, level: _Level, bound: list[int]) -> _Branches:
+    def _count_branches(self, number: int, level: _Level, bound: list[int]) -> _Branches:
         self._cells += len(self._axes[level.axis])
         if self._cells > MAX_CELLS:
-            raise TooLarge
+            raise CountTooLarge
         values: list[int] = []
         counts: list[int] = []
         for value in range(len(self._axes[level.axis])):
             bound[level.axis] = value
             if _level_admits(level.checks, self._axes, bound):
-                count = self._completions(number + 1, bound)
+                count = self._count_completions(number + 1, bound)
                 if count:
                     values.append(value)
                     counts.append(count)
         return _Branches(values, list(accumulate(counts)))
 
 
-def walk(
+def walk_valid_codes(
     axes: Sequence[Sequence[Scalar]], knobs: Sequence[str], conjuncts: Sequence[Conjunct]
 ) -> Iterator[Code | None]:
     """Yield the configs that satisfy ``conjuncts`` in the order of the axes, with ``None`` between as pauses."""
     place = {knob: number for number, knob in enumerate(knobs)}
     checks = [_Check(tuple(place[knob] for knob in found.knobs), found) for found in conjuncts]
-    levels = _levels(list(range(len(axes))), checks)
+    levels = _build_levels(list(range(len(axes))), checks)
     bound = [-1] * len(axes)
     number = 0
     nodes = 0
@@ -157,7 +157,7 @@ def _level_admits(checks: Sequence[_Check], axes: Sequence[Sequence[Scalar]], bo
     return all(check.conjunct.admits(*[axes[axis][bound[axis]] for axis in check.axes]) for check in checks)
 
 
-def _order(axes: Sequence[Sequence[Scalar]], checks: Sequence[_Check]) -> list[int]:
+def _order_axes(axes: Sequence[Sequence[Scalar]], checks: Sequence[_Check]) -> list[int]:
     """Return in which order to bind axes: such that checks are soon decided and few values stay of interest."""
     order: list[int] = []
     rest = set(range(len(axes)))
@@ -178,7 +178,7 @@ def _order(axes: Sequence[Sequence[Scalar]], checks: Sequence[_Check]) -> list[i
     return order
 
 
-def _levels(order: Sequence[int], checks: Sequence[_Check]) -> list[_Level]:
+def _build_levels(order: Sequence[int], checks: Sequence[_Check]) -> list[_Level]:
     levels = []
     for number, axis in enumerate(order):
         bound = set(order[: number + 1])

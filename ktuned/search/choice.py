@@ -22,7 +22,7 @@ from ktuned.model import (
     record,
 )
 from ktuned.search.domain import has_numpy
-from ktuned.search.strategy import Count, Strategy, load, words_of
+from ktuned.search.strategy import Count, Strategy, describe_error, load_strategy
 from ktuned.spec import BoundSpace
 
 AUTO = "auto"
@@ -47,7 +47,7 @@ class Budget(Record):
 
 
 @record
-class Choice(Record):
+class ChosenStrategy(Record):
     """A strategy at work, its name, and a remark for the user, if there is one."""
 
     name: str
@@ -61,7 +61,7 @@ class StrategyFault(UsageError):
     code = "strategy_fault"
 
 
-def choose(name: str, space: BoundSpace, seed: int, budget: Budget) -> Choice:
+def choose_strategy(name: str, space: BoundSpace, seed: int, budget: Budget) -> ChosenStrategy:
     """Return the strategy called ``name`` for a space, supervised.
 
     ``auto`` is exhaustive where the budget covers the space, else guided, or genetic where there is no NumPy.
@@ -73,11 +73,11 @@ def choose(name: str, space: BoundSpace, seed: int, budget: Budget) -> Choice:
     """
     chosen, notice = name, ""
     if name == AUTO:
-        chosen, notice = _suitable(space, budget)
-    return Choice(chosen, Supervised(chosen, load(chosen), space, seed), notice)
+        chosen, notice = _choose_automatically(space, budget)
+    return ChosenStrategy(chosen, SupervisedStrategy(chosen, load_strategy(chosen), space, seed), notice)
 
 
-def _suitable(space: BoundSpace, budget: Budget) -> tuple[str, str]:
+def _choose_automatically(space: BoundSpace, budget: Budget) -> tuple[str, str]:
     whole = min(budget.trials, WHOLE) if budget.until_converged else budget.trials
     if budget.seconds is None and _is_covered(space, whole):
         return "exhaustive", ""
@@ -104,14 +104,14 @@ def _is_covered(space: BoundSpace, trials: int) -> bool:
     return True
 
 
-class Supervised(Strategy):
+class SupervisedStrategy(Strategy):
     """Passes on what a strategy proposes, once it was found to be new and valid."""
 
     def __init__(self, name: str, kind: type[Strategy], space: BoundSpace, seed: int) -> None:
         super().__init__(space, seed)
         self._name = name
         self._proposed: set[str] = set()
-        with self._blamed("starts"):
+        with self._blame_strategy("starts"):
             self._strategy = kind(space, seed)
 
     def ask(self, n: int) -> list[dict[str, Scalar]]:
@@ -120,13 +120,13 @@ class Supervised(Strategy):
         Raises:
             StrategyFault: the strategy raised, or proposed a config that is repeated or not in the space.
         """
-        with self._blamed("chooses"):
+        with self._blame_strategy("chooses"):
             # It may yield them without end.
             configs = list(islice(self._strategy.ask(n), n + 1))
         if len(configs) > n:
-            raise self._fault(f"proposed more configs than the {n} that it was asked for")
+            raise self._strategy_fault(f"proposed more configs than the {n} that it was asked for")
         for config in configs:
-            self._check(config)
+            self._check_proposal(config)
         return configs
 
     def tell(self, config: Config, outcome: Outcome, latency_us: float | None) -> None:
@@ -135,23 +135,23 @@ class Supervised(Strategy):
         Raises:
             StrategyFault: the strategy raised; so do all others here.
         """
-        with self._blamed("takes note of an outcome"):
+        with self._blame_strategy("takes note of an outcome"):
             self._strategy.tell(config, outcome, latency_us)
 
     def doubt(self, config: Config, share: float) -> None:
         """Pass a latency's uncertainty on."""
-        with self._blamed("takes note of an outcome"):
+        with self._blame_strategy("takes note of an outcome"):
             self._strategy.doubt(config, share)
 
     def recall(self, earlier: Sequence[EarlierSearch]) -> None:
         """Pass earlier searches on."""
-        with self._blamed("takes note of earlier searches"):
+        with self._blame_strategy("takes note of earlier searches"):
             self._strategy.recall(earlier)
 
     @property
     def valid(self) -> Count | None:
         """The strategy's count."""
-        with self._blamed("counts the space"):
+        with self._blame_strategy("counts the space"):
             found = self._strategy.valid
         if not isinstance(found, Count | None):
             raise self._fault(f"counts the space as {found!r}, which is neither a Count nor None")
@@ -160,32 +160,32 @@ class Supervised(Strategy):
     @property
     def learns(self) -> bool:
         """True if the strategy does."""
-        with self._blamed("says if it learns"):
+        with self._blame_strategy("says if it learns"):
             return bool(self._strategy.learns)
 
     @property
     def finished(self) -> bool:
         """True if the strategy whose choices are passed on is."""
-        with self._blamed("says if it is finished"):
+        with self._blame_strategy("says if it is finished"):
             return bool(self._strategy.finished)
 
     @property
     def converged(self) -> bool:
         """True if the strategy whose choices are passed on is."""
-        with self._blamed("says if it has converged"):
+        with self._blame_strategy("says if it has converged"):
             return bool(self._strategy.converged)
 
     @contextmanager
-    def _blamed(self, when: str) -> Iterator[None]:
+    def _blame_strategy(self, when: str) -> Iterator[None]:
         """Turn whatever the strategy raises, an attempt to exit included, into a line that names it."""
         try:
             yield
         except KtunedError:
             raise
         except (Exception, SystemExit) as error:
-            raise self._fault(f"failed as it {when}: {words_of(error)}") from error
+            raise self._strategy_fault(f"failed as it {when}: {describe_error(error)}") from error
 
-    def _check(self, config: Config) -> None:
+    def _check_proposal(self, config: Config) -> None:
         try:
             text = canonical(config) if _is_mapping(config) else ""
             # A callable's space would be walked for each question; what its strategies propose was yielded by it.
@@ -193,17 +193,17 @@ class Supervised(Strategy):
         except KernelFileError:
             raise
         except Exception as error:
-            raise self._fault(f"proposed what is no config: {words_of(error)}") from error
+            raise self._strategy_fault(f"proposed what is no config: {describe_error(error)}") from error
         if not text:
-            raise self._fault(f"proposed {config!r:.100}, which is no config")
+            raise self._strategy_fault(f"proposed {config!r:.100}, which is no config")
         if not is_held:
-            raise self._fault(f"proposed a config that is not in the space: {text}")
+            raise self._strategy_fault(f"proposed a config that is not in the space: {text}")
         if text in self._proposed:
-            raise self._fault(f"proposed a config twice: {text}")
+            raise self._strategy_fault(f"proposed a config twice: {text}")
         if len(self._proposed) < MAX_REMEMBERED:
             self._proposed.add(text)
 
-    def _fault(self, words: str) -> StrategyFault:
+    def _strategy_fault(self, words: str) -> StrategyFault:
         return StrategyFault(f"the strategy {self._name!r} {words}", hint='name another one, such as strategy="auto"')
 
 

@@ -44,34 +44,34 @@ class Conjunct(Record):
             return True
 
 
-def split(where: Callable[[Any, Any], object], knobs: Collection[str], p: object) -> list[Conjunct] | None:
+def split_constraint(where: Callable[[Any, Any], object], knobs: Collection[str], p: object) -> list[Conjunct] | None:
     """Return the conjuncts of one constraint for a problem, or ``None`` where its code cannot be split.
 
     Their conjunction follows from the constraint. It is equivalent to it as long as no conjunct raises.
     """
     if isinstance(where, Conditional):
-        return _conditional(where, knobs, p)
+        return _split_conditional(where, knobs, p)
     if isinstance(where, Expression):
-        return [_of_expression(condition, knobs, p) for condition in where.conditions]
+        return [_conjunct_from_term(condition, knobs, p) for condition in where.conditions]
     if not isinstance(where, FunctionType) or where.__defaults__ or where.__kwdefaults__:
         return None
     code = where.__code__
     if code.co_argcount != 2 or code.co_flags & (inspect.CO_VARARGS | inspect.CO_VARKEYWORDS | inspect.CO_GENERATOR):
         return None
     try:
-        node = _definition(code)
+        node = _find_syntax_tree(code)
         if node is None:
             return None
         parameters = [argument.arg for argument in node.args.posonlyargs + node.args.args]
-        conditions = list(_conditions(node))
-        return [_compiled(where, condition, parameters, knobs, p) for condition in conditions]
+        conditions = list(_split_function(node))
+        return [_compile_conjunct(where, condition, parameters, knobs, p) for condition in conditions]
     except (_Unsplittable, SyntaxError, ValueError, RecursionError):
         return None
 
 
-def _conditional(where: Conditional, knobs: Collection[str], p: object) -> list[Conjunct] | None:
+def _split_conditional(where: Conditional, knobs: Collection[str], p: object) -> list[Conjunct] | None:
     """Return the one conjunct that a knob with a condition is subject to."""
-    conditions = split(where.when, knobs, p)
+    conditions = split_constraint(where.when, knobs, p)
     if conditions is None:
         return None
     read = list(dict.fromkeys([where.knob, *(knob for condition in conditions for knob in condition.knobs)]))
@@ -87,7 +87,7 @@ def _conditional(where: Conditional, knobs: Collection[str], p: object) -> list[
     return [Conjunct(tuple(read), test)]
 
 
-def _of_expression(condition: Term, knobs: Collection[str], p: Any) -> Conjunct:
+def _conjunct_from_term(condition: Term, knobs: Collection[str], p: Any) -> Conjunct:
     read = tuple(name for name in condition.names if name in knobs)
     return Conjunct(read, lambda *values: condition.value({**p, **dict(zip(read, values, strict=True))}))
 
@@ -96,7 +96,7 @@ class _Unsplittable(Exception):
     """The code does something that only the whole constraint can do."""
 
 
-def _definition(code: CodeType) -> ast.Lambda | ast.FunctionDef | None:
+def _find_syntax_tree(code: CodeType) -> ast.Lambda | ast.FunctionDef | None:
     """Return the syntax tree of a function, by its place in its file."""
     linecache.checkcache(code.co_filename)
     tree = ast.parse("".join(linecache.getlines(code.co_filename)))
@@ -113,24 +113,24 @@ def _definition(code: CodeType) -> ast.Lambda | ast.FunctionDef | None:
     return None
 
 
-def _conditions(node: ast.Lambda | ast.FunctionDef) -> Iterator[ast.expr]:
+def _split_function(node: ast.Lambda | ast.FunctionDef) -> Iterator[ast.expr]:
     """Yield expressions that are all truthy exactly where the function returns something truthy."""
     if isinstance(node, ast.Lambda):
-        yield from _split(node.body)
+        yield from _split_condition(node.body)
         return
     assigned: dict[str, ast.expr] = {}
     for number, statement in enumerate(node.body):
         if number == 0 and isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant):
             continue
         if isinstance(statement, ast.Return) and statement.value is not None:
-            yield from _split(_inlined(statement.value, assigned))
+            yield from _split_condition(_inline_assignments(statement.value, assigned))
             return
         if isinstance(statement, ast.Assign) and isinstance(statement.targets[0], ast.Name):
             if len(statement.targets) > 1:
                 raise _Unsplittable
-            assigned[statement.targets[0].id] = _inlined(statement.value, assigned)
+            assigned[statement.targets[0].id] = _inline_assignments(statement.value, assigned)
         elif isinstance(statement, ast.If) and _returns_false(statement):
-            yield from _split(ast.UnaryOp(ast.Not(), _inlined(statement.test, assigned)))
+            yield from _split_condition(ast.UnaryOp(ast.Not(), _inline_assignments(statement.test, assigned)))
         else:
             raise _Unsplittable
     raise _Unsplittable
@@ -143,30 +143,30 @@ def _returns_false(statement: ast.If) -> bool:
     return isinstance(only, ast.Return) and isinstance(only.value, ast.Constant) and not only.value.value
 
 
-def _split(condition: ast.expr) -> Iterator[ast.expr]:
+def _split_condition(condition: ast.expr) -> Iterator[ast.expr]:
     """Yield the conjuncts of an expression, through ``and``, ``not (… or …)`` and ``bool(…)``."""
     if isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.And):
         for value in condition.values:
-            yield from _split(value)
+            yield from _split_condition(value)
     elif isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Not):
-        yield from _refuted(condition.operand)
+        yield from _split_negation(condition.operand)
     elif (
         isinstance(condition, ast.Call)
         and isinstance(condition.func, ast.Name)
         and condition.func.id == "bool"
         and len(condition.args) == 1
     ):
-        yield from _split(condition.args[0])
+        yield from _split_condition(condition.args[0])
     else:
         yield condition
 
 
-def _refuted(condition: ast.expr) -> Iterator[ast.expr]:
+def _split_negation(condition: ast.expr) -> Iterator[ast.expr]:
     if isinstance(condition, ast.BoolOp) and isinstance(condition.op, ast.Or):
         for value in condition.values:
-            yield from _refuted(value)
+            yield from _split_negation(value)
     elif isinstance(condition, ast.UnaryOp) and isinstance(condition.op, ast.Not):
-        yield from _split(condition.operand)
+        yield from _split_condition(condition.operand)
     else:
         yield ast.UnaryOp(ast.Not(), condition)
 
@@ -179,7 +179,7 @@ class _Inline(ast.NodeTransformer):
         return copy.deepcopy(self.assigned[node.id]) if node.id in self.assigned else node
 
 
-def _inlined(value: ast.expr, assigned: dict[str, ast.expr]) -> ast.expr:
+def _inline_assignments(value: ast.expr, assigned: dict[str, ast.expr]) -> ast.expr:
     if any(isinstance(node, ast.Lambda | ast.NamedExpr | ast.comprehension) for node in ast.walk(value)):
         # Names inside may be others than those outside.
         raise _Unsplittable
@@ -199,13 +199,13 @@ class _Knobs(ast.NodeTransformer):
 
     def visit_Attribute(self, node: ast.Attribute) -> ast.expr:
         if self._is_config(node.value):
-            return self._name(node.attr)
+            return self._read_knob(node.attr)
         self.generic_visit(node)
         return node
 
     def visit_Subscript(self, node: ast.Subscript) -> ast.expr:
         if self._is_config(node.value) and isinstance(node.slice, ast.Constant) and isinstance(node.slice.value, str):
-            return self._name(node.slice.value)
+            return self._read_knob(node.slice.value)
         self.generic_visit(node)
         return node
 
@@ -220,14 +220,14 @@ class _Knobs(ast.NodeTransformer):
     def _is_config(self, node: ast.expr) -> bool:
         return isinstance(node, ast.Name) and node.id == self.parameter
 
-    def _name(self, knob: str) -> ast.expr:
+    def _read_knob(self, knob: str) -> ast.expr:
         if knob not in self.knobs:
             raise _Unsplittable
         self.read[knob] = None
         return ast.Name(_PREFIX + knob, ast.Load())
 
 
-def _compiled(
+def _compile_conjunct(
     where: FunctionType, condition: ast.expr, parameters: list[str], knobs: Collection[str], p: object
 ) -> Conjunct:
     """Compile one condition into a function of its knobs, with the constraint's own globals and closure."""
@@ -235,15 +235,15 @@ def _compiled(
     transformer = _Knobs(config, knobs)
     body: ast.expr = transformer.visit(copy.deepcopy(condition))
     captured = dict(zip(where.__code__.co_freevars, where.__closure__ or (), strict=True))
-    inner = ast.Lambda(_arguments([_PREFIX + knob for knob in transformer.read]), body)
+    inner = ast.Lambda(_build_arguments([_PREFIX + knob for knob in transformer.read]), body)
     # One more function around it: its parameters are what the condition finds in no global.
-    outer = ast.Expression(ast.Lambda(_arguments([problem, *captured]), inner))
+    outer = ast.Expression(ast.Lambda(_build_arguments([problem, *captured]), inner))
     code = compile(ast.fix_missing_locations(outer), where.__code__.co_filename, "eval")
     make = eval(code, where.__globals__)
     return Conjunct(tuple(transformer.read), make(p, *(cell.cell_contents for cell in captured.values())))
 
 
-def _arguments(names: list[str]) -> ast.arguments:
+def _build_arguments(names: list[str]) -> ast.arguments:
     return ast.arguments(
         posonlyargs=[], args=[ast.arg(name) for name in names], kwonlyargs=[], kw_defaults=[], defaults=[]
     )

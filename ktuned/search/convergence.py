@@ -61,11 +61,11 @@ class Surprises:
         self._expected: dict[Code, tuple[float, float]] = {}
         self._squares: deque[float] = deque(maxlen=SURPRISES)
 
-    def expect(self, code: Code, log: float, deviation: float) -> None:
+    def expect_outcome(self, code: Code, log: float, deviation: float) -> None:
         """Keep what the model expects of a config that it has chosen."""
         self._expected[code] = log, deviation
 
-    def note(self, code: Code, log: float | None) -> None:
+    def record_outcome(self, code: Code, log: float | None) -> None:
         """Take note of what came of a config: its log latency, or ``None`` if it has none."""
         expected = self._expected.pop(code, None)
         if expected is not None and log is not None:
@@ -78,7 +78,7 @@ class Surprises:
         return math.sqrt(max(1.0, 2 * sum(self._squares) / max(1, len(self._squares))))
 
 
-class Untried(NamedTuple):
+class UntriedConfigs(NamedTuple):
     """Configs that were not tried: features, and how many of the space each stands for."""
 
     features: Floats
@@ -86,7 +86,13 @@ class Untried(NamedTuple):
 
 
 def chance_of_improvement(
-    model: Model, untried: Untried, goal: float, *, scale: float, chance_to_work: Callable[[Floats], Floats], seed: int
+    model: Model,
+    untried: UntriedConfigs,
+    goal: float,
+    *,
+    scale: float,
+    chance_to_work: Callable[[Floats], Floats],
+    seed: int,
 ) -> float:
     """Return the chance that some untried config is faster than ``goal``, a value of the model: an upper limit.
 
@@ -101,12 +107,12 @@ def chance_of_improvement(
     alone = normal_tail((predicted.mean - goal) / (SCALES * deviation)) * works * untried.weights
     order = np.argsort(-alone.sum(0))
     together, rest = order[:TOGETHER], order[TOGETHER:]
-    some = Untried(untried.features[together], untried.weights[together])
+    some = UntriedConfigs(untried.features[together], untried.weights[together])
     found = _chance_of_any(model, some, goal, scale, works[together], seed) + alone[:, rest].sum(1)
     return float(np.minimum(found, 1.0).mean())
 
 
-def _chance_of_any(model: Model, some: Untried, goal: float, scale: float, works: Floats, seed: int) -> Floats:
+def _chance_of_any(model: Model, some: UntriedConfigs, goal: float, scale: float, works: Floats, seed: int) -> Floats:
     """Return the chance that one of some configs is faster than ``goal``, for each of :data:`SCALES`.
 
     Where a landscape is drawn, each config has luck of its own, as all have that it stands for.

@@ -24,8 +24,8 @@ from time import monotonic
 from typing import TYPE_CHECKING
 
 from ktuned.model import Config, Record, Scalar, record
-from ktuned.search.chain import MAX_CELLS, Chain, Code, TooLarge, walk
-from ktuned.search.conjuncts import Conjunct, split
+from ktuned.search.chain import MAX_CELLS, Chain, Code, CountTooLarge, walk_valid_codes
+from ktuned.search.conjuncts import Conjunct, split_constraint
 from ktuned.spec import BoundSpace
 
 if TYPE_CHECKING:
@@ -68,63 +68,63 @@ class Domain(ABC):
     is_exact: bool
 
     @abstractmethod
-    def holds(self, code: Code) -> bool:
+    def is_valid(self, code: Code) -> bool:
         """Return whether a point is valid."""
 
     @abstractmethod
-    def sample(self, random: Random) -> Code | None:
+    def draw_point(self, random: Random) -> Code | None:
         """Draw one valid point uniformly; ``None`` if none was found within :data:`PROBES_PER_SAMPLE`."""
 
     @abstractmethod
-    def at(self, rank: int) -> Code:
+    def point_at_rank(self, rank: int) -> Code:
         """Return one of the points below ``count``; only where the count is exact."""
 
     @abstractmethod
-    def points(self) -> Iterator[Code | None]:
+    def walk_points(self) -> Iterator[Code | None]:
         """Walk all valid points in the space's order, with ``None`` between as pauses."""
 
-    def config(self, code: Code) -> dict[str, Scalar]:
+    def config_at(self, code: Code) -> dict[str, Scalar]:
         """Return the config at a point."""
         return {knob: axis[position] for knob, axis, position in zip(self.knobs, self.axes, code, strict=True)}
 
-    def code(self, config: Config) -> Code | None:
+    def point_of_config(self, config: Config) -> Code | None:
         """Return the point of a config, valid or not; ``None`` if some value is on no axis."""
         if config.keys() != set(self.knobs):
             return None
-        found = [_position(axis, config[knob]) for knob, axis in zip(self.knobs, self.axes, strict=True)]
+        found = [_find_position(axis, config[knob]) for knob, axis in zip(self.knobs, self.axes, strict=True)]
         placed = tuple(position for position in found if position is not None)
         return placed if len(placed) == len(found) else None
 
-    def steps(self, code: Code) -> Iterator[Code]:
+    def valid_neighbours(self, code: Code) -> Iterator[Code]:
         """Yield the valid points that differ from one in a single knob, whether or not that one is valid."""
         for number, axis in enumerate(self.axes):
-            for position in _others(code[number], len(axis)):
+            for position in _other_positions(code[number], len(axis)):
                 point = (*code[:number], position, *code[number + 1 :])
-                if self.holds(point):
+                if self.is_valid(point):
                     yield point
 
-    def joint_steps(self, code: Code) -> Iterator[Code]:
+    def valid_joint_neighbours(self, code: Code) -> Iterator[Code]:
         """Yield the valid points to which a constraint admits no single step: a second knob has to follow.
 
         It moves to the next value on either side, or to its first, which is that of a knob without effect.
         """
         seen: set[Code] = set()
         for number, axis in enumerate(self.axes):
-            for position in _others(code[number], len(axis)):
+            for position in _other_positions(code[number], len(axis)):
                 point = (*code[:number], position, *code[number + 1 :])
-                if self.holds(point):
+                if self.is_valid(point):
                     continue
                 for second, other in enumerate(self.axes):
                     if second == number:
                         continue
                     for follows in sorted({max(0, code[second] - 1), min(len(other) - 1, code[second] + 1), 0}):
                         moved = (*point[:second], follows, *point[second + 1 :])
-                        if moved not in seen and follows != code[second] and self.holds(moved):
+                        if moved not in seen and follows != code[second] and self.is_valid(moved):
                             seen.add(moved)
                             yield moved
 
 
-def domain_of(space: BoundSpace) -> Domain:
+def build_domain(space: BoundSpace) -> Domain:
     """Return the valid configs of a space as points.
 
     Raises:
@@ -132,7 +132,7 @@ def domain_of(space: BoundSpace) -> Domain:
     """
     if space.axes is None:
         return ListedDomain(space)
-    conjuncts, is_split = conjuncts_of(space, tuple(space.axes))
+    conjuncts, is_split = split_constraints(space, tuple(space.axes))
     if not is_split and (space.size or 0) <= MAX_WALKED:
         return ListedDomain(space)
     return ProductDomain(space, space.axes, conjuncts, is_split=is_split)
@@ -142,15 +142,15 @@ def is_sparse(space: BoundSpace) -> bool:
     """Return whether a space is too large to look at each candidate, and a domain knows a shorter way."""
     if space.axes is None or not space.where or (space.size or 0) <= WALKED_WHOLE:
         return False
-    return has_numpy() or bool(conjuncts_of(space, tuple(space.axes))[0])
+    return has_numpy() or bool(split_constraints(space, tuple(space.axes))[0])
 
 
-def configs_in_order(space: BoundSpace) -> Iterator[dict[str, Scalar] | None]:
+def walk_configs_in_order(space: BoundSpace) -> Iterator[dict[str, Scalar] | None]:
     """Walk a space in its own order, with ``None`` as pauses; in a large one, what is ruled out early is skipped."""
     if not is_sparse(space):
         return space.walk()
-    domain = domain_of(space)
-    return (None if code is None else domain.config(code) for code in domain.points())
+    domain = build_domain(space)
+    return (None if code is None else domain.config_at(code) for code in domain.walk_points())
 
 
 class ProductDomain(Domain):
@@ -173,45 +173,45 @@ class ProductDomain(Domain):
         self._space = space
         self.knobs = tuple(axes)
         self.axes = tuple(axes.values())
-        self._use(conjuncts, is_split=is_split)
-        is_agreed = self._agrees()
+        self._chain_conjuncts(conjuncts, is_split=is_split)
+        is_agreed = self._check_split()
         if self._chain.count == 0 and is_agreed:
             raise space.nothing_valid()
         if not is_agreed:
             # The code did not mean what its syntax says: the declared constraints are asked about everything.
-            self._use([], is_split=False)
+            self._chain_conjuncts([], is_split=False)
         self._total = prod(map(len, self.axes))
         if not self.is_exact and self._chain.count * SIEVED_AT_ONCE > self._total:
-            self._sieve = self._sieved()
-        self.count = self._chain.count if self.is_exact else self._estimate()
+            self._sieve = self._make_sieve()
+        self.count = self._chain.count if self.is_exact else self._estimate_count()
 
-    def holds(self, code: Code) -> bool:
+    def is_valid(self, code: Code) -> bool:
         """Ask the split constraints, which are fast, then the declared ones, which have the last word."""
-        return self._admits(code, self._conjuncts) and self._space.accepts(self.config(code))
+        return self._satisfies(code, self._conjuncts) and self._space.accepts(self.config_at(code))
 
-    def sample(self, random: Random) -> Code | None:
+    def draw_point(self, random: Random) -> Code | None:
         """Draw points of the chain until the constraints that are not in it admit one."""
         if self._sieve is not None:
-            return self._sieve.sample(random)
+            return self._sieve.draw_point(random)
         for _ in range(PROBES_PER_SAMPLE):
             code = self._random_code(random)
-            if self.is_exact or (self._admits(code, self._late) and self._space.accepts(self.config(code))):
+            if self.is_exact or (self._satisfies(code, self._late) and self._space.accepts(self.config_at(code))):
                 return code
         return None
 
-    def at(self, rank: int) -> Code:
+    def point_at_rank(self, rank: int) -> Code:
         """Return the point of a rank below ``count``; only where the count is exact."""
-        return self._chain.at(rank)
+        return self._chain.code_at_rank(rank)
 
-    def points(self) -> Iterator[Code | None]:
+    def walk_points(self) -> Iterator[Code | None]:
         """Walk depth first, cutting what a conjunct rules out."""
         if self._sieve is not None and self._is_plain:
-            yield from self._sieve.points()
+            yield from self._sieve.walk_points()
             return
-        for code in walk(self.axes, self.knobs, [found.conjunct for found in self._conjuncts]):
-            yield code if code is not None and self._space.accepts(self.config(code)) else None
+        for code in walk_valid_codes(self.axes, self.knobs, [found.conjunct for found in self._conjuncts]):
+            yield code if code is not None and self._space.accepts(self.config_at(code)) else None
 
-    def _use(self, conjuncts: Sequence[Conjunct], *, is_split: bool) -> None:
+    def _chain_conjuncts(self, conjuncts: Sequence[Conjunct], *, is_split: bool) -> None:
         place = {knob: number for number, knob in enumerate(self.knobs)}
         self._conjuncts = [_Placed(found, tuple(place[knob] for knob in found.knobs)) for found in conjuncts]
         self._chain, chained = _longest_chain(self.axes, self.knobs, conjuncts)
@@ -219,29 +219,31 @@ class ProductDomain(Domain):
         self._is_plain = not chained
         self.is_exact = is_split and not self._late
 
-    def _sieved(self) -> Sieve | None:
+    def _make_sieve(self) -> Sieve | None:
         """Return a sieve, unless there is no NumPy or the constraints can only be asked about one point at a time."""
         if not has_numpy():
             return None
         from ktuned.search.sieve import Sieve
-        from ktuned.search.vectors import Unable
+        from ktuned.search.vectors import NotVectorizable
 
         try:
-            return Sieve(self._space, tuple(map(len, self.axes)), lambda code: self._space.accepts(self.config(code)))
-        except Unable:
+            return Sieve(
+                self._space, tuple(map(len, self.axes)), lambda code: self._space.accepts(self.config_at(code))
+            )
+        except NotVectorizable:
             return None
 
     def _random_code(self, random: Random) -> Code:
         if self._is_plain:
             return tuple([int(random.random() * len(axis)) for axis in self.axes])
-        return self._chain.at(int(random.random() * self._chain.count))
+        return self._chain.code_at_rank(int(random.random() * self._chain.count))
 
-    def _admits(self, code: Code, conjuncts: Sequence[_Placed]) -> bool:
+    def _satisfies(self, code: Code, conjuncts: Sequence[_Placed]) -> bool:
         return all(
             found.conjunct.admits(*[self.axes[place][code[place]] for place in found.places]) for found in conjuncts
         )
 
-    def _agrees(self) -> bool:
+    def _check_split(self) -> bool:
         """Return whether the split constraints rule out no point that the declared ones admit.
 
         Where they admit one that the declared ones rule out, those are asked about every point from then on.
@@ -249,17 +251,17 @@ class ProductDomain(Domain):
         random = Random(0)
         if self.is_exact and self._chain.count:
             drawn = [self._random_code(random) for _ in range(CHECKED_POINTS)]
-            self.is_exact = all(self._space.accepts(self.config(code)) for code in drawn)
+            self.is_exact = all(self._space.accepts(self.config_at(code)) for code in drawn)
         for _ in range(CHECKED_POINTS):
             code = tuple([int(random.random() * len(axis)) for axis in self.axes])
-            if not self._admits(code, self._conjuncts) and self._space.accepts(self.config(code)):
+            if not self._satisfies(code, self._conjuncts) and self._space.accepts(self.config_at(code)):
                 return False
         return True
 
-    def _estimate(self) -> int:
+    def _estimate_count(self) -> int:
         """Estimate the count by the share of the chain's points that the declared constraints admit."""
         if self._sieve is not None:
-            share = self._sieve.share()
+            share = self._sieve.estimate_valid_share()
             return max(1, self._total * max(share.valid, 1) // share.drawn)
         random = Random(0)
         deadline = monotonic() + ESTIMATE_S
@@ -267,7 +269,7 @@ class ProductDomain(Domain):
         while hits < ESTIMATE_HITS and monotonic() < deadline:
             drawn += 1
             code = self._random_code(random)
-            hits += self._admits(code, self._late) and self._space.accepts(self.config(code))
+            hits += self._satisfies(code, self._late) and self._space.accepts(self.config_at(code))
         return max(1, self._chain.count * max(hits, 1) // max(drawn, 1))
 
 
@@ -291,7 +293,7 @@ class ListedDomain(Domain):
         seen: list[dict[tuple[type, Scalar], Scalar]] = [
             {(type(config[knob]), config[knob]): config[knob] for config in configs} for knob in self.knobs
         ]
-        self.axes = tuple(_ordered(list(values.values())) for values in seen)
+        self.axes = tuple(_sort_numbers(list(values.values())) for values in seen)
         places = [{(type(value), value): place for place, value in enumerate(axis)} for axis in self.axes]
         self.listed = [
             tuple(place[type(config[knob]), config[knob]] for knob, place in zip(self.knobs, places, strict=True))
@@ -301,19 +303,19 @@ class ListedDomain(Domain):
         self.count = len(self.listed)
         self.is_exact = space.indexable or self.count < MAX_WALKED
 
-    def holds(self, code: Code) -> bool:
+    def is_valid(self, code: Code) -> bool:
         """Return whether a point is listed."""
         return code in self._held
 
-    def sample(self, random: Random) -> Code | None:
+    def draw_point(self, random: Random) -> Code | None:
         """Draw one."""
         return self.listed[int(random.random() * self.count)]
 
-    def at(self, rank: int) -> Code:
+    def point_at_rank(self, rank: int) -> Code:
         """Return the point at a place of the list."""
         return self.listed[rank]
 
-    def points(self) -> Iterator[Code | None]:
+    def walk_points(self) -> Iterator[Code | None]:
         """Walk the list."""
         return iter(self.listed)
 
@@ -328,12 +330,12 @@ def has_numpy() -> bool:
     return True
 
 
-def conjuncts_of(space: BoundSpace, knobs: Sequence[str]) -> tuple[list[Conjunct], bool]:
+def split_constraints(space: BoundSpace, knobs: Sequence[str]) -> tuple[list[Conjunct], bool]:
     """Return the conjuncts of a space's constraints, and whether none was left whole."""
     found: list[Conjunct] = []
     is_split = True
     for where in space.where:
-        parts = split(where, knobs, space.problem_view)
+        parts = split_constraint(where, knobs, space.problem_view)
         is_split = is_split and parts is not None
         found += parts or []
     return found, is_split
@@ -361,13 +363,13 @@ def _longest_chain(
     while chained:
         try:
             return Chain(axes, knobs, chained), chained
-        except TooLarge:
+        except CountTooLarge:
             keep = len(chained) - 1 if monotonic() < deadline else 0
             chained = chained[:keep]
     return Chain(axes, knobs, []), []
 
 
-def _position(axis: Sequence[Scalar], value: Scalar) -> int | None:
+def _find_position(axis: Sequence[Scalar], value: Scalar) -> int | None:
     if isinstance(axis, range):
         return axis.index(value) if type(value) is int and value in axis else None
     for place, other in enumerate(axis):
@@ -377,14 +379,14 @@ def _position(axis: Sequence[Scalar], value: Scalar) -> int | None:
     return None
 
 
-def _ordered(values: list[Scalar]) -> list[Scalar]:
+def _sort_numbers(values: list[Scalar]) -> list[Scalar]:
     """Return numbers by size, so that neighbours on the axis are neighbours in value; others as they came."""
     if all(isinstance(value, int | float) for value in values):
         return sorted(values, key=lambda value: (float(value), str(type(value))))
     return values
 
 
-def _others(position: int, length: int) -> Iterator[int]:
+def _other_positions(position: int, length: int) -> Iterator[int]:
     """Yield other positions of an axis: all of a short one, on a long one those at distances that double."""
     if length - 1 <= MAX_STEPS:
         yield from (other for other in range(length) if other != position)

@@ -13,8 +13,8 @@ from collections.abc import Callable, Iterator
 from time import monotonic
 
 from ktuned.model import Scalar
-from ktuned.search.domain import configs_in_order
-from ktuned.search.random import permutation
+from ktuned.search.domain import walk_configs_in_order
+from ktuned.search.random import permute_indices
 from ktuned.search.strategy import Walk
 
 FEW = 32
@@ -30,12 +30,12 @@ MIXED_S = 0.2
 class Exhaustive(Walk):
     """Tries every config; the seed changes nothing."""
 
-    def candidates(self) -> Iterator[dict[str, Scalar] | None]:
+    def walk_candidates(self) -> Iterator[dict[str, Scalar] | None]:
         """Walk the space."""
-        return mixed(configs_in_order(self.space))
+        return mix_configs(walk_configs_in_order(self.space))
 
 
-def mixed(
+def mix_configs(
     configs: Iterator[dict[str, Scalar] | None], clock: Callable[[], float] = monotonic
 ) -> Iterator[dict[str, Scalar] | None]:
     """Yield configs in another order, window by window, with ``None`` as pauses."""
@@ -46,11 +46,11 @@ def mixed(
         if config is not None:
             window.append(config)
         if window and (len(window) == MIXED or clock() - began > MIXED_S):
-            yield from _shuffled(window)
+            yield from _shuffle_window(window)
             window.clear()
             began, is_first = clock(), False
-    yield from window if is_first and len(window) <= FEW else _shuffled(window)
+    yield from window if is_first and len(window) <= FEW else _shuffle_window(window)
 
 
-def _shuffled(window: list[dict[str, Scalar]]) -> Iterator[dict[str, Scalar]]:
-    return (window[place] for place in permutation(len(window), 0))
+def _shuffle_window(window: list[dict[str, Scalar]]) -> Iterator[dict[str, Scalar]]:
+    return (window[place] for place in permute_indices(len(window), 0))

@@ -53,15 +53,15 @@ class Features:
         for place, axis in enumerate(axes):
             if len(axis) < 2:
                 continue
-            numbers = _numbers(axis)
+            numbers = _axis_as_numbers(axis)
             if numbers is None:
                 self._add_choices(place, len(axis))
                 continue
-            scaled = _scaled(numbers)
+            scaled = _scale_numbers(numbers)
             if numbers.min() > 0 and numbers.max() >= 3 * numbers.min():
                 logarithms[place] = np.log2(numbers)
-            self._columns.append(Column("main", ((place, _unit(scaled)),)))
-            powers = _powers(numbers)
+            self._columns.append(Column("main", ((place, _scale_to_unit(scaled)),)))
+            powers = _powers_of_two(numbers)
             if powers is not None:
                 self._columns.append(Column("power", ((place, powers),)))
         self._add_pairs(logarithms)
@@ -98,7 +98,7 @@ class Features:
                 self._columns.append(Column("pair", ((one, logarithms[one] / span), (other, logarithms[other] / span))))
 
 
-def _numbers(axis: Sequence[Scalar]) -> Floats | None:
+def _axis_as_numbers(axis: Sequence[Scalar]) -> Floats | None:
     """Return an axis's values as numbers; ``None`` for names, flags, and anything with two values."""
     if len(axis) > MAX_TABLE:
         return np.arange(MAX_TABLE, dtype=float)
@@ -107,7 +107,7 @@ def _numbers(axis: Sequence[Scalar]) -> Floats | None:
     return np.array([float(value) for value in axis])
 
 
-def _scaled(numbers: Floats) -> Floats:
+def _scale_numbers(numbers: Floats) -> Floats:
     if numbers.min() > 0 and numbers.max() >= 3 * numbers.min():
         return np.asarray(np.log2(numbers))
     if numbers.min() == 0 and numbers.max() >= 8:
@@ -115,21 +115,22 @@ def _scaled(numbers: Floats) -> Floats:
     return numbers
 
 
-def _unit(numbers: Floats) -> Floats:
+def _scale_to_unit(numbers: Floats) -> Floats:
     span = float(np.ptp(numbers))
     return (numbers - numbers.min()) / span if span else np.zeros_like(numbers)
 
 
-def _powers(numbers: Floats) -> Floats | None:
+def _powers_of_two(numbers: Floats) -> Floats | None:
     """Return how often each number can be halved, scaled; ``None`` where that only repeats their order."""
     if not np.all(numbers == np.floor(numbers)) or np.abs(numbers).max() > 2**53:
         return None
     powers = np.array(
-        [LARGEST_POWER if number == 0 else min(LARGEST_POWER, _halvings(int(number))) for number in numbers], float
+        [LARGEST_POWER if number == 0 else min(LARGEST_POWER, _count_halvings(int(number))) for number in numbers],
+        float,
     )
     is_monotone = bool(np.all(np.diff(powers[np.argsort(numbers, kind="stable")]) >= 0))
-    return None if is_monotone or np.ptp(powers) == 0 else _unit(powers)
+    return None if is_monotone or np.ptp(powers) == 0 else _scale_to_unit(powers)
 
 
-def _halvings(number: int) -> int:
+def _count_halvings(number: int) -> int:
     return (number & -number).bit_length() - 1

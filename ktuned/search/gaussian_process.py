@@ -77,15 +77,15 @@ class GaussianProcess:
         """The variance of a single value around what is predicted: noise, and what no feature explains."""
         return self._noise * self._variance
 
-    def learn(self, points: Floats, values: Floats, steps: int, doubts: Floats | float = 0.0) -> None:
+    def fit_weights(self, points: Floats, values: Floats, steps: int, doubts: Floats | float = 0.0) -> None:
         """Climb some steps towards the weights, the noise and the trend that explain the values best.
 
         ``doubts`` are the known variances of single values, besides the noise that all share.
         """
-        trend = self._trend(points, points)
+        trend = self._trend_covariance(points, points)
         for _ in range(steps):
             try:
-                gradient = self._gradient(points, values, trend, doubts)
+                gradient = self._posterior_gradient(points, values, trend, doubts)
             except np.linalg.LinAlgError:
                 return
             self.steps += 1
@@ -96,18 +96,18 @@ class GaussianProcess:
             stepped = self._state + RATE * direction / size
             self._state = np.clip(stepped, self._prior - WIDEST, self._prior + WIDEST)
 
-    def condition(self, points: Floats, values: Floats, doubts: Floats | float = 0.0) -> None:
+    def condition_on(self, points: Floats, values: Floats, doubts: Floats | float = 0.0) -> None:
         """Take the values at these points as known, but for the noise and their ``doubts``."""
         self._raw = points
         self._points = points * np.sqrt(self.weights)
-        self._whiten = self._whitening(points, doubts)
+        self._whiten = self._invert_cholesky_factor(points, doubts)
         white = self._whiten @ values
         self._coefficients = self._whiten.T @ white
         self._variance = float(white @ white) / len(values) + 1e-9
 
     def predict(self, points: Floats) -> Prediction:
         """Return what to expect at some points, without noise."""
-        across = self._across(points)
+        across = self._covariance_with_known(points)
         explained = across @ self._whiten.T
         centred = 2 * points[:, self._trending] - 1
         trend = (1 + np.einsum("ij,ij->i", centred, centred)) ** 2 / (1 + len(self._trending))
@@ -118,15 +118,17 @@ class GaussianProcess:
     def covariance(self, points: Floats) -> Floats:
         """Return how the values at some points are expected to vary together, without noise."""
         scaled = points * np.sqrt(self.weights)
-        own = _matern(_squared_distances(scaled, scaled)) + self._trend_share * self._trend(points, points)
-        explained = self._across(points) @ self._whiten.T
+        own = _matern_covariance(_squared_distances(scaled, scaled)) + self._trend_share * self._trend_covariance(
+            points, points
+        )
+        explained = self._covariance_with_known(points) @ self._whiten.T
         return np.asarray((own - explained @ explained.T) * self._variance)
 
-    def mean(self, points: Floats) -> Floats:
+    def predict_mean(self, points: Floats) -> Floats:
         """Return the mean alone, which takes a fraction of the time."""
-        return np.asarray(self._across(points) @ self._coefficients)
+        return np.asarray(self._covariance_with_known(points) @ self._coefficients)
 
-    def slopes(
+    def fit_slopes(
         self, points: Floats, values: Floats, columns: Floats, spread: float, doubts: Floats | float = 0.0
     ) -> Floats:
         """Return how much of each column explains the values, none of them negative.
@@ -134,7 +136,7 @@ class GaussianProcess:
         These are generalised least squares under the process as it stands, with a normal prior around zero (Rasmussen
         and Williams, section 2.7). The signal's variance, which they need, is what they leave.
         """
-        whiten = self._whitening(points, doubts)
+        whiten = self._invert_cholesky_factor(points, doubts)
         white, explaining = whiten @ values, whiten @ columns
         found: Floats = np.zeros(columns.shape[1])
         for _ in range(SLOPE_STEPS):
@@ -144,30 +146,30 @@ class GaussianProcess:
             found = np.asarray(np.linalg.solve(precision, explaining.T @ white / variance), float)
         return np.maximum(found, 0.0)
 
-    def left_out(self, points: Floats, values: Floats, doubts: Floats | float = 0.0) -> Floats:
+    def leave_one_out_densities(self, points: Floats, values: Floats, doubts: Floats | float = 0.0) -> Floats:
         """Return the log density of each value as all others would have predicted it, but for a constant.
 
         After Rasmussen and Williams, section 5.4.2.
         """
-        whiten = self._whitening(points, doubts)
+        whiten = self._invert_cholesky_factor(points, doubts)
         inverse = whiten.T @ whiten
         coefficients = inverse @ values
         variance = float(values @ coefficients) / len(values) + 1e-9
         certainty = np.diag(inverse)
         return np.asarray(0.5 * np.log(certainty / variance) - 0.5 * coefficients**2 / certainty / variance)
 
-    def _whitening(self, points: Floats, doubts: Floats | float) -> Floats:
+    def _invert_cholesky_factor(self, points: Floats, doubts: Floats | float) -> Floats:
         """Return the inverse of the covariance's factor: predictions at many points are then products of matrices."""
         scaled = points * np.sqrt(self.weights)
-        covariance = _matern(_squared_distances(scaled, scaled))
-        covariance += self._trend_share * self._trend(points, points)
+        covariance = _matern_covariance(_squared_distances(scaled, scaled))
+        covariance += self._trend_share * self._trend_covariance(points, points)
         covariance[np.diag_indices_from(covariance)] += self._noise + doubts
         return np.asarray(np.linalg.inv(np.linalg.cholesky(covariance)))
 
-    def _across(self, points: Floats) -> Floats:
+    def _covariance_with_known(self, points: Floats) -> Floats:
         """Return the covariances of some points with the known ones."""
-        across = _matern(_squared_distances(points * np.sqrt(self.weights), self._points))
-        return np.asarray(across + self._trend_share * self._trend(points, self._raw))
+        across = _matern_covariance(_squared_distances(points * np.sqrt(self.weights), self._points))
+        return np.asarray(across + self._trend_share * self._trend_covariance(points, self._raw))
 
     @property
     def _noise(self) -> float:
@@ -177,12 +179,12 @@ class GaussianProcess:
     def _trend_share(self) -> float:
         return math.exp(float(self._state[-1]))
 
-    def _trend(self, some: Floats, others: Floats) -> Floats:
+    def _trend_covariance(self, some: Floats, others: Floats) -> Floats:
         """Return the covariance of a polynomial of the second degree."""
         centred = 2 * some[:, self._trending] - 1, 2 * others[:, self._trending] - 1
         return np.asarray((1 + centred[0] @ centred[1].T) ** 2 / (1 + len(self._trending)))
 
-    def _gradient(self, points: Floats, values: Floats, trend: Floats, doubts: Floats | float) -> Floats:
+    def _posterior_gradient(self, points: Floats, values: Floats, trend: Floats, doubts: Floats | float) -> Floats:
         """Return the gradient of the log posterior by the logarithms of the weights, the noise and the trend."""
         weights = self.weights
         scaled = points * np.sqrt(weights)
@@ -209,6 +211,6 @@ def _squared_distances(some: Floats, others: Floats) -> Floats:
     return np.asarray(np.maximum(norms - 2 * some @ others.T, 0))
 
 
-def _matern(squared: Floats) -> Floats:
+def _matern_covariance(squared: Floats) -> Floats:
     distance = np.sqrt(squared)
     return np.asarray((1 + _SQRT5 * distance + 5 / 3 * squared) * np.exp(-_SQRT5 * distance))

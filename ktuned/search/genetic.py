@@ -29,10 +29,13 @@ class Genetic(PointStrategy):
     def choose(self) -> Code | None:
         """Return a child of two good configs, or a random one where that gives nothing new."""
         if len(self.taken) < FIRST or len(self.logs) < 2:
-            return self.unknown()
-        population = self.elite(POPULATION)
-        return self.child(self._parent(population), self._parent(population), MUTATIONS) or self.unknown()
+            return self.draw_untried()
+        population = self.fastest_points(POPULATION)
+        return (
+            self.cross_points(self._pick_parent(population), self._pick_parent(population), MUTATIONS)
+            or self.draw_untried()
+        )
 
-    def _parent(self, population: list[Code]) -> Code:
+    def _pick_parent(self, population: list[Code]) -> Code:
         """Return the winner of a tournament; the population is ordered, so that the first place is the fastest."""
         return population[min(int(self.random.random() * len(population)) for _ in range(TOURNAMENT))]

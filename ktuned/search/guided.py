@@ -24,14 +24,14 @@ from collections.abc import Sequence
 import numpy as np
 
 from ktuned.model import EarlierSearch
-from ktuned.search.blas import one_thread
+from ktuned.search.blas import limit_blas_to_one_thread
 from ktuned.search.candidates import Candidates
 from ktuned.search.chain import Code
-from ktuned.search.convergence import FASTER, Surprises, Untried, chance_of_improvement
+from ktuned.search.convergence import FASTER, Surprises, UntriedConfigs, chance_of_improvement
 from ktuned.search.features import Features, Floats
 from ktuned.search.gaussian_process import GaussianProcess, Prediction
 from ktuned.search.points import PointStrategy
-from ktuned.search.transfer import Informed, sources
+from ktuned.search.transfer import TransferModel, fit_sources
 from ktuned.spec import BoundSpace
 
 FIRST = 8
@@ -112,8 +112,8 @@ class Guided(PointStrategy):
         super().__init__(space, seed)
         self._features = Features(self.domain.axes)
         self._candidates = Candidates(self.domain, self._features, self.random)
-        self._model = Informed(self._process)
-        self._judge = self._process()
+        self._model = TransferModel(self._make_process)
+        self._judge = self._make_process()
         self._own: set[Code] = set()
         self._best = math.inf
         self._since_best = 0
@@ -129,22 +129,24 @@ class Guided(PointStrategy):
 
     def recall(self, earlier: Sequence[EarlierSearch]) -> None:
         """Model similar searches."""
-        placed = [self._placed(one) for one in earlier]
-        with one_thread():
-            found = sources(placed, self._features, compressed, self._process) if len(self._features) else []
-        self._model.use(found)
+        placed = [self._place_earlier_search(one) for one in earlier]
+        with limit_blas_to_one_thread():
+            found = (
+                fit_sources(placed, self._features, compress_slow, self._make_process) if len(self._features) else []
+            )
+        self._model.use_sources(found)
 
-    def heard(self, code: Code) -> None:
+    def on_outcome(self, code: Code) -> None:
         """Count the outcomes since the last improvement."""
         log = self.logs.get(code, math.inf)
-        self._surprises.note(code, self.logs.get(code))
+        self._surprises.record_outcome(code, self.logs.get(code))
         self._since_best = 0 if log < self._best - SLIGHT else self._since_best + 1
         self._best = min(self._best, log)
 
     def choose(self) -> Code | None:
         """Return the next config: one of a spread, the most promising one, or one that the model did not choose."""
-        with one_thread():
-            return self._next()
+        with limit_blas_to_one_thread():
+            return self._choose_next()
 
     @property
     def converged(self) -> bool:
@@ -165,30 +167,30 @@ class Guided(PointStrategy):
         """
         if self._lowest == -math.inf:
             return 1.0
-        with one_thread():
-            near, features = self._candidates.pick(0, self.taken, self.elite(BEST_EXPECTED))
-            far, others = self._candidates.others(self.taken | set(near))
+        with limit_blas_to_one_thread():
+            near, features = self._candidates.pick_candidates(0, self.taken, self.fastest_points(BEST_EXPECTED))
+            far, others = self._candidates.list_others(self.taken | set(near))
             rest = max(0, self.domain.count - len(self.taken) - len(near))
             # One of the pool stands for as many as there are in the space.
             weights = np.append(np.ones(len(near)), np.full(len(far), rest / max(1, len(far))))
             return chance_of_improvement(
                 self._model,
-                Untried(np.vstack([features.reshape(len(near), -1), others]) if near else others, weights),
+                UntriedConfigs(np.vstack([features.reshape(len(near), -1), others]) if near else others, weights),
                 self._lowest - FASTER / self._unit[1],
                 scale=self._surprises.scale,
-                chance_to_work=self._chance_to_work,
+                chance_to_work=self._predict_chance_to_work,
                 seed=len(self.taken),
             )
 
-    def _next(self) -> Code | None:
+    def _choose_next(self) -> Code | None:
         self._choices += 1
         if self._age < FIRST:
-            found = self.spread()
+            found = self.draw_least_tried()
         elif len(self.logs) < 3 or len(self._features) == 0:
-            found = self.unknown()
+            found = self.draw_untried()
         else:
             self._model.is_heard = self._model.order_holds or not self._is_own_turn
-            found = self._most_promising()
+            found = self._choose_most_promising()
         if found is not None and (self._age < FIRST or self._is_own_turn):
             self._own.add(found)
         return found
@@ -202,14 +204,17 @@ class Guided(PointStrategy):
         """
         return self._model.has_sources and self._choices % 2 == 1
 
-    def _process(self) -> GaussianProcess:
+    def _make_process(self) -> GaussianProcess:
         kinds = self._features.kinds
         plain = [place for place, kind in enumerate(kinds) if kind in ("main", "choice")]
         return GaussianProcess(np.array([PRIORS[kind] for kind in kinds]), PRIOR_SPREAD, plain)
 
-    def _placed(self, earlier: EarlierSearch) -> dict[Code, float]:
+    def _place_earlier_search(self, earlier: EarlierSearch) -> dict[Code, float]:
         """Return an earlier search's log costs by point, of the configs whose values are on the axes here."""
-        pairs = [(self.domain.code(config), cost) for config, cost in zip(earlier.configs, earlier.costs, strict=True)]
+        pairs = [
+            (self.domain.point_of_config(config), cost)
+            for config, cost in zip(earlier.configs, earlier.costs, strict=True)
+        ]
         return {code: math.log(cost) for code, cost in pairs if code is not None and cost > 0}
 
     @property
@@ -222,16 +227,16 @@ class Guided(PointStrategy):
         first = min(WIDE, self.domain.count // WIDE_SHARE)
         return self._age < first or self._age % WIDE_TURN == 0
 
-    def _compared(self, best: Sequence[Code]) -> tuple[list[Code], Floats]:
+    def _pick_candidates(self, best: Sequence[Code]) -> tuple[list[Code], Floats]:
         """Return the candidates of this choice, with features."""
         if not self._is_wide:
-            codes, features = self._candidates.pick(0, self.taken, best)
+            codes, features = self._candidates.pick_candidates(0, self.taken, best)
             if codes:
                 return codes, features
-        return self._candidates.pick(SAMPLED, self.taken, best)
+        return self._candidates.pick_candidates(SAMPLED, self.taken, best)
 
-    def _most_promising(self) -> Code | None:
-        known, values, scale = self._modelled()
+    def _choose_most_promising(self) -> Code | None:
+        known, values, scale = self._select_modelled_points()
         self._lowest = float(values.min())
         points = self._features(np.array(known))
         # Half of a 95 % interval is two standard deviations; the model's values are logs in units of `scale`.
@@ -239,49 +244,49 @@ class Guided(PointStrategy):
         if len(self.logs) + len(self.failed) != self._learnt_from:
             self._learnt_from = len(self.logs) + len(self.failed)
             steps = next((steps for size, steps in LEARNING_STEPS if len(known) <= size), 1)
-            self._model.learn(points, values, steps if self._model.steps else FIRST_LEARNING_STEPS, doubts, scale)
-        self._model.condition(points, values, doubts)
+            self._model.fit_weights(points, values, steps if self._model.steps else FIRST_LEARNING_STEPS, doubts, scale)
+        self._model.condition_on(points, values, doubts)
         if self.under_way:
             waiting = self._features(np.array(list(self.under_way)))
             believed = self._model.predict(waiting).mean
             doubts = np.append(doubts, np.zeros(len(believed)))
-            self._model.condition(np.vstack([points, waiting]), np.append(values, believed), doubts)
+            self._model.condition_on(np.vstack([points, waiting]), np.append(values, believed), doubts)
         # Noise may have made the lowest measured value, and so the lowest expected ones count as well.
-        fastest = self._continued(known)
+        fastest = self._places_to_continue_from(known)
         expected = self._model.predict(points[fastest]).mean
         lowest = float(expected.min())
         around = [known[fastest[0]], *(known[fastest[place]] for place in np.argsort(expected)[:AROUND])]
-        codes, features = self._compared(list(dict.fromkeys(around)))
+        codes, features = self._pick_candidates(list(dict.fromkeys(around)))
         if not codes:
-            return self.unknown()
+            return self.draw_untried()
         predicted = self._model.predict(features)
-        promise = expected_improvement(predicted, lowest - self._sought())
-        chance = normal_below((lowest - FASTER / scale - predicted.mean) / np.sqrt(predicted.variance))
-        works = self._chance_to_work(features)
+        promise = expected_improvement(predicted, lowest - self._improvement_sought())
+        chance = normal_cdf((lowest - FASTER / scale - predicted.mean) / np.sqrt(predicted.variance))
+        works = self._predict_chance_to_work(features)
         promise, chance = promise * works, chance * works
         self._largest_chance = float(chance.max())
         chosen = int(np.argmax(promise))
-        self._expect(codes[chosen], float(predicted.mean[chosen]), float(predicted.variance[chosen]))
+        self._record_expectation(codes[chosen], float(predicted.mean[chosen]), float(predicted.variance[chosen]))
         return codes[chosen]
 
-    def _expect(self, code: Code, mean: float, variance: float) -> None:
+    def _record_expectation(self, code: Code, mean: float, variance: float) -> None:
         """Keep what the model expects of a config that it has chosen."""
         centre, scale = self._unit
         deviation = scale * math.sqrt(variance + self._model.unexplained)
-        self._surprises.expect(code, centre + mean * scale, deviation)
+        self._surprises.expect_outcome(code, centre + mean * scale, deviation)
 
-    def _continued(self, known: Sequence[Code]) -> list[int]:
+    def _places_to_continue_from(self, known: Sequence[Code]) -> list[int]:
         """Return the places of the fastest points that this choice continues from."""
         own = [place for place, code in enumerate(known) if code in self._own] if self._is_own_turn else []
         return own[:BEST_EXPECTED] or list(range(min(BEST_EXPECTED, len(known))))
 
-    def _sought(self) -> float:
+    def _improvement_sought(self) -> float:
         """Return the improvement that this choice seeks, in units of the model's values."""
         return SOUGHT[self._choices % 2] + FIRST_SOUGHT * math.exp(-self._age / FADING)
 
-    def _modelled(self) -> tuple[list[Code], Floats, float]:
+    def _select_modelled_points(self) -> tuple[list[Code], Floats, float]:
         """Return the points that the model learns from, their standardised values, and a unit's log latency."""
-        codes = self.elite(len(self.logs))
+        codes = self.fastest_points(len(self.logs))
         if len(codes) > MODELLED:
             rest = codes[MODELLED_BEST:]
             picked = [rest[int(self.random.random() * len(rest))] for _ in range(MODELLED - MODELLED_BEST)]
@@ -289,12 +294,12 @@ class Guided(PointStrategy):
         slow = list(self.slow)[-MODELLED_BEST // 3 :]
         logs = np.array([self.logs[code] for code in codes])
         logs = np.append(logs, np.full(len(slow), logs.max()))
-        excess = compressed(logs - logs[0])
+        excess = compress_slow(logs - logs[0])
         scale = float(excess.std()) + 1e-9
         self._unit = float(logs[0] + excess.mean()), scale
         return codes + slow, (excess - excess.mean()) / scale, scale
 
-    def _chance_to_work(self, features: Floats) -> Floats:
+    def _predict_chance_to_work(self, features: Floats) -> Floats:
         """Return the chance of each point not to fail: a second model regresses on what failed and what did not."""
         if not self.failed:
             return np.ones(len(features))
@@ -305,20 +310,20 @@ class Guided(PointStrategy):
         points = self._features(np.array(failed + worked))
         if len(self.failed) != self._judged_from:
             self._judged_from = len(self.failed)
-            self._judge.learn(points, labels, 2 if self._judge.steps else FIRST_LEARNING_STEPS)
-        self._judge.condition(points, labels)
+            self._judge.fit_weights(points, labels, 2 if self._judge.steps else FIRST_LEARNING_STEPS)
+        self._judge.condition_on(points, labels)
         predicted = self._judge.predict(features)
         margin = predicted.mean + 2 * share - 1
-        return np.asarray(np.clip(normal_below(margin / np.sqrt(predicted.variance + 0.05)), 0.02, 1))
+        return np.asarray(np.clip(normal_cdf(margin / np.sqrt(predicted.variance + 0.05)), 0.02, 1))
 
 
-def compressed(excess: Floats) -> Floats:
+def compress_slow(excess: Floats) -> Floats:
     """Return log costs above the lowest one, those of the slow compressed."""
     middle = max(float(np.median(excess)), WELL_MODELLED)
     return np.where(excess > middle, middle + SLOW_SHARE * (excess - middle), excess)
 
 
-def normal_below(z: Floats) -> Floats:
+def normal_cdf(z: Floats) -> Floats:
     """Return the normal distribution function, to 0.003: good enough to rank by, and without SciPy."""
     return np.asarray(0.5 * (1 + np.sign(z) * np.sqrt(1 - np.exp(-2 / math.pi * z * z))))
 
@@ -327,4 +332,4 @@ def expected_improvement(prediction: Prediction, goal: float) -> Floats:
     """Return the expected amount by which each point falls below ``goal`` (Jones et al., 1998)."""
     deviation = np.sqrt(prediction.variance)
     z = (goal - prediction.mean) / deviation
-    return np.asarray(deviation * (z * normal_below(z) + np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)))
+    return np.asarray(deviation * (z * normal_cdf(z) + np.exp(-0.5 * z * z) / math.sqrt(2 * math.pi)))

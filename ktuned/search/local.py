@@ -25,8 +25,8 @@ class Local(PointStrategy):
     def choose(self) -> Code | None:
         """Return an untried neighbour of the fastest config that has one."""
         if len(self.taken) < FIRST or len(self.taken) % RANDOM_TURN == 0:
-            return self.unknown()
-        for code in self.elite(VALLEYS):
-            if (found := self.step(code)) is not None:
+            return self.draw_untried()
+        for code in self.fastest_points(VALLEYS):
+            if (found := self.draw_untried_neighbour(code)) is not None:
                 return found
-        return self.unknown()
+        return self.draw_untried()

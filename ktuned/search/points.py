@@ -13,7 +13,7 @@ from random import Random
 
 from ktuned.model import RETRIED_BY_NEXT_JOB, Config, Outcome, Scalar
 from ktuned.search.chain import Code
-from ktuned.search.domain import domain_of
+from ktuned.search.domain import build_domain
 from ktuned.search.strategy import Count, Strategy
 from ktuned.spec import BoundSpace
 
@@ -33,7 +33,7 @@ class PointStrategy(Strategy):
     def __init__(self, space: BoundSpace, seed: int) -> None:
         super().__init__(space, seed)
         self.random = Random(seed)
-        self.domain = domain_of(space)
+        self.domain = build_domain(space)
         self.logs: dict[Code, float] = {}
         self.doubts: dict[Code, float] = {}
         self.failed: dict[Code, None] = {}
@@ -66,71 +66,71 @@ class PointStrategy(Strategy):
             code = self.choose()
             if code is None:
                 break
-            self._take(code)
+            self._mark_taken(code)
             self.under_way[code] = None
             chosen.append(code)
-        return [self.domain.config(code) for code in chosen]
+        return [self.domain.config_at(code) for code in chosen]
 
     def tell(self, config: Config, outcome: Outcome, latency_us: float | None) -> None:
         """Take note of an outcome, also of configs that others chose."""
-        code = self.domain.code(config)
-        if code is None or (code not in self.taken and not self.domain.holds(code)):
+        code = self.domain.point_of_config(config)
+        if code is None or (code not in self.taken and not self.domain.is_valid(code)):
             return
         self.under_way.pop(code, None)
-        self._take(code)
+        self._mark_taken(code)
         if outcome in RETRIED_BY_NEXT_JOB:
             return
         if latency_us is not None and outcome in (Outcome.MEASURED, Outcome.SLOWER):
-            self._rank(code, math.log(max(latency_us, 1e-300)))
+            self._rank_point(code, math.log(max(latency_us, 1e-300)))
         elif outcome is Outcome.SLOWER:
             self.slow[code] = None
         else:
             self.failed[code] = None
-        self.heard(code)
+        self.on_outcome(code)
 
     def doubt(self, config: Config, share: float) -> None:
         """Take note of a latency's uncertainty, which is that of its logarithm."""
-        code = self.domain.code(config)
+        code = self.domain.point_of_config(config)
         if code is not None:
             self.doubts[code] = share
 
-    def heard(self, code: Code) -> None:
+    def on_outcome(self, code: Code) -> None:
         """Take note that the outcome of a point has come; :attr:`logs` holds its log latency if it was measured."""
 
-    def elite(self, number: int) -> list[Code]:
+    def fastest_points(self, number: int) -> list[Code]:
         """Return the fastest points so far, the fastest first."""
         return [code for _, code in self._fastest_first[:number]]
 
-    def spread(self) -> Code | None:
+    def draw_least_tried(self) -> Code | None:
         """Return the one of a few random points whose values were tried the least, each knob by itself.
 
         So the first few points show each value of each knob about equally often, as a Latin hypercube does. Points
         far from each other would mostly be corners of the space, which is where kernels are slow and fail.
         """
-        drawn = [code for _ in range(SPREAD_AMONG) if (code := self.unknown()) is not None]
-        return max(drawn, key=self._newness, default=None)
+        drawn = [code for _ in range(SPREAD_AMONG) if (code := self.draw_untried()) is not None]
+        return max(drawn, key=self._score_newness, default=None)
 
-    def unknown(self) -> Code | None:
+    def draw_untried(self) -> Code | None:
         """Return a random point that was not taken yet."""
         for _ in range(DRAWS):
-            code = self.domain.sample(self.random)
+            code = self.domain.draw_point(self.random)
             if code is None:
                 break
             if code not in self.taken:
                 return code
         if self.domain.is_exact and self.domain.count <= LISTED:
-            return self._one_left()
-        for known in self.elite(DRAWS):
-            if (code := self.step(known)) is not None:
+            return self._pop_untried()
+        for known in self.fastest_points(DRAWS):
+            if (code := self.draw_untried_neighbour(known)) is not None:
                 return code
         return None
 
-    def step(self, code: Code) -> Code | None:
+    def draw_untried_neighbour(self, code: Code) -> Code | None:
         """Return a random neighbour of a point that was not taken yet."""
-        fresh = [other for other in self.domain.steps(code) if other not in self.taken]
-        return self.pick(fresh) if fresh else None
+        fresh = [other for other in self.domain.valid_neighbours(code) if other not in self.taken]
+        return self.pick_at_random(fresh) if fresh else None
 
-    def child(self, one: Code, other: Code, mutations: float) -> Code | None:
+    def cross_points(self, one: Code, other: Code, mutations: float) -> Code | None:
         """Return a new valid cross of two points; each knob is changed at random with that many mutations expected."""
         for _ in range(DRAWS):
             mixed = [pair[self.random.random() < 0.5] for pair in zip(one, other, strict=True)]
@@ -138,34 +138,34 @@ class PointStrategy(Strategy):
                 if self.random.random() * len(mixed) < mutations:
                     mixed[place] = int(self.random.random() * len(axis))
             code = tuple(mixed)
-            if code not in self.taken and self.domain.holds(code):
+            if code not in self.taken and self.domain.is_valid(code):
                 return code
         return None
 
-    def pick(self, codes: list[Code]) -> Code:
+    def pick_at_random(self, codes: list[Code]) -> Code:
         """Return one of some points at random."""
         return codes[int(self.random.random() * len(codes))]
 
-    def _newness(self, code: Code) -> float:
+    def _score_newness(self, code: Code) -> float:
         return sum(1 / (1 + tried.get(value, 0)) for tried, value in zip(self._values_tried, code, strict=True))
 
-    def _take(self, code: Code) -> None:
+    def _mark_taken(self, code: Code) -> None:
         if code in self.taken:
             return
         self.taken.add(code)
         for tried, value in zip(self._values_tried, code, strict=True):
             tried[value] = tried.get(value, 0) + 1
 
-    def _rank(self, code: Code, log: float) -> None:
+    def _rank_point(self, code: Code, log: float) -> None:
         before = self.logs.get(code)
         if before is not None:
             del self._fastest_first[bisect_left(self._fastest_first, (before, code))]
         self.logs[code] = log
         insort(self._fastest_first, (log, code))
 
-    def _one_left(self) -> Code | None:
+    def _pop_untried(self) -> Code | None:
         if self._left is None or not self._left:
-            self._left = [code for code in self.domain.points() if code is not None and code not in self.taken]
+            self._left = [code for code in self.domain.walk_points() if code is not None and code not in self.taken]
         while self._left:
             place = int(self.random.random() * len(self._left))
             self._left[place], self._left[-1] = self._left[-1], self._left[place]

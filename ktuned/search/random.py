@@ -14,7 +14,7 @@ from collections.abc import Iterator
 
 from ktuned.model import Scalar
 from ktuned.search.chain import Code
-from ktuned.search.domain import Domain, domain_of, is_sparse
+from ktuned.search.domain import Domain, build_domain, is_sparse
 from ktuned.search.strategy import Count, Walk
 
 ROUNDS = 6
@@ -38,18 +38,18 @@ class Random(Walk):
         """The count of a space that is drawn from; others are not counted."""
         return self._valid
 
-    def candidates(self) -> Iterator[dict[str, Scalar] | None]:
+    def walk_candidates(self) -> Iterator[dict[str, Scalar] | None]:
         """Walk the permuted indices, or the shuffled window."""
         size = self.space.size
         if size is None:
-            return self._shuffled()
+            return self._walk_shuffled_window()
         if is_sparse(self.space):
-            domain = domain_of(self.space)
+            domain = build_domain(self.space)
             self._valid = Count(domain.count, domain.is_exact)
-            return _drawn(domain, self.seed)
-        return (self.space.at(index) for index in permutation(size, self.seed))
+            return _draw_valid_configs(domain, self.seed)
+        return (self.space.at(index) for index in permute_indices(size, self.seed))
 
-    def _shuffled(self) -> Iterator[dict[str, Scalar] | None]:
+    def _walk_shuffled_window(self) -> Iterator[dict[str, Scalar] | None]:
         # Only Random.random() is promised to be the same on every Python.
         draw = random.Random(self.seed).random
         source = self.space.walk()
@@ -60,40 +60,40 @@ class Random(Walk):
                 continue
             window.append(candidate)
             if len(window) >= WINDOW:
-                yield _take(window, draw())
+                yield _pop_random(window, draw())
         while window:
-            yield _take(window, draw())
+            yield _pop_random(window, draw())
 
 
-def _drawn(domain: Domain, seed: int) -> Iterator[dict[str, Scalar] | None]:
+def _draw_valid_configs(domain: Domain, seed: int) -> Iterator[dict[str, Scalar] | None]:
     """Yield the points of a constrained space by permuted rank, or drawn one by one where they have none."""
     if domain.is_exact:
-        for rank in permutation(domain.count, seed):
-            yield domain.config(domain.at(rank))
+        for rank in permute_indices(domain.count, seed):
+            yield domain.config_at(domain.point_at_rank(rank))
         return
     source = random.Random(seed)
     known: set[Code] = set()
     while True:
-        code = domain.sample(source)
+        code = domain.draw_point(source)
         if code is None or code in known:
             yield None
             continue
         known.add(code)
-        yield domain.config(code)
+        yield domain.config_at(code)
 
 
-def permutation(size: int, seed: int) -> Iterator[int]:
+def permute_indices(size: int, seed: int) -> Iterator[int]:
     """Yield each of ``range(size)`` exactly once, in an order that ``seed`` and ``size`` decide."""
     half_bits = max(1, ((size - 1).bit_length() + 1) // 2)
     key = hashlib.sha256(f"ktuned random {seed}".encode()).digest()
     for position in range(size):
-        index = _encipher(position, half_bits, key)
+        index = _encipher_index(position, half_bits, key)
         while index >= size:
-            index = _encipher(index, half_bits, key)
+            index = _encipher_index(index, half_bits, key)
         yield index
 
 
-def _encipher(value: int, half_bits: int, key: bytes) -> int:
+def _encipher_index(value: int, half_bits: int, key: bytes) -> int:
     mask = (1 << half_bits) - 1
     width = (half_bits + 7) // 8
     left, right = value >> half_bits, value & mask
@@ -104,7 +104,7 @@ def _encipher(value: int, half_bits: int, key: bytes) -> int:
     return left << half_bits | right
 
 
-def _take(window: list[dict[str, Scalar]], fraction: float) -> dict[str, Scalar]:
+def _pop_random(window: list[dict[str, Scalar]], fraction: float) -> dict[str, Scalar]:
     chosen = int(fraction * len(window))
     window[chosen], window[-1] = window[-1], window[chosen]
     return window.pop()

@@ -40,16 +40,16 @@ class RecordedSpace(Record):
         """The smallest objective."""
         return min(value for value in self.objectives if value is not None)
 
-    def space(self) -> BoundSpace:
+    def to_space(self) -> BoundSpace:
         """Return the recorded configs as a space."""
         return space(list(self.configs)).bind({})
 
-    def by_config(self) -> dict[str, float | None]:
+    def objectives_by_config(self) -> dict[str, float | None]:
         """Return the objectives by the configs' canonical texts."""
         return {canonical(config): value for config, value in zip(self.configs, self.objectives, strict=True)}
 
 
-def recorded(name: str, results: Sequence[tuple[Config, float | None]]) -> RecordedSpace:
+def record_space(name: str, results: Sequence[tuple[Config, float | None]]) -> RecordedSpace:
     """Return a recorded space of some results; of a config that is there twice the last one counts.
 
     Raises:
@@ -61,40 +61,40 @@ def recorded(name: str, results: Sequence[tuple[Config, float | None]]) -> Recor
     return RecordedSpace(name, tuple(config for config, _ in last.values()), tuple(value for _, value in last.values()))
 
 
-def read_recorded(path: Path) -> RecordedSpace:
+def read_recorded_space(path: Path) -> RecordedSpace:
     """Read a Kernel Tuner cache file or a T4 file.
 
     Raises:
         UsageError: the file cannot be read, or is neither.
     """
-    data = _json(path)
+    data = _load_json(path)
     if isinstance(data, dict) and isinstance(data.get("cache"), dict):
-        found = _cache(path, data)
+        found = _parse_kernel_tuner_cache(path, data)
     elif isinstance(data, dict) and isinstance(data.get("results"), list):
-        found = [_t4_result(path, result) for result in data["results"]]
+        found = [_parse_t4_result(path, result) for result in data["results"]]
     else:
-        raise _unreadable(path, "it has neither `cache` nor `results`")
-    space_of_it = recorded(str(path), found)
+        raise _unreadable_file(path, "it has neither `cache` nor `results`")
+    space_of_it = record_space(str(path), found)
     knobs = {tuple(sorted(config)) for config in space_of_it.configs}
     if len(knobs) > 1:
-        raise _unreadable(path, "its configs differ in their knobs")
+        raise _unreadable_file(path, "its configs differ in their knobs")
     return space_of_it
 
 
-def _json(path: Path) -> Any:
+def _load_json(path: Path) -> Any:
     try:
         raw = path.read_bytes()
         if raw[:2] == b"\x1f\x8b":
             unpacker = zlib.decompressobj(wbits=31)
             raw = unpacker.decompress(raw, MAX_BYTES)
             if unpacker.unconsumed_tail:
-                raise _unreadable(path, "it is too large")
+                raise _unreadable_file(path, "it is too large")
     except OSError as error:
         raise UsageError(
             f"cannot read {path}: {error.strerror}", hint="give a Kernel Tuner cache file or a T4 file"
         ) from None
     except (zlib.error, EOFError) as error:
-        raise _unreadable(path, f"it is not a whole gzip file: {error}") from None
+        raise _unreadable_file(path, f"it is not a whole gzip file: {error}") from None
     text = raw.decode("utf-8", errors="replace")
     try:
         return json.loads(text)
@@ -104,45 +104,45 @@ def _json(path: Path) -> Any:
         # Kernel Tuner closes its cache only when it ends: the file of one that was stopped lacks the last braces.
         return json.loads(text.rstrip().rstrip(",") + "}\n}")
     except (json.JSONDecodeError, RecursionError) as error:
-        raise _unreadable(path, f"it is not JSON: {error}") from None
+        raise _unreadable_file(path, f"it is not JSON: {error}") from None
 
 
-def _cache(path: Path, data: Mapping[str, Any]) -> list[tuple[Config, float | None]]:
+def _parse_kernel_tuner_cache(path: Path, data: Mapping[str, Any]) -> list[tuple[Config, float | None]]:
     knobs = data.get("tune_params_keys")
     if not isinstance(knobs, list):
-        raise _unreadable(path, "it has no `tune_params_keys`")
+        raise _unreadable_file(path, "it has no `tune_params_keys`")
     objective = str(data.get("objective", "time"))
     found: list[tuple[Config, float | None]] = []
     for row in data["cache"].values():
         try:
-            found.append(({knob: _scalar(row[knob]) for knob in knobs}, _objective(row.get(objective))))
+            found.append(({knob: _parse_knob_value(row[knob]) for knob in knobs}, _parse_objective(row.get(objective))))
         except (KeyError, TypeError, AttributeError) as error:
-            raise _unreadable(path, f"a config of it lacks {error}") from None
+            raise _unreadable_file(path, f"a config of it lacks {error}") from None
     return found
 
 
-def _t4_result(path: Path, result: Any) -> tuple[Config, float | None]:
+def _parse_t4_result(path: Path, result: Any) -> tuple[Config, float | None]:
     try:
-        config = {str(knob): _scalar(value) for knob, value in result["configuration"].items()}
+        config = {str(knob): _parse_knob_value(value) for knob, value in result["configuration"].items()}
         wanted = (result.get("objectives") or ["time"])[0]
         measurements = {entry["name"]: entry["value"] for entry in result.get("measurements", ())}
         is_valid = result.get("invalidity", "correct") == "correct"
-        return config, _objective(measurements.get(wanted)) if is_valid else None
+        return config, _parse_objective(measurements.get(wanted)) if is_valid else None
     except (KeyError, TypeError, AttributeError, IndexError) as error:
-        raise _unreadable(path, f"a result of it is malformed: {type(error).__name__}: {error}") from None
+        raise _unreadable_file(path, f"a result of it is malformed: {type(error).__name__}: {error}") from None
 
 
-def _scalar(value: Any) -> Scalar:
+def _parse_knob_value(value: Any) -> Scalar:
     if isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"{value!r} as a knob's value")
 
 
-def _objective(value: Any) -> float | None:
+def _parse_objective(value: Any) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) and 0 < value < NEVER else None
 
 
-def _unreadable(path: Path, why: str) -> UsageError:
+def _unreadable_file(path: Path, why: str) -> UsageError:
     return UsageError(f"{path} is no recorded space: {why}", hint="give a Kernel Tuner cache file or a T4 file")

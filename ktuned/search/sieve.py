@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from ktuned.model import Record, record
 from ktuned.search.chain import Code
-from ktuned.search.vectors import Batches, Unable
+from ktuned.search.vectors import NotVectorizable, VectorizedConstraints
 from ktuned.spec import BoundSpace
 
 BATCH = 32_768
@@ -44,7 +44,7 @@ _SEEDS = 2**32
 
 
 @record
-class Share(Record):
+class ValidShare(Record):
     """Numbers of drawn points and of the valid ones among them."""
 
     valid: int
@@ -64,41 +64,41 @@ class Sieve:
         self._accepts = accepts
         self._found: list[Code] = []
         self._random: Random | None = None
-        self._batches = Batches(space.axes, [_bound(space, where) for where in space.where])
-        self._compare()
+        self._batches = VectorizedConstraints(space.axes, [_bind_constraint(space, where) for where in space.where])
+        self._check_verdicts()
 
-    def sample(self, random: Random) -> Code | None:
+    def draw_point(self, random: Random) -> Code | None:
         """Draw one valid point; ``None`` if none was found in :data:`SAMPLE_S`."""
         if random is not self._random:
             # The points that wait are another sequence's.
             self._random, self._found = random, []
         deadline = monotonic() + SAMPLE_S
         while not self._found:
-            self._found = self._valid(self._drawn(random, BATCH))
+            self._found = self._select_valid(self._draw_codes(random, BATCH))
             if not self._found and monotonic() > deadline:
                 return None
         return self._found.pop()
 
-    def share(self) -> Share:
+    def estimate_valid_share(self) -> ValidShare:
         """Estimate the share of valid points."""
         random = Random(0)
         began = monotonic()
         valid = drawn = 0
         while drawn == 0 or (valid < ENOUGH and monotonic() - began < (ESTIMATE_S if valid > FEW else RARE_S)):
-            valid += len(self._valid(self._drawn(random, BATCH)))
+            valid += len(self._select_valid(self._draw_codes(random, BATCH)))
             drawn += BATCH
-        return Share(valid, drawn)
+        return ValidShare(valid, drawn)
 
-    def points(self) -> Iterator[Code | None]:
+    def walk_points(self) -> Iterator[Code | None]:
         """Walk all valid points in the order of the axes, with ``None`` between as pauses."""
         total = 1
         for length in self._lengths:
             total *= length
         for start in range(0, total, BATCH):
-            yield from self._valid(self._at(start, min(total, start + BATCH)))
+            yield from self._select_valid(self._codes_of_ranks(start, min(total, start + BATCH)))
             yield None
 
-    def _at(self, start: int, end: int) -> NDArray[np.intp]:
+    def _codes_of_ranks(self, start: int, end: int) -> NDArray[np.intp]:
         """Return the points of some ranks, counted through all positions; Python's integers, for there may be many."""
         codes = np.empty((len(self._lengths), end - start), np.intp)
         ranks = np.arange(end - start)
@@ -109,7 +109,7 @@ class Sieve:
             ranks, codes[place] = np.divmod(ranks + offset, length)
         return codes
 
-    def _drawn(self, random: Random, number: int) -> NDArray[np.intp]:
+    def _draw_codes(self, random: Random, number: int) -> NDArray[np.intp]:
         # The one generator whose draws NumPy promises never to change.
         source = np.random.RandomState(int(random.random() * _SEEDS))
         codes = np.empty((len(self._lengths), number), np.intp)
@@ -118,36 +118,36 @@ class Sieve:
         for place, length in enumerate(self._lengths):
             if left < length:
                 # One draw for as many axes as it has room for: drawing costs more than dividing.
-                left = _room(self._lengths[place:])
+                left = _fit_axes_in_draw(self._lengths[place:])
                 drawn = source.randint(0, left, number, np.uint32 if left < LARGEST_DRAW else np.int64)
             rest = drawn // length
             codes[place] = drawn - rest * length
             drawn, left = rest, left // length
         return codes
 
-    def _valid(self, codes: NDArray[np.intp]) -> list[Code]:
+    def _select_valid(self, codes: NDArray[np.intp]) -> list[Code]:
         try:
-            passed = codes[:, self._batches.admits(codes)]
-        except Unable:
+            passed = codes[:, self._batches.admit_configs(codes)]
+        except NotVectorizable:
             # A rare case that the first points did not show: these are asked about one by one.
             passed = codes
         return [code for row in passed.T.tolist() if self._accepts(code := tuple(row))]
 
-    def _compare(self) -> None:
-        codes = self._drawn(Random(1), BATCH)
-        verdicts = self._batches.admits(codes)
+    def _check_verdicts(self) -> None:
+        codes = self._draw_codes(Random(1), BATCH)
+        verdicts = self._batches.admit_configs(codes)
         for row, verdict in zip(codes[:, :COMPARED].T.tolist(), verdicts[:COMPARED].tolist(), strict=True):
             if self._accepts(tuple(row)) != verdict:
-                raise Unable("it decides otherwise than for single configs")
+                raise NotVectorizable("it decides otherwise than for single configs")
 
 
-def _bound(space: BoundSpace, where: Callable[[Any, Any], object]) -> Callable[[Mapping[str, Any]], object]:
+def _bind_constraint(space: BoundSpace, where: Callable[[Any, Any], object]) -> Callable[[Mapping[str, Any]], object]:
     """Return a constraint as a function of the knobs' values alone."""
     problem = space.problem_view
     return lambda values: where(problem, space.view(values))
 
 
-def _room(lengths: tuple[int, ...]) -> int:
+def _fit_axes_in_draw(lengths: tuple[int, ...]) -> int:
     """Return the product of the first lengths, as many as one draw has room for."""
     product = lengths[0]
     for length in lengths[1:]:

@@ -9,7 +9,7 @@ from itertools import accumulate
 from time import process_time
 
 from ktuned.model import Config, EarlierSearch, Outcome, Record, canonical, record
-from ktuned.search.choice import Budget, choose
+from ktuned.search.choice import Budget, choose_strategy
 from ktuned.search.recorded import RecordedSpace
 
 MAX_FRUITLESS = 1_000
@@ -17,7 +17,7 @@ MAX_FRUITLESS = 1_000
 
 
 @record
-class Tried(Record):
+class ReplayedTrial(Record):
     """A config and its objective; ``None`` if it failed."""
 
     config: Config
@@ -25,7 +25,7 @@ class Tried(Record):
 
 
 @record
-class Run(Record):
+class SearchRun(Record):
     """One search: what it tried, in order, and the best objective after each trial; failed configs are trials.
 
     ``chosen`` is the strategy that worked, which for ``auto`` depends on the budget. ``converged_after`` is the trial
@@ -36,7 +36,7 @@ class Run(Record):
     strategy: str
     chosen: str
     seed: int
-    tried: tuple[Tried, ...]
+    tried: tuple[ReplayedTrial, ...]
     converged_after: int | None
     mean_s: float
     worst_s: float
@@ -51,7 +51,7 @@ class Run(Record):
         """Return what ``--json`` prints of it."""
         return {"strategy": self.strategy, "seed": self.seed, "best": list(self.best)}
 
-    def as_earlier(self) -> EarlierSearch:
+    def as_earlier_search(self) -> EarlierSearch:
         """Return what it measured, for a similar search."""
         measured = [(one.config, one.objective) for one in self.tried if one.objective is not None]
         return EarlierSearch(tuple(config for config, _ in measured), tuple(cost for _, cost in measured))
@@ -61,7 +61,7 @@ class Run(Record):
         return next((done for done, value in enumerate(self.best, 1) if value is not None and value <= goal), None)
 
 
-def simulate(
+def replay_search(
     recorded: RecordedSpace,
     strategy: str,
     seed: int,
@@ -69,7 +69,7 @@ def simulate(
     first: Sequence[Config] = (),
     goal: float = -math.inf,
     earlier: Sequence[EarlierSearch] = (),
-) -> Run:
+) -> SearchRun:
     """Search a recorded space for a number of trials, one at a time, or until an objective is at most ``goal``.
 
     ``first`` are configs that come before the strategy's own, as a job's do where something is known; those that the
@@ -78,12 +78,12 @@ def simulate(
     Raises:
         UsageError: there is no such strategy, or it broke its promises.
     """
-    objectives = recorded.by_config()
-    chosen = choose(strategy, recorded.space(), seed, Budget(trials))
+    objectives = recorded.objectives_by_config()
+    chosen = choose_strategy(strategy, recorded.to_space(), seed, Budget(trials))
     chosen.strategy.recall(earlier)
     given = {text: config for config in first if (text := canonical(config)) in objectives}
     waiting = list(given.values())
-    tried: list[Tried] = []
+    tried: list[ReplayedTrial] = []
     spent: list[float] = []
     converged_after: int | None = None
     fruitless = 0
@@ -100,13 +100,13 @@ def simulate(
             value = objectives[canonical(config)]
             outcome = Outcome.LAUNCH_ERROR if value is None else Outcome.MEASURED
             chosen.strategy.tell(config, outcome, value)
-            tried.append(Tried(config, value))
+            tried.append(ReplayedTrial(config, value))
             best = best if value is None else min(best, value)
         spent.append(process_time() - began)
         fruitless = 0 if proposed else fruitless + 1
         if converged_after is None and chosen.strategy.converged:
             converged_after = len(tried)
-    return Run(
+    return SearchRun(
         strategy,
         chosen.name,
         seed,
@@ -117,7 +117,7 @@ def simulate(
     )
 
 
-def relative(runs: Sequence[Run], optimum: float, trials: int) -> float | None:
+def mean_relative_best(runs: Sequence[SearchRun], optimum: float, trials: int) -> float | None:
     """Return the mean of best ÷ optimum after a number of trials; ``None`` if some run had found nothing by then."""
     found = [run.best[min(trials, len(run.best)) - 1] if run.best else None for run in runs]
     known = [value for value in found if value is not None]

@@ -91,12 +91,12 @@ class Walk(Strategy):
 
     def __init__(self, space: BoundSpace, seed: int) -> None:
         super().__init__(space, seed)
-        self._candidates = self.candidates()
+        self._candidates = self.walk_candidates()
         self._found_any = False
         self._finished = False
 
     @abstractmethod
-    def candidates(self) -> Iterator[dict[str, Scalar] | None]:
+    def walk_candidates(self) -> Iterator[dict[str, Scalar] | None]:
         """Yield every candidate once, with ``None`` for the rejected ones."""
 
     def ask(self, n: int) -> list[dict[str, Scalar]]:
@@ -132,14 +132,14 @@ class Walk(Strategy):
         return self._finished
 
 
-def installed() -> list[str]:
+def installed_strategies() -> list[str]:
     """Return the names of the installed strategies, with ``auto``, which chooses among them."""
     from importlib.metadata import entry_points
 
     return sorted({"auto", *(point.name for point in entry_points(group=ENTRY_POINT_GROUP))})
 
 
-def load(name: str, points: Sequence[EntryPoint] | None = None) -> type[Strategy]:
+def load_strategy(name: str, points: Sequence[EntryPoint] | None = None) -> type[Strategy]:
     """Import the strategy called ``name`` (``points`` replaces the installed entry points).
 
     Raises:
@@ -157,7 +157,7 @@ def load(name: str, points: Sequence[EntryPoint] | None = None) -> type[Strategy
         strategy = found[name].load()
     except (Exception, SystemExit) as error:
         raise UsageError(
-            f"the strategy {name!r} cannot be imported: {words_of(error)}",
+            f"the strategy {name!r} cannot be imported: {describe_error(error)}",
             hint="reinstall its distribution into this interpreter",
         ) from error
     if not (isinstance(strategy, type) and issubclass(strategy, Strategy)):
@@ -165,7 +165,7 @@ def load(name: str, points: Sequence[EntryPoint] | None = None) -> type[Strategy
     return strategy
 
 
-def words_of(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an error of another's code in one line; its own words may fail."""
     try:
         words = str(error)

@@ -45,27 +45,27 @@ SLOPE_SPREAD = 0.5
 """Standard deviation of a slope before anything was measured here; it is 1 where nothing has changed."""
 
 
-class Source:
+class SourceModel:
     """The log cost that an earlier search leads to expect, in units of natural logarithms above its best."""
 
     def __init__(self, points: Floats, excess: Floats, model: GaussianProcess) -> None:
         self._mean, self._scale = float(excess.mean()), float(excess.std()) + 1e-9
         self._model = model
         values = (excess - self._mean) / self._scale
-        model.learn(points, values, LEARNING_STEPS)
-        model.condition(points, values)
+        model.fit_weights(points, values, LEARNING_STEPS)
+        model.condition_on(points, values)
 
     def __call__(self, points: Floats) -> Floats:
         """Return what to expect at some points."""
-        return np.asarray(self._mean + self._scale * self._model.mean(points))
+        return np.asarray(self._mean + self._scale * self._model.predict_mean(points))
 
 
-def sources(
+def fit_sources(
     earlier: Sequence[Mapping[Code, float]],
     features: Features,
     compress: Callable[[Floats], Floats],
     model: Callable[[], GaussianProcess],
-) -> list[Source]:
+) -> list[SourceModel]:
     """Return the nearest of some earlier searches that say enough, each given as log costs by point.
 
     ``compress`` does to excesses over the lowest cost what the search here does.
@@ -75,11 +75,11 @@ def sources(
     for logs in telling:
         fastest = sorted(logs, key=lambda code: (logs[code], code))[:MODELLED]
         excess = np.array([logs[code] - logs[fastest[0]] for code in fastest])
-        found.append(Source(features(np.array(fastest)), compress(excess), model()))
+        found.append(SourceModel(features(np.array(fastest)), compress(excess), model()))
     return found
 
 
-class Informed:
+class TransferModel:
     """A Gaussian process around what earlier searches explain; the process alone where that predicts no worse.
 
     It is also the process alone as long as earlier searches are not to be heard; ``order_holds`` if their order of the
@@ -89,7 +89,7 @@ class Informed:
     def __init__(self, process: Callable[[], GaussianProcess]) -> None:
         self._alone = process()
         self._around = process()
-        self._sources: Sequence[Source] = ()
+        self._sources: Sequence[SourceModel] = ()
         self._slopes = np.zeros(0)
         self._centre = np.zeros(0)
         self._unit = 1.0
@@ -97,7 +97,7 @@ class Informed:
         self.is_heard = True
         self.order_holds = False
 
-    def use(self, found: Sequence[Source]) -> None:
+    def use_sources(self, found: Sequence[SourceModel]) -> None:
         """Take earlier searches into account."""
         self._sources = found
         self.is_informed = bool(found)
@@ -117,34 +117,37 @@ class Informed:
         """Steps that the process has climbed."""
         return self._process.steps
 
-    def learn(self, points: Floats, values: Floats, steps: int, doubts: Floats, unit: float) -> None:
+    def fit_weights(self, points: Floats, values: Floats, steps: int, doubts: Floats, unit: float) -> None:
         """Learn the slopes, what matters to the rest, and whether that beats the process alone.
 
         A ``unit`` of the values is so many natural logarithms.
         """
         self._unit = unit
         if self.is_informed or (self._sources and len(values) <= DECIDED):
-            columns = self._columns(points)
+            columns = self._source_columns(points)
             self._centre = columns.mean(0)
-            self._slopes = self._around.slopes(points, values, columns - self._centre, SLOPE_SPREAD, doubts)
+            self._slopes = self._around.fit_slopes(points, values, columns - self._centre, SLOPE_SPREAD, doubts)
             rest = values - (columns - self._centre) @ self._slopes
-            self._around.learn(points, rest, steps, doubts)
+            self._around.fit_weights(points, rest, steps, doubts)
         if not self.is_informed or not self.order_holds or len(values) <= DECIDED:
-            self._alone.learn(points, values, steps, doubts)
+            self._alone.fit_weights(points, values, steps, doubts)
         if self._sources and len(values) <= DECIDED:
             self.order_holds = any(is_order_kept(column, values) for column in columns.T)
             fast = values <= np.median(values)
-            informed, alone = self._around.left_out(points, rest, doubts), self._alone.left_out(points, values, doubts)
+            informed, alone = (
+                self._around.leave_one_out_densities(points, rest, doubts),
+                self._alone.leave_one_out_densities(points, values, doubts),
+            )
             self.is_informed = float(informed[fast].sum()) >= float(alone[fast].sum())
 
-    def condition(self, points: Floats, values: Floats, doubts: Floats) -> None:
+    def condition_on(self, points: Floats, values: Floats, doubts: Floats) -> None:
         """Take the values at these points as known, but for the noise and their ``doubts``."""
-        self._process.condition(points, values - self._explained(points), doubts)
+        self._process.condition_on(points, values - self._explained_by_sources(points), doubts)
 
     def predict(self, points: Floats) -> Prediction:
         """Return what to expect at some points, without noise."""
         own = self._process.predict(points)
-        return Prediction(own.mean + self._explained(points), own.variance)
+        return Prediction(own.mean + self._explained_by_sources(points), own.variance)
 
     def covariance(self, points: Floats) -> Floats:
         """Return how the values at some points are expected to vary together, without noise."""
@@ -163,13 +166,13 @@ class Informed:
     def _explains(self) -> bool:
         return self.is_informed and self.is_heard
 
-    def _columns(self, points: Floats) -> Floats:
+    def _source_columns(self, points: Floats) -> Floats:
         return np.column_stack([source(points) for source in self._sources]) / self._unit
 
-    def _explained(self, points: Floats) -> Floats | float:
+    def _explained_by_sources(self, points: Floats) -> Floats | float:
         if not self._explains:
             return 0.0
-        return np.asarray((self._columns(points) - self._centre) @ self._slopes)
+        return np.asarray((self._source_columns(points) - self._centre) @ self._slopes)
 
 
 def is_order_kept(expected: Floats, values: Floats) -> bool:

@@ -38,7 +38,7 @@ MAX_ANSWERS = 256
 """Values that one question may split a batch into; an axis rarely has more."""
 
 
-class Unable(Exception):
+class NotVectorizable(Exception):
     """The constraint cannot be evaluated for many configs at once."""
 
 
@@ -70,15 +70,15 @@ class _Call:
         self.answers = list(answers)
         self._asked = 0
 
-    def answer(self, array: Array) -> Any:
+    def answer_question(self, array: Array) -> Any:
         number = self._asked
         self._asked += 1
         if number == len(self.answers):
-            self.answers.append(_common(array))
+            self.answers.append(_find_common_value(array))
         return self.answers[number]
 
 
-def _common(array: Array) -> object:
+def _find_common_value(array: Array) -> object:
     """Return the value that a whole array has."""
     if array.dtype == bool:
         number = int(np.count_nonzero(array))
@@ -102,7 +102,7 @@ def _common(array: Array) -> object:
     return values[0]
 
 
-class Batches:
+class VectorizedConstraints:
     """The constraints of a space, asked about many configs at once.
 
     ``constraints`` take a mapping of the knobs to values; ``axes`` hold these values.
@@ -114,7 +114,7 @@ class Batches:
         self._constraints = constraints
         self._axes = {knob: _Axis(values) for knob, values in axes.items()}
 
-    def admits(self, codes: NDArray[np.intp]) -> NDArray[np.bool_]:
+    def admit_configs(self, codes: NDArray[np.intp]) -> NDArray[np.bool_]:
         """Return whether the constraints admit each config; a row of ``codes`` holds the positions on one axis.
 
         Raises:
@@ -124,12 +124,12 @@ class Batches:
         with np.errstate(all="ignore"):
             for constraint in self._constraints:
                 if admitted.all():
-                    admitted = self._asked(constraint, codes)
+                    admitted = self._ask_constraint(constraint, codes)
                 else:
-                    admitted[admitted] = self._asked(constraint, codes[:, admitted])
+                    admitted[admitted] = self._ask_constraint(constraint, codes[:, admitted])
         return admitted
 
-    def _asked(self, constraint: Callable[[Mapping[str, Any]], object], codes: Array) -> NDArray[np.bool_]:
+    def _ask_constraint(self, constraint: Callable[[Mapping[str, Any]], object], codes: Array) -> NDArray[np.bool_]:
         number = codes.shape[1]
         admitted = np.zeros(number, bool)
         parts = [_Part(np.arange(number), ())] if number else []
@@ -138,26 +138,26 @@ class Batches:
             part = parts.pop()
             calls += 1
             if calls > MAX_CALLS:
-                raise Unable(f"it takes more than {MAX_CALLS} paths")
+                raise NotVectorizable(f"it takes more than {MAX_CALLS} paths")
             call = _Call(part.answers)
             rows = codes if len(part.places) == number else codes[:, part.places]
             vectors = {
-                knob: Vector(call, axis.values(row), axis.largest)
+                knob: Vector(call, axis.values_at(row), axis.largest)
                 for row, (knob, axis) in zip(rows, self._axes.items(), strict=True)
             }
             try:
-                admitted[part.places] = _truth(constraint(vectors))
+                admitted[part.places] = _truth_of(constraint(vectors))
             except _Diverged as split:
                 parts += [
                     _Part(part.places[split.groups == group], (*call.answers, answer))
                     for group, answer in enumerate(split.answers)
                 ]
             except _TooManyAnswers:
-                raise Unable(f"a value has more than {MAX_ANSWERS} cases") from None
-            except Unable:
+                raise NotVectorizable(f"a value has more than {MAX_ANSWERS} cases") from None
+            except NotVectorizable:
                 raise
             except Exception as error:
-                raise Unable(f"it raises {type(error).__name__}: {error}") from error
+                raise NotVectorizable(f"it raises {type(error).__name__}: {error}") from error
         return admitted
 
 
@@ -169,7 +169,9 @@ class _Axis:
         self.largest = 0
         kinds = {int} if isinstance(values, range) else set(map(type, values))
         if kinds <= {int, bool}:
-            self.largest = max(abs(int(values[0])), abs(int(values[-1]))) if self._range else max(map(_size, values))
+            self.largest = (
+                max(abs(int(values[0])), abs(int(values[-1]))) if self._range else max(map(_magnitude, values))
+            )
         if isinstance(values, range):
             self._table: Array = np.zeros(0)
         elif len(kinds) == 1 and kinds <= {int, bool, float} and self.largest <= LARGEST:
@@ -177,14 +179,14 @@ class _Axis:
         else:
             self._table = np.array(values, object)
 
-    def values(self, places: Array) -> Array:
+    def values_at(self, places: Array) -> Array:
         """Return the values at some positions."""
         if self._range is None:
             return np.asarray(self._table[places])
         return places.astype(np.int64) * self._range.step + self._range.start
 
 
-def _size(value: Scalar) -> int:
+def _magnitude(value: Scalar) -> int:
     return abs(int(value))
 
 
@@ -203,62 +205,62 @@ class Vector:
         self._largest = largest
 
     def __bool__(self) -> bool:
-        return bool(self._call.answer(_truth(self)))
+        return bool(self._call.answer_question(_truth_of(self)))
 
     def __hash__(self) -> int:
-        return hash(_value(self))
+        return hash(_shared_value(self))
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(_value(self), name)
+        return getattr(_shared_value(self), name)
 
     def __eq__(self, other: object) -> Any:
-        return _compared(self, other, operator.eq)
+        return _compare_values(self, other, operator.eq)
 
     def __ne__(self, other: object) -> Any:
-        return _compared(self, other, operator.ne)
+        return _compare_values(self, other, operator.ne)
 
     def __lt__(self, other: object) -> Any:
-        return _compared(self, other, operator.lt)
+        return _compare_values(self, other, operator.lt)
 
     def __le__(self, other: object) -> Any:
-        return _compared(self, other, operator.le)
+        return _compare_values(self, other, operator.le)
 
     def __gt__(self, other: object) -> Any:
-        return _compared(self, other, operator.gt)
+        return _compare_values(self, other, operator.gt)
 
     def __ge__(self, other: object) -> Any:
-        return _compared(self, other, operator.ge)
+        return _compare_values(self, other, operator.ge)
 
     def __pos__(self) -> Vector:
-        return Vector(self._call, _numbers(self._array), self._largest)
+        return Vector(self._call, _as_numbers(self._array), self._largest)
 
     def __neg__(self) -> Vector:
-        return Vector(self._call, -_numbers(self._array), self._largest)
+        return Vector(self._call, -_as_numbers(self._array), self._largest)
 
     def __invert__(self) -> Vector:
-        return Vector(self._call, ~_numbers(self._array), self._largest + 1)
+        return Vector(self._call, ~_as_numbers(self._array), self._largest + 1)
 
     def __abs__(self) -> Vector:
-        return Vector(self._call, abs(_numbers(self._array)), self._largest)
+        return Vector(self._call, abs(_as_numbers(self._array)), self._largest)
 
     def __contains__(self, item: object) -> bool:
-        return item in _value(self)
+        return item in _shared_value(self)
 
     def __iter__(self) -> Iterator[Any]:
-        return iter(_value(self))
+        return iter(_shared_value(self))
 
 
-def _truth(result: object) -> Any:
+def _truth_of(result: object) -> Any:
     """Return the truth of a constraint's result, for all configs or for each."""
     return result._array.astype(bool) if isinstance(result, Vector) else bool(result)
 
 
-def _value(vector: Vector) -> Any:
+def _shared_value(vector: Vector) -> Any:
     """Return the value that all configs of the call have; those that differ are called apart."""
-    return vector._call.answer(vector._array)
+    return vector._call.answer_question(vector._array)
 
 
-def _numbers(array: Array) -> Array:
+def _as_numbers(array: Array) -> Array:
     """Return an array to calculate with: two of Python's truth values add up to 2, NumPy's to true."""
     return array.astype(np.int64) if array.dtype == bool else array
 
@@ -268,118 +270,118 @@ class _Pair:
 
     def __init__(self, left: Any, right: Any) -> None:
         self.call = next(one._call for one in (left, right) if isinstance(one, Vector))
-        self.left, self.left_largest = _operand(left)
-        self.right, self.right_largest = _operand(right)
-        kinds = {_kind(self.left), _kind(self.right)}
+        self.left, self.left_largest = _convert_operand(left)
+        self.right, self.right_largest = _convert_operand(right)
+        kinds = {_dtype_kind(self.left), _dtype_kind(self.right)}
         if "O" in kinds or ("f" in kinds and max(self.left_largest, self.right_largest) > EXACT_FLOAT):
-            self.widen()
+            self.widen_to_python()
 
     @property
     def are_integers(self) -> bool:
-        return {_kind(self.left), _kind(self.right)} <= {"i", "b"}
+        return {_dtype_kind(self.left), _dtype_kind(self.right)} <= {"i", "b"}
 
     @property
     def is_wide(self) -> bool:
-        return "O" in {_kind(self.left), _kind(self.right)}
+        return "O" in {_dtype_kind(self.left), _dtype_kind(self.right)}
 
-    def widen(self) -> None:
+    def widen_to_python(self) -> None:
         """Go on with Python's own numbers."""
-        self.left, self.right = _widened(self.left), _widened(self.right)
+        self.left, self.right = _widen_to_python(self.left), _widen_to_python(self.right)
 
-    def result(self, operation: Callable[[Any, Any], Any], largest: int) -> Vector:
+    def apply_operation(self, operation: Callable[[Any, Any], Any], largest: int) -> Vector:
         if self.are_integers and largest > LARGEST:
-            self.widen()
+            self.widen_to_python()
         found = operation(self.left, self.right)
         return Vector(self.call, found, 0 if found.dtype.kind == "f" else largest)
 
-    def split_zeros(self) -> None:
+    def split_zero_divisors(self) -> None:
         """Have configs that divide by zero called apart; those raise as they would alone."""
         is_zero = np.asarray(self.right == 0, bool)
-        if bool(is_zero) if is_zero.ndim == 0 else self.call.answer(is_zero):
+        if bool(is_zero) if is_zero.ndim == 0 else self.call.answer_question(is_zero):
             raise ZeroDivisionError("division by zero")
 
 
-def _operand(value: Any) -> tuple[Any, int]:
+def _convert_operand(value: Any) -> tuple[Any, int]:
     if isinstance(value, Vector):
-        array = _numbers(value._array)
+        array = _as_numbers(value._array)
         return array, value._largest
     if isinstance(value, int):
         return (np.int64(value), abs(int(value))) if abs(value) <= LARGEST else (np.array(value, object), abs(value))
     return (np.float64(value), 0) if isinstance(value, float) else (np.array(value, object), 0)
 
 
-def _kind(array: Any) -> str:
+def _dtype_kind(array: Any) -> str:
     return str(array.dtype.kind)
 
 
-def _widened(array: Any) -> Any:
-    return array if _kind(array) == "O" else np.asarray(array).astype(object)
+def _widen_to_python(array: Any) -> Any:
+    return array if _dtype_kind(array) == "O" else np.asarray(array).astype(object)
 
 
-def _compared(one: Vector, other: object, operation: Callable[[Any, Any], Any]) -> Any:
+def _compare_values(one: Vector, other: object, operation: Callable[[Any, Any], Any]) -> Any:
     if not isinstance(other, Vector | int | float | str):
         return NotImplemented
     pair = _Pair(one, other)
     return Vector(pair.call, np.asarray(operation(pair.left, pair.right)).astype(bool), 1)
 
 
-def _sum(pair: _Pair, operation: Callable[[Any, Any], Any]) -> Vector:
-    return pair.result(operation, pair.left_largest + pair.right_largest)
+def _add_operands(pair: _Pair, operation: Callable[[Any, Any], Any]) -> Vector:
+    return pair.apply_operation(operation, pair.left_largest + pair.right_largest)
 
 
-def _product(pair: _Pair, operation: Callable[[Any, Any], Any]) -> Vector:
-    return pair.result(operation, pair.left_largest * pair.right_largest)
+def _multiply_operands(pair: _Pair, operation: Callable[[Any, Any], Any]) -> Vector:
+    return pair.apply_operation(operation, pair.left_largest * pair.right_largest)
 
 
-def _bits(pair: _Pair, operation: Callable[[Any, Any], Any]) -> Vector:
-    return pair.result(operation, 2 * max(pair.left_largest, pair.right_largest) + 1)
+def _combine_bits(pair: _Pair, operation: Callable[[Any, Any], Any]) -> Vector:
+    return pair.apply_operation(operation, 2 * max(pair.left_largest, pair.right_largest) + 1)
 
 
-def _quotient(pair: _Pair, operation: Callable[[Any, Any], Any]) -> Vector:
-    pair.split_zeros()
+def _divide_operands(pair: _Pair, operation: Callable[[Any, Any], Any]) -> Vector:
+    pair.split_zero_divisors()
     if operation is operator.truediv and pair.are_integers:
         if max(pair.left_largest, pair.right_largest) > EXACT_FLOAT:
-            pair.widen()
-        return pair.result(operation, 0)
-    return pair.result(operation, max(pair.left_largest, pair.right_largest) + 1)
+            pair.widen_to_python()
+        return pair.apply_operation(operation, 0)
+    return pair.apply_operation(operation, max(pair.left_largest, pair.right_largest) + 1)
 
 
-def _power(pair: _Pair, operation: Callable[[Any, Any], Any]) -> Vector:
+def _raise_to_power(pair: _Pair, operation: Callable[[Any, Any], Any]) -> Vector:
     """Raise to powers and shift; NumPy does as Python does where no exponent is negative and the result is small."""
     if pair.is_wide:
-        raise Unable("a power of large numbers")
+        raise NotVectorizable("a power of large numbers")
     if not pair.are_integers:
-        pair.widen()
-        return pair.result(operation, 0)
+        pair.widen_to_python()
+        return pair.apply_operation(operation, 0)
     exponent, bits = pair.right_largest, pair.left_largest.bit_length()
     size = {operator.pow: exponent * bits, operator.lshift: exponent + bits}.get(operation, bits)
     if size > MAX_BITS:
-        raise Unable(f"an integer of more than {MAX_BITS} bits")
+        raise NotVectorizable(f"an integer of more than {MAX_BITS} bits")
     if exponent > LARGEST.bit_length() or np.any(pair.right < 0):
-        pair.widen()
-    return pair.result(operation, 2**size)
+        pair.widen_to_python()
+    return pair.apply_operation(operation, 2**size)
 
 
 _OPERATIONS: Mapping[str, tuple[Callable[[Any, Any], Any], Callable[[_Pair, Callable[[Any, Any], Any]], Vector]]] = {
-    "add": (operator.add, _sum),
-    "sub": (operator.sub, _sum),
-    "mul": (operator.mul, _product),
-    "and": (operator.and_, _bits),
-    "or": (operator.or_, _bits),
-    "xor": (operator.xor, _bits),
-    "truediv": (operator.truediv, _quotient),
-    "floordiv": (operator.floordiv, _quotient),
-    "mod": (operator.mod, _quotient),
-    "pow": (operator.pow, _power),
-    "lshift": (operator.lshift, _power),
-    "rshift": (operator.rshift, _power),
+    "add": (operator.add, _add_operands),
+    "sub": (operator.sub, _add_operands),
+    "mul": (operator.mul, _multiply_operands),
+    "and": (operator.and_, _combine_bits),
+    "or": (operator.or_, _combine_bits),
+    "xor": (operator.xor, _combine_bits),
+    "truediv": (operator.truediv, _divide_operands),
+    "floordiv": (operator.floordiv, _divide_operands),
+    "mod": (operator.mod, _divide_operands),
+    "pow": (operator.pow, _raise_to_power),
+    "lshift": (operator.lshift, _raise_to_power),
+    "rshift": (operator.rshift, _raise_to_power),
 }
 
 _OF_ONE_VALUE = ("int", "float", "index", "str", "repr", "format", "round", "trunc", "floor", "ceil", "len", "getitem")
 """Python's protocols that give one value; they are asked of the value that the configs of a call share."""
 
 
-def _binary(
+def _make_binary_operators(
     operation: Callable[[Any, Any], Any], apply: Callable[[_Pair, Callable[[Any, Any], Any]], Vector]
 ) -> tuple[Callable[[Vector, Any], Any], Callable[[Vector, Any], Any]]:
     def forward(self: Vector, other: Any) -> Any:
@@ -391,16 +393,16 @@ def _binary(
     return forward, reflected
 
 
-def _of_one_value(name: str) -> Callable[..., Any]:
+def _ask_shared_value(name: str) -> Callable[..., Any]:
     def method(self: Vector, *given: Any) -> Any:
-        return getattr(_value(self), name)(*given)
+        return getattr(_shared_value(self), name)(*given)
 
     return method
 
 
 for _name, (_operation, _apply) in _OPERATIONS.items():
-    _forward, _reflected = _binary(_operation, _apply)
+    _forward, _reflected = _make_binary_operators(_operation, _apply)
     setattr(Vector, f"__{_name}__", _forward)
     setattr(Vector, f"__r{_name}__", _reflected)
 for _name in _OF_ONE_VALUE:
-    setattr(Vector, f"__{_name}__", _of_one_value(f"__{_name}__"))
+    setattr(Vector, f"__{_name}__", _ask_shared_value(f"__{_name}__"))

@@ -157,7 +157,7 @@ class Exploration:
         # By their place in the order; what the strategy asks for of them is put aside until it has no more.
         self._put_off = {canonical(config): place for place, config in enumerate(last)}
         self._aside: list[dict[str, Any]] = []
-        chosen = search.choose(
+        chosen = search.choose_strategy(
             plan.strategy, space, plan.seed, search.Budget(plan.trials, plan.seconds, plan.until == "converged")
         )
         self._strategy = chosen.strategy

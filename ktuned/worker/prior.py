@@ -14,7 +14,7 @@ from itertools import islice
 from random import Random
 
 from ktuned.model import Config, Device, Record, canonical, listed, record
-from ktuned.search import domain_of
+from ktuned.search import build_domain
 from ktuned.spec import BoundSpace, Kernel, mapping_fault
 
 MAX_NAMED = 32
@@ -97,9 +97,9 @@ def _plain(config: Config) -> Config:
 
 
 def _sample(space: BoundSpace) -> list[Config]:
-    domain = domain_of(space)
+    domain = build_domain(space)
     if domain.is_exact and domain.count <= SCORED:
-        return [domain.config(code) for code in domain.points() if code is not None]
+        return [domain.config_at(code) for code in domain.walk_points() if code is not None]
     random = Random(0)
-    drawn = {code for _ in range(SCORED) if (code := domain.sample(random)) is not None}
-    return [domain.config(code) for code in sorted(drawn)]
+    drawn = {code for _ in range(SCORED) if (code := domain.draw_point(random)) is not None}
+    return [domain.config_at(code) for code in sorted(drawn)]

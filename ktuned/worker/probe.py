@@ -41,7 +41,7 @@ def probe(registry: Registry, request: requests.Probe, environ: Path = ENVIRON) 
         sys.version.split()[0],
         backends,
         nvml.absence() if has_gpu else "",
-        tuple(search.installed()),
+        tuple(search.installed_strategies()),
         observation.report(),
         installed_versions(),
         sys.executable,

@@ -84,8 +84,8 @@ def test_triton_changes_one_import() -> None:
 
 def test_nothing_of_the_page_is_unknown_to_the_samplers() -> None:
     """Each strategy that it names is installed."""
-    from ktuned.search import installed
+    from ktuned.search import installed_strategies
 
     ours = "\n".join(row.rstrip("|").rpartition("|")[2] for row in PAGE.splitlines() if row.startswith("|"))
     named = re.findall(r'strategy="(\w+)"', ours) + re.findall(r'"(optuna_\w+)"', ours)
-    assert set(named) - set(installed()) == set()
+    assert set(named) - set(installed_strategies()) == set()

@@ -11,7 +11,7 @@ import pytest
 
 from ktuned.model import Outcome
 from ktuned.report import FORMATS, rendered
-from ktuned.search import read_recorded
+from ktuned.search import read_recorded_space
 from tests.cli.samples import trial_map
 
 TRIALS = [
@@ -38,7 +38,7 @@ def test_t4_is_read_back(tmp_path: Path) -> None:
     """T4 gives the configs and their objectives in ms; a trial that says nothing of its config is left out."""
     path = tmp_path / "results.json"
     path.write_text(rendered(TRIALS, "t4"))
-    found = read_recorded(path)
+    found = read_recorded_space(path)
     assert found.configs == ({"BM": 1}, {"BM": 2})
     assert found.objectives == (0.0125, None)
     result = json.loads(path.read_text())["results"][0]

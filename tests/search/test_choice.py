@@ -13,8 +13,8 @@ import pytest
 
 from ktuned import space
 from ktuned.model import Outcome, UsageError
-from ktuned.search import Budget, Random, StrategyFault, choose
-from ktuned.search.choice import Supervised
+from ktuned.search import Budget, Random, StrategyFault, choose_strategy
+from ktuned.search.choice import SupervisedStrategy
 
 AXES = space(A=range(10), B=range(10), where=lambda p, c: c.A <= c.B)
 
@@ -32,7 +32,7 @@ AXES = space(A=range(10), B=range(10), where=lambda p, c: c.A <= c.B)
 )
 def test_auto_is_exhaustive_where_the_budget_covers_the_space(declared: Any, budget: Budget, expected: str) -> None:
     """The valid configs count, and a limit in time covers nothing for certain."""
-    chosen = choose("auto", declared.bind({}), 0, budget)
+    chosen = choose_strategy("auto", declared.bind({}), 0, budget)
     assert (chosen.name, chosen.notice) == (expected, "")
     assert chosen.strategy.ask(1)
 
@@ -44,10 +44,10 @@ def test_auto_works_without_numpy(tmp_path: Path, fault: str) -> None:
     (tmp_path / "numpy/__init__.py").write_text(f"raise {fault}")
     script = """
 from ktuned import space
-from ktuned.search import Budget, choose
+from ktuned.search import Budget, choose_strategy
 huge = space(A=range(1000), B=range(1000), where=lambda p, c: hash(c.A) > c.B)
 for declared in (space(A=range(10), B=range(10)), huge):
-    chosen = choose("auto", declared.bind({}), 0, Budget(10))
+    chosen = choose_strategy("auto", declared.bind({}), 0, Budget(10))
     print(chosen.name, len(chosen.strategy.ask(3)), chosen.notice)
 """
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
@@ -61,7 +61,7 @@ def test_unknown_strategy_is_a_usage_error() -> None:
     with pytest.raises(
         UsageError, match=r"there is no strategy 'best' \(installed: annealing, auto, exhaustive, genetic"
     ):
-        choose("best", AXES.bind({}), 0, Budget(10))
+        choose_strategy("best", AXES.bind({}), 0, Budget(10))
 
 
 class Broken(Random):
@@ -118,20 +118,20 @@ def test_invalid_proposal_names_the_strategy(answers: list[Any], words: str) -> 
     """A config that is repeated, not in the space, or one too many ends the search."""
     kind = type("Odd", (Broken,), {"answer": answers})
     with pytest.raises(StrategyFault, match=words):
-        Supervised("odd", kind, AXES.bind({}), 0).ask(2)
+        SupervisedStrategy("odd", kind, AXES.bind({}), 0).ask(2)
 
 
 def test_strategy_that_raises_is_named() -> None:
     """Whatever it raises, whenever, becomes one line."""
     bound = AXES.bind({})
     with pytest.raises(StrategyFault, match=r"(?m)^the strategy 'odd' failed as it chooses: ValueError: no idea$"):
-        Supervised("odd", Raises, bound, 0).ask(1)
+        SupervisedStrategy("odd", Raises, bound, 0).ask(1)
     with pytest.raises(StrategyFault, match=r"(?m)failed as it chooses: Wordless:$"):
-        Supervised("odd", RaisesWordless, bound, 0).ask(1)
+        SupervisedStrategy("odd", RaisesWordless, bound, 0).ask(1)
     with pytest.raises(StrategyFault, match="failed as it takes note of an outcome: KeyError: 'A'"):
-        Supervised("odd", RaisesOnTell, bound, 0).tell({"A": 1, "B": 2}, Outcome.MEASURED, 1.0)
+        SupervisedStrategy("odd", RaisesOnTell, bound, 0).tell({"A": 1, "B": 2}, Outcome.MEASURED, 1.0)
     with pytest.raises(StrategyFault, match="failed as it starts: RuntimeError: no device"):
-        Supervised("odd", RaisesAtOnce, bound, 0)
+        SupervisedStrategy("odd", RaisesAtOnce, bound, 0)
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_strategy_whose_property_raises_is_named(name: str, words: str) -> None:
 
     kind = type("Odd", (Random,), {name: property(raising)})
     with pytest.raises(StrategyFault, match=f"(?m)^the strategy 'odd' {words}$"):
-        getattr(Supervised("odd", kind, AXES.bind({}), 0), name)
+        getattr(SupervisedStrategy("odd", kind, AXES.bind({}), 0), name)
 
 
 def test_strategy_that_exits_or_miscounts_is_named() -> None:
@@ -161,7 +161,7 @@ def test_strategy_that_exits_or_miscounts_is_named() -> None:
         raise SystemExit(3)
 
     with pytest.raises(StrategyFault, match="failed as it chooses: SystemExit: 3"):
-        Supervised("odd", type("Odd", (Random,), {"ask": leave}), AXES.bind({}), 0).ask(1)
+        SupervisedStrategy("odd", type("Odd", (Random,), {"ask": leave}), AXES.bind({}), 0).ask(1)
     kind = type("Odd", (Random,), {"valid": 7})
     with pytest.raises(StrategyFault, match="counts the space as 7, which is neither a Count nor None"):
-        _ = Supervised("odd", kind, AXES.bind({}), 0).valid
+        _ = SupervisedStrategy("odd", kind, AXES.bind({}), 0).valid

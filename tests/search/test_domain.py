@@ -13,9 +13,9 @@ import pytest
 
 from ktuned import space
 from ktuned.model import KernelFileError, canonical
-from ktuned.search import Exhaustive, domain_of, sieve
+from ktuned.search import Exhaustive, build_domain, sieve
 from ktuned.search import Random as RandomStrategy
-from ktuned.search.conjuncts import split
+from ktuned.search.conjuncts import split_constraint
 from ktuned.spec.user_values import Values
 
 TEN = list(range(1, 11))
@@ -49,12 +49,12 @@ SPACES = {
 def test_the_same_configs_as_the_space(kind: str) -> None:
     """Counting, ranking and walking give exactly the configs that the space itself yields."""
     bound = SPACES[kind].bind({"M": 40})
-    domain = domain_of(bound)
+    domain = build_domain(bound)
     expected = sorted(map(canonical, bound))
     assert domain.is_exact
     assert domain.count == len(expected)
-    assert sorted(canonical(domain.config(domain.at(rank))) for rank in range(domain.count)) == expected
-    walked = [domain.config(code) for code in domain.points() if code is not None]
+    assert sorted(canonical(domain.config_at(domain.point_at_rank(rank))) for rank in range(domain.count)) == expected
+    walked = [domain.config_at(code) for code in domain.walk_points() if code is not None]
     assert [canonical(config) for config in walked] == [canonical(config) for config in bound]
 
 
@@ -62,7 +62,7 @@ def test_space_that_is_ruled_out_is_an_error() -> None:
     """A space with no valid config is refused with its own words."""
     bound = space(a=TEN, b=TEN, where=lambda p, c: c.a > 5 and c.a < 3).bind({"M": 1})
     with pytest.raises(KernelFileError, match="no valid config for the problem M=1"):
-        domain_of(bound)
+        build_domain(bound)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_space_that_is_ruled_out_is_an_error() -> None:
 )
 def test_constraint_is_split_by_what_it_reads(where: Any, knobs: Any) -> None:
     """Each conjunct names its knobs; a constraint that uses the config as a whole is left whole."""
-    found = split(where, "abcdefgh", Values({"M": 40}, "problem key"))
+    found = split_constraint(where, "abcdefgh", Values({"M": 40}, "problem key"))
     assert (None if found is None else [conjunct.knobs for conjunct in found]) == knobs
 
 
@@ -100,16 +100,16 @@ def test_billion_configs_start_at_once(where: Any) -> None:
     bound = space(**NINE_KNOBS, where=where).bind({"M": 64})
     tracemalloc.start()
     began = process_time()
-    domain = domain_of(bound)
+    domain = build_domain(bound)
     random = Random(0)
-    drawn = [domain.sample(random) for _ in range(100)]
-    first = next(code for code in domain.points() if code is not None)
+    drawn = [domain.draw_point(random) for _ in range(100)]
+    first = next(code for code in domain.walk_points() if code is not None)
     took = process_time() - began
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert domain.is_exact
     assert 1e-6 < domain.count / 1e9 < 1e-4
-    assert all(code is not None and domain.config(code) in bound for code in [*drawn, first])
+    assert all(code is not None and domain.config_at(code) in bound for code in [*drawn, first])
     # Tracing memory makes everything several times slower; a second without it is the promise.
     assert took < 3
     assert peak_bytes < 50 * 2**20
@@ -153,17 +153,17 @@ def test_constraint_over_nine_knobs_starts_at_once(where: Any, monkeypatch: pyte
     monkeypatch.setattr(sieve, "monotonic", lambda: next(clock) * batch_s)
     bound = space(**NINE_KNOBS, where=where).bind({"M": 64})
     tracemalloc.start()
-    domain = domain_of(bound)
+    domain = build_domain(bound)
     random = Random(0)
-    domain.sample(random)
+    domain.draw_point(random)
     took_s = next(clock) * batch_s
     _, peak_bytes = tracemalloc.get_traced_memory()
     tracemalloc.stop()
     assert not domain.is_exact
     assert 3_000 < domain.count < 30_000
-    found = [code for _ in range(20) if (code := domain.sample(random)) is not None]
+    found = [code for _ in range(20) if (code := domain.draw_point(random)) is not None]
     assert len(found) > 9
-    assert all(domain.config(code) in bound for code in found)
+    assert all(domain.config_at(code) in bound for code in found)
     # A second is the promise; a clock that is read stands for a batch.
     assert took_s < sieve.RARE_S + sieve.SAMPLE_S + 4 * batch_s < 1
     assert peak_bytes < 50 * 2**20
@@ -182,9 +182,9 @@ def test_strategies_search_what_cannot_be_split(strategy: Any) -> None:
 def test_draws_of_an_opaque_constraint_are_uniform() -> None:
     """No value of a knob is drawn more often than the valid configs have it (chi-square, p < 1e-6)."""
     declared = space(**{**NINE_KNOBS, "i": [0, 1]}, where=lambda p, c: (sum(c.values()) + c.a * c.b) % 97 == 5)
-    domain = domain_of(declared.bind({}))
+    domain = build_domain(declared.bind({}))
     random = Random(2)
-    drawn = [domain.config(code) for _ in range(4000) if (code := domain.sample(random)) is not None]
+    drawn = [domain.config_at(code) for _ in range(4000) if (code := domain.draw_point(random)) is not None]
     assert len(drawn) == 4000
     assert len({canonical(config) for config in drawn}) > 3900
     # A knob that the condition treats like the others has its values equally often.
@@ -196,13 +196,13 @@ def test_draws_of_an_opaque_constraint_are_uniform() -> None:
 def test_constraint_that_needs_single_configs_is_drawn_one_by_one() -> None:
     """It takes longer, and still finds valid configs; half a million are estimated to within a factor of ten."""
     bound = space(**NINE_KNOBS, where=reads_hashes).bind({})
-    domain = domain_of(bound)
+    domain = build_domain(bound)
     random = Random(0)
-    found = [code for _ in range(8) if (code := domain.sample(random)) is not None]
+    found = [code for _ in range(8) if (code := domain.draw_point(random)) is not None]
     assert not domain.is_exact
     assert len(found) > 5
     assert 5e4 < domain.count < 5e6
-    assert all(domain.config(code) in bound for code in found)
+    assert all(domain.config_at(code) in bound for code in found)
 
 
 @pytest.mark.parametrize("strategy", [RandomStrategy, Exhaustive])
@@ -218,9 +218,9 @@ def test_strategies_reach_rare_configs(strategy: Any) -> None:
 
 def test_samples_are_uniform() -> None:
     """Every valid config is drawn equally often, however few completions its prefix has (chi-square, p < 1e-6)."""
-    domain = domain_of(space(a=TEN, b=TEN, c=TEN, where=lambda p, c: c.a * c.b * c.c == 40).bind({}))
+    domain = build_domain(space(a=TEN, b=TEN, c=TEN, where=lambda p, c: c.a * c.b * c.c == 40).bind({}))
     random = Random(1)
-    drawn = Counter(domain.sample(random) for _ in range(200 * domain.count))
+    drawn = Counter(domain.draw_point(random) for _ in range(200 * domain.count))
     assert len(drawn) == domain.count > 10
     assert sum((count - 200) ** 2 / 200 for count in drawn.values()) < 2.5 * domain.count + 40
 
@@ -228,57 +228,57 @@ def test_samples_are_uniform() -> None:
 def test_steps_change_one_knob() -> None:
     """The neighbours of a point are the valid configs that differ in one knob."""
     bound = SPACES["one expression"].bind({"M": 40})
-    domain = domain_of(bound)
-    here = domain.at(7)
+    domain = build_domain(bound)
+    here = domain.point_at_rank(7)
     expected = {
         code
         for code in itertools.product(*(range(len(axis)) for axis in domain.axes))
-        if sum(one != other for one, other in zip(code, here, strict=True)) == 1 and domain.config(code) in bound
+        if sum(one != other for one, other in zip(code, here, strict=True)) == 1 and domain.config_at(code) in bound
     }
-    assert set(domain.steps(here)) == expected
+    assert set(domain.valid_neighbours(here)) == expected
 
 
 def test_joint_steps_lead_where_no_single_step_does() -> None:
     """Of a block and its warps that must change together, a second knob follows; single steps are not repeated."""
     bound = space(BM=[32, 64, 128], WARPS=[1, 2, 4], STAGES=[2, 3], where=lambda p, c: c.BM == 32 * c.WARPS).bind({})
-    domain = domain_of(bound)
-    here = domain.code({"BM": 64, "WARPS": 2, "STAGES": 3})
+    domain = build_domain(bound)
+    here = domain.point_of_config({"BM": 64, "WARPS": 2, "STAGES": 3})
     assert here is not None
-    assert {canonical(domain.config(code)) for code in domain.joint_steps(here)} == {
+    assert {canonical(domain.config_at(code)) for code in domain.valid_joint_neighbours(here)} == {
         canonical({"BM": 32, "WARPS": 1, "STAGES": 3}),
         canonical({"BM": 128, "WARPS": 4, "STAGES": 3}),
     }
-    assert set(domain.joint_steps(here)).isdisjoint(domain.steps(here))
+    assert set(domain.valid_joint_neighbours(here)).isdisjoint(domain.valid_neighbours(here))
 
 
 def test_joint_steps_leave_a_condition() -> None:
     """The switch of a knob with a condition can be turned off wherever that knob stands: it goes to its first value."""
     declared = space(ASYNC=[False, True], STAGES=[2, 3, 4, 5, 6], when={"STAGES": lambda p, c: c.ASYNC})
-    domain = domain_of(declared.bind({}))
-    here = domain.code({"ASYNC": True, "STAGES": 6})
+    domain = build_domain(declared.bind({}))
+    here = domain.point_of_config({"ASYNC": True, "STAGES": 6})
     assert here is not None
-    assert [domain.config(code) for code in domain.joint_steps(here)] == [{"ASYNC": False, "STAGES": 2}]
+    assert [domain.config_at(code) for code in domain.valid_joint_neighbours(here)] == [{"ASYNC": False, "STAGES": 2}]
 
 
 def test_constraint_that_raises_is_an_error() -> None:
     """What a constraint raises reaches the user with the kernel file's line, not as an empty space."""
     bound = space(a=TEN, b=TEN, where=lambda p, c: c.a % (c.b - 5) == 0).bind({})
     with pytest.raises(KernelFileError, match="ZeroDivisionError"):
-        list(domain_of(bound).points())
+        list(build_domain(bound).walk_points())
 
 
 def test_condition_that_raises_is_named() -> None:
     """The error of a knob's condition says whose it is; the file has perhaps no `where` at all."""
     declared = space(ASYNC=[False, True], STAGES=[2, 3], when={"STAGES": lambda p, c: c.ASYNC / 0})
     with pytest.raises(KernelFileError, match=r"when\['STAGES'\]\(p, c\) with c = .*ZeroDivisionError"):
-        list(domain_of(declared.bind({})).points())
+        list(build_domain(declared.bind({})).walk_points())
 
 
 def test_knob_with_a_condition_keeps_its_first_value_elsewhere() -> None:
     """Where it does not exist no two configs differ in it alone, and the space is still counted exactly."""
     declared = space(ASYNC=[False, True], STAGES=[2, 3, 4], BM=TEN, when={"STAGES": lambda p, c: c.ASYNC})
-    domain = domain_of(declared.bind({}))
-    configs = [domain.config(code) for code in domain.points() if code is not None]
+    domain = build_domain(declared.bind({}))
+    configs = [domain.config_at(code) for code in domain.walk_points() if code is not None]
     assert domain.is_exact
     assert domain.count == len(configs) == 10 * (3 + 1)
     assert {config["STAGES"] for config in configs if not config["ASYNC"]} == {2}

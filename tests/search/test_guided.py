@@ -15,7 +15,7 @@ import pytest
 
 from ktuned import space
 from ktuned.model import PRESETS, Outcome, Scalar, canonical
-from ktuned.search import Strategy, load
+from ktuned.search import Strategy, load_strategy
 from ktuned.search.gaussian_process import GaussianProcess
 from ktuned.search.guided import Guided
 from ktuned.tuning.finalists import MOST_TIMES, figures, is_open
@@ -43,7 +43,7 @@ BOWL_OPTIMUM = 20 * math.exp(sum(2.5 * (round(c * 9) / 9 - c) ** 2 for c in (0.3
 
 def found(name: str, seed: int, trials: int) -> float:
     """Return the true latency of the best config, as noisy measurements see it, relative to the optimum."""
-    strategy = load(name)(BOWL.bind({}), seed)
+    strategy = load_strategy(name)(BOWL.bind({}), seed)
     noise = Random(seed)
     measured: list[tuple[float, dict[str, Scalar]]] = []
     while len(measured) < trials:
@@ -60,7 +60,7 @@ def named(name: str, seed: int, trials: int) -> float:
     It is held among those that may be the fastest, with such noise all of the most that compete, and has more rounds
     as long as one contradicts the decision.
     """
-    strategy = load(name)(BOWL.bind({}), seed)
+    strategy = load_strategy(name)(BOWL.bind({}), seed)
     noise = Random(seed)
     measured: list[tuple[float, dict[str, Scalar]]] = []
     while len(measured) < trials:
@@ -82,7 +82,7 @@ def test_guided_finds_the_bottom_of_a_bowl() -> None:
 
 def test_the_first_configs_show_every_value() -> None:
     """The first eight show most of the ten values of each knob, each hardly ever twice."""
-    strategy = load("guided")(BOWL.bind({}), 4)
+    strategy = load_strategy("guided")(BOWL.bind({}), 4)
     first = strategy.ask(8)
     for knob in BOWL_KNOBS:
         assert len({config[knob] for config in first}) >= 5
@@ -91,7 +91,7 @@ def test_the_first_configs_show_every_value() -> None:
 
 def test_what_is_given_does_not_replace_the_spread() -> None:
     """A search that begins with eight near configs of another one still looks at the whole space first."""
-    strategy = load("guided")(BOWL.bind({}), 4)
+    strategy = load_strategy("guided")(BOWL.bind({}), 4)
     for place in range(8):
         given: dict[str, Scalar] = {knob: values[0] for knob, values in BOWL_KNOBS.items()} | {"x": place}
         strategy.tell(given, Outcome.MEASURED, 1.0 + place)
@@ -108,7 +108,7 @@ def test_small_differences_are_searched_for_small_ones() -> None:
     bound = space(**{knob: BOWL_KNOBS[knob] for knob in "xyz"}).bind({})
     asked: list[list[str]] = []
     for depth in (0.2, 0.02):
-        strategy = load("guided")(bound, 5)
+        strategy = load_strategy("guided")(bound, 5)
         asked.append([])
         for _ in range(12):
             (config,) = strategy.ask(1)
@@ -127,7 +127,7 @@ def test_plain_strategies_beat_chance(name: str) -> None:
 def test_proposals_are_quick(name: str) -> None:
     """With thousands of known trials a proposal still costs milliseconds of processor time."""
     bound = BOWL.bind({})
-    strategy = load(name)(bound, 0)
+    strategy = load_strategy(name)(bound, 0)
     draw = Random(1)
     for _ in range(10_000):
         config = {knob: values[int(draw.random() * 10)] for knob, values in BOWL_KNOBS.items()}
@@ -146,7 +146,7 @@ def test_guided_avoids_what_fails() -> None:
     def fails(config: dict[str, Any]) -> bool:
         return bool(config["x"] > 4)
 
-    strategy = load("guided")(BOWL.bind({}), 3)
+    strategy = load_strategy("guided")(BOWL.bind({}), 3)
     outcomes = []
     for _ in range(60):
         (config,) = strategy.ask(1)
@@ -160,7 +160,7 @@ def test_guided_avoids_what_fails() -> None:
 
 def test_batches_spread() -> None:
     """Configs asked for before any outcome is known differ from each other in more than one knob, mostly."""
-    strategy: Strategy = load("guided")(BOWL.bind({}), 0)
+    strategy: Strategy = load_strategy("guided")(BOWL.bind({}), 0)
     for config in strategy.ask(20):
         strategy.tell(config, Outcome.MEASURED, bowl(config))
     asked = strategy.ask(8)
@@ -172,7 +172,7 @@ def test_batches_spread() -> None:
 
 def test_guided_converges_where_little_is_left() -> None:
     """It says so only near the optimum, and well before the space is exhausted."""
-    strategy = load("guided")(space(**{knob: BOWL_KNOBS[knob] for knob in "xyzu"}).bind({}), 1)
+    strategy = load_strategy("guided")(space(**{knob: BOWL_KNOBS[knob] for knob in "xyzu"}).bind({}), 1)
     best = math.inf
     for _trial in range(200):
         (config,) = strategy.ask(1)
@@ -210,7 +210,7 @@ def test_guided_converges_late_where_the_landscape_is_rugged() -> None:
     """Where luck hides the best config, a search goes on until it is found: no neighbour promises anything before."""
     for seed in (2, 3, 5, 7):
         landscape = rugged(seed)
-        strategy = load("guided")(space(**RUGGED_KNOBS).bind({}), seed)
+        strategy = load_strategy("guided")(space(**RUGGED_KNOBS).bind({}), seed)
         best = math.inf
         for _trial in range(150):
             (config,) = strategy.ask(1)
@@ -233,8 +233,8 @@ def test_a_doubtful_latency_counts_less() -> None:
         model = GaussianProcess(np.array([0.0]), 1.0, [0])
         doubts = np.zeros(9)
         doubts[4] = doubt
-        model.learn(points, values, 3, doubts)
-        model.condition(points, values, doubts)
+        model.fit_weights(points, values, 3, doubts)
+        model.condition_on(points, values, doubts)
         expected.append(float(model.predict(points[4:5]).mean[0]))
     assert abs(expected[1]) < abs(expected[0]) / 10
 
@@ -243,7 +243,7 @@ def test_guided_models_what_it_is_told_of_doubts() -> None:
     """Two searches that differ only in how well one latency is known believe different things of its config."""
     believed = []
     for doubt in (0.01, 2.0):
-        strategy = load("guided")(BOWL.bind({}), 2)
+        strategy = load_strategy("guided")(BOWL.bind({}), 2)
         assert isinstance(strategy, Guided)
         for number, config in enumerate(strategy.ask(12)):
             strategy.doubt(config, doubt if number == 0 else 0.01)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ktuned.model import UsageError
-from ktuned.search import read_recorded, relative, simulate
+from ktuned.search import mean_relative_best, read_recorded_space, replay_search
 
 SPACE = Path(__file__).parent / "tiles.json.gz"
 """A synthetic space of 2,088 configs of a tiled kernel on an imagined GPU, 164 of which fail."""
@@ -48,7 +48,7 @@ def test_formats_mean_the_same(tmp_path: Path, make: Any, packed: bool) -> None:
     text = json.dumps(make(a=2.5, b="RuntimeFailedConfig", c=1.5)).encode()
     path = tmp_path / "space.json"
     path.write_bytes(gzip.compress(text) if packed else text)
-    found = read_recorded(path)
+    found = read_recorded_space(path)
     assert found.configs == ({"A": 0}, {"A": 1}, {"A": 2})
     assert found.objectives == (2.5, None, 1.5)
     assert found.optimum == 1.5
@@ -58,7 +58,7 @@ def test_cache_that_was_not_closed(tmp_path: Path) -> None:
     """Kernel Tuner adds the last braces when it ends; a file of a run that was stopped is read too."""
     whole = json.dumps(cache(a=2.5, b=1.0))
     (tmp_path / "space.json").write_text(whole.removesuffix("}}") + ",\n")
-    assert read_recorded(tmp_path / "space.json").objectives == (2.5, 1.0)
+    assert read_recorded_space(tmp_path / "space.json").objectives == (2.5, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -78,20 +78,20 @@ def test_other_files_are_refused(tmp_path: Path, content: bytes, words: str) -> 
     """A file that is no recorded space is one clear line."""
     (tmp_path / "space.json").write_bytes(content)
     with pytest.raises(UsageError, match=words):
-        read_recorded(tmp_path / "space.json")
+        read_recorded_space(tmp_path / "space.json")
 
 
 def test_missing_file_is_named(tmp_path: Path) -> None:
     """A path that does not exist is named with the system's words."""
     with pytest.raises(UsageError, match=r"nothing\.json: No such file"):
-        read_recorded(tmp_path / "nothing.json")
+        read_recorded_space(tmp_path / "nothing.json")
 
 
 def test_runs_count_failures_and_never_rise() -> None:
     """Each trial has its entry, failed ones too, and the best never gets worse."""
-    found = read_recorded(SPACE)
+    found = read_recorded_space(SPACE)
     for name in ("random", "local", "guided"):
-        run = simulate(found, name, 0, 60)
+        run = replay_search(found, name, 0, 60)
         assert len(run.best) == 60
         known = [value for value in run.best if value is not None]
         assert run.best[-len(known) :] == tuple(known)
@@ -101,16 +101,16 @@ def test_runs_count_failures_and_never_rise() -> None:
 
 def test_space_that_ends_ends_the_run() -> None:
     """More trials than configs try them all, and find the optimum."""
-    found = read_recorded(SPACE)
-    run = simulate(found, "auto", 0, 10_000)
+    found = read_recorded_space(SPACE)
+    run = replay_search(found, "auto", 0, 10_000)
     assert (len(run.best), run.best[-1], run.chosen) == (len(found.configs), found.optimum, "exhaustive")
 
 
 def test_guided_needs_fewer_configs_than_chance() -> None:
     """After 50 configs guided search is much nearer to the optimum than random search after 100."""
-    found = read_recorded(SPACE)
-    guided = relative([simulate(found, "guided", seed, 50) for seed in range(5)], found.optimum, 50)
-    chance = relative([simulate(found, "random", seed, 100) for seed in range(5)], found.optimum, 100)
+    found = read_recorded_space(SPACE)
+    guided = mean_relative_best([replay_search(found, "guided", seed, 50) for seed in range(5)], found.optimum, 50)
+    chance = mean_relative_best([replay_search(found, "random", seed, 100) for seed in range(5)], found.optimum, 100)
     assert guided is not None
     assert chance is not None
     assert guided - 1 < 0.6 * (chance - 1)

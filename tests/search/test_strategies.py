@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from ktuned import space
 from ktuned.model.errors import KernelFileError, UsageError
 from ktuned.model.values import Outcome, Scalar, canonical
-from ktuned.search.exhaustive import FEW, MIXED, Exhaustive, mixed
-from ktuned.search.random import WINDOW, Random, permutation
-from ktuned.search.strategy import PROBES_PER_ASK, Strategy, load
+from ktuned.search.exhaustive import FEW, MIXED, Exhaustive, mix_configs
+from ktuned.search.random import WINDOW, Random, permute_indices
+from ktuned.search.strategy import PROBES_PER_ASK, Strategy, load_strategy
 
 SPACES = {
     "axes": space(A=range(7), B=["x", "y"], where=lambda p, c: c.A != p.M),
@@ -74,10 +74,10 @@ def test_exhaustive_mixes_many() -> None:
 def test_a_slow_constraint_is_not_waited_for() -> None:
     """What was found within the time of a window is proposed."""
     seconds = itertools.count()
-    found = mixed(iter([{"A": 1}, None, {"A": 2}]), clock=lambda: float(next(seconds)))
+    found = mix_configs(iter([{"A": 1}, None, {"A": 2}]), clock=lambda: float(next(seconds)))
     assert [config["A"] for config in found if config is not None] == [1, 2]
     seconds = itertools.count()
-    found = mixed(iter([{"A": 1}, *[None] * 9]), clock=lambda: float(next(seconds)))
+    found = mix_configs(iter([{"A": 1}, *[None] * 9]), clock=lambda: float(next(seconds)))
     assert next(config for config in itertools.islice(found, 3) if config is not None) == {"A": 1}
 
 
@@ -92,13 +92,13 @@ def test_random_depends_on_the_seed_alone(kind: str) -> None:
 @given(st.integers(1, 3000), st.integers(-(2**70), 2**70))
 def test_permutation_is_one(size: int, seed: int) -> None:
     """Every index comes exactly once, for any size and seed."""
-    assert sorted(permutation(size, seed)) == list(range(size))
+    assert sorted(permute_indices(size, seed)) == list(range(size))
 
 
 @given(st.integers(2, 10**18), st.integers(0, 100))
 def test_permutation_starts_anywhere(size: int, seed: int) -> None:
     """The first indices of a space of any size are distinct and inside it."""
-    first = list(itertools.islice(permutation(size, seed), 20))
+    first = list(itertools.islice(permute_indices(size, seed), 20))
     assert len(set(first)) == min(20, size)
     assert all(0 <= index < size for index in first)
 
@@ -107,18 +107,18 @@ def test_permutation_is_fair() -> None:
     """Over many seeds each index of a small space comes first about equally often (chi-square, p < 1e-6)."""
     counts = [0] * 10
     for seed in range(5000):
-        counts[next(permutation(10, seed))] += 1
+        counts[next(permute_indices(10, seed))] += 1
     assert sum((count - 500) ** 2 / 500 for count in counts) < 45
 
 
 def test_permutation_spreads_over_a_huge_space() -> None:
     """The first hundred of 10^18 indices fall into all ten tenths of the space."""
-    assert {index // 10**17 for index in itertools.islice(permutation(10**18, 0), 100)} == set(range(10))
+    assert {index // 10**17 for index in itertools.islice(permute_indices(10**18, 0), 100)} == set(range(10))
 
 
 def test_order_is_fixed_for_good() -> None:
     """The order is part of what a seed promises: it is the same in this version as in every other."""
-    assert list(permutation(10, 0)) == PERMUTATION_OF_10
+    assert list(permute_indices(10, 0)) == PERMUTATION_OF_10
 
 
 PERMUTATION_OF_10 = [9, 5, 2, 0, 7, 8, 6, 1, 3, 4]
@@ -211,9 +211,9 @@ def test_callable_is_shuffled_within_its_window() -> None:
 def test_strategies_are_found_by_name() -> None:
     """The strategies that ship with ktuned are entry points like any other."""
     points = [EntryPoint("random", "ktuned.search:Random", "ktuned.strategies")]
-    assert load("random", points) is Random
-    assert (load("exhaustive"), load("random")) == (Exhaustive, Random)
-    assert load("random", [*points, EntryPoint("random", "json:dumps", "ktuned.strategies")]) is Random
+    assert load_strategy("random", points) is Random
+    assert (load_strategy("exhaustive"), load_strategy("random")) == (Exhaustive, Random)
+    assert load_strategy("random", [*points, EntryPoint("random", "json:dumps", "ktuned.strategies")]) is Random
 
 
 @pytest.mark.parametrize(
@@ -237,4 +237,4 @@ def test_strategy_that_cannot_be_had_is_told(
         EntryPoint("wrong", "json:dumps", "ktuned.strategies"),
     ]
     with pytest.raises(UsageError, match=words):
-        load(name, points)
+        load_strategy(name, points)

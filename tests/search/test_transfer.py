@@ -12,8 +12,8 @@ import pytest
 
 from ktuned import space
 from ktuned.model import Config, EarlierSearch, Outcome
-from ktuned.search import Budget, Genetic, StrategyFault, choose, load
-from ktuned.search.choice import Supervised
+from ktuned.search import Budget, Genetic, StrategyFault, choose_strategy, load_strategy
+from ktuned.search.choice import SupervisedStrategy
 from ktuned.search.gaussian_process import GaussianProcess
 from ktuned.search.guided import Guided
 from ktuned.search.transfer import is_order_kept
@@ -53,7 +53,7 @@ def searched(cost: Cost, seed: int = 7, configs: int = 60) -> EarlierSearch:
 
 def best_after(trials: int, seed: int, *earlier: EarlierSearch) -> tuple[float, Guided]:
     """Search, and return the lowest cost, with the strategy."""
-    strategy = load("guided")(SPACE, seed)
+    strategy = load_strategy("guided")(SPACE, seed)
     assert isinstance(strategy, Guided)
     if earlier:
         strategy.recall(earlier)
@@ -105,10 +105,10 @@ def test_slopes_are_found_beside_what_they_do_not_explain() -> None:
     column, chance = np.sin(6 * points[:, 0]), dice.normal(size=40)
     values = 0.8 * column + 0.1 * dice.normal(size=40)
     model = GaussianProcess(np.array([-1.0, -1.0]), 1.0, [0, 1])
-    slopes = model.slopes(points, values, np.column_stack([column, chance]), 0.5)
+    slopes = model.fit_slopes(points, values, np.column_stack([column, chance]), 0.5)
     assert slopes[0] == pytest.approx(0.8, abs=0.15)
     assert slopes[1] < 0.1
-    assert list(model.slopes(points, -values, np.column_stack([column]), 0.5)) == [0.0]
+    assert list(model.fit_slopes(points, -values, np.column_stack([column]), 0.5)) == [0.0]
 
 
 def test_an_order_is_kept_once_enough_of_it_was_seen() -> None:
@@ -128,7 +128,7 @@ def test_a_search_that_misleads_is_not_heard_by_half_of_the_choices() -> None:
     """One that resembles this search soon is by all of them."""
     heard = {}
     for name, earlier in (("alike", ALIKE), ("opposite", OPPOSITE)):
-        strategy = load("guided")(SPACE, 1)
+        strategy = load_strategy("guided")(SPACE, 1)
         assert isinstance(strategy, Guided)
         strategy.recall([searched(earlier)])
         heard[name] = 0
@@ -146,7 +146,7 @@ def test_left_out_values_are_judged_by_all_others() -> None:
     values = np.cos(4 * points[:, 0])
     values[4] += 3
     model = GaussianProcess(np.array([0.0]), 1.0, [0])
-    density = model.left_out(points, values)
+    density = model.leave_one_out_densities(points, values)
     assert int(np.argmin(density)) == 4
 
 
@@ -158,14 +158,14 @@ def test_a_strategy_that_fails_to_recall_is_named() -> None:
             raise LookupError("no memory")
 
     with pytest.raises(StrategyFault, match="the strategy 'odd' failed as it takes note of earlier searches: LookupE"):
-        Supervised("odd", Forgetful, SPACE, 0).recall([searched(HERE)])
+        SupervisedStrategy("odd", Forgetful, SPACE, 0).recall([searched(HERE)])
 
 
 def test_plain_strategies_ignore_other_searches() -> None:
     """One that does not learn from them proposes what it would have proposed."""
     proposed = []
     for earlier in ([], [searched(ALIKE)]):
-        strategy = choose("genetic", SPACE, 3, Budget(10)).strategy
+        strategy = choose_strategy("genetic", SPACE, 3, Budget(10)).strategy
         strategy.recall(earlier)
         proposed.append(strategy.ask(5))
     assert proposed[0] == proposed[1]

@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktuned.search.vectors import MAX_CALLS, Batches, Unable
+from ktuned.search.vectors import MAX_CALLS, NotVectorizable, VectorizedConstraints
 from ktuned.spec.user_values import Values
 
 AXES: Mapping[str, Any] = {
@@ -79,7 +79,7 @@ CONSTRAINTS: Mapping[str, Any] = {
 def test_verdicts_are_those_of_single_configs(name: str) -> None:
     """Over all combinations of integers, fractions, flags, names and integers beyond 64 bits."""
     constraint = CONSTRAINTS[name]
-    verdicts = Batches(AXES, [lambda values: constraint(Values(values, "knob"))]).admits(CODES)
+    verdicts = VectorizedConstraints(AXES, [lambda values: constraint(Values(values, "knob"))]).admit_configs(CODES)
     assert verdicts.tolist() == [bool(constraint(Values(config, "knob"))) for config in configs()]
 
 
@@ -102,10 +102,10 @@ def test_any_expression_agrees(parts: list[tuple[str, str]], number: int) -> Non
     try:
         expected = [bool(one(config)) for config in configs()]
     except (ArithmeticError, TypeError):
-        with pytest.raises(Unable):
-            Batches(AXES, [one]).admits(CODES)
+        with pytest.raises(NotVectorizable):
+            VectorizedConstraints(AXES, [one]).admit_configs(CODES)
     else:
-        assert Batches(AXES, [one]).admits(CODES).tolist() == expected
+        assert VectorizedConstraints(AXES, [one]).admit_configs(CODES).tolist() == expected
 
 
 def test_all_constraints_count() -> None:
@@ -116,7 +116,7 @@ def test_all_constraints_count() -> None:
         asked.append(len(values["a"]._array))
         return values["a"] > 5
 
-    verdicts = Batches(AXES, [lambda values: values["on"], second]).admits(CODES)
+    verdicts = VectorizedConstraints(AXES, [lambda values: values["on"], second]).admit_configs(CODES)
     assert int(verdicts.sum()) == CODES.shape[1] // 6
     assert asked == [CODES.shape[1] // 2]
 
@@ -138,5 +138,5 @@ def test_constraint_that_cannot_be_asked_at_once_is_refused(constraint: Any, wor
     axes = {**AXES, "n": range(100), "m": range(100), "wide": range(10_000)}
     dice = np.random.RandomState(0)
     codes = np.array([dice.randint(0, len(axis), 3 * MAX_CALLS) for axis in axes.values()])
-    with pytest.raises(Unable, match=words):
-        Batches(axes, [constraint]).admits(codes)
+    with pytest.raises(NotVectorizable, match=words):
+        VectorizedConstraints(axes, [constraint]).admit_configs(codes)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ktuned import space
 from ktuned.model import KernelFileError, UsageError
-from ktuned.search import domain_of
+from ktuned.search import build_domain
 from ktuned.spec import Expression, Formula
 from ktuned.spec.expressions import MAX_CHARS
 
@@ -69,7 +69,7 @@ def test_a_text_is_split_by_the_knobs_that_it_reads() -> None:
     """A text rules out most of 10^9 configs before they are built: counting them needs no walk."""
     axes: dict[str, Any] = {f"K{number}": list(range(32)) for number in range(6)}
     text = " and ".join(f"K{number} == {number}" for number in range(5))
-    domain = domain_of(space(where=text, **axes).bind({}))
+    domain = build_domain(space(where=text, **axes).bind({}))
     assert (domain.count, domain.is_exact) == (32, True)
 
 

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from ktuned.search import Random, load
+from ktuned.search import Random, load_strategy
 from ktuned.testing.strategies import check_strategy
 
 
 @pytest.mark.parametrize("name", ["annealing", "exhaustive", "genetic", "guided", "local", "random"])
 def test_our_strategies_conform(name: str) -> None:
     """Every strategy that ships keeps every promise."""
-    check_strategy(load(name))
+    check_strategy(load_strategy(name))
 
 
 class Repeats(Random):

@@ -18,7 +18,7 @@ from ktuned.model import UsageError
 from ktuned_client import Client
 
 if TYPE_CHECKING:
-    from ktuned.search import RecordedSpace, Run
+    from ktuned.search import RecordedSpace, SearchRun
 
 COUNTS = (10, 25, 50, 100, 200, 400, 800)
 """Trials after which the table shows what was found."""
@@ -56,10 +56,10 @@ def simulate(
     Failed configs count as trials.
     """
     # Not for `ktuned --help`, which imports every command's module.
-    from ktuned.search import read_recorded
-    from ktuned.search import simulate as run_once
+    from ktuned.search import read_recorded_space
+    from ktuned.search import replay_search as run_once
 
-    found = read_recorded(Path(space)) if _is_file(space) else _from_store(space, problem, device)
+    found = read_recorded_space(Path(space)) if _is_file(space) else _from_store(space, problem, device)
     runs = {
         name: [run_once(found, name, seed, trials) for seed in range(seeds)]
         for name in dict.fromkeys(strategies or ("auto", "random"))
@@ -85,7 +85,7 @@ def _is_file(space: str) -> bool:
 
 def _from_store(kernel: str, problem: dict[str, Any], device: str | None) -> RecordedSpace:
     """Read a kernel's trials as it is now, of the one problem and device that were tried, or that are named."""
-    from ktuned.search import recorded
+    from ktuned.search import record_space
 
     wanted = given(kernel=kernel, problem=problem, device=device, current=True)
     with Client() as client:
@@ -96,16 +96,16 @@ def _from_store(kernel: str, problem: dict[str, Any], device: str | None) -> Rec
             f"{kernel} was tuned for {len(keys)} problems and devices", hint="name them: -p KEY=VALUE, --device"
         )
     results = [(trial["config"], trial["latency_us"]) for trial in trials if trial["outcome"]]
-    return recorded(kernel, results)
+    return record_space(kernel, results)
 
 
-def _table(runs: dict[str, list[Run]], found: RecordedSpace, trials: int) -> None:
-    from ktuned.search import relative
+def _table(runs: dict[str, list[SearchRun]], found: RecordedSpace, trials: int) -> None:
+    from ktuned.search import mean_relative_best
 
     counts = sorted({*(count for count in COUNTS if count < trials), trials})
     rows = []
     for name, several in runs.items():
-        means = [relative(several, found.optimum, count) for count in counts]
+        means = [mean_relative_best(several, found.optimum, count) for count in counts]
         chosen = several[0].chosen
         label = name if chosen == name else f"{name} ({chosen})"
         own = sum(run.mean_s for run in several) / len(several)
@@ -114,16 +114,18 @@ def _table(runs: dict[str, list[Run]], found: RecordedSpace, trials: int) -> Non
     output.table(columns, rows, right=columns[1:])
 
 
-def plot(runs: dict[str, list[Run]], optimum: float, trials: int, width: int) -> list[str]:
+def plot(runs: dict[str, list[SearchRun]], optimum: float, trials: int, width: int) -> list[str]:
     """Return a plot of how far the mean best is above the optimum, in logarithmic steps, over the trials.
 
     It is as wide as :data:`PLOT_WIDTH`, or as a terminal of ``width`` columns has room for.
     """
-    from ktuned.search import relative
+    from ktuned.search import mean_relative_best
 
     room = max(8, min(PLOT_WIDTH, width - PLOT_MARGIN))
     columns = [max(1, round((column + 1) * trials / room)) for column in range(room)]
-    curves = {name: [relative(several, optimum, count) for count in columns] for name, several in runs.items()}
+    curves = {
+        name: [mean_relative_best(several, optimum, count) for count in columns] for name, several in runs.items()
+    }
     excess = [value - 1 for curve in curves.values() for value in curve if value is not None]
     if not excess:
         return ["nothing was found"]

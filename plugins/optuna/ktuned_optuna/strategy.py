@@ -58,13 +58,13 @@ class OptunaStrategy(PointStrategy):
             for _ in range(ASKS):
                 trial = self._study.ask(self._distributions)
                 code = tuple(trial.params[knob] for knob in self.domain.knobs)
-                if code not in self.taken and self.domain.holds(code):
+                if code not in self.taken and self.domain.is_valid(code):
                     self._asked[code] = trial
                     return code
                 self._study.tell(trial, state=TrialState.FAIL)
             return self._nearest(code)
 
-    def heard(self, code: Code) -> None:
+    def on_outcome(self, code: Code) -> None:
         """Report a latency, or a failure as a long one."""
         value = self.logs.get(code)
         if value is None:
@@ -77,7 +77,7 @@ class OptunaStrategy(PointStrategy):
                 self._study.add_trial(self._finished(code, value))
 
     def _nearest(self, wanted: Code) -> Code | None:
-        drawn = [code for _ in range(NEAREST_AMONG) if (code := self.unknown()) is not None]
+        drawn = [code for _ in range(NEAREST_AMONG) if (code := self.draw_untried()) is not None]
         return min(drawn, key=lambda code: self._distance(code, wanted), default=None)
 
     def _distance(self, one: Code, other: Code) -> float:
