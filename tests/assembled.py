@@ -244,7 +244,7 @@ async def assembled(
             if not _reports or env is not None:
                 await parts.machine.environments.probe(parts.environment)
             if env is None:
-                _reports.update(store.probes())
+                _reports.update(store.load_probes())
             async with parts.fleet.lend(Role.INSPECT, parts.environment):
                 # One worker is up, and is no one's leak.
                 pass

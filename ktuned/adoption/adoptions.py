@@ -454,7 +454,7 @@ class Adoptions:
         """Return the choice among a function's keys on a device model; the ones with a winner are chosen already."""
         choice = self._choices.get((kernel.name, device))
         if choice is None:
-            winners = self._store.winners(kernel.name)
+            winners = self._store.list_winners(kernel.name)
             tuned = [json.loads(one.key.problem) for one in winners if device in ("", one.key.device)]
             choice = self._choices[kernel.name, device] = KeyChoice(tuned)
         return choice
@@ -488,7 +488,7 @@ class Adoptions:
         return None if before is None else before / own.latency_us - 1.0
 
     def _winner(self, kernel: KernelInfo, device: str, problem: Problem) -> Winner | None:
-        for winner in self._store.winners(kernel.name):
+        for winner in self._store.list_winners(kernel.name):
             if device in ("", winner.key.device) and winner.key.problem == canonical(problem):
                 return winner
         return None

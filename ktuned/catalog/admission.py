@@ -139,7 +139,7 @@ class Admission:
         answer = self._verdict(asked, text)
         if answer is None and (asked.kernel, asked.space) not in self._loaded:
             self._loaded.add((asked.kernel, asked.space))
-            for stored in self._store.admissions.of(asked.kernel, asked.space):
+            for stored in self._store.admissions.load_verdicts(asked.kernel, asked.space):
                 known = asked._replace(problem=stored.problem)
                 self._remember(known, stored.config, _Answer(stored.admitted, json.loads(stored.read)))
             answer = self._verdict(asked, text)
@@ -211,7 +211,7 @@ class Admission:
         if not verdicts:
             return
         try:
-            await self._store.admissions.save(asked.kernel, asked.space, verdicts)
+            await self._store.admissions.save_verdicts(asked.kernel, asked.space, verdicts)
         except StoreError as error:
             # This daemon knows them; the next one asks again.
             _log.warning("verdicts_not_stored", kernel=kernel.name, reason=error.message)

@@ -73,7 +73,7 @@ class Buckets:
             self._chosen[kernel.name, text] = kernel.digest, representative
         try:
             saved = [Verdict(canonical(problem), canonical(chosen), admitted=True)]
-            await self._store.admissions.save(_shelf(kernel), kernel.digest, saved)
+            await self._store.admissions.save_verdicts(_shelf(kernel), kernel.digest, saved)
         except StoreError as error:
             # This daemon knows it; the next one asks again.
             _log.warning("bucket_not_stored", kernel=kernel.name, reason=error.message)
@@ -83,7 +83,7 @@ class Buckets:
         if kernel.name in self._loaded:
             return
         self._loaded.add(kernel.name)
-        for stored in self._store.admissions.of(_shelf(kernel), kernel.digest):
+        for stored in self._store.admissions.load_verdicts(_shelf(kernel), kernel.digest):
             self._chosen[kernel.name, stored.problem] = kernel.digest, json.loads(stored.config)
 
 

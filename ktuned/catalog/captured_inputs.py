@@ -20,11 +20,11 @@ class CapturedInputs:
     def __init__(self, store: Store, directory: Path) -> None:
         self.directory = directory
         self._store = store
-        self._held = {(held.kernel, held.problem): held for held in store.captured.all()}
+        self._held = {(held.kernel, held.problem): held for held in store.captured.list_captures()}
 
     def reload(self) -> None:
         """Read from the store again which there are: a project has another name."""
-        self._held = {(held.kernel, held.problem): held for held in self._store.captured.all()}
+        self._held = {(held.kernel, held.problem): held for held in self._store.captured.list_captures()}
 
     def digest(self, kernel: str, problem: str) -> str:
         """Return the digest of a problem's (canonical text) captured inputs; empty if there are none."""
@@ -51,7 +51,7 @@ class CapturedInputs:
         """
         key = capture.kernel, capture.problem
         before = self.digest(*key)
-        await self._store.captured.save(capture)
+        await self._store.captured.save_capture(capture)
         self._held[key] = capture
         if before:
             self.remove_unused(before)
@@ -67,7 +67,7 @@ class CapturedInputs:
         digest = self.digest(kernel, problem)
         if not digest:
             raise NotFound(f"{kernel} has no captured inputs for {problem}")
-        await self._store.captured.remove(kernel, problem)
+        await self._store.captured.remove_capture(kernel, problem)
         del self._held[kernel, problem]
         self.remove_unused(digest)
 

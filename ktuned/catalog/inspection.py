@@ -122,11 +122,11 @@ class FileInspector:
         """
         if self._probe is not None:
             await self._probe(root)
-        renamed = await self._store.projects.name({root.path: root.name})
+        renamed = await self._store.projects.save_names({root.path: root.name})
         before = next((known for known in self._catalog.roots if known.path == root.path), None)
         changes = Changes() if before is None else self._catalog.rename(before, root.name)
         self._catalog.add_root(root)
-        self._catalog.aliases = self._store.projects.aliases()
+        self._catalog.aliases = self._store.projects.load_aliases()
         if renamed or changes:
             self._renamed()
         return changes

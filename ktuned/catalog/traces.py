@@ -99,6 +99,6 @@ class Traces:
             for follower in [one for one in self._followers if one.kernel.name == learned.name]:
                 follower.follow(self._catalog.traced(follower.kernel))
             self._renamed(learned.name, fresh)
-            await self._store.learned.learn(learned, changed, fresh)
+            await self._store.learned.learn_names(learned, changed, fresh)
         _log.info("learned", kernel=learned.name, names=[entry.name for entry in fresh])
         self._publish("learned", kernel=learned.name, names=[entry.name for entry in fresh])

@@ -57,7 +57,7 @@ class ArtifactCleanup:
             raise UsageError(f"keep_gib is {wanted.keep_gib}", hint="give GiB, 0 for none")
         bytes_kept = self._artifacts.cap_bytes if wanted.keep_gib is None else int(wanted.keep_gib * GIB)
         if wanted.dry_run:
-            surplus = await self._artifacts.surplus(self._won(), bytes_kept)
+            surplus = await self._artifacts.list_surplus(self._won(), bytes_kept)
             count, freed = len(surplus), sum(surplus.values())
         else:
             count, freed = await self._collect(bytes_kept)
@@ -65,11 +65,11 @@ class ArtifactCleanup:
         return {"artifacts": count, "freed_bytes": freed, "bytes": left, "cap_bytes": self._artifacts.cap_bytes}
 
     async def _collect(self, bytes_kept: int) -> tuple[int, int]:
-        removed = await self._artifacts.collect(self._won(), bytes_kept)
+        removed = await self._artifacts.collect_garbage(self._won(), bytes_kept)
         if removed:
             self._on_collected()
             _log.info("artifacts_collected", artifacts=len(removed), freed_bytes=sum(removed.values()))
         return len(removed), sum(removed.values())
 
     def _won(self) -> set[str]:
-        return {winner.artifact for winner in self._store.winners() if winner.artifact is not None}
+        return {winner.artifact for winner in self._store.list_winners() if winner.artifact is not None}

@@ -190,7 +190,7 @@ def assemble(
 
     # Who runs, and where.
     idle_policy = IdlePolicy(settings.policy)
-    job_machine = JobMachine(pauses=store.pauses(), refuse=idle_policy.refuse)
+    job_machine = JobMachine(pauses=store.load_pauses(), refuse=idle_policy.refuse)
     trust = Trust(settings.trusted_directories)
     base_env = dict(os.environ) if replaced.base_env is None else replaced.base_env
     kept: set[int] = set()
@@ -240,7 +240,9 @@ def assemble(
 
     # What is known: kernels, inputs, devices, artifacts.
     artifacts = Artifacts(settings.artifacts, settings.artifacts_bytes)
-    catalog = Catalog(watched_roots(settings, store), store.kernels(), store.projects.aliases(), store.learned.all())
+    catalog = Catalog(
+        watched_roots(settings, store), store.load_kernels(), store.projects.load_aliases(), store.learned.list_names()
+    )
     admission = Admission(catalog, fleet, store, deadlines)
     buckets = Buckets(catalog, fleet, store, deadlines)
     captured_inputs = CapturedInputs(store, settings.captures)
@@ -279,7 +281,7 @@ def assemble(
     inspector = FileInspector(catalog, fleet, store, deadlines, trust, probe=probe, renamed=project_renamed)
 
     def names_learned(kernel: KernelName, names: Sequence[Observation]) -> None:
-        caches.renamed(kernel, store.winners(kernel), names)
+        caches.renamed(kernel, store.list_winners(kernel), names)
 
     traces = Traces(catalog, store, renamed=names_learned, publish=router.publish)
 
@@ -405,7 +407,7 @@ def assemble(
     async def toolchain_probed(kernels: Sequence[KernelInfo], outdated: Sequence[KernelInfo]) -> None:
         caches.changed_all()
         for kernel in outdated:
-            if store.winners(kernel.name):
+            if store.list_winners(kernel.name):
                 router.publish("stale", kernel=kernel.name, digest=kernel.digest)
         await reverification.probed(kernels, outdated)
 

@@ -78,7 +78,7 @@ async def serve(
         settings = msgspec.structs.replace(settings, socket=listening.getsockname())
         async with Store.open(settings.state / STORE_NAME) as store:
             # Before anything is read by a kernel's name.
-            await store.projects.name({root.path: root.name for root in watched_roots(settings, store)})
+            await store.projects.save_names({root.path: root.name for root in watched_roots(settings, store)})
             parts = assemble(
                 settings,
                 store,

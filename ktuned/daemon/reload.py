@@ -155,7 +155,7 @@ class Reload:
         configured = [root for root in watched_roots(settings, self._store) if root.path in paths]
         for root in configured:
             await self._renewal.react(await self._inspector.adopt(root), saved=False)
-        kept = {root.path for root in (*settings.roots, *self._store.roots())}
+        kept = {root.path for root in (*settings.roots, *self._store.load_roots())}
         await self._renewal.drop_roots([root for root in known if root.path not in kept])
         _log.info("config_reloaded", path=str(settings.config_path))
         before = {root.path for root in known}
@@ -165,5 +165,5 @@ class Reload:
 def watched_roots(settings: Settings, store: Store) -> list[Root]:
     """Return what is to be watched: the roots of ``config.toml``, and those that requests have added."""
     configured = {root.path for root in settings.roots}
-    roots = [*settings.roots, *(root for root in store.roots() if root.path not in configured)]
-    return known_roots(roots, store.projects.names(), Trust(settings.trusted_directories))
+    roots = [*settings.roots, *(root for root in store.load_roots() if root.path not in configured)]
+    return known_roots(roots, store.projects.load_names(), Trust(settings.trusted_directories))

@@ -60,7 +60,7 @@ class Environments:
         self._deadlines = deadlines
         self._reports = {
             key: report
-            for key, kept in store.probes().items()
+            for key, kept in store.load_probes().items()
             if (report := EnvironmentReport.from_json(kept)) is not None
         }
         self._base_env = dict(os.environ if base_env is None else base_env)

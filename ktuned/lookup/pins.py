@@ -49,7 +49,7 @@ class Pins:
             raise UsageError(
                 f"the pin {pin[:100]!r} is not a valid name", hint="give a short text, for example the run's id"
             )
-        held = self._store.pinned.find(pin, pinned_question(kernel, problem, device, objective))
+        held = self._store.pinned.find_answer(pin, pinned_question(kernel, problem, device, objective))
         return None if held is None else Answer.from_pin(held)
 
     async def freeze(
@@ -63,14 +63,14 @@ class Pins:
         asked = pinned_question(kernel, problem, device, objective)
         names = [(answer.kernel, answer.device, named) for named in (objective, answer.objective)]
         keys = [asked, *(pinned_question(name, problem, model, named) for name, model, named in names)]
-        held = await self._store.pinned.hold(
+        held = await self._store.pinned.hold_answer(
             pin, list(dict.fromkeys(keys)), answer.to_pin(), now=time.time(), limit=MAX_PINNED
         )
         return replace(Answer.from_pin(held), generation=answer.generation)
 
     def held(self) -> list[PinInfo]:
         """Return every pin."""
-        return [PinInfo(*row) for row in self._store.pinned.pins()]
+        return [PinInfo(*row) for row in self._store.pinned.list_pins()]
 
     async def give_up(self, pin: str) -> int:
         """Remove a pin, so that its next lookup decides again; return how many questions it held.

@@ -30,7 +30,7 @@ class ServedWinners:
         """Return a kernel's winners on all devices, by all objectives."""
         known = self._known.get(kernel.name)
         if known is None:
-            own = self._with_shared(self._store.winners(kernel.name), kernel, environment)
+            own = self._with_shared(self._store.list_winners(kernel.name), kernel, environment)
             known = self._known[kernel.name] = self.in_place_of(own, kernel, environment)
         return known
 
@@ -45,7 +45,7 @@ class ServedWinners:
             return own
         devices = {device.model: device for device in self._machine.devices(environment, kernel.backend)}
         found = {winner.key: winner for winner in own}
-        for winner in (winner for other in others for winner in self._store.winners(other.name)):
+        for winner in (winner for other in others for winner in self._store.list_winners(other.name)):
             context = replace(winner.context, kernel=kernel.name)
             key = context.key_for(winner.objective)
             device = devices.get(context.device)
@@ -81,7 +81,7 @@ class ServedWinners:
         """Return the trials of the config that is best for all problems by an objective, once all are tuned."""
         device = self._machine.device(environment, kernel.backend, model)
         contexts = [self._machine.context(kernel, environment, problem, device) for problem in kernel.problems]
-        decided = [(context, self._store.winner(context.key_for(objective))) for context in contexts]
+        decided = [(context, self._store.get_winner(context.key_for(objective))) for context in contexts]
         if any(winner is None or winner.context != context or not winner.is_final for context, winner in decided):
             # The first config that was measured on all of them may be slow on those that are tuned already.
             return []

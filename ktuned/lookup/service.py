@@ -364,16 +364,16 @@ class Lookups:
             measured = incumbent.problem
         else:
             # A winner keeps only what enters its key; its job has the rest.
-            trial = self._store.trial(incumbent.trial)
-            job = None if trial is None else self._store.job(trial.job)
+            trial = self._store.get_trial(incumbent.trial)
+            job = None if trial is None else self._store.get_job(trial.job)
             measured = incumbent.problem if job is None else job.problem
         return None if canonical(measured) == canonical(problem) else kernel.problem_in_order(measured)
 
     def _artifact_of(self, incumbent: Winner) -> str | None:
-        path = None if incumbent.artifact is None else self._artifacts.find(incumbent.artifact)
+        path = None if incumbent.artifact is None else self._artifacts.find_artifact(incumbent.artifact)
         if path is None or incumbent.artifact is None:
             return None
-        self._artifacts.touch(incumbent.artifact)
+        self._artifacts.mark_served(incumbent.artifact)
         return str(path)
 
     async def run(self) -> None:

@@ -29,7 +29,9 @@ def survey_portfolio(overview: Overview, stored: StoredPortfolio, contexts: Sequ
     known = {canonical(problem) for problem in matrix.problems}
     since = [sums for sums in contexts if sums.context.problem not in known][-MAX_NEW:]
     for sums in since if stored.objective == LATENCY else ():
-        figures = {trial.config: trial.latency_us for trial in overview.trials(sums.id) if trial.latency_us is not None}
+        figures = {
+            trial.config: trial.latency_us for trial in overview.load_trials(sums.id) if trial.latency_us is not None
+        }
         if set(fitted.configs) <= figures.keys():
             best = min(figures.values())
             losses = {config: figures[config] / best - 1 for config in fitted.configs}

@@ -90,17 +90,17 @@ def survey(
     # The page's charts are of latency; a winner by another objective has a line, and its metrics among the trials.
     winners: dict[WinnerKey, Winner] = {}
     others: dict[WinnerKey, list[Winner]] = {}
-    won_by = {won.key: won for won in overview.winners()}
+    won_by = {won.key: won for won in overview.load_winners()}
     for won in won_by.values():
         is_exact_alone = is_latency(won.objective) and won.context.key not in won_by
         if won.objective == LATENCY or is_exact_alone:
             winners[won.context.key] = won
         else:
             others.setdefault(won.context.key, []).append(won)
-    limits = overview.peaks()
-    known = {kernel.name: kernel for kernel in overview.kernels()}
+    limits = overview.load_peaks()
+    known = {kernel.name: kernel for kernel in overview.load_kernels()}
     groups: dict[WinnerKey, list[ContextSums]] = {}
-    for sums in overview.contexts():
+    for sums in overview.load_contexts():
         if kernels is None or sums.context.kernel in kernels:
             groups.setdefault(sums.context.key, []).append(sums)
     shown = {key: _shown(group, winners.get(key)) for key, group in groups.items()}
@@ -109,7 +109,7 @@ def survey(
     sections = []
     for key in sorted(groups):
         if key.kernel not in jobs:
-            jobs[key.kernel] = overview.jobs(key.kernel, MAX_JOBS * 4)
+            jobs[key.kernel] = overview.load_jobs(key.kernel, MAX_JOBS * 4)
         room = max_trials * shown[key].trials // total if total > max_trials else shown[key].trials
         winner = winners.get(key)
         standing = _UNTUNED if winner is None else (standings or {}).get(key, _NO_STANDING)
@@ -134,7 +134,7 @@ def survey(
             stored,
             [group[-1] for key, group in groups.items() if (key.kernel, key.device) == (stored.kernel, stored.device)],
         )
-        for stored in overview.portfolios()
+        for stored in overview.load_portfolios()
         if kernels is None or stored.kernel in kernels
     ]
     return Document(time(), version, sections, is_live, portfolios=portfolios)
@@ -162,7 +162,7 @@ def _section(
     peaks: Peaks | None,
     others: Sequence[Winner],
 ) -> Section:
-    rows = overview.trials(shown.id)
+    rows = overview.load_trials(shown.id)
     kept = _thinned(rows, room, -1 if winner is None else winner.trial)
     configs = _configs(kept)
     knobs = _knobs(kernel, configs)
@@ -190,7 +190,7 @@ def _section(
         jobs=[_figures(job) for job in jobs],
         roof=None if peaks is None else _roof(peaks),
         others=[other for won in others if (other := _other(won, winner, knobs)) is not None],
-        numerics=overview.classes(shown.id).lines(),
+        numerics=overview.load_bit_classes(shown.id).lines(),
     )
 
 
@@ -399,9 +399,12 @@ def _changes(overview: Overview, then: Context, now: Context, kernel: KernelInfo
     found = since(
         then,
         now,
-        (overview.meaning(then.kernel, then.digest), overview.meaning(now.kernel, now.digest)),
-        (overview.versions(then.toolchain), overview.versions(now.toolchain)),
-        (overview.versions(then.device_fingerprint), overview.versions(now.device_fingerprint)),
+        (overview.load_digest_parts(then.kernel, then.digest), overview.load_digest_parts(now.kernel, now.digest)),
+        (overview.load_fingerprint_versions(then.toolchain), overview.load_fingerprint_versions(now.toolchain)),
+        (
+            overview.load_fingerprint_versions(then.device_fingerprint),
+            overview.load_fingerprint_versions(now.device_fingerprint),
+        ),
         file,
     )
     return [sentence(change.to_wire()) for change in found]

@@ -184,9 +184,9 @@ class Intake:
         async with self._naming:
             if known is None:
                 # Of two that are added at once, the store has both, and the catalog perhaps none yet.
-                others = [*self._catalog.roots, *self._store.roots()]
+                others = [*self._catalog.roots, *self._store.load_roots()]
                 taken = [other.name for other in others if other.path != root.path]
-                (root,) = named([root], self._store.projects.names(), taken)
+                (root,) = named([root], self._store.projects.load_names(), taken)
             await self._store.add_root(root)
         if measured:
             backend = await anyio.to_thread.run_sync(guess_backend, measured)

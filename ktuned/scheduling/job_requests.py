@@ -256,7 +256,7 @@ class JobRequests:
         device = self._machine.device(environment, kernel.backend, wish.device)
         context = self._machine.context(kernel, environment, problem, device)
         key = context.key_for(objective)
-        winner = self._store.winner(key)
+        winner = self._store.get_winner(key)
         is_open = any(job.key == key for job in self._jobs.live())
         if winner is None or winner.context != context or is_open:
             return False

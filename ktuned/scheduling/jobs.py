@@ -80,8 +80,8 @@ class Jobs:
     async def run(self) -> None:
         """Take up what the last daemon left, and work until cancelled."""
         async with self._arriving:
-            left = self._store.jobs(states=(JobState.QUEUED, JobState.PAUSED), limit=MAX_WAITING)
-            for key, launches in self._store.launches().items():
+            left = self._store.list_jobs(states=(JobState.QUEUED, JobState.PAUSED), limit=MAX_WAITING)
+            for key, launches in self._store.load_launches().items():
                 self._machine.handle(self._used(key, launches))
             await self._dispatcher.handle(TakenUp(left))
         await self._dispatcher.run()
@@ -148,8 +148,8 @@ class Jobs:
 
     def _used(self, key: WinnerKey, launches: int) -> Used:
         """Return the event of a key's launches so far, and their cost by its winner, or by the kernel's other ones."""
-        winner = self._store.winner(key)
-        known = [winner] if winner is not None else self._store.winners(key.kernel)
+        winner = self._store.get_winner(key)
+        known = [winner] if winner is not None else self._store.list_winners(key.kernel)
         latency_us = median([one.latency_us for one in known]) if known else UNKNOWN_LATENCY_US
         return Used(key, launches, launches * latency_us / 1e6)
 
@@ -223,7 +223,7 @@ class Jobs:
         job = self._machine.job(job_id)
         if job is not None:
             return job
-        known = self._store.job(job_id)
+        known = self._store.get_job(job_id)
         if known is None:
             raise NotFound(f"there is no job {job_id}", hint="`ktuned jobs` lists them")
         raise NotFound(f"job {job_id} is {known.state} already")
@@ -302,7 +302,7 @@ class Jobs:
     def job(self, job_id: int) -> Job | None:
         """Return a job with its newest figures."""
         live = self._machine.job(job_id)
-        return self._store.job(job_id) if live is None else self._public(live)
+        return self._store.get_job(job_id) if live is None else self._public(live)
 
     def _public(self, job: Job) -> Job:
         task = self._dispatcher.pipelines.get(job.id)

@@ -53,7 +53,7 @@ class KeptPortfolios:
         known = self._known.get(kernel)
         if known is None:
             known = self._known[kernel] = {}
-            for stored in self._store.portfolios(kernel):
+            for stored in self._store.load_portfolios(kernel):
                 try:
                     portfolio = Portfolio.from_wire(stored.document)
                 except (ValueError, KeyError, TypeError) as error:

@@ -418,7 +418,7 @@ class Portfolios:
 
     def _is_tuned(self, kernel: KernelInfo, build: Build, problem: Problem) -> bool:
         context = self._context(kernel, build.device, problem)
-        winner = self._store.winner(context.key_for(build.objective))
+        winner = self._store.get_winner(context.key_for(build.objective))
         return winner is not None and winner.context == context and winner.is_final
 
     def _matrix(

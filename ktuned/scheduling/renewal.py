@@ -159,7 +159,7 @@ class Renewal:
             device = self._machine.device(self._catalog.environment(kernel), kernel.backend, None).model
         except BackendError:
             return frozenset()
-        won = self._store.winners(kernel.name)
+        won = self._store.list_winners(kernel.name)
         problems = {kernel.key_problem(problem) for problem in kernel.problems} | {one.context.problem for one in won}
         objectives = _objectives(kernel, [one.objective for one in won])
         return frozenset(
@@ -183,7 +183,7 @@ class Renewal:
         for device in self._machine.devices(environment, kernel.backend):
             context = self._machine.context(kernel, environment, problem, device)
             finalists = PRESETS[kernel.plan.preset].finalists
-            seated = self._store.winner(context.key_for(objective))
+            seated = self._store.get_winner(context.key_for(objective))
             try:
                 winner = await restore(
                     self._store,
@@ -206,7 +206,7 @@ class Renewal:
                 publish_winner(self._publish, kernel, winner, None)
 
     async def _retune(self, kernel: KernelInfo, *, saved: bool, is_stale: bool = False) -> None:
-        winners = self._store.winners(kernel.name)
+        winners = self._store.list_winners(kernel.name)
         tuned = {winner.context.problem for winner in winners}
         if not saved and not tuned:
             return
@@ -214,7 +214,7 @@ class Renewal:
         for problem in kernel.problems:
             known.setdefault(canonical(kernel.specialized(problem)), problem)
         # A winner keeps only what enters its key; the whole problem is to be had from the job that tuned it.
-        for job in self._store.jobs(kernel=kernel.name):
+        for job in self._store.list_jobs(kernel=kernel.name):
             with suppress(UsageError):
                 check_problem(kernel, job.problem)
                 problem = await self._representative(kernel, job.problem)

@@ -42,7 +42,7 @@ class Reverification:
         # By kernel, and not all winners at once: a store may hold ten thousand, most of kernels that are gone.
         for kernel in self._catalog.kernels if kernels is None else kernels:
             await anyio.lowlevel.checkpoint()
-            for winner in self._store.winners(kernel.name):
+            for winner in self._store.list_winners(kernel.name):
                 try:
                     job = await self._renew(kernel, winner)
                 except KtunedError as error:
@@ -71,9 +71,9 @@ class Reverification:
     async def _renew(self, kernel: KernelInfo, winner: Winner) -> Job | None:
         if winner.context.digest != self._machine.digest(kernel, winner.context.problem):
             return None
-        trial = self._store.trial(winner.trial)
+        trial = self._store.get_trial(winner.trial)
         # A winner keeps only what enters its key; the whole problem is to be had from the job that measured it.
-        job = None if trial is None else self._store.job(trial.job)
+        job = None if trial is None else self._store.get_job(trial.job)
         if job is None:
             return None
         check_problem(kernel, job.problem)

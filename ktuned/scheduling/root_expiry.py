@@ -86,7 +86,7 @@ class RootExpiry:
         """
         known = {root.path: root for root in self._catalog.roots if root.path not in self._configured()}
         missing = await anyio.to_thread.run_sync(_missing, list(known), abandon_on_cancel=True)
-        before = self._store.absences()
+        before = self._store.load_absences()
         found = judge(missing, before, now)
         if found.since != before:
             await self._store.save_absences(found.since)

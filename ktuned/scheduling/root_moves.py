@@ -81,7 +81,7 @@ class RootMoves:
         moved = await anyio.to_thread.run_sync(_find, roots, new)
         if moved is None:
             return
-        await self._store.projects.move(moved.path, new.path)
+        await self._store.projects.move_project(moved.path, new.path)
         await self._store.remove_root(moved.path)
         await self._drop([known[moved.path]])
         self._said[new.path] = f"{moved.path} is gone and is watched no longer: its project moved to {new.path}"

@@ -256,7 +256,7 @@ class ShareExchange:
         A store that cannot be written is read nevertheless: there is a notice, and the winner is due again.
         """
         settings = self._shared.settings
-        winner = self._store.winner(place.context.key_for(place.objective))
+        winner = self._store.get_winner(place.context.key_for(place.objective))
         cost = None if winner is None else cost_of(winner.objective, winner.figure)
         if winner is None or cost is None or settings.read_only:
             return False
@@ -275,8 +275,8 @@ class ShareExchange:
         return True
 
     def _decided(self, winner: Winner, place: Place) -> Decided:
-        trial = self._store.trial(winner.trial)
-        job = None if trial is None else self._store.job(trial.job)
+        trial = self._store.get_trial(winner.trial)
+        job = None if trial is None else self._store.get_job(trial.job)
         return Decided(
             is_final=winner.is_final,
             is_current=winner.context == place.context and not place.kernel.unobserved,
@@ -312,7 +312,7 @@ class ShareExchange:
         return arrival.job
 
     def _ours(self, place: Place) -> Ours | None:
-        winner = self._store.winner(place.context.key_for(place.objective))
+        winner = self._store.get_winner(place.context.key_for(place.objective))
         if winner is None or self._admission.known(place.kernel, place.problem, winner.config) is False:
             return None
         return Ours(cost_of(winner.objective, winner.figure), winner.context == place.context)
@@ -320,17 +320,17 @@ class ShareExchange:
     def _of_winners(self, kernels: Iterable[str] | None = None) -> Iterator[list[Place]]:
         """Yield the keys of our winners as they are now, kernel by kernel: of some kernels, or of all."""
         if kernels is None:
-            kernels = dict.fromkeys(winner.context.kernel for winner in self._store.winners())
+            kernels = dict.fromkeys(winner.context.kernel for winner in self._store.list_winners())
         for name in kernels:
-            places = [place for winner in self._store.winners(name) if (place := self._place_of(name, winner))]
+            places = [place for winner in self._store.list_winners(name) if (place := self._place_of(name, winner))]
             if places:
                 yield places
 
     def _place_of(self, name: str, winner: Winner) -> Place | None:
         """Return a winner's key as it is now; ``None`` where it cannot be tuned."""
-        trial = self._store.trial(winner.trial)
+        trial = self._store.get_trial(winner.trial)
         # A winner keeps only what enters its key; the whole problem is to be had from the job that measured it.
-        job = None if trial is None else self._store.job(trial.job)
+        job = None if trial is None else self._store.get_job(trial.job)
         try:
             kernel = self._catalog.resolve(name)
             problem = winner.problem if job is None or not job.problem else job.problem

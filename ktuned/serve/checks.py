@@ -51,7 +51,7 @@ class Checks:
         """
         kernel = self._catalog.resolve(wanted.kernel, wanted.directory)
         chosen = None if wanted.problem is None else dict(kernel.specialized(wanted.problem))
-        winners = [one for one in self._store.winners(kernel.name) if chosen in (None, dict(one.problem))]
+        winners = [one for one in self._store.list_winners(kernel.name) if chosen in (None, dict(one.problem))]
         if not winners:
             raise NotFound(f"{kernel.name} has no winner to check", hint="`ktuned tune` finds one")
         sanitizers = Sanitizers(wanted.address, wanted.compute) if wanted.sanitize else None
@@ -77,8 +77,8 @@ class Checks:
         }
 
     async def _checked(self, winner: Winner, sanitizers: Sanitizers | None) -> Checked:
-        trial = self._store.trial(winner.trial)
-        job = None if trial is None else self._store.job(trial.job)
+        trial = self._store.get_trial(winner.trial)
+        job = None if trial is None else self._store.get_job(trial.job)
         if trial is None or job is None or not trial.detail.get("build"):
             raise NotFound("the trial of this winner is not known any more", hint="`ktuned tune` measures it again")
         work = self._prepare(replace(job, device=winner.context.device))

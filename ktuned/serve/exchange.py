@@ -83,7 +83,7 @@ class WinnerExchange:
         """
         name = None if wanted.kernel is None else self._full_name(wanted.kernel, wanted.directory)
         if name is None or wanted.device is None:
-            found = await anyio.to_thread.run_sync(exchange.exports, self._store.path)
+            found = await anyio.to_thread.run_sync(exchange.list_exports, self._store.path)
             return {
                 "shared": [
                     {"kernel": kernel, "device": device, "winners": count}
@@ -242,11 +242,11 @@ class WinnerExchange:
         if offer.figure is None:
             return {**refused, "reason": f"refused: it has no {metric_of(by)}"}, None
         today = self._today(kernel, problem, device)
-        ours = self._store.winner(offer.key)
+        ours = self._store.get_winner(offer.key)
         if ours is not None and self._admission.known(kernel, problem, ours.config) is False:
             # It is served no more.
             ours = None
-        verdict = exchange.judge(offer, ours, today)
+        verdict = exchange.judge_offer(offer, ours, today)
         status = Status.FRESH if offer.context == today else Status.STALE
         return {"taken": verdict.takes, "status": status.value, "reason": verdict.reason}, (
             offer if verdict.takes else None
@@ -270,7 +270,7 @@ class WinnerExchange:
 
     async def _adopt(self, kernel: KernelInfo, offers: list[Offer]) -> None:
         device = offers[0].context.device
-        job = await self._store.adopt(kernel.name, device, offers)
+        job = await self._store.adopt_winners(kernel.name, device, offers)
         for offer in offers:
             self._publish(
                 "winner",
@@ -320,7 +320,7 @@ class WinnerExchange:
 
     def _place(self, winner: Winner) -> str | None:
         assert winner.artifact is not None
-        path = self._artifacts.find(winner.artifact)
+        path = self._artifacts.find_artifact(winner.artifact)
         return None if path is None else str(path)
 
 

@@ -54,7 +54,7 @@ class Explainer:
         job for it ended, if that was not well: the compiler's line, where it refused all. ``notices`` are what the
         newest job that ended well found odd about the kernel file.
         """
-        winners = self._store.winners(kernel.name)
+        winners = self._store.list_winners(kernel.name)
         # What was tuned when other keys of the problem were specialised answers no lookup any more.
         keys = None if kernel.specialize is None else set(kernel.specialize)
         return [self._entry(kernel, winner) for winner in winners if keys in (None, set(winner.problem))]
@@ -120,13 +120,13 @@ class Explainer:
         return self._machine.context(kernel, environment, winner.problem, device)
 
     def _changes(self, kernel: KernelInfo, then: Context, now: Context) -> list[Change]:
-        versions = self._store.versions
+        versions = self._store.load_fingerprint_versions
         # A winner of the declared inputs, where others were captured since: they are the one part that is new.
         captured = {CAPTURED: now.digest[:16]} if then.digest == kernel.digest != now.digest else {}
         return since(
             then,
             now,
-            (self._store.meaning(kernel.name, then.digest), kernel.parts | captured),
+            (self._store.load_digest_parts(kernel.name, then.digest), kernel.parts | captured),
             (versions(then.toolchain), versions(now.toolchain)),
             (versions(then.device_fingerprint), versions(now.device_fingerprint)),
             os.path.basename(kernel.file),
@@ -140,7 +140,7 @@ class Explainer:
 
     def _jobs(self, winner: Winner) -> Iterator[Job]:
         """Return the newest jobs that a winner may be of."""
-        for job in self._store.jobs(kernel=winner.context.kernel, limit=20):
+        for job in self._store.list_jobs(kernel=winner.context.kernel, limit=20):
             is_alike = job.device == winner.context.device and job.objective == winner.objective
             if is_alike and _covers(job.problem, winner.problem):
                 yield job

@@ -293,7 +293,7 @@ class Methods:
         live = self._jobs.live()
         ids = {job.id for job in live}
         states = None if wanted.state is None else [wanted.state]
-        stored = self._store.jobs(kernel=name, states=states, limit=_rows(wanted.limit))
+        stored = self._store.list_jobs(kernel=name, states=states, limit=_rows(wanted.limit))
         ended = [job for job in stored if job.id not in ids]
         chosen = [
             job
@@ -329,10 +329,10 @@ class Methods:
     def results(self, wanted: ResultsParams, connection: Connection) -> dict[str, Any]:
         """List trials; ``detail`` comes with a single one, or where it is asked for."""
         if wanted.trial is not None:
-            trial = self._store.trial(wanted.trial)
+            trial = self._store.get_trial(wanted.trial)
             if trial is None:
                 raise NotFound(f"there is no trial {wanted.trial}", hint="`ktuned results KERNEL` lists them")
-            won = [winner.objective for winner in self._store.winners(trial.kernel) if winner.trial == trial.id]
+            won = [winner.objective for winner in self._store.list_winners(trial.kernel) if winner.trial == trial.id]
             public = _public(trial, won)
             with suppress(NotFound):
                 known = self._catalog.resolve(trial.kernel)
@@ -352,11 +352,11 @@ class Methods:
             bucket = self._lookups.buckets.known(kernel, wanted.problem)
             problem = canonical(kernel.specialized(wanted.problem if bucket is None else bucket.problem))
         device = None if wanted.device is None else self._model(kernel, wanted.device)
-        tried = self._store.problems(kernel.name) if wanted.current else []
+        tried = self._store.list_problems(kernel.name) if wanted.current else []
         digests = {self._machine.digest(kernel, found) for found in tried} if wanted.current else None
         limit = min(_rows(wanted.limit), MAX_DETAILED_ROWS if wanted.details else MAX_ROWS)
         chosen = partial(
-            self._store.trials,
+            self._store.list_trials,
             kernel=kernel.name,
             problem=problem,
             device=device,
@@ -401,7 +401,7 @@ class Methods:
         compared = {_context_of(trial): trial.kernel for trial, known in zip(trials, is_known, strict=True) if known}
         found = {}
         for (problem, device, digest), kernel in compared.items():
-            known = partial(self._store.trials, kernel=kernel, problem=problem, device=device, digests=[digest])
+            known = partial(self._store.list_trials, kernel=kernel, problem=problem, device=device, digests=[digest])
             found[problem, device, digest] = BitClasses.of(known(limit=MAX_ROWS, order="fastest"))
         return found
 
@@ -415,7 +415,7 @@ class Methods:
         name = self._catalog.resolve(wanted.kernel, wanted.directory).name
         if wanted.outcome is None:
             await self._jobs.supersede(name)
-        forgotten = await self._store.forget(name, wanted.outcome)
+        forgotten = await self._store.forget_trials(name, wanted.outcome)
         self._jobs.forget_failures(name)
         self._lookups.results_changed(name)
         return {"kernel": name, "trials": forgotten}

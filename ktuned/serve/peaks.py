@@ -45,12 +45,12 @@ class DevicePeaks:
     async def peaks(self, wanted: PeaksParams, connection: Connection) -> dict[str, Any]:
         """Return the limits that are kept; with ``measure`` those of other devices too, with ``again`` those of all."""
         if wanted.measure or wanted.again:
-            known = {} if wanted.again else self._store.peaks()
+            known = {} if wanted.again else self._store.load_peaks()
             done: set[str] = set()
             for environment, device in await self._devices():
                 if device.model not in known and device.model not in done and await self._measure(environment, device):
                     done.add(device.model)
-        return {"peaks": [asdict(peaks) for peaks in self._store.peaks().values()]}
+        return {"peaks": [asdict(peaks) for peaks in self._store.load_peaks().values()]}
 
     async def _devices(self) -> list[tuple[Environment, Device]]:
         """Return the devices of all interpreters; one that lacks torch is followed by another that may have it."""
@@ -74,7 +74,7 @@ class DevicePeaks:
                 # It holds gigabytes of the device.
                 worker.kill()
         peaks = Peaks(DeviceModel(device.model), found.gbps, found.tflops, found.absent, time())
-        if peaks.gbps is None and not peaks.tflops and device.model in self._store.peaks():
+        if peaks.gbps is None and not peaks.tflops and device.model in self._store.load_peaks():
             return False
         await self._store.save_peaks(peaks)
         return peaks.gbps is not None

@@ -111,7 +111,7 @@ class StatusReport:
             },
             "policy": self._idle_policy.policy,
             "paused": sorted(self._jobs.pauses),
-            "store": {**self._store.counts(), "notice": self._store.notice},
+            "store": {**self._store.count_rows(), "notice": self._store.notice},
             "artifacts": {
                 "bytes": self._artifacts.size,
                 "cap_bytes": self._artifacts.cap_bytes,

@@ -35,19 +35,19 @@ class Admissions:
         self._reader = reader
         self._write = write
 
-    def of(self, kernel: str, space: str) -> list[Verdict]:
+    def load_verdicts(self, kernel: str, space: str) -> list[Verdict]:
         """Return what is known of a kernel's space."""
         return [
             Verdict(problem, config, bool(admitted), read)
-            for problem, config, admitted, read in self._reader.rows(
+            for problem, config, admitted, read in self._reader.fetch_rows(
                 "SELECT problem, config, admitted, read FROM admissions WHERE kernel = ? AND space = ?", kernel, space
             )
         ]
 
-    async def save(self, kernel: str, space: str, verdicts: Sequence[Verdict]) -> None:
+    async def save_verdicts(self, kernel: str, space: str, verdicts: Sequence[Verdict]) -> None:
         """Remember verdicts of a kernel's present space; those of its earlier spaces go."""
 
-        def save(connection: sqlite3.Connection) -> None:
+        def save_verdicts(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM admissions WHERE kernel = ? AND space <> ?", (kernel, space))
             (count,) = connection.execute("SELECT count(*) FROM admissions WHERE kernel = ?", (kernel,)).fetchone()
             if count + len(verdicts) > MAX_VERDICTS:
@@ -58,4 +58,4 @@ class Admissions:
                 [(kernel, space, *verdict) for verdict in verdicts[:MAX_VERDICTS]],
             )
 
-        await self._write(save)
+        await self._write(save_verdicts)

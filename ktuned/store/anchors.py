@@ -19,7 +19,7 @@ class Anchors:
 
     def find_anchor(self, key: WinnerKey) -> Config | None:
         """Return the anchor that was chosen for a key; ``None`` where the default is it."""
-        found = self._reader.rows(
+        found = self._reader.fetch_rows(
             "SELECT config FROM anchors WHERE (kernel, problem, device) = (?, ?, ?)",
             key.kernel,
             key.problem,

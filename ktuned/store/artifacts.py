@@ -31,7 +31,7 @@ _PROBE_BYTES = 256 * 1024
 
 
 class _Sealed(msgspec.Struct, frozen=True):
-    """One artifact, as :meth:`Artifacts.collect` sees it."""
+    """One artifact, as :meth:`Artifacts.collect_garbage` sees it."""
 
     key: str
     size: int
@@ -39,7 +39,10 @@ class _Sealed(msgspec.Struct, frozen=True):
 
 
 class Artifacts:
-    """The artifacts below ``directory``, kept within ``cap_bytes`` by :meth:`collect`; ``clock`` is Unix time in s."""
+    """The artifacts below ``directory``; :meth:`collect_garbage` keeps them within ``cap_bytes``.
+
+    ``clock`` is Unix time in s.
+    """
 
     def __init__(self, directory: Path, cap_bytes: int, *, clock: Callable[[], float] = time.time) -> None:
         self.directory = directory
@@ -53,7 +56,7 @@ class Artifacts:
     def size(self) -> int:
         """Bytes in all sealed artifacts; the first call walks over them."""
         if self._size is None:
-            self._size = sum(entry.size for entry in self._sealed())
+            self._size = sum(entry.size for entry in self._list_sealed())
         return self._size
 
     def clean_staging(self) -> None:
@@ -64,11 +67,11 @@ class Artifacts:
         """
         try:
             shutil.rmtree(staging_place(self.directory), ignore_errors=True)
-            self._staging()
+            self._new_staging_path()
         except OSError as error:
             raise file_fault(error, f"the artifacts' directory {self.directory} cannot be prepared") from error
 
-    def stage(self, worker: str) -> Path:
+    def make_staging_directory(self, worker: str) -> Path:
         """Return a fresh directory, private to a worker; what its last one held is removed.
 
         Raises:
@@ -76,7 +79,7 @@ class Artifacts:
         """
         path = staging_place(self.directory, worker)
         try:
-            self._staging()
+            self._new_staging_path()
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir(mode=0o700)
         except OSError as error:
@@ -84,7 +87,7 @@ class Artifacts:
         return path
 
     @contextmanager
-    def making(self, keys: Collection[str]) -> Iterator[None]:
+    def mark_in_progress(self, keys: Collection[str]) -> Iterator[None]:
         """Note that artifacts are being compiled, so that others wait instead of compiling them, too."""
         made = anyio.Event()
         self._made |= dict.fromkeys(keys, made)
@@ -105,7 +108,7 @@ class Artifacts:
             await self._made[key].wait()
 
     def note_added(self, size: int) -> None:
-        """Take into account that a compile worker has put an artifact of so many bytes in its :meth:`place`."""
+        """Take into account that a compile worker has put an artifact of so many bytes in its :meth:`artifact_path`."""
         if self._size is not None:
             self._size += size
 
@@ -118,7 +121,7 @@ class Artifacts:
 
         def write() -> None:
             try:
-                with tempfile.NamedTemporaryFile(dir=self._staging()) as stream:
+                with tempfile.NamedTemporaryFile(dir=self._new_staging_path()) as stream:
                     stream.write(bytes(_PROBE_BYTES))
                     stream.flush()
             except OSError as error:
@@ -126,52 +129,52 @@ class Artifacts:
 
         await anyio.to_thread.run_sync(write)
 
-    def find(self, key: str) -> Path | None:
+    def find_artifact(self, key: str) -> Path | None:
         """Return the directory of a sealed artifact; its files are yet to be verified by who loads them."""
-        path = self.place(key)
+        path = self.artifact_path(key)
         return path if (path / MANIFEST_NAME).exists() else None
 
-    def holds(self, key: str) -> bool:
+    def is_sealed(self, key: str) -> bool:
         """Return whether an artifact is sealed."""
         # Each config asks. A Path would have the interpreter keep the key among its interned strings.
         return os.path.exists(f"{self.directory}/{key[:2]}/{key}/{MANIFEST_NAME}")
 
-    async def verified(self, key: str) -> Manifest | None:
+    async def verify_artifact(self, key: str) -> Manifest | None:
         """Return an artifact's manifest after reading all its files; a damaged one is removed, and is a miss like none.
 
         Raises:
             StoreError: a damaged one cannot be removed.
         """
-        path = self.find(key)
+        path = self.find_artifact(key)
         if path is None:
             return None
         try:
             return await anyio.to_thread.run_sync(lambda: manifest.verify(path, required=()))
         except DamagedArtifact as error:
             _log.debug("artifact_damaged", artifact=key, reason=str(error))
-            self.discard(key)
+            self.discard_artifact(key)
             return None
 
-    def manifest(self, key: str) -> Manifest | None:
+    def read_manifest(self, key: str) -> Manifest | None:
         """Return an artifact's manifest, or ``None`` where there is none that can be read; its files are not."""
         try:
-            return manifest.read(self.place(key))
+            return manifest.read(self.artifact_path(key))
         except DamagedArtifact:
             return None
 
-    def discard(self, key: str) -> None:
+    def discard_artifact(self, key: str) -> None:
         """Remove an artifact, atomically for readers; harmless when it is gone.
 
         Raises:
             StoreError: it cannot be removed.
         """
         try:
-            self._remove(key)
+            self._remove_artifact(key)
         except OSError as error:
             raise file_fault(error, f"artifact {key} cannot be removed") from error
         self._size = None
 
-    async def adopt(self, key: str, fill: Callable[[Path], None]) -> bool:
+    async def adopt_artifact(self, key: str, fill: Callable[[Path], None]) -> bool:
         """Put an artifact in its place that ``fill`` writes into a directory and checks; return whether it is new.
 
         Raises:
@@ -179,16 +182,16 @@ class Artifacts:
         """
 
         def work() -> bool:
-            with tempfile.TemporaryDirectory(dir=self._staging(), ignore_cleanup_errors=True) as staged:
+            with tempfile.TemporaryDirectory(dir=self._new_staging_path(), ignore_cleanup_errors=True) as staged:
                 made = Path(staged, "artifact")
                 made.mkdir(mode=0o700)
                 fill(made)
-                place = self.place(key)
+                place = self.artifact_path(key)
                 place.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
                 try:
                     made.rename(place)
                 except OSError:
-                    if self.find(key) is None:
+                    if self.find_artifact(key) is None:
                         raise
                     return False
             return True
@@ -200,20 +203,20 @@ class Artifacts:
         self._size = None if is_new else self._size
         return is_new
 
-    def touch(self, key: str) -> None:
+    def mark_served(self, key: str) -> None:
         """Note that an artifact was served, to within :data:`TOUCH_EVERY_S`."""
         now = self._clock()
         # A clock that was set back must not keep it from being noted until it is where it was.
         if 0 <= now - self._touched.get(key, 0.0) < TOUCH_EVERY_S:
             return
         try:
-            os.utime(self.place(key) / MANIFEST_NAME, (now, now))
+            os.utime(self.artifact_path(key) / MANIFEST_NAME, (now, now))
         except OSError:
             # Gone, or on a disk that went read-only: serving goes on, and only the order of removal suffers.
             return
         self._touched[key] = now
 
-    async def collect(self, keep: Collection[str], cap_bytes: int | None = None) -> dict[str, int]:
+    async def collect_garbage(self, keep: Collection[str], cap_bytes: int | None = None) -> dict[str, int]:
         """Remove the least recently served artifacts, those in ``keep`` last, until the cap holds.
 
         ``cap_bytes`` stands in for the cap. Returns the bytes of each one that went, by key.
@@ -222,60 +225,60 @@ class Artifacts:
             StoreError: one cannot be removed.
         """
         cap_bytes = self.cap_bytes if cap_bytes is None else cap_bytes
-        removed, self._size = await anyio.to_thread.run_sync(self._collect, frozenset(keep), cap_bytes)
+        removed, self._size = await anyio.to_thread.run_sync(self._collect_blocking, frozenset(keep), cap_bytes)
         return removed
 
-    async def surplus(self, keep: Collection[str], cap_bytes: int) -> dict[str, int]:
-        """Return what :meth:`collect` would remove now: bytes by key."""
-        found, _ = await anyio.to_thread.run_sync(self._surplus, frozenset(keep), cap_bytes)
+    async def list_surplus(self, keep: Collection[str], cap_bytes: int) -> dict[str, int]:
+        """Return what :meth:`collect_garbage` would remove now: bytes by key."""
+        found, _ = await anyio.to_thread.run_sync(self._find_surplus, frozenset(keep), cap_bytes)
         return found
 
-    def place(self, key: str) -> Path:
+    def artifact_path(self, key: str) -> Path:
         """Return where the artifact of ``key`` is, or would be."""
         return artifact_place(self.directory, key)
 
-    def census(self) -> dict[str, tuple[int, int]]:
+    def count_by_backend(self) -> dict[str, tuple[int, int]]:
         """Return how many artifacts there are of each backend, and their bytes; reads every manifest.
 
         Those whose manifest cannot be read are counted under ``""``; one of a backend that is no more stays until the
         cap needs its room.
         """
         found: dict[str, tuple[int, int]] = {}
-        for entry in self._sealed():
+        for entry in self._list_sealed():
             try:
-                backend = manifest.read(self.place(entry.key)).backend
+                backend = manifest.read(self.artifact_path(entry.key)).backend
             except DamagedArtifact:
                 backend = ""
             count, size = found.get(backend, (0, 0))
             found[backend] = (count + 1, size + entry.size)
         return found
 
-    def _staging(self) -> Path:
+    def _new_staging_path(self) -> Path:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = staging_place(self.directory)
         path.mkdir(mode=0o700, exist_ok=True)
         return path
 
-    def _remove(self, key: str) -> None:
+    def _remove_artifact(self, key: str) -> None:
         """Rename an artifact away first, so that no reader finds half of it."""
-        with tempfile.TemporaryDirectory(dir=self._staging(), ignore_cleanup_errors=True) as away:
+        with tempfile.TemporaryDirectory(dir=self._new_staging_path(), ignore_cleanup_errors=True) as away:
             try:
-                self.place(key).rename(Path(away, key))
+                self.artifact_path(key).rename(Path(away, key))
             except FileNotFoundError:
                 return
 
-    def _collect(self, keep: frozenset[str], cap_bytes: int) -> tuple[dict[str, int], int]:
-        surplus, size = self._surplus(keep, cap_bytes)
+    def _collect_blocking(self, keep: frozenset[str], cap_bytes: int) -> tuple[dict[str, int], int]:
+        surplus, size = self._find_surplus(keep, cap_bytes)
         for key in surplus:
             try:
-                self._remove(key)
+                self._remove_artifact(key)
             except OSError as error:
                 raise file_fault(error, f"artifact {key} cannot be removed") from error
         return surplus, size - sum(surplus.values())
 
-    def _surplus(self, keep: frozenset[str], cap_bytes: int) -> tuple[dict[str, int], int]:
+    def _find_surplus(self, keep: frozenset[str], cap_bytes: int) -> tuple[dict[str, int], int]:
         """Return the artifacts to remove, in order, and the bytes that all artifacts take now."""
-        entries = sorted(self._sealed(), key=lambda entry: (entry.key in keep, entry.served))
+        entries = sorted(self._list_sealed(), key=lambda entry: (entry.key in keep, entry.served))
         size = left = sum(entry.size for entry in entries)
         surplus: dict[str, int] = {}
         for entry in entries:
@@ -285,7 +288,7 @@ class Artifacts:
             left -= entry.size
         return surplus, size
 
-    def _sealed(self) -> Iterator[_Sealed]:
+    def _list_sealed(self) -> Iterator[_Sealed]:
         for path in self.directory.glob(f"[!.]*/*/{MANIFEST_NAME}"):
             try:
                 served = path.stat().st_mtime

@@ -19,23 +19,23 @@ class Capture(NamedTuple):
     created: float
 
 
-class Captured:
+class CaptureTable:
     """The store's captures; the tensors themselves are files."""
 
     def __init__(self, reader: Reader, write: Write) -> None:
         self._reader = reader
         self._write = write
 
-    def all(self) -> list[Capture]:
+    def list_captures(self) -> list[Capture]:
         """Return every capture, by kernel and problem."""
         return [
             Capture(*row)
-            for row in self._reader.rows(
+            for row in self._reader.fetch_rows(
                 "SELECT kernel, problem, digest, bytes, created FROM captures ORDER BY kernel, problem"
             )
         ]
 
-    async def save(self, capture: Capture) -> None:
+    async def save_capture(self, capture: Capture) -> None:
         """Remember a capture in the place of its problem's last one."""
         await self._write(
             lambda connection: (
@@ -43,11 +43,11 @@ class Captured:
             )
         )
 
-    async def remove(self, kernel: str, problem: str) -> int:
+    async def remove_capture(self, kernel: str, problem: str) -> int:
         """Forget a capture; return how many there were."""
 
-        def remove(connection: sqlite3.Connection) -> int:
+        def remove_capture(connection: sqlite3.Connection) -> int:
             values = (kernel, problem)
             return connection.execute("DELETE FROM captures WHERE kernel = ? AND problem = ?", values).rowcount
 
-        return await self._write(remove)
+        return await self._write(remove_capture)

@@ -10,7 +10,7 @@ import sqlite3
 from ktuned.model import Outcome
 
 
-def rename(connection: sqlite3.Connection, kernel: str, digest: str, named: str) -> None:
+def rename_contexts(connection: sqlite3.Connection, kernel: str, digest: str, named: str) -> None:
     """Give the contexts of one digest of a kernel another digest; one that is there already takes the trials over."""
     if named == digest:
         return
@@ -25,10 +25,10 @@ def rename(connection: sqlite3.Connection, kernel: str, digest: str, named: str)
         if twin is None:
             connection.execute("UPDATE contexts SET digest = ? WHERE id = ?", (named, number))
         else:
-            merge(connection, number, twin[0])
+            merge_contexts(connection, number, twin[0])
 
 
-def merge(connection: sqlite3.Connection, context: int, twin: int) -> None:
+def merge_contexts(connection: sqlite3.Connection, context: int, twin: int) -> None:
     """Move a context's trials to its twin, whose own stay where both have tried a config; remove the context."""
     connection.execute("UPDATE OR IGNORE trials SET context_id = ? WHERE context_id = ?", (twin, context))
     # A winner whose config the other context has measured too is served with that figure.

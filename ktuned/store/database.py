@@ -54,10 +54,10 @@ from ktuned.store import (
 )
 from ktuned.store.admissions import Admissions
 from ktuned.store.anchors import Anchors
-from ktuned.store.captures import Captured
+from ktuned.store.captures import CaptureTable
 from ktuned.store.faults import database_fault
-from ktuned.store.learned import Learned
-from ktuned.store.pins import Pinned
+from ktuned.store.learned import LearnedNames
+from ktuned.store.pins import PinnedAnswers
 from ktuned.store.portfolios import StoredPortfolio
 from ktuned.store.projects import Projects
 from ktuned.store.reader import Reader
@@ -86,22 +86,22 @@ class Store:
         self.path = path
         self.recovered = Recovered(0, 0)
         connection, self.notice = database_file.open_for_writing(
-            path, vfs=vfs, prepare=self._recover, patience_s=patience_s
+            path, vfs=vfs, prepare=self._recover_interrupted, patience_s=patience_s
         )
         try:
             self._reader = Reader(path, vfs=vfs)
         except sqlite3.Error as error:
             connection.close()
             raise database_fault(error, path) from error
-        self.pinned = Pinned(self._reader, self._write)
-        self.captured = Captured(self._reader, self._write)
-        self.anchors = Anchors(self._reader, self._write)
-        self.projects = Projects(self._reader, self._write)
-        self.admissions = Admissions(self._reader, self._write)
-        self.learned = Learned(self._reader, self._write)
-        self._identity = database_file.identity(path)
+        self.pinned = PinnedAnswers(self._reader, self._write_to_disk)
+        self.captured = CaptureTable(self._reader, self._write_to_disk)
+        self.anchors = Anchors(self._reader, self._write_to_disk)
+        self.projects = Projects(self._reader, self._write_to_disk)
+        self.admissions = Admissions(self._reader, self._write_to_disk)
+        self.learned = LearnedNames(self._reader, self._write_to_disk)
+        self._identity = database_file.file_identity(path)
         self._writer = Writer(connection, partial(database_file.reopen_for_writing, path, vfs=vfs))
-        self._writer.start()
+        self._writer.start_thread()
 
     @classmethod
     def open(cls, path: Path, *, vfs: str | None = None, patience_s: float = database_file.WRITER_PATIENCE_S) -> Self:
@@ -136,12 +136,12 @@ class Store:
         """Return how much waits to be written and how well writes share their commits."""
         return self._writer.statistics()
 
-    def counts(self) -> dict[str, int]:
+    def count_rows(self) -> dict[str, int]:
         """Return how many ``trials``, ``winners`` and ``jobs`` there are, and their ``bytes`` on the disk.
 
         It takes some 10 ms at a million trials.
         """
-        ((trials, winners, jobs),) = self._reader.rows(
+        ((trials, winners, jobs),) = self._reader.fetch_rows(
             "SELECT (SELECT count(*) FROM trials), (SELECT count(*) FROM winners), (SELECT count(*) FROM jobs)"
         )
         files = (self.path, self.path.with_name(f"{self.path.name}-wal"))
@@ -154,15 +154,17 @@ class Store:
         Raises:
             UsageError: another root has its name.
         """
-        await self._write(lambda connection: _add_root(connection, root))
+        await self._write_to_disk(lambda connection: _add_root(connection, root))
 
     async def remove_root(self, path: str) -> None:
         """Forget a watched root."""
-        await self._write(lambda connection: connection.execute("DELETE FROM roots WHERE path = ?", (path,)).rowcount)
+        await self._write_to_disk(
+            lambda connection: connection.execute("DELETE FROM roots WHERE path = ?", (path,)).rowcount
+        )
 
-    def absences(self) -> dict[str, float]:
+    def load_absences(self) -> dict[str, float]:
         """Return since when (Unix seconds) the directories of roots are gone, by path."""
-        return dict(self._reader.rows("SELECT path, gone_since FROM roots WHERE gone_since IS NOT NULL"))
+        return dict(self._reader.fetch_rows("SELECT path, gone_since FROM roots WHERE gone_since IS NOT NULL"))
 
     async def save_absences(self, since: Mapping[str, float]) -> None:
         """Remember since when the directories of these roots are gone, and that all others are there."""
@@ -173,11 +175,13 @@ class Store:
                 "UPDATE roots SET gone_since = ? WHERE path = ?", [(start, path) for path, start in since.items()]
             )
 
-        await self._write(save)
+        await self._write_to_disk(save)
 
-    def roots(self) -> list[Root]:
+    def load_roots(self) -> list[Root]:
         """Return the watched roots, by path."""
-        return self._reader.values(rows.root, "SELECT path, name, python, env, asked_python FROM roots ORDER BY path")
+        return self._reader.fetch_values(
+            rows.decode_root, "SELECT path, name, python, env, asked_python FROM roots ORDER BY path"
+        )
 
     async def save_kernels(self, infos: Sequence[KernelInfo], removed: Sequence[str] = ()) -> None:
         """Remember kernels as they were last inspected, and drop those whose full names are ``removed``."""
@@ -188,54 +192,54 @@ class Store:
             parts = [(info.name, info.digest, json.dumps(info.parts)) for info in infos]
             connection.executemany("DELETE FROM kernels WHERE name = ?", [(name,) for name in removed])
             connection.executemany("INSERT OR REPLACE INTO kernels (name, info, updated) VALUES (?, ?, ?)", entries)
-            digest_parts.keep(connection, parts)
+            digest_parts.keep_digest_parts(connection, parts)
 
-        await self._write(save)
+        await self._write_to_disk(save)
 
-    def meaning(self, kernel: str, digest: str) -> dict[str, str] | None:
+    def load_digest_parts(self, kernel: str, digest: str) -> dict[str, str] | None:
         """Return the parts that a kernel's digest was made of, by their labels; ``None`` if they were not kept."""
-        return digest_parts.of(self._reader, kernel, digest)
+        return digest_parts.load_digest_parts(self._reader, kernel, digest)
 
-    def versions(self, fingerprint: str) -> dict[str, str] | None:
+    def load_fingerprint_versions(self, fingerprint: str) -> dict[str, str] | None:
         """Return the versions and flags that a fingerprint's digest stands for; ``None`` if they were not kept."""
-        return digest_parts.versions(self._reader, fingerprint)
+        return digest_parts.load_fingerprint_versions(self._reader, fingerprint)
 
     async def save_versions(self, fingerprints: Mapping[str, Mapping[str, Any]]) -> None:
         """Remember what fingerprints stand for, by their digests."""
-        await self._write(lambda connection: digest_parts.keep_versions(connection, fingerprints))
+        await self._write_to_disk(lambda connection: digest_parts.keep_versions(connection, fingerprints))
 
-    def peaks(self) -> dict[DeviceModel, Peaks]:
+    def load_peaks(self) -> dict[DeviceModel, Peaks]:
         """Return the measured limits of each device model."""
         return peaks.all_of(self._reader)
 
     async def save_peaks(self, found: Peaks) -> None:
         """Keep the limits of a device model."""
-        await self._write(lambda connection: peaks.keep(connection, found))
+        await self._write_to_disk(lambda connection: peaks.save_peaks(connection, found))
 
-    def launches(self) -> dict[WinnerKey, int]:
+    def load_launches(self) -> dict[WinnerKey, int]:
         """Return how often applications have launched each key, whatever the objective."""
         return launches.read_launches(self._reader)
 
     async def add_launches(self, counts: Mapping[WinnerKey, int], now: float) -> None:
         """Add applications' launches to those that are known."""
-        await self._write(lambda connection: launches.add_launches(connection, counts, now))
+        await self._write_to_disk(lambda connection: launches.add_launches(connection, counts, now))
 
-    def portfolios(self, kernel: str) -> list[StoredPortfolio]:
+    def load_portfolios(self, kernel: str) -> list[StoredPortfolio]:
         """Return a kernel's portfolios on all devices, by all objectives."""
-        return portfolios.of(self._reader, kernel)
+        return portfolios.load_portfolios(self._reader, kernel)
 
     async def save_portfolio(self, portfolio: StoredPortfolio) -> None:
         """Keep a portfolio in place of the one before."""
-        await self._write(lambda connection: portfolios.keep(connection, portfolio))
+        await self._write_to_disk(lambda connection: portfolios.save_portfolio(connection, portfolio))
 
-    def kernels(self) -> list[KernelInfo]:
+    def load_kernels(self) -> list[KernelInfo]:
         """Return all kernels as they were last inspected, by name."""
-        return self._reader.values(rows.kernel, "SELECT name, info FROM kernels ORDER BY name")
+        return self._reader.fetch_values(rows.decode_kernel, "SELECT name, info FROM kernels ORDER BY name")
 
     async def save_probe(self, key: str, data: Mapping[str, Any]) -> None:
         """Remember what an interpreter's backends and devices were found to be."""
         values = (key, json.dumps(dict(data)), time.time())
-        await self._write(
+        await self._write_to_disk(
             lambda connection: (
                 connection.execute(
                     "INSERT OR REPLACE INTO probes (key, data, updated) VALUES (?, ?, ?)", values
@@ -254,11 +258,11 @@ class Store:
             connection.execute("INSERT OR REPLACE INTO probes (key, data, updated) VALUES ('', '{}', 0)")
             connection.execute("DELETE FROM probes WHERE key = ''")
 
-        await self._write(write)
+        await self._write_to_disk(write)
 
-    def probes(self) -> dict[str, dict[str, Any]]:
+    def load_probes(self) -> dict[str, dict[str, Any]]:
         """Return what was last found, by key."""
-        return dict(self._reader.values(rows.record, "SELECT key, data FROM probes ORDER BY key"))
+        return dict(self._reader.fetch_values(rows.decode_record, "SELECT key, data FROM probes ORDER BY key"))
 
     async def create_job(
         self, key: WinnerKey, problem: Problem, *, priority: int, reason: str, plan: Plan, now: float
@@ -279,16 +283,16 @@ class Store:
             created=now,
             key_problem=key.problem,
         )
-        number = await self._write(lambda connection: job_writes.create(connection, job))
+        number = await self._write_to_disk(lambda connection: job_writes.create_job(connection, job))
         return replace(job, id=number)
 
     async def save_pauses(self, devices: Collection[str]) -> None:
         """Remember which device models are paused, and no others."""
-        await self._write(lambda connection: job_writes.pause(connection, devices))
+        await self._write_to_disk(lambda connection: job_writes.save_pauses(connection, devices))
 
-    def pauses(self) -> set[str]:
+    def load_pauses(self) -> set[str]:
         """Return the device models that are paused."""
-        return {device for (device,) in self._reader.rows("SELECT device FROM pauses")}
+        return {device for (device,) in self._reader.fetch_rows("SELECT device FROM pauses")}
 
     async def update_job(self, job: Job) -> None:
         """Store all of a job but what it was created with (kernel, problem, device, created).
@@ -296,21 +300,21 @@ class Store:
         Raises:
             NotFound: there is no such job.
         """
-        await self._write(lambda connection: job_writes.update(connection, job))
+        await self._write_to_disk(lambda connection: job_writes.update_job(connection, job))
 
-    def job(self, number: int) -> Job | None:
+    def get_job(self, number: int) -> Job | None:
         """Return a job by its id."""
-        return self._reader.value(rows.job, f"{rows.SELECT_JOBS} WHERE id = ?", number)
+        return self._reader.fetch_value(rows.decode_job, f"{rows.SELECT_JOBS} WHERE id = ?", number)
 
-    def jobs(
+    def list_jobs(
         self, *, kernel: str | None = None, states: Sequence[JobState] | None = None, limit: int = 200
     ) -> list[Job]:
         """Return jobs, the newest first."""
-        where, values = trial_queries.where({"kernel = ?": kernel})
+        where, values = trial_queries.where_clause({"kernel = ?": kernel})
         if states is not None:
             where += f" {'AND' if where else 'WHERE'} state IN ({', '.join('?' * len(states))})"
             values += tuple(states)
-        return self._reader.values(rows.job, f"{rows.SELECT_JOBS} {where} {_NEWEST_JOBS}", *values, limit)
+        return self._reader.fetch_values(rows.decode_job, f"{rows.SELECT_JOBS} {where} {_NEWEST_JOBS}", *values, limit)
 
     async def begin_trial(self, context: Context, problem: Problem, job: int, config: Config) -> int:
         """Enter one trial as under way and return its id; see :meth:`begin_trials`."""
@@ -329,7 +333,9 @@ class Store:
         if context.problem != canonical(problem):
             raise UsageError(f"{context.kernel}: {canonical(problem)} is not the context's problem {context.problem}")
         now = time.time()
-        return await self._write(lambda connection: trial_writes.begin(connection, context, job, configs, now))
+        return await self._write_to_disk(
+            lambda connection: trial_writes.begin_trials(connection, context, job, configs, now)
+        )
 
     async def finish_trial(
         self, number: int, result: TrialResult, *, objective: Objective = LATENCY, is_opening: bool = False
@@ -339,8 +345,8 @@ class Store:
         A measured trial wins when it is better than the present winner of its (kernel, problem, device), or that one
         was measured in another context. An incumbent that is measured again stays the winner, with its new figure; one
         with any other outcome is replaced by the best measured trial of its context, which is returned. With none left
-        there is no winner any more, and ``None`` is returned: :meth:`winner` distinguishes it from "unchanged". While
-        its job ``is_opening`` no trial replaces a winner or becomes the first one. A measured trial that is only
+        there is no winner any more, and ``None`` is returned: :meth:`get_winner` tells it from "unchanged".
+        While its job ``is_opening`` no trial replaces a winner or becomes the first one. A measured trial that is only
         stopped or disturbed when it is measured again keeps its figure. Winners by other objectives stay, unless this
         trial was one and is not measured any more.
 
@@ -349,8 +355,8 @@ class Store:
             UsageError: it is ``measured`` without a finite latency.
         """
         now = time.time()
-        return await self._write(
-            lambda connection: trial_writes.finish(
+        return await self._write_to_disk(
+            lambda connection: trial_writes.finish_trial(
                 connection, number, result, now, objective=objective, is_opening=is_opening
             )
         )
@@ -366,13 +372,13 @@ class Store:
             NotFound, UsageError: as :meth:`finish_trial`; then none is stored.
         """
         now = time.time()
-        return await self._write(
+        return await self._write_to_disk(
             lambda connection: trial_writes.finish_all(
                 connection, results, now, objective=objective, is_opening=is_opening
             )
         )
 
-    async def settle(
+    async def settle_final_round(
         self, results: Sequence[tuple[int, TrialResult]], best: int | None, *, objective: Objective = LATENCY
     ) -> Winner | None:
         """Store what a final round found of each finalist, and make the ``best`` the winner, in one transaction.
@@ -384,8 +390,8 @@ class Store:
             UsageError: the best is not ``measured``.
         """
         now = time.time()
-        return await self._write(
-            lambda connection: trial_writes.settle(connection, results, best, now, objective=objective)
+        return await self._write_to_disk(
+            lambda connection: trial_writes.settle_final_round(connection, results, best, now, objective=objective)
         )
 
     async def decide_winner(self, number: int, *, objective: Objective = LATENCY, is_final: bool = True) -> Winner:
@@ -396,8 +402,8 @@ class Store:
             UsageError: it is not ``measured``.
         """
         now = time.time()
-        return await self._write(
-            lambda connection: trial_writes.decide(connection, number, now, objective=objective, is_final=is_final)
+        return await self._write_to_disk(
+            lambda connection: trial_writes.make_winner(connection, number, now, objective=objective, is_final=is_final)
         )
 
     async def mark_same_bits(self, context: Context, anchor: Bits) -> None:
@@ -406,22 +412,26 @@ class Store:
         Without any bits none is known to have them.
         """
         now = time.time()
-        await self._write(lambda connection: trial_writes.mark_same_bits(connection, context, anchor, now))
+        await self._write_to_disk(lambda connection: trial_writes.mark_same_bits(connection, context, anchor, now))
 
-    async def forget(self, kernel: str, outcome: Outcome | None = None) -> int:
+    async def forget_trials(self, kernel: str, outcome: Outcome | None = None) -> int:
         """Delete a kernel's ended trials, of one outcome or all with its ended jobs; return how many trials.
 
         A winner among them is followed by the best that stays in its context, if any does.
         """
         now = time.time()
-        return await self._write(lambda connection: trial_writes.forget(connection, kernel, outcome, now))
+        return await self._write_to_disk(
+            lambda connection: trial_writes.forget_trials(connection, kernel, outcome, now)
+        )
 
-    async def adopt(self, kernel: str, device: str, offers: Sequence[exchange.Offer]) -> int:
+    async def adopt_winners(self, kernel: str, device: str, offers: Sequence[exchange.Offer]) -> int:
         """Make each offer the winner of its problem, whatever there is; return the job that they are trials of."""
         now = time.time()
-        return await self._write(lambda connection: exchange.adopt(connection, kernel, device, offers, now))
+        return await self._write_to_disk(
+            lambda connection: exchange.adopt_winners(connection, kernel, device, offers, now)
+        )
 
-    def trial(self, number: int) -> Trial | None:
+    def get_trial(self, number: int) -> Trial | None:
         """Return a trial by its id."""
         return trial_queries.by_id(self._reader, number)
 
@@ -447,28 +457,30 @@ class Store:
 
         With ``rounds`` only finalists of so many; ``rounds_name`` is the detail that counts them.
         """
-        return trial_queries.best(self._reader, context, limit, objective, rounds, rounds_name)
+        return trial_queries.find_best_trials(self._reader, context, limit, objective, rounds, rounds_name)
 
-    def twin(self, content: str) -> Trial | None:
+    def find_twin(self, content: str) -> Trial | None:
         """Return the newest measured trial of this content (the detail ``content``), in any context."""
-        return trial_queries.twin(self._reader, content)
+        return trial_queries.find_twin(self._reader, content)
 
-    def past(self, context: Context, contexts: int, limit: int, *, objective: Objective = LATENCY) -> list[KnownConfig]:
+    def load_past_searches(
+        self, context: Context, contexts: int, limit: int, *, objective: Objective = LATENCY
+    ) -> list[KnownConfig]:
         """Return what the latest ``contexts`` of a context's kernel, problem and device have found, its own first.
 
         Of each context the measured configs come first, in order of latency.
         """
-        return trial_queries.past(self._reader, context, contexts, limit, objective)
+        return trial_queries.find_past_searches(self._reader, context, contexts, limit, objective)
 
     def measured_configs(self, context: Context, limit: int, *, objective: Objective = LATENCY) -> list[KnownConfig]:
         """Return the measured configs of a context that have an objective's figure, the best first."""
-        return trial_queries.measured(self._reader, context, limit, objective)
+        return trial_queries.find_measured_configs(self._reader, context, limit, objective)
 
     def failed_configs(self, context: Context, limit: int) -> list[KnownConfig]:
         """Return the configs of a context that ended otherwise than measured, and are not tried again."""
-        return trial_queries.failed(self._reader, context, limit)
+        return trial_queries.find_failed_configs(self._reader, context, limit)
 
-    def trials(
+    def list_trials(
         self,
         *,
         kernel: str | None = None,
@@ -487,8 +499,8 @@ class Store:
         ``fastest`` leaves out trials without a latency and goes by kernel, problem and device, the fastest of each
         first, and those that were measured to the end before those that were given up.
         """
-        wanted = trial_queries.conditions(kernel, problem, device, outcome, job, digests)
-        return trial_queries.chosen(self._reader, {**wanted, "trials.id < ?": before}, limit, order)
+        wanted = trial_queries.trial_conditions(kernel, problem, device, outcome, job, digests)
+        return trial_queries.select_trials(self._reader, {**wanted, "trials.id < ?": before}, limit, order)
 
     def count_trials(
         self,
@@ -499,28 +511,30 @@ class Store:
         job: int | None,
         digests: Iterable[str] | None,
     ) -> int:
-        """Return how many trials :meth:`trials` would return without a limit; some 30 ms for a million."""
-        wanted = trial_queries.conditions(kernel, problem, device, outcome, job, digests)
-        return trial_queries.count(self._reader, wanted)
+        """Return how many trials :meth:`list_trials` would return without a limit; some 30 ms for a million."""
+        wanted = trial_queries.trial_conditions(kernel, problem, device, outcome, job, digests)
+        return trial_queries.count_trials(self._reader, wanted)
 
-    def problems(self, kernel: str) -> list[str]:
+    def list_problems(self, kernel: str) -> list[str]:
         """Return the canonical texts of the problems that a kernel was tried on."""
-        found = self._reader.rows("SELECT DISTINCT problem FROM contexts WHERE kernel = ?", kernel)
+        found = self._reader.fetch_rows("SELECT DISTINCT problem FROM contexts WHERE kernel = ?", kernel)
         return [problem for (problem,) in found]
 
-    def winner(self, key: WinnerKey) -> Winner | None:
+    def get_winner(self, key: WinnerKey) -> Winner | None:
         """Return the winner of a key."""
         columns = "winners.kernel, winners.problem, winners.device, winners.objective"
-        return self._reader.value(rows.winner, f"{rows.SELECT_WINNERS} WHERE ({columns}) = (?, ?, ?, ?)", *key)
+        return self._reader.fetch_value(
+            rows.decode_winner, f"{rows.SELECT_WINNERS} WHERE ({columns}) = (?, ?, ?, ?)", *key
+        )
 
-    def winners(self, kernel: str | None = None) -> list[Winner]:
+    def list_winners(self, kernel: str | None = None) -> list[Winner]:
         """Return all winners, of one kernel or of all, by kernel, problem, device and objective."""
-        where, values = trial_queries.where({"winners.kernel = ?": kernel})
+        where, values = trial_queries.where_clause({"winners.kernel = ?": kernel})
         tail = "ORDER BY winners.kernel, winners.problem, winners.device, winners.objective"
-        return self._reader.values(rows.winner, f"{rows.SELECT_WINNERS} {where} {tail}", *values)
+        return self._reader.fetch_values(rows.decode_winner, f"{rows.SELECT_WINNERS} {where} {tail}", *values)
 
-    def _recover(self, connection: sqlite3.Connection) -> None:
-        self.recovered = trial_writes.recover(connection)
+    def _recover_interrupted(self, connection: sqlite3.Connection) -> None:
+        self.recovered = trial_writes.recover_interrupted(connection)
 
     @property
     def damaged(self) -> str:
@@ -530,18 +544,18 @@ class Store:
     @property
     def lost(self) -> str:
         """Notice that nothing is stored any more, because the file at the path is another one; else ``""``."""
-        if database_file.identity(self.path) == self._identity:
+        if database_file.file_identity(self.path) == self._identity:
             return ""
         return f"the store {self.path} was removed or replaced while it was in use"
 
-    async def _write(self, operation: Callable[[sqlite3.Connection], T]) -> T:
+    async def _write_to_disk(self, operation: Callable[[sqlite3.Connection], T]) -> T:
         if lost := self.lost:
             # SQLite would go on in a file without a name, which vanishes when it is closed.
             raise StoreError(lost, hint="restart ktuned: it makes a new one, or put it back first")
         try:
             return await self._writer.write(operation)
         except (sqlite3.Error, UnicodeDecodeError) as error:
-            raise self._reader.fault(error) from error
+            raise self._reader.explain_fault(error) from error
 
 
 def _add_root(connection: sqlite3.Connection, root: Root) -> None:

@@ -17,7 +17,7 @@ from urllib.parse import quote
 
 from ktuned.model import StoreError
 from ktuned.store.faults import database_fault, file_fault, is_damage
-from ktuned.store.schema import check_ours, migrate
+from ktuned.store.schema import check_ours, migrate_schema
 
 WRITER_PATIENCE_S = 5.0
 """Time that the writer waits for another process (a backup, an interactive ``sqlite3``) to release the database."""
@@ -44,14 +44,14 @@ def open_for_writing(
         raise file_fault(error, f"the directory {path.parent} cannot be made") from error
     try:
         try:
-            return _opened(path, vfs, prepare, patience_s), ""
+            return _open_and_prepare(path, vfs, prepare, patience_s), ""
         except _Damaged as error:
             notice = _move_aside(path, str(error))
         except (sqlite3.DatabaseError, UnicodeDecodeError) as error:
             if not is_damage(error):
                 raise
             notice = _move_aside(path, str(error))
-        return _opened(path, vfs, prepare, patience_s), notice
+        return _open_and_prepare(path, vfs, prepare, patience_s), notice
     except sqlite3.Error as error:
         raise database_fault(error, path) from error
 
@@ -63,7 +63,7 @@ def reopen_for_writing(path: Path, *, vfs: str | None) -> sqlite3.Connection:
         sqlite3.Error: it cannot be opened.
         StoreError: its file system cannot hold it any more.
     """
-    connection = _connect(path, vfs, "rw", WRITER_PATIENCE_S)
+    connection = _open_connection(path, vfs, "rw", WRITER_PATIENCE_S)
     try:
         _set_up(connection, path)
     except BaseException:
@@ -74,10 +74,10 @@ def reopen_for_writing(path: Path, *, vfs: str | None) -> sqlite3.Connection:
 
 def open_for_reading(path: Path, *, vfs: str | None) -> sqlite3.Connection:
     """Open a second connection, which cannot write."""
-    return _connect(path, vfs, "ro", READER_PATIENCE_S)
+    return _open_connection(path, vfs, "ro", READER_PATIENCE_S)
 
 
-def identity(path: Path) -> tuple[int, int] | None:
+def file_identity(path: Path) -> tuple[int, int] | None:
     """Return the identity of the file at a path, to notice when another replaces it; ``None`` if none is there."""
     try:
         found = os.stat(path)
@@ -89,32 +89,32 @@ def identity(path: Path) -> tuple[int, int] | None:
 def mark_suspect(path: Path) -> None:
     """Ask the next opening for a full check; if even that cannot be written, SQLite will meet the damage again."""
     try:
-        _marker(path).touch()
+        _marker_path(path).touch()
     except OSError:
         return
 
 
-def _marker(path: Path) -> Path:
+def _marker_path(path: Path) -> Path:
     return path.with_name(f"{path.name}.suspect")
 
 
-def _connect(path: Path, vfs: str | None, mode: str, patience_s: float) -> sqlite3.Connection:
+def _open_connection(path: Path, vfs: str | None, mode: str, patience_s: float) -> sqlite3.Connection:
     uri = f"file:{quote(str(path))}?mode={mode}" + (f"&vfs={vfs}" if vfs else "")
     # Connections move between threads (opening, writing, closing), one at a time.
     return sqlite3.connect(uri, uri=True, timeout=patience_s, isolation_level=None, check_same_thread=False)
 
 
-def _opened(
+def _open_and_prepare(
     path: Path, vfs: str | None, prepare: Callable[[sqlite3.Connection], None], patience_s: float
 ) -> sqlite3.Connection:
-    connection = _connect(path, vfs, "rwc", patience_s)
+    connection = _open_connection(path, vfs, "rwc", patience_s)
     try:
         check_ours(connection, str(path))
-        if _marker(path).exists():
+        if _marker_path(path).exists():
             _check_whole(connection)
-            _marker(path).unlink()
+            _marker_path(path).unlink()
         _set_up(connection, path)
-        migrate(connection)
+        migrate_schema(connection)
         prepare(connection)
     except BaseException:
         connection.close()
@@ -126,15 +126,15 @@ def _check_whole(connection: sqlite3.Connection) -> None:
     (verdict,) = connection.execute("PRAGMA quick_check(1)").fetchone()
     if verdict != "ok":
         raise _Damaged(verdict)
-    migrate(connection)
+    migrate_schema(connection)
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as fresh:
-        migrate(fresh)
-        if missing := _columns(fresh) - _columns(connection):
+        migrate_schema(fresh)
+        if missing := _list_columns(fresh) - _list_columns(connection):
             table, column = min(missing)
             raise _Damaged(f"it has no column {column} in a table {table}")
 
 
-def _columns(connection: sqlite3.Connection) -> set[tuple[str, str]]:
+def _list_columns(connection: sqlite3.Connection) -> set[tuple[str, str]]:
     """Return every table's name with each of its columns'."""
     select = "SELECT tables.name, columns.name FROM sqlite_master tables, pragma_table_info(tables.name) columns"
     return set(connection.execute(f"{select} WHERE tables.type = 'table'"))
@@ -159,7 +159,7 @@ def _move_aside(path: Path, reason: str) -> str:
         for suffix in ("", "-wal"):
             if (source := path.with_name(path.name + suffix)).exists():
                 source.rename(aside.with_name(aside.name + suffix))
-        for leftover in (path.with_name(f"{path.name}-shm"), _marker(path)):
+        for leftover in (path.with_name(f"{path.name}-shm"), _marker_path(path)):
             leftover.unlink(missing_ok=True)
     except OSError as error:
         raise file_fault(error, f"the store {path} is damaged ({reason}) and cannot be moved aside") from error

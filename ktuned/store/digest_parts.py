@@ -11,7 +11,7 @@ from ktuned.store import rows
 from ktuned.store.reader import Reader
 
 
-def keep(connection: sqlite3.Connection, meanings: Sequence[tuple[str, str, str]]) -> None:
+def keep_digest_parts(connection: sqlite3.Connection, meanings: Sequence[tuple[str, str, str]]) -> None:
     """Keep kernels' newest meanings (name, digest, parts as JSON), and of the older ones those that were measured."""
     connection.executemany("INSERT OR IGNORE INTO meanings (kernel, digest, parts) VALUES (?, ?, ?)", meanings)
     for kernel, digest, _ in meanings:
@@ -27,10 +27,10 @@ def drop_unused(connection: sqlite3.Connection, kernel: str, newest: str) -> Non
     )
 
 
-def of(reader: Reader, kernel: str, digest: str) -> dict[str, str] | None:
+def load_digest_parts(reader: Reader, kernel: str, digest: str) -> dict[str, str] | None:
     """Return the parts of one digest."""
     select = "SELECT digest, parts FROM meanings WHERE kernel = ? AND digest = ?"
-    found = reader.value(rows.record, select, kernel, digest)
+    found = reader.fetch_value(rows.decode_record, select, kernel, digest)
     return found and found[1]
 
 
@@ -43,7 +43,9 @@ def keep_versions(connection: sqlite3.Connection, fingerprints: Mapping[str, Map
     connection.executemany("INSERT OR IGNORE INTO fingerprints (digest, versions) VALUES (?, ?)", entries)
 
 
-def versions(reader: Reader, fingerprint: str) -> dict[str, str] | None:
+def load_fingerprint_versions(reader: Reader, fingerprint: str) -> dict[str, str] | None:
     """Return what one fingerprint stands for."""
-    found = reader.value(rows.record, "SELECT digest, versions FROM fingerprints WHERE digest = ?", fingerprint)
+    found = reader.fetch_value(
+        rows.decode_record, "SELECT digest, versions FROM fingerprints WHERE digest = ?", fingerprint
+    )
     return found and found[1]

@@ -68,7 +68,7 @@ class Decision(msgspec.Struct, frozen=True):
     reason: str
 
 
-def judge(offer: Offer, ours: Winner | None, today: Context | None) -> Decision:
+def judge_offer(offer: Offer, ours: Winner | None, today: Context | None) -> Decision:
     """Decide about one offer; ``ours`` is the incumbent, ``today`` the context of a measurement made here now.
 
     A winner of today's context beats one of another. In one context the better figure wins, and ours where they are
@@ -95,10 +95,10 @@ def judge(offer: Offer, ours: Winner | None, today: Context | None) -> Decision:
     return Decision(False, "ours was decided later, and both are stale")
 
 
-def exports(path: Path) -> list[tuple[str, str, int]]:
+def list_exports(path: Path) -> list[tuple[str, str, int]]:
     """Return each kernel and device model to export, and how many winners it has; to be called in a thread."""
-    with _reader(path) as reader:
-        return reader.rows(
+    with _open_reader(path) as reader:
+        return reader.fetch_rows(
             "SELECT kernel, device, count(*) FROM winners GROUP BY kernel, device ORDER BY kernel, device"
         )
 
@@ -107,12 +107,12 @@ def winners_to_export(path: Path, kernel: str, device: str) -> list[Winner]:
     """Return what an export of a kernel on a device model holds, by problem and objective; to be called in a thread."""
     order = "ORDER BY winners.problem, winners.objective"
     select = f"{rows.SELECT_WINNERS} WHERE winners.kernel = ? AND winners.device = ? {order}"
-    with _reader(path) as reader:
-        return reader.values(rows.winner, select, kernel, device)
+    with _open_reader(path) as reader:
+        return reader.fetch_values(rows.decode_winner, select, kernel, device)
 
 
 @contextmanager
-def _reader(path: Path) -> Iterator[Reader]:
+def _open_reader(path: Path) -> Iterator[Reader]:
     try:
         reader = Reader(path)
     except sqlite3.Error as error:
@@ -121,7 +121,7 @@ def _reader(path: Path) -> Iterator[Reader]:
         yield reader
 
 
-def adopt(connection: sqlite3.Connection, kernel: str, device: str, offers: Sequence[Offer], now: float) -> int:
+def adopt_winners(connection: sqlite3.Connection, kernel: str, device: str, offers: Sequence[Offer], now: float) -> int:
     """Make each offer the winner of its problem, as the measured trial of a job that is done; return the job's id."""
     job = Job(
         0,
@@ -134,14 +134,14 @@ def adopt(connection: sqlite3.Connection, kernel: str, device: str, offers: Sequ
         Plan(),
         created=now,
     )
-    number = job_writes.create(connection, job)
+    number = job_writes.create_job(connection, job)
     done = len(offers)
     ended = replace(
         job, id=number, started=now, finished=now, done=done, total=done, outcomes={Outcome.MEASURED.value: done}
     )
-    job_writes.update(connection, ended)
+    job_writes.update_job(connection, ended)
     for offer in offers:
-        (trial,) = trial_writes.begin(connection, offer.context, number, [offer.config], offer.decided)
+        (trial,) = trial_writes.begin_trials(connection, offer.context, number, [offer.config], offer.decided)
         result = TrialResult(
             Outcome.MEASURED,
             offer.latency_us,
@@ -149,6 +149,6 @@ def adopt(connection: sqlite3.Connection, kernel: str, device: str, offers: Sequ
             message="imported",
             detail={"phase": "import", **({"metrics": dict(offer.metrics)} if offer.metrics else {})},
         )
-        trial_writes.finish(connection, trial, result, offer.decided, objective=offer.objective)
-        trial_writes.decide(connection, trial, offer.decided, objective=offer.objective, is_final=True)
+        trial_writes.finish_trial(connection, trial, result, offer.decided, objective=offer.objective)
+        trial_writes.make_winner(connection, trial, offer.decided, objective=offer.objective, is_final=True)
     return number

@@ -9,7 +9,7 @@ from collections.abc import Collection
 from ktuned.model import Job, NotFound, canonical
 
 
-def create(connection: sqlite3.Connection, job: Job) -> int:
+def create_job(connection: sqlite3.Connection, job: Job) -> int:
     """Enter a job, and return its id."""
     plan = canonical(job.plan.to_wire())
     number = connection.execute(
@@ -30,7 +30,7 @@ def create(connection: sqlite3.Connection, job: Job) -> int:
     return number or 0
 
 
-def update(connection: sqlite3.Connection, job: Job) -> None:
+def update_job(connection: sqlite3.Connection, job: Job) -> None:
     """Store all of a job but what it was created with (kernel, problem, device, created).
 
     Raises:
@@ -68,7 +68,7 @@ def update(connection: sqlite3.Connection, job: Job) -> None:
         raise NotFound(f"there is no job {job.id}")
 
 
-def pause(connection: sqlite3.Connection, devices: Collection[str]) -> None:
+def save_pauses(connection: sqlite3.Connection, devices: Collection[str]) -> None:
     """Remember which device models are paused, and no others."""
     connection.execute("DELETE FROM pauses")
     connection.executemany("INSERT INTO pauses (device) VALUES (?)", [(device,) for device in devices])

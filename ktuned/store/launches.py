@@ -17,7 +17,7 @@ MAX_KEYS = 10_000
 
 def read_launches(reader: Reader) -> dict[WinnerKey, int]:
     """Return the launches of each key, the one that was launched last at the end; the objective is always latency."""
-    found = reader.rows("SELECT kernel, problem, device, count FROM launches ORDER BY updated")
+    found = reader.fetch_rows("SELECT kernel, problem, device, count FROM launches ORDER BY updated")
     return {
         WinnerKey(KernelName(kernel), KeyProblem(problem), DeviceModel(device)): count
         for kernel, problem, device, count in found

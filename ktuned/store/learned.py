@@ -17,37 +17,41 @@ from ktuned.store.pins import Write
 from ktuned.store.reader import Reader, Row
 
 
-class Learned:
+class LearnedNames:
     """The learned names of all kernels."""
 
     def __init__(self, reader: Reader, write: Write) -> None:
         self._reader = reader
         self._write = write
 
-    def all(self) -> dict[KernelName, dict[str, Observation]]:
+    def list_names(self) -> dict[KernelName, dict[str, Observation]]:
         """Return each kernel's names, with what they held when they were learned."""
         found: dict[KernelName, dict[str, Observation]] = {}
-        for kernel, entry in self._reader.values(_entry, "SELECT kernel, entry FROM learned ORDER BY kernel, name"):
+        for kernel, entry in self._reader.fetch_values(
+            _decode_name, "SELECT kernel, entry FROM learned ORDER BY kernel, name"
+        ):
             found.setdefault(kernel, {})[entry.name] = entry
         return found
 
-    async def learn(self, kernel: KernelInfo, changed: Sequence[Observation], fresh: Sequence[Observation]) -> None:
+    async def learn_names(
+        self, kernel: KernelInfo, changed: Sequence[Observation], fresh: Sequence[Observation]
+    ) -> None:
         """Keep ``changed`` names of a kernel, which has them already, and rename its contexts by the ``fresh`` ones."""
 
-        def learn(connection: sqlite3.Connection) -> None:
+        def learn_names(connection: sqlite3.Connection) -> None:
             connection.executemany(
                 "INSERT OR REPLACE INTO learned (kernel, name, entry) VALUES (?, ?, ?)",
                 [(kernel.name, entry.name, json.dumps(asdict(entry))) for entry in changed],
             )
-            _rename(connection, kernel, fresh)
+            _rename_contexts(connection, kernel, fresh)
             connection.execute(
                 "UPDATE kernels SET info = ? WHERE name = ?", (json.dumps(kernel.to_wire()), kernel.name)
             )
 
-        await self._write(learn)
+        await self._write(learn_names)
 
 
-def _rename(connection: sqlite3.Connection, kernel: KernelInfo, fresh: Sequence[Observation]) -> None:
+def _rename_contexts(connection: sqlite3.Connection, kernel: KernelInfo, fresh: Sequence[Observation]) -> None:
     """Rename the contexts of each meaning that lacks names, and those of the inputs that were captured for it."""
     captures = connection.execute("SELECT DISTINCT digest FROM captures WHERE kernel = ?", (kernel.name,)).fetchall()
     for digest, text in connection.execute(
@@ -64,13 +68,13 @@ def _rename(connection: sqlite3.Connection, kernel: KernelInfo, fresh: Sequence[
             (kernel.name, named, json.dumps(parts)),
         )
         for captured in ("", *(capture for (capture,) in captures)):
-            context_moves.rename(
+            context_moves.rename_contexts(
                 connection, kernel.name, with_captured(digest, captured), with_captured(named, captured)
             )
     digest_parts.drop_unused(connection, kernel.name, kernel.digest)
 
 
-def _entry(row: Row) -> tuple[KernelName, Observation]:
+def _decode_name(row: Row) -> tuple[KernelName, Observation]:
     kernel, text = row
     values = json.loads(text)
     return KernelName(kernel), Observation(**{**values, "places": tuple(values["places"])})

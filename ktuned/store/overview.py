@@ -38,7 +38,7 @@ _TRIALS = f"""SELECT id, job_id, config, outcome, latency_us, spread_us, compile
     FROM trials WHERE context_id = ? AND outcome IS NOT NULL ORDER BY id"""
 
 
-class Measured(NamedTuple):
+class MeasuredSpan(NamedTuple):
     """The fastest measured trial of a context."""
 
     trial: int
@@ -56,7 +56,7 @@ class ContextSums(NamedTuple):
     measured: int
     first: float
     last: float
-    best: Measured | None
+    best: MeasuredSpan | None
 
 
 class TrialRow(NamedTuple):
@@ -113,58 +113,60 @@ class Overview:
     def __exit__(self, *error: object) -> None:
         self.close()
 
-    def version(self) -> tuple[object, ...]:
+    def data_version(self) -> tuple[object, ...]:
         """Return a value that changes when another process writes to the store."""
-        return tuple(self._reader.rows("PRAGMA data_version"))
+        return tuple(self._reader.fetch_rows("PRAGMA data_version"))
 
-    def kernels(self) -> list[KernelInfo]:
+    def load_kernels(self) -> list[KernelInfo]:
         """Return the kernels as they were last inspected."""
-        return self._reader.values(rows.kernel, "SELECT name, info FROM kernels ORDER BY name")
+        return self._reader.fetch_values(rows.decode_kernel, "SELECT name, info FROM kernels ORDER BY name")
 
-    def contexts(self) -> list[ContextSums]:
+    def load_contexts(self) -> list[ContextSums]:
         """Return every context that has trials, the one with the newest trial last."""
-        return self._reader.values(_sums, _CONTEXTS)
+        return self._reader.fetch_values(_decode_context_sums, _CONTEXTS)
 
-    def trials(self, context: int) -> Sequence[TrialRow]:
+    def load_trials(self, context: int) -> Sequence[TrialRow]:
         """Return the trials of a context that have ended, in the order in which they began."""
-        return self._reader.values(_trial_row, _TRIALS, context)
+        return self._reader.fetch_values(_trial_row, _TRIALS, context)
 
-    def classes(self, context: int) -> BitClasses:
+    def load_bit_classes(self, context: int) -> BitClasses:
         """Return the classes of equal bits among a context's trials, as far as bits were compared."""
         compared = "iif(json_valid(detail), json_extract(detail, '$.bits'), NULL) IS NOT NULL"
         select = f"{rows.SELECT_TRIALS} WHERE trials.context_id = ? AND trials.outcome = 'measured' AND {compared}"
-        return BitClasses.of(self._reader.values(rows.trial, select, context))
+        return BitClasses.of(self._reader.fetch_values(rows.decode_trial, select, context))
 
-    def peaks(self) -> Mapping[DeviceModel, Peaks]:
+    def load_peaks(self) -> Mapping[DeviceModel, Peaks]:
         """Return the measured limits of devices."""
         return peaks.all_of(self._reader)
 
-    def portfolios(self) -> list[StoredPortfolio]:
+    def load_portfolios(self) -> list[StoredPortfolio]:
         """Return the portfolios of all kernels."""
         return portfolios.all_of(self._reader)
 
-    def winners(self) -> list[Winner]:
+    def load_winners(self) -> list[Winner]:
         """Return all winners."""
-        return self._reader.values(rows.winner, f"{rows.SELECT_WINNERS} ORDER BY winners.kernel, winners.problem")
-
-    def jobs(self, kernel: str, limit: int) -> list[Job]:
-        """Return a kernel's newest jobs, the newest first."""
-        return self._reader.values(
-            rows.job, f"{rows.SELECT_JOBS} WHERE kernel = ? ORDER BY id DESC LIMIT ?", kernel, limit
+        return self._reader.fetch_values(
+            rows.decode_winner, f"{rows.SELECT_WINNERS} ORDER BY winners.kernel, winners.problem"
         )
 
-    def meaning(self, kernel: str, digest: str) -> Mapping[str, str] | None:
+    def load_jobs(self, kernel: str, limit: int) -> list[Job]:
+        """Return a kernel's newest jobs, the newest first."""
+        return self._reader.fetch_values(
+            rows.decode_job, f"{rows.SELECT_JOBS} WHERE kernel = ? ORDER BY id DESC LIMIT ?", kernel, limit
+        )
+
+    def load_digest_parts(self, kernel: str, digest: str) -> Mapping[str, str] | None:
         """Return the parts of a kernel's digest."""
-        return digest_parts.of(self._reader, kernel, digest)
+        return digest_parts.load_digest_parts(self._reader, kernel, digest)
 
-    def versions(self, digest: str) -> Mapping[str, str] | None:
+    def load_fingerprint_versions(self, digest: str) -> Mapping[str, str] | None:
         """Return the versions that a fingerprint stands for."""
-        return digest_parts.versions(self._reader, digest)
+        return digest_parts.load_fingerprint_versions(self._reader, digest)
 
 
-def _sums(row: Row) -> ContextSums:
+def _decode_context_sums(row: Row) -> ContextSums:
     number, *context, trials, measured, first, last, trial, config, latency_us, spread_us = row
-    best = None if trial is None else Measured(trial, config, latency_us, spread_us)
+    best = None if trial is None else MeasuredSpan(trial, config, latency_us, spread_us)
     return ContextSums(number, Context(*context), trials, measured, first, last, best)
 
 

@@ -15,14 +15,14 @@ from ktuned.store.reader import Reader, Row
 
 def all_of(reader: Reader) -> dict[DeviceModel, Peaks]:
     """Return each device model's limits."""
-    found = reader.values(_peaks, "SELECT device, figures FROM peaks ORDER BY device")
+    found = reader.fetch_values(_decode_peaks, "SELECT device, figures FROM peaks ORDER BY device")
     return {peaks.device: peaks for peaks in found}
 
 
-def keep(connection: sqlite3.Connection, peaks: Peaks) -> None:
+def save_peaks(connection: sqlite3.Connection, peaks: Peaks) -> None:
     """Keep a device model's limits in place of those before."""
     connection.execute("INSERT OR REPLACE INTO peaks VALUES (?, ?)", (peaks.device, json.dumps(asdict(peaks))))
 
 
-def _peaks(row: Row) -> Peaks:
+def _decode_peaks(row: Row) -> Peaks:
     return Peaks(**json.loads(row[1]))

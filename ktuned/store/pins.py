@@ -21,45 +21,45 @@ class Write(Protocol):
         """Run it."""
 
 
-class Pinned:
+class PinnedAnswers:
     """The store's pins; an answer is a text, its question another, of which one answer may have several."""
 
     def __init__(self, reader: Reader, write: Write) -> None:
         self._reader = reader
         self._write = write
 
-    def find(self, pin: str, question: str) -> str | None:
+    def find_answer(self, pin: str, question: str) -> str | None:
         """Return the answer that a pin holds for a question."""
-        return self._reader.value(
-            rows.answer, "SELECT pin, answer FROM pins WHERE pin = ? AND question = ?", pin, question
+        return self._reader.fetch_value(
+            rows.decode_answer, "SELECT pin, answer FROM pins WHERE pin = ? AND question = ?", pin, question
         )
 
     def find_config(self, pin: str, key: WinnerKey) -> Config | None:
         """Return the config that a pin holds for a kernel's problem on a device, by whatever objective it was asked."""
         for objective in (None, key.objective, figure_objective(key.objective)):
             question = pinned_question(key.kernel, key_values(key.problem), key.device, objective)
-            if (held := self.find(pin, question)) is not None:
+            if (held := self.find_answer(pin, question)) is not None:
                 config: Config | None = json.loads(held).get("config")
                 return config
         return None
 
-    def pins(self) -> list[tuple[str, int, float]]:
+    def list_pins(self) -> list[tuple[str, int, float]]:
         """Return each pin, how many questions it holds answers to, and since when (Unix seconds), by name."""
         return [
             (pin, count, created)
-            for pin, count, created in self._reader.rows(
+            for pin, count, created in self._reader.fetch_rows(
                 "SELECT pin, count(*), min(created) FROM pins GROUP BY pin ORDER BY pin"
             )
         ]
 
-    async def hold(self, pin: str, questions: Sequence[str], answer: str, *, now: float, limit: int) -> str:
+    async def hold_answer(self, pin: str, questions: Sequence[str], answer: str, *, now: float, limit: int) -> str:
         """Hold an answer to several wordings of a question; return the one that holds, which may be an earlier one.
 
         Raises:
             UsageError: the pins hold ``limit`` answers already.
         """
 
-        def hold(connection: sqlite3.Connection) -> str:
+        def hold_answer(connection: sqlite3.Connection) -> str:
             holds = answer
             for question in questions:
                 row = connection.execute(
@@ -81,7 +81,7 @@ class Pinned:
             )
             return holds
 
-        return await self._write(hold)
+        return await self._write(hold_answer)
 
     async def give_up(self, pin: str) -> int:
         """Forget a pin, and return how many questions it held answers to."""

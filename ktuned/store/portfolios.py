@@ -23,17 +23,19 @@ class StoredPortfolio(msgspec.Struct, frozen=True):
     created: float
 
 
-def of(reader: Reader, kernel: str) -> list[StoredPortfolio]:
+def load_portfolios(reader: Reader, kernel: str) -> list[StoredPortfolio]:
     """Return a kernel's portfolios."""
-    return reader.values(_portfolio, "SELECT * FROM portfolios WHERE kernel = ? ORDER BY device, objective", kernel)
+    return reader.fetch_values(
+        _decode_portfolio, "SELECT * FROM portfolios WHERE kernel = ? ORDER BY device, objective", kernel
+    )
 
 
 def all_of(reader: Reader) -> list[StoredPortfolio]:
     """Return the portfolios of all kernels."""
-    return reader.values(_portfolio, "SELECT * FROM portfolios ORDER BY kernel, device, objective")
+    return reader.fetch_values(_decode_portfolio, "SELECT * FROM portfolios ORDER BY kernel, device, objective")
 
 
-def keep(connection: sqlite3.Connection, portfolio: StoredPortfolio) -> None:
+def save_portfolio(connection: sqlite3.Connection, portfolio: StoredPortfolio) -> None:
     """Keep a portfolio in place of the one before."""
     connection.execute(
         "INSERT OR REPLACE INTO portfolios VALUES (?, ?, ?, ?, ?, ?)",
@@ -48,6 +50,6 @@ def keep(connection: sqlite3.Connection, portfolio: StoredPortfolio) -> None:
     )
 
 
-def _portfolio(row: Row) -> StoredPortfolio:
+def _decode_portfolio(row: Row) -> StoredPortfolio:
     kernel, device, objective, state, document, created = row
     return StoredPortfolio(kernel, device, Objective(objective), state, json.loads(document), created)

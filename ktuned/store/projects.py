@@ -30,23 +30,23 @@ class Projects:
         self._reader = reader
         self._write = write
 
-    def names(self) -> dict[str, ProjectName]:
+    def load_names(self) -> dict[str, ProjectName]:
         """Return the name of each root that has had one, by its path."""
-        return {path: ProjectName(name) for path, name in self._reader.rows("SELECT path, name FROM projects")}
+        return {path: ProjectName(name) for path, name in self._reader.fetch_rows("SELECT path, name FROM projects")}
 
-    def aliases(self) -> dict[ProjectName, ProjectName]:
+    def load_aliases(self) -> dict[ProjectName, ProjectName]:
         """Return the present name for each name that a project had before."""
-        found = self._reader.rows("SELECT alias, name FROM aliases JOIN projects USING (path)")
+        found = self._reader.fetch_rows("SELECT alias, name FROM aliases JOIN projects USING (path)")
         return {ProjectName(alias): ProjectName(name) for alias, name in found}
 
-    async def name(self, names: Mapping[str, str]) -> dict[ProjectName, ProjectName]:
+    async def save_names(self, names: Mapping[str, str]) -> dict[ProjectName, ProjectName]:
         """Give roots their names, by their paths; return the new name for each old one that was given up.
 
         What the store holds of an old name is found under the new one from now on.
         """
-        return await self._write(lambda connection: _name(connection, names))
+        return await self._write(lambda connection: _save_names(connection, names))
 
-    async def move(self, old: str, new: str) -> None:
+    async def move_project(self, old: str, new: str) -> None:
         """Give a root's name and its earlier names to another path."""
         await self._write(lambda connection: _move_path(connection, old, new))
 
@@ -59,13 +59,13 @@ def _move_path(connection: sqlite3.Connection, old: str, new: str) -> None:
         connection.execute(f"UPDATE {table} SET path = ? WHERE path = ?", (new, old))
 
 
-def _name(connection: sqlite3.Connection, names: Mapping[str, str]) -> dict[ProjectName, ProjectName]:
+def _save_names(connection: sqlite3.Connection, names: Mapping[str, str]) -> dict[ProjectName, ProjectName]:
     before: dict[str, str] = dict(connection.execute("SELECT path, name FROM projects"))
     renamed = {path: name for path, name in names.items() if before.get(path, name) != name}
     changes: dict[ProjectName, ProjectName] = {}
     for path in _in_order(renamed, before):
         old, new = before[path], renamed[path]
-        _move(connection, old, new)
+        _move_project(connection, old, new)
         connection.execute("INSERT OR REPLACE INTO aliases (alias, path) VALUES (?, ?)", (old, path))
         changes[ProjectName(old)] = ProjectName(new)
     for path, name in names.items():
@@ -95,15 +95,15 @@ def _in_order(renamed: Mapping[str, str], before: Mapping[str, str]) -> Iterable
             del left[path]
 
 
-def _move(connection: sqlite3.Connection, old: str, new: str) -> None:
+def _move_project(connection: sqlite3.Connection, old: str, new: str) -> None:
     """Move all rows of a project's kernels to its new name."""
     move = _Move(connection, old, new)
-    move.contexts()
+    move.move_contexts()
     for table in ("winners", "captures", "meanings", "learned", "anchors"):
-        move.table(table)
-    move.table("jobs")
-    move.kernels()
-    move.pins()
+        move.move_table(table)
+    move.move_table("jobs")
+    move.move_kernels()
+    move.move_pins()
 
 
 class _Move:
@@ -116,7 +116,7 @@ class _Move:
         self._where = "kernel > ? AND kernel < ? AND instr(substr(kernel, ?), ':') = 0"
         self._range = (f"{old}:", f"{old}{_AFTER_COLON}", len(old) + 2)
 
-    def table(self, table: str) -> None:
+    def move_table(self, table: str) -> None:
         """Rename the kernels in a table's column ``kernel``; what the new name has already stays."""
         self._connection.execute(
             f"UPDATE OR IGNORE {table} SET kernel = ? || substr(kernel, ?) WHERE {self._where}",
@@ -124,7 +124,7 @@ class _Move:
         )
         self._connection.execute(f"DELETE FROM {table} WHERE {self._where}", self._range)
 
-    def contexts(self) -> None:
+    def move_contexts(self) -> None:
         """Rename contexts; one that is there under the new name takes the trials over."""
         columns = "problem, device, digest, toolchain, device_fingerprint, measuring_version"
         found = self._connection.execute(
@@ -138,9 +138,9 @@ class _Move:
             if twin is None:
                 self._connection.execute("UPDATE contexts SET kernel = ? WHERE id = ?", (name, number))
             else:
-                context_moves.merge(self._connection, number, twin[0])
+                context_moves.merge_contexts(self._connection, number, twin[0])
 
-    def kernels(self) -> None:
+    def move_kernels(self) -> None:
         """Rename kernels as they were last inspected; the next inspection finds them unchanged."""
         where = self._where.replace("kernel", "name")
         for name, info in self._connection.execute(
@@ -153,7 +153,7 @@ class _Move:
             )
         self._connection.execute(f"DELETE FROM kernels WHERE {where}", self._range)
 
-    def pins(self) -> None:
+    def move_pins(self) -> None:
         """Have pins hold for questions by the new name too."""
         start = json.dumps(f"{self._old}:", ensure_ascii=False)[:-1]
         for pin, question, answer, created in self._connection.execute(

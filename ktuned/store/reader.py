@@ -51,7 +51,7 @@ class Reader:
         what = ", ".join(f"{count} × {kind}" for kind, count in counts)
         return f"rows of the store {self._path} are damaged and left out ({what}); their content is measured again"
 
-    def rows(self, sql: str, *values: Any) -> list[Row]:
+    def fetch_rows(self, sql: str, *values: Any) -> list[Row]:
         """Return the rows that a SELECT finds.
 
         Raises:
@@ -61,44 +61,44 @@ class Reader:
             return self._connection.execute(sql, values).fetchall()
         except (sqlite3.Error, UnicodeDecodeError) as error:
             if isinstance(error, UnicodeDecodeError) or not is_undecodable(error):
-                raise self.fault(error) from error
-        return self._decodable(sql, values)
+                raise self.explain_fault(error) from error
+        return self._fetch_decodable_rows(sql, values)
 
-    def values(self, decode: Callable[[Row], T], sql: str, *values: Any) -> list[T]:
+    def fetch_values(self, decode: Callable[[Row], T], sql: str, *values: Any) -> list[T]:
         """Return the decoded rows of a SELECT; the name of ``decode`` names damaged ones in the notice.
 
         Raises:
             StoreError: the disk or the database fails.
         """
         made = []
-        for row in self.rows(sql, *values):
+        for row in self.fetch_rows(sql, *values):
             try:
                 made.append(decode(row))
             except (ValueError, TypeError, LookupError, AttributeError) as error:
                 self._leave_out(decode.__name__, row[0], error)
         return made
 
-    def value(self, decode: Callable[[Row], T], sql: str, *values: Any) -> T | None:
+    def fetch_value(self, decode: Callable[[Row], T], sql: str, *values: Any) -> T | None:
         """Return what ``decode`` makes of the first row that it can read, or ``None`` if there is none.
 
         Raises:
             StoreError: the disk or the database fails.
         """
-        return next(iter(self.values(decode, sql, *values)), None)
+        return next(iter(self.fetch_values(decode, sql, *values)), None)
 
-    def fault(self, error: sqlite3.Error | UnicodeDecodeError) -> StoreError:
+    def explain_fault(self, error: sqlite3.Error | UnicodeDecodeError) -> StoreError:
         """Return the error that the user sees; after damage, the next opening checks the whole database."""
         if is_damage(error):
             database_file.mark_suspect(self._path)
         return database_fault(error, self._path)
 
-    def _decodable(self, sql: str, values: Row) -> list[Row]:
-        """Return the rows without those that have a text which is no UTF-8; slower than :meth:`rows`."""
-        self._connection.text_factory = _text
+    def _fetch_decodable_rows(self, sql: str, values: Row) -> list[Row]:
+        """Return the rows without those that have a text which is no UTF-8; slower than :meth:`fetch_rows`."""
+        self._connection.text_factory = _decode_text
         try:
             found: list[Row] = self._connection.execute(sql, values).fetchall()
         except (sqlite3.Error, UnicodeDecodeError) as error:
-            raise self.fault(error) from error
+            raise self.explain_fault(error) from error
         finally:
             self._connection.text_factory = str
         for row in found:
@@ -115,7 +115,7 @@ class Reader:
 _NO_TEXT = object()
 
 
-def _text(data: bytes) -> object:
+def _decode_text(data: bytes) -> object:
     try:
         return data.decode()
     except UnicodeDecodeError:

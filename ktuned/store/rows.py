@@ -51,12 +51,12 @@ SELECT_WINNERS = f"""SELECT {CONTEXT_COLUMNS}, trials.id, trials.config, trials.
     FROM winners JOIN trials ON trials.id = winners.trial_id JOIN contexts ON contexts.id = trials.context_id"""
 
 
-def figure(objective: Objective, trials: str = "trials") -> str:
+def figure_sql(objective: Objective, trials: str = "trials") -> str:
     """Return the SQL of a trial's figure by an objective; NULL if it has none."""
     # SQLite refuses the whole SELECT for one text that is no JSON.
     if is_exact(objective):
         same = f"iif(json_valid({trials}.detail), json_extract({trials}.detail, '$.same_bits'), NULL)"
-        return f"iif({same}, {figure(figure_objective(objective), trials)}, NULL)"
+        return f"iif({same}, {figure_sql(figure_objective(objective), trials)}, NULL)"
     if objective == LATENCY:
         return f"{trials}.latency_us"
     # A metric's name is an identifier.
@@ -64,14 +64,14 @@ def figure(objective: Objective, trials: str = "trials") -> str:
     return f"iif(json_valid({trials}.detail), json_extract({trials}.detail, '{path}'), NULL)"
 
 
-def cost(objective: Objective, trials: str = "trials") -> str:
+def cost_sql(objective: Objective, trials: str = "trials") -> str:
     """Return the SQL of what a trial's figure costs by an objective, less being better; NULL if it has no figure."""
-    return f"{'-' if is_maximized(objective) else ''}{figure(objective, trials)}"
+    return f"{'-' if is_maximized(objective) else ''}{figure_sql(objective, trials)}"
 
 
 def select_known(objective: Objective) -> str:
     """Return the SELECT of a trial's id, and of :class:`~ktuned.model.KnownConfig`'s fields in their order."""
-    columns = f"trials.id, trials.config, trials.outcome, {figure(objective)}, trials.compile_s"
+    columns = f"trials.id, trials.config, trials.outcome, {figure_sql(objective)}, trials.compile_s"
     return f"SELECT {columns} {FROM_TRIALS}"
 
 
@@ -88,30 +88,30 @@ def context_values(context: Context) -> Row:
     )
 
 
-def trial(row: Row) -> Trial:
+def decode_trial(row: Row) -> Trial:
     """Read a row of :data:`SELECT_TRIALS`."""
-    values = _named(Trial, row)
-    _decode(values, "problem", "config", "detail")
+    values = _decode_named(Trial, row)
+    _decode_json_fields(values, "problem", "config", "detail")
     values["outcome"] = Outcome(values["outcome"]) if values["outcome"] else None
     return Trial(**values)
 
 
-def known(row: Row) -> KnownConfig:
+def decode_known_trial(row: Row) -> KnownConfig:
     """Read a row of :func:`select_known`."""
     _, text, outcome, found, compile_s = row
     return KnownConfig(text, json.loads(text), Outcome(outcome), found, compile_s)
 
 
-def job(row: Row) -> Job:
+def decode_job(row: Row) -> Job:
     """Read a row of :data:`SELECT_JOBS`."""
-    values = _named(Job, row)
-    _decode(values, "problem", "plan", "outcomes", "cost")
+    values = _decode_named(Job, row)
+    _decode_json_fields(values, "problem", "plan", "outcomes", "cost")
     values["plan"] = Plan.from_wire(values["plan"])
     values["state"] = JobState(values["state"])
     return Job(**values)
 
 
-def winner(row: Row) -> Winner:
+def decode_winner(row: Row) -> Winner:
     """Read a row of :data:`SELECT_WINNERS`."""
     *context_values, trial_id, config, latency_us, spread_us, artifact, decided, is_final, note, metrics, objective = (
         row
@@ -133,7 +133,7 @@ def winner(row: Row) -> Winner:
     )
 
 
-def root(row: Row) -> Root:
+def decode_root(row: Row) -> Root:
     """Read a row ``path, name, python, env, asked_python``."""
     path, name, python, env, asked = row
     if asked is None:
@@ -142,28 +142,28 @@ def root(row: Row) -> Root:
     return Root(path, name, python, json.loads(env), asked=Asked(python=asked))
 
 
-def kernel(row: Row) -> KernelInfo:
+def decode_kernel(row: Row) -> KernelInfo:
     """Read a row ``name, info``."""
     return KernelInfo.from_wire(json.loads(row[1]))
 
 
-def record(row: Row) -> tuple[str, dict[str, Any]]:
+def decode_record(row: Row) -> tuple[str, dict[str, Any]]:
     """Read a row of a name and a JSON object."""
     name, data = row
     return name, dict(json.loads(data))
 
 
-def answer(row: Row) -> str:
+def decode_answer(row: Row) -> str:
     """Read a row ``pin, answer``: the answer's text, which is sound JSON."""
     json.loads(row[1])
     text: str = row[1]
     return text
 
 
-def _named(kind: type[Trial] | type[Job], row: Row) -> dict[str, Any]:
+def _decode_named(kind: type[Trial] | type[Job], row: Row) -> dict[str, Any]:
     return {entry.name: value for entry, value in zip(fields(kind), row, strict=True)}
 
 
-def _decode(values: dict[str, Any], *names: str) -> None:
+def _decode_json_fields(values: dict[str, Any], *names: str) -> None:
     for name in names:
         values[name] = json.loads(values[name])

@@ -213,7 +213,7 @@ def check_ours(connection: sqlite3.Connection, path: str) -> None:
         )
 
 
-def migrate(connection: sqlite3.Connection) -> None:
+def migrate_schema(connection: sqlite3.Connection) -> None:
     """Bring the database to :data:`SCHEMA_VERSION`, one transaction per step, so that a step is done or is not.
 
     Raises:

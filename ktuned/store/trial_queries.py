@@ -30,16 +30,16 @@ _ROUNDS = "iif(json_valid(trials.detail), json_extract(trials.detail, '$.{}'), N
 
 def by_id(reader: Reader, number: int) -> Trial | None:
     """Return a trial by its id."""
-    return reader.value(rows.trial, f"{rows.SELECT_TRIALS} WHERE trials.id = ?", number)
+    return reader.fetch_value(rows.decode_trial, f"{rows.SELECT_TRIALS} WHERE trials.id = ?", number)
 
 
 def of_config(reader: Reader, context: Context, config: Config) -> Trial | None:
     """Return what is known of a config on this very context."""
     select = f"{_IN_CONTEXT} AND trials.config = ?"
-    return reader.value(rows.trial, select, *rows.context_values(context), canonical(config))
+    return reader.fetch_value(rows.decode_trial, select, *rows.context_values(context), canonical(config))
 
 
-def best(
+def find_best_trials(
     reader: Reader, context: Context, limit: int, objective: Objective, rounds: int, rounds_name: str
 ) -> list[Trial]:
     """Return the measured trials of a context that have an objective's figure, the best first.
@@ -48,26 +48,26 @@ def best(
     """
     wanted = f"AND {_ROUNDS.format(rounds_name)} >= {rounds:d}" if rounds else ""
     select = _best_first(rows.SELECT_TRIALS, objective, wanted)
-    return reader.values(rows.trial, select, *rows.context_values(context), Outcome.MEASURED, limit)
+    return reader.fetch_values(rows.decode_trial, select, *rows.context_values(context), Outcome.MEASURED, limit)
 
 
-def measured(reader: Reader, context: Context, limit: int, objective: Objective) -> list[KnownConfig]:
+def find_measured_configs(reader: Reader, context: Context, limit: int, objective: Objective) -> list[KnownConfig]:
     """Return the measured configs of a context that have an objective's figure, the best first."""
     select = _best_first(rows.select_known(objective), objective)
-    return reader.values(rows.known, select, *rows.context_values(context), Outcome.MEASURED, limit)
+    return reader.fetch_values(rows.decode_known_trial, select, *rows.context_values(context), Outcome.MEASURED, limit)
 
 
 def _best_first(select: str, objective: Objective, wanted: str = "") -> str:
     """Return the SELECT of a context's trials of an outcome that have an objective's figure, so many of the best."""
-    cost = rows.cost(objective)
+    cost = rows.cost_sql(objective)
     return f"""{select} {_OF_CONTEXT} AND trials.outcome = ? AND {cost} IS NOT NULL {wanted}
         ORDER BY {cost}, trials.id LIMIT ?"""
 
 
-def twin(reader: Reader, content: str) -> Trial | None:
+def find_twin(reader: Reader, content: str) -> Trial | None:
     """Return the newest measured trial of this content, in any context."""
-    return reader.value(
-        rows.trial,
+    return reader.fetch_value(
+        rows.decode_trial,
         # The outcome is written out, or SQLite would not use the index of measured trials.
         f"""{rows.SELECT_TRIALS} WHERE trials.content = ? AND trials.outcome = 'measured'
         ORDER BY trials.id DESC LIMIT 1""",
@@ -75,13 +75,15 @@ def twin(reader: Reader, content: str) -> Trial | None:
     )
 
 
-def past(reader: Reader, context: Context, contexts: int, limit: int, objective: Objective) -> list[KnownConfig]:
+def find_past_searches(
+    reader: Reader, context: Context, contexts: int, limit: int, objective: Objective
+) -> list[KnownConfig]:
     """Return what the latest contexts of a key have found, the context's own first, of each the fastest first.
 
-    Of its own context only measured ones: :func:`failed` returns the others.
+    Of its own context only measured ones: :func:`find_failed_configs` returns the others.
     """
-    return reader.values(
-        rows.known,
+    return reader.fetch_values(
+        rows.decode_known_trial,
         f"""{rows.select_known(objective)} WHERE trials.outcome IS NOT NULL AND contexts.id IN (
             SELECT id FROM contexts WHERE (kernel, problem, device) = (?, ?, ?) ORDER BY id DESC LIMIT ?)
             AND (trials.outcome = 'measured' OR ({rows.CONTEXT_COLUMNS}) <> (?, ?, ?, ?, ?, ?, ?))
@@ -97,11 +99,11 @@ def past(reader: Reader, context: Context, contexts: int, limit: int, objective:
     )
 
 
-def failed(reader: Reader, context: Context, limit: int) -> list[KnownConfig]:
+def find_failed_configs(reader: Reader, context: Context, limit: int) -> list[KnownConfig]:
     """Return the configs of a context that ended otherwise than measured, and are not tried again."""
     retried = sorted({*RETRIED_BY_NEXT_JOB, Outcome.COMPILE_TIMEOUT})
-    return reader.values(
-        rows.known,
+    return reader.fetch_values(
+        rows.decode_known_trial,
         f"""{rows.select_known(LATENCY)} {_OF_CONTEXT}
             AND trials.outcome NOT IN ('measured', {", ".join("?" * len(retried))}) ORDER BY trials.id LIMIT ?""",
         *rows.context_values(context),
@@ -110,9 +112,9 @@ def failed(reader: Reader, context: Context, limit: int) -> list[KnownConfig]:
     )
 
 
-def chosen(reader: Reader, conditions: Mapping[str, Any], limit: int, order: Order) -> list[Trial]:
+def select_trials(reader: Reader, conditions: Mapping[str, Any], limit: int, order: Order) -> list[Trial]:
     """Return the trials that meet every condition which has a value."""
-    wanted, values = where(conditions)
+    wanted, values = where_clause(conditions)
     if order == "newest":
         tail = "ORDER BY trials.id DESC"
     else:
@@ -122,17 +124,19 @@ def chosen(reader: Reader, conditions: Mapping[str, Any], limit: int, order: Ord
         tail = f"ORDER BY contexts.kernel, contexts.problem, contexts.device, {figure}, trials.id"
     # An index covers what chooses and orders; only the chosen rows are read whole, for sorting whole ones is slow.
     ids = f"SELECT trials.id {rows.FROM_TRIALS} {wanted} {tail} LIMIT ?"
-    return reader.values(rows.trial, f"{rows.SELECT_TRIALS} WHERE trials.id IN ({ids}) {tail}", *values, limit)
+    return reader.fetch_values(
+        rows.decode_trial, f"{rows.SELECT_TRIALS} WHERE trials.id IN ({ids}) {tail}", *values, limit
+    )
 
 
-def count(reader: Reader, conditions: Mapping[str, Any]) -> int:
+def count_trials(reader: Reader, conditions: Mapping[str, Any]) -> int:
     """Return how many trials meet every condition which has a value."""
-    wanted, values = where(conditions)
-    ((number,),) = reader.rows(f"SELECT count(*) {rows.FROM_TRIALS} {wanted}", *values)
+    wanted, values = where_clause(conditions)
+    ((number,),) = reader.fetch_rows(f"SELECT count(*) {rows.FROM_TRIALS} {wanted}", *values)
     return int(number)
 
 
-def conditions(
+def trial_conditions(
     kernel: str | None,
     problem: str | None,
     device: str | None,
@@ -151,7 +155,7 @@ def conditions(
     }
 
 
-def where(conditions: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]]:
+def where_clause(conditions: Mapping[str, Any]) -> tuple[str, tuple[Any, ...]]:
     """Return the WHERE clause of those conditions that have a value, and the values."""
     wanted = {condition: value for condition, value in conditions.items() if value is not None}
     return ("WHERE " + " AND ".join(wanted) if wanted else ""), tuple(wanted.values())

@@ -29,7 +29,7 @@ from ktuned.model import (
     is_nondeterministic,
 )
 from ktuned.store import rows
-from ktuned.store.winner_rule import Effect, Standing, judge
+from ktuned.store.winner_rule import Effect, Standing, judge_result
 
 NOISE = 1.05
 """Ratio of two figures up to which they may be the same."""
@@ -42,7 +42,7 @@ class Recovered(msgspec.Struct, frozen=True):
     jobs: int
 
 
-def recover(connection: sqlite3.Connection) -> Recovered:
+def recover_interrupted(connection: sqlite3.Connection) -> Recovered:
     """Mark trials under way as interrupted and queue running jobs again."""
     connection.execute("BEGIN IMMEDIATE")
     trials = connection.execute("UPDATE trials SET outcome = ? WHERE outcome IS NULL", (Outcome.INTERRUPTED,)).rowcount
@@ -51,12 +51,12 @@ def recover(connection: sqlite3.Connection) -> Recovered:
     return Recovered(trials, jobs)
 
 
-def begin(
+def begin_trials(
     connection: sqlite3.Connection, context: Context, job: int, configs: Sequence[Config], now: float
 ) -> list[int]:
     """Enter trials as under way and return their ids, in order.
 
-    A row that is there already is used again; a measured one keeps its figure until :func:`finish` replaces it.
+    A row that is there already is used again; a measured one keeps its figure until :func:`finish_trial` replaces it.
     """
     values = rows.context_values(context)
     connection.execute(
@@ -85,7 +85,7 @@ def begin(
     return ids
 
 
-def finish(
+def finish_trial(
     connection: sqlite3.Connection,
     trial_id: int,
     result: TrialResult,
@@ -94,7 +94,7 @@ def finish(
     objective: Objective = LATENCY,
     is_opening: bool = False,
 ) -> Winner | None:
-    """Store a result; return the winner by an objective if that changed it (:func:`~ktuned.store.winner_rule.judge`).
+    """Store a result; return the winner by an objective if that changed it.
 
     By other objectives a winner only goes: where its own trial is not measured any more.
 
@@ -102,14 +102,14 @@ def finish(
         NotFound: there is no such trial.
         UsageError: it is ``measured`` without a latency.
     """
-    if not _record(connection, trial_id, result, now):
+    if not _write_result(connection, trial_id, result, now):
         return None
-    measured, incumbent = _standings(connection, trial_id, objective)
-    effect = judge(measured, incumbent, is_opening=is_opening)
+    measured, incumbent = _load_standings(connection, trial_id, objective)
+    effect = judge_result(measured, incumbent, is_opening=is_opening)
     if effect is Effect.TAKE:
         return _make_winner(connection, trial_id, objective, now)
     vacated = {objective} if effect is Effect.VACATE else set()
-    return _vacate(connection, measured.context, trial_id, result, vacated, now).get(objective)
+    return _vacate_winner(connection, measured.context, trial_id, result, vacated, now).get(objective)
 
 
 def finish_all(
@@ -120,14 +120,14 @@ def finish_all(
     objective: Objective = LATENCY,
     is_opening: bool = False,
 ) -> Winner | None:
-    """Store results in their order, each by :func:`finish`; return the last winner that this made."""
+    """Store results in their order, each by :func:`finish_trial`; return the last winner that this made."""
     winner = None
     for trial_id, result in results:
-        winner = finish(connection, trial_id, result, now, objective=objective, is_opening=is_opening) or winner
+        winner = finish_trial(connection, trial_id, result, now, objective=objective, is_opening=is_opening) or winner
     return winner
 
 
-def settle(
+def settle_final_round(
     connection: sqlite3.Connection,
     results: Sequence[tuple[int, TrialResult]],
     best: int | None,
@@ -135,21 +135,21 @@ def settle(
     *,
     objective: Objective = LATENCY,
 ) -> Winner | None:
-    """Store the results of one final round and make ``best`` the winner, all at once; without one, as :func:`finish`.
+    """Store a final round's results and make ``best`` the winner, all at once; without it, as :func:`finish_trial`.
 
     A round is seen as a whole or not at all: figures of two rounds are not to be compared.
     """
     if best is None:
         return finish_all(connection, results, now, objective=objective)
-    recorded = [(trial_id, result) for trial_id, result in results if _record(connection, trial_id, result, now)]
-    winner = decide(connection, best, now, objective=objective, is_final=True)
+    recorded = [(trial_id, result) for trial_id, result in results if _write_result(connection, trial_id, result, now)]
+    winner = make_winner(connection, best, now, objective=objective, is_final=True)
     for trial_id, result in recorded:
-        measured, _ = _standings(connection, trial_id, objective)
-        _vacate(connection, measured.context, trial_id, result, set(), now)
+        measured, _ = _load_standings(connection, trial_id, objective)
+        _vacate_winner(connection, measured.context, trial_id, result, set(), now)
     return winner
 
 
-def decide(
+def make_winner(
     connection: sqlite3.Connection,
     trial_id: int,
     now: float,
@@ -172,7 +172,7 @@ def decide(
     return _make_winner(connection, trial_id, objective, now, is_final=is_final)
 
 
-def forget(connection: sqlite3.Connection, kernel: str, outcome: Outcome | None, now: float) -> int:
+def forget_trials(connection: sqlite3.Connection, kernel: str, outcome: Outcome | None, now: float) -> int:
     """Delete a kernel's ended trials (of one outcome, or all) and what hangs on them; return how many trials.
 
     A winner that goes is followed by the best that stays in its context. Trials under way and open jobs stay.
@@ -188,7 +188,7 @@ def forget(connection: sqlite3.Connection, kernel: str, outcome: Outcome | None,
     connection.execute(f"DELETE FROM winners WHERE trial_id IN (SELECT id FROM trials WHERE {doomed})", values)
     deleted = connection.execute(f"DELETE FROM trials WHERE {doomed}", values).rowcount
     for context, objective in bereft:
-        _elect(connection, context, Objective(objective), now)
+        _elect_winner(connection, context, Objective(objective), now)
     connection.execute(
         """DELETE FROM contexts WHERE kernel = ?
         AND NOT EXISTS (SELECT 1 FROM trials WHERE context_id = contexts.id)""",
@@ -234,10 +234,10 @@ def mark_same_bits(connection: sqlite3.Connection, context: Context, anchor: Bit
         if is_exact(objective) and not same:
             place = trial_id, objective
             connection.execute("DELETE FROM winners WHERE trial_id = ? AND objective = ?", place)
-            _elect(connection, row[0], Objective(objective), now)
+            _elect_winner(connection, row[0], Objective(objective), now)
 
 
-def _record(connection: sqlite3.Connection, trial_id: int, result: TrialResult, now: float) -> bool:
+def _write_result(connection: sqlite3.Connection, trial_id: int, result: TrialResult, now: float) -> bool:
     """Write a trial's result, unless it was measured before and is now only stopped or disturbed; return whether.
 
     Raises:
@@ -270,7 +270,7 @@ def _record(connection: sqlite3.Connection, trial_id: int, result: TrialResult, 
     return True
 
 
-def _vacate(
+def _vacate_winner(
     connection: sqlite3.Connection,
     context: int,
     trial_id: int,
@@ -286,19 +286,21 @@ def _vacate(
     followed = {}
     for one in objectives:
         connection.execute("DELETE FROM winners WHERE trial_id = ? AND objective = ?", (trial_id, one))
-        followed[one] = _elect(connection, context, one, now, lost)
+        followed[one] = _elect_winner(connection, context, one, now, lost)
     return followed
 
 
-def _standings(connection: sqlite3.Connection, trial_id: int, objective: Objective) -> tuple[Standing, Standing | None]:
+def _load_standings(
+    connection: sqlite3.Connection, trial_id: int, objective: Objective
+) -> tuple[Standing, Standing | None]:
     """Return a trial as an objective sees it, and the incumbent of its key.
 
     Raises:
         NotFound: there is no such trial.
     """
     row = connection.execute(
-        f"""SELECT trials.id, trials.context_id, trials.outcome, {rows.cost(objective)},
-            incumbent.id, incumbent.context_id, {rows.cost(objective, "incumbent")}
+        f"""SELECT trials.id, trials.context_id, trials.outcome, {rows.cost_sql(objective)},
+            incumbent.id, incumbent.context_id, {rows.cost_sql(objective, "incumbent")}
         FROM trials JOIN contexts ON contexts.id = trials.context_id
         LEFT JOIN winners ON (winners.kernel, winners.problem, winners.device, winners.objective)
             = (contexts.kernel, contexts.problem, contexts.device, ?)
@@ -313,27 +315,30 @@ def _standings(connection: sqlite3.Connection, trial_id: int, objective: Objecti
     return measured, None if incumbent[0] is None else Standing(*incumbent)
 
 
-def _elect(
+def _elect_winner(
     connection: sqlite3.Connection, context: int, objective: Objective, now: float, note: str = ""
 ) -> Winner | None:
     """Make the best measured trial of a context whose config can be read the winner, if there is one."""
     row = connection.execute(
         f"""SELECT id FROM trials WHERE context_id = ? AND outcome = ? AND json_valid(config)
-            AND {rows.cost(objective)} IS NOT NULL
-        ORDER BY {rows.cost(objective)}, id LIMIT 1""",
+            AND {rows.cost_sql(objective)} IS NOT NULL
+        ORDER BY {rows.cost_sql(objective)}, id LIMIT 1""",
         (context, Outcome.MEASURED),
     ).fetchone()
     return _make_winner(connection, row[0], objective, now, note=note) if row else None
 
 
-def _note(connection: sqlite3.Connection, trial_id: int, objective: Objective) -> tuple[str, float | None]:
+def _explain_worse_winner(
+    connection: sqlite3.Connection, trial_id: int, objective: Objective
+) -> tuple[str, float | None]:
     """Return why a new winner is worse than that of the context before, if it is, and what that one cost.
 
     The sentence is made again for each winner of a context: it never speaks of the one before it. What says that
     another config failed stays only as long as the same trial wins.
     """
     row = connection.execute(
-        f"""SELECT trials.context_id, {rows.cost(objective)}, incumbent.context_id, {rows.cost(objective, "incumbent")},
+        f"""SELECT trials.context_id, {rows.cost_sql(objective)},
+            incumbent.context_id, {rows.cost_sql(objective, "incumbent")},
             winners.note, winners.before, winners.trial_id
         FROM trials JOIN contexts ON contexts.id = trials.context_id
         JOIN winners ON (winners.kernel, winners.problem, winners.device, winners.objective)
@@ -364,7 +369,7 @@ def _make_winner(
     is_final: bool = False,
     note: str = "",
 ) -> Winner:
-    derived, before = _note(connection, trial_id, objective)
+    derived, before = _explain_worse_winner(connection, trial_id, objective)
     connection.execute(
         """INSERT INTO winners (kernel, problem, device, objective, trial_id, decided, final, note, before)
         SELECT kernel, problem, device, ?, trials.id, ?, ?, ?, ?
@@ -375,4 +380,4 @@ def _make_winner(
         (objective, now, is_final, note or derived, None if note else before, trial_id),
     )
     select = f"{rows.SELECT_WINNERS} WHERE trials.id = ? AND winners.objective = ?"
-    return rows.winner(connection.execute(select, (trial_id, objective)).fetchone())
+    return rows.decode_winner(connection.execute(select, (trial_id, objective)).fetchone())

@@ -26,7 +26,7 @@ class Effect(Enum):
     VACATE = auto()
 
 
-def judge(result: Standing, incumbent: Standing | None, *, is_opening: bool = False) -> Effect:
+def judge_result(result: Standing, incumbent: Standing | None, *, is_opening: bool = False) -> Effect:
     """Decide about the winner of one key, by its objective, after a trial's result.
 
     Figures of two contexts are never compared: a measurement in today's context replaces yesterday's winner. An

@@ -46,7 +46,7 @@ class _Write(msgspec.Struct, frozen=True):
 
 
 class Writer:
-    """Owns the writing connection from :meth:`start` to :meth:`stop`; ``reopen`` makes another in its place."""
+    """Owns the writing connection from :meth:`start_thread` to :meth:`stop`; ``reopen`` makes another in its place."""
 
     def __init__(self, connection: sqlite3.Connection, reopen: Callable[[], sqlite3.Connection]) -> None:
         self._connection = connection
@@ -59,14 +59,14 @@ class Writer:
         self._writes = 0
         self._groups = 0
         # A process that ends without closing loses nothing that was published, and must not wait for this thread.
-        self._thread = threading.Thread(target=self._run, name="ktuned-store", daemon=True)
+        self._thread = threading.Thread(target=self._run_thread, name="ktuned-store", daemon=True)
 
     @property
     def connection(self) -> sqlite3.Connection:
         """The present connection: for its owner to close, after :meth:`stop`."""
         return self._connection
 
-    def start(self) -> None:
+    def start_thread(self) -> None:
         """Start the thread."""
         self._thread.start()
 
@@ -80,9 +80,9 @@ class Writer:
             sqlite3.Error: the write failed; nothing of it was stored.
         """
         async with self._slots:
-            return await self.submit(operation)
+            return await self.submit_write(operation)
 
-    def submit(self, operation: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
+    def submit_write(self, operation: Callable[[sqlite3.Connection], T]) -> asyncio.Future[T]:
         """Queue a write without waiting; its future, one of the running loop, is settled after the commit.
 
         Raises:
@@ -107,7 +107,7 @@ class Writer:
         """Return how much waits and how well writes share their commits."""
         return WriterStatistics(self._queue.qsize(), self._writes, self._groups)
 
-    def _run(self) -> None:
+    def _run_thread(self) -> None:
         is_last = False
         while not is_last:
             entries = [self._queue.get()]
@@ -116,16 +116,16 @@ class Writer:
             is_last = None in entries
             group = [entry for entry in entries if entry and not entry.future.cancelled()]
             if group:
-                self._commit(group)
+                self._commit_group(group)
 
-    def _commit(self, group: list[_Write]) -> None:
+    def _commit_group(self, group: list[_Write]) -> None:
         try:
-            self._mend()
+            self._reconnect()
             self._connection.execute("BEGIN IMMEDIATE")
         except Exception as error:
             # Whichever it is: without this thread later writes would wait for ever.
             for write in group:
-                _tell(write, None, error)
+                _notify_waiter(write, None, error)
             return
         try:
             results = self._attempt_all(group)
@@ -133,15 +133,15 @@ class Writer:
         except Exception as error:
             self._roll_back()
             if len(group) == 1:
-                _tell(group[0], None, error)
+                _notify_waiter(group[0], None, error)
                 return
             for write in group:
-                self._commit([write])
+                self._commit_group([write])
             return
         self._groups += 1
         self._writes += len(group)
         for write, (result, failure) in zip(group, results, strict=True):
-            _tell(write, result, failure)
+            _notify_waiter(write, result, failure)
 
     def _roll_back(self) -> None:
         """End a failed transaction, if SQLite has not; a connection that cannot is not used again."""
@@ -152,7 +152,7 @@ class Writer:
             _log.error("rollback_failed", reason=str(error))
             self._is_broken = True
 
-    def _mend(self) -> None:
+    def _reconnect(self) -> None:
         """Replace a broken connection; SQLite's recovery then drops the transaction that was not committed.
 
         Raises:
@@ -170,9 +170,9 @@ class Writer:
         """Run each write so that it can fail alone; one that has the transaction to itself needs no savepoint."""
         if len(group) == 1:
             return [(group[0].operation(self._connection), None)]
-        return [self._attempt(write) for write in group]
+        return [self._attempt_write(write) for write in group]
 
-    def _attempt(self, write: _Write) -> tuple[Any, Exception | None]:
+    def _attempt_write(self, write: _Write) -> tuple[Any, Exception | None]:
         """Run one write in its savepoint; raise only when SQLite has undone the whole transaction."""
         self._connection.execute("SAVEPOINT one")
         try:
@@ -187,13 +187,13 @@ class Writer:
         return result, None
 
 
-def _tell(write: _Write, result: Any, failure: Exception | None) -> None:
+def _notify_waiter(write: _Write, result: Any, failure: Exception | None) -> None:
     """Settle a future on its own event loop, unless that has ended."""
     with suppress(RuntimeError):
-        write.future.get_loop().call_soon_threadsafe(_settle, write.future, result, failure)
+        write.future.get_loop().call_soon_threadsafe(_settle_future, write.future, result, failure)
 
 
-def _settle(future: asyncio.Future[Any], result: Any, failure: Exception | None) -> None:
+def _settle_future(future: asyncio.Future[Any], result: Any, failure: Exception | None) -> None:
     if future.cancelled():
         return
     if failure is None:

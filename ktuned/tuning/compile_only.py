@@ -174,7 +174,7 @@ class CompileOnly:
                 group = self._compiling.group(first, channel, lanes_starve=False)
                 for attempt in group:
                     # No lane loads it now, so damage must not wait to be found by a later job.
-                    await self._artifacts.verified(attempt.unit.key)
+                    await self._artifacts.verify_artifact(attempt.unit.key)
                 results = {end.attempt: end.result for end in await self._compiling.compile(group)}
                 for attempt in group:
                     self._report(attempt, results.get(attempt))
@@ -201,7 +201,7 @@ class CompileOnly:
             message="" if result is None else result.message,
             compile_s=round(attempt.compile_s, 3),
             facts=dict(attempt.facts) if result is None else {},
-            artifact=None if result is not None else str(self._artifacts.place(attempt.unit.key)),
+            artifact=None if result is not None else str(self._artifacts.artifact_path(attempt.unit.key)),
             reused=TrialEvent.ARTIFACT_FOUND in attempt.story,
             **self.progress.to_wire(),
         )

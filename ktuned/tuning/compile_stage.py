@@ -195,7 +195,7 @@ class CompileStage:
                 others = [attempt for attempt in missing if not self._may_compile(attempt)]
                 mine = [attempt for attempt in missing if attempt not in others]
                 if mine:
-                    with self._artifacts.making({attempt.unit.key for attempt in mine}):
+                    with self._artifacts.mark_in_progress({attempt.unit.key for attempt in mine}):
                         instructions = await self._compile_together(mine, compiler, slot)
                     ends += ends_among(instructions)
                     requests_to_make.extend(list(one.attempts) for one in instructions if isinstance(one, Compile))
@@ -218,12 +218,12 @@ class CompileStage:
             # Names may have been learned since it was proposed.
             attempt.unit = self._work.unit(attempt.unit.build)
             key = attempt.unit.key
-            if not self._artifacts.holds(key):
+            if not self._artifacts.is_sealed(key):
                 missing.append(attempt)
                 continue
             self._machine.handle(ArtifactFound(attempt))
             attempt.compile_s += self._spent_s.pop(key, 0.0)
-            sealed = self._artifacts.manifest(key)
+            sealed = self._artifacts.read_manifest(key)
             if sealed is not None:
                 attempt.facts, attempt.content = sealed.facts, self._identify(attempt, sealed.content)
         return missing
@@ -419,7 +419,7 @@ class CompileStage:
             directory = self._directories.pop()
         else:
             self._made += 1
-            directory = self._artifacts.stage(f"job{self._work.job.id}-{self._made}")
+            directory = self._artifacts.make_staging_directory(f"job{self._work.job.id}-{self._made}")
         try:
             yield directory
         finally:

@@ -327,7 +327,7 @@ class FinalRound:
                 top = self._store.best_trials(context, 1, objective=self._work.objective)
                 best = best if best == top else []
             return best[0] if best and await self._is_admitted(best[0].config) else None
-        won = self._store.trial(seated.trial) if await self._is_admitted(seated.config) else None
+        won = self._store.get_trial(seated.trial) if await self._is_admitted(seated.config) else None
         return None if won is None or self._rounds(won) < rounds else won
 
     def _rounds(self, trial: Trial) -> int:
@@ -351,7 +351,7 @@ class FinalRound:
 
     def _incumbent(self) -> Winner | None:
         """Return the winner of this very context."""
-        incumbent = self._store.winner(self._work.key)
+        incumbent = self._store.get_winner(self._work.key)
         return None if incumbent is None or incumbent.context != self._work.context else incumbent
 
     async def _is_admitted(self, config: Config) -> bool:
@@ -412,7 +412,7 @@ class FinalRound:
         if best is not None:
             config = next(one.trial.config for one in contest.finalists if one.trial.id == best)
             await self._work.admission.keep(self._work.kernel, self._work.problem, config)
-        winner = await self._store.settle(list(results.items()), best, objective=self._work.objective)
+        winner = await self._store.settle_final_round(list(results.items()), best, objective=self._work.objective)
         for trial, result in results.items():
             if trial not in still:
                 self._lost(result)

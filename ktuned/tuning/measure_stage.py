@@ -155,11 +155,11 @@ class MeasureStage:
     async def _recompile_lost(self, attempts: Sequence[Attempt]) -> list[End]:
         """Have those compiled again whose artifacts are damaged or gone; return the ends of those that cannot be."""
         for attempt in attempts:
-            if attempt.is_compiled and not self._artifacts.holds(attempt.unit.key):
+            if attempt.is_compiled and not self._artifacts.is_sealed(attempt.unit.key):
                 self.machine.handle(ArtifactGone(attempt))
         lost = [attempt for attempt in attempts if attempt.state is TrialState.ASKED]
         for attempt in lost:
-            self._artifacts.discard(attempt.unit.key)
+            self._artifacts.discard_artifact(attempt.unit.key)
         return await self._compiling.compile(lost) if lost else []
 
     def choose_well_lane(self) -> Lane:

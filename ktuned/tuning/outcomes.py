@@ -331,7 +331,7 @@ class Outcomes:
         kernel, winners = work.kernel, work.served()
         # It may be that of another checkout: a job here is to have a winner of its own that is no worse.
         incumbent = next((winner for winner in winners if winner.key == work.key), None)
-        own = self._store.winner(work.key)
+        own = self._store.get_winner(work.key)
         if is_exact(work.objective):
             # Nothing but the anchor, until its bits and those of others are known.
             winners, incumbent = [], None

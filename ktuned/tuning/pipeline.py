@@ -139,7 +139,7 @@ class Pipeline:
         )
         try:
             async with anyio.create_task_group() as openings:
-                if not self._store.past(self.work.context, 1, 1):
+                if not self._store.load_past_searches(self.work.context, 1, 1):
                     # Nothing was ever measured, so that there will be something to compile.
                     self._has_fresh.set()
                     openings.start_soon(self._open_compilers)

@@ -115,7 +115,7 @@ async def restore(
     Raises:
         WorkerError: the space could not be asked.
     """
-    seated = store.winner(context.key_for(objective))
+    seated = store.get_winner(context.key_for(objective))
     if seated is not None and seated.context == context:
         (is_admitted,) = await admission.ask(kernel, problem, [seated.config])
         if is_admitted:
@@ -157,9 +157,9 @@ class PriorResults:
     def order(self, served: Sequence[Config], lead: Sequence[Config] = (), *, slots: int = 1) -> Order:
         """Return the order in which to try configs; ``served`` are those that lookups were answered with."""
         context, objective = self._work.context, self._work.objective
-        seated = self._store.winner(self._work.key)
+        seated = self._store.get_winner(self._work.key)
         newest: dict[str, KnownConfig] = {}
-        for known in self._store.past(context, RECENT_CONTEXTS, MAX_PREDICTED, objective=objective):
+        for known in self._store.load_past_searches(context, RECENT_CONTEXTS, MAX_PREDICTED, objective=objective):
             newest.setdefault(known.text, known)
             if known.compile_s:
                 self._compile_s.setdefault(known.text, known.compile_s)
@@ -173,7 +173,7 @@ class PriorResults:
             measured = [known for known in past if known.outcome is Outcome.MEASURED]
             others = [known for known in past if known.outcome is not Outcome.MEASURED]
             past = begun_in_time(measured, slots, sum(known.compile_s for known in others)) + others
-        winners = most_similar(self._work.key, self._store.winners(context.kernel))
+        winners = most_similar(self._work.key, self._store.list_winners(context.kernel))
         best = self._store.measured_configs(winners[0].context, BEST_OF_NEAREST) if winners else []
         near = near_configs(winners, [known.config for known in best])
         settled = self._store.failed_configs(context, MAX_PREDICTED)
@@ -184,5 +184,5 @@ class PriorResults:
 
     def find_twin(self, attempt: Attempt) -> Trial | None:
         """Return the measured trial of equal bytes, called alike, on equal data, if it has all figures."""
-        twin = self._store.twin(attempt.content) if attempt.content else None
+        twin = self._store.find_twin(attempt.content) if attempt.content else None
         return None if twin is not None and self._work.lacks_figure(twin) else twin

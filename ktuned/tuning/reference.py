@@ -92,7 +92,7 @@ class Reference:
         _log.info("reference_unusable", artifact=unusable.key, reason=unusable.message, damaged=unusable.is_damaged)
         if unusable.is_damaged:
             self._damaged += 1
-            self._artifacts.discard(unusable.key)
+            self._artifacts.discard_artifact(unusable.key)
         if not unusable.is_damaged or self._damaged > _MOST_DAMAGED:
             self._give_up(f"{Outcome.UNSUPPORTED}: {unusable.message}")
         self._wanted = ""

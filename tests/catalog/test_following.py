@@ -39,13 +39,13 @@ def status(parts: Parts, name: str) -> str:
 async def test_a_new_name_takes_the_winners_along(parts: Parts) -> None:
     """The kernel is known by both names, and fresh; its job is found, too."""
     kernel = await parts.inspect(kernel_text())
-    await parts.store.projects.name({parts.root.path: "project"})
+    await parts.store.projects.save_names({parts.root.path: "project"})
     await parts.measured(kernel, {50.0: 1.0}, rounds=ALL_ROUNDS)
     await saved(parts, "name = 'gemms'")
     assert [one.name for one in parts.catalog.kernels] == ["gemms:it"]
     assert [status(parts, name) for name in ("gemms:it", "project:it", "it")] == ["fresh"] * 3
     assert parts.catalog.resolve("project:it").name == "gemms:it"
-    assert {job.kernel for job in parts.store.jobs()} == {"gemms:it"}
+    assert {job.kernel for job in parts.store.list_jobs()} == {"gemms:it"}
     (told,) = parts.told.of("reloaded")
     assert (told["added"], told["removed"]) == (["gemms:it"], ["project:it"])
     await saved(parts, None)
@@ -57,7 +57,7 @@ async def test_a_new_name_takes_the_winners_along(parts: Parts) -> None:
 async def test_a_waiting_job_goes_on_under_the_new_name(parts: Parts) -> None:
     """Its old self is superseded, and a save asks for all that the kernel declares."""
     kernel = await parts.inspect(kernel_text())
-    await parts.store.projects.name({parts.root.path: "project"})
+    await parts.store.projects.save_names({parts.root.path: "project"})
     await parts.requests.tune(kernel, Wish())
     await saved(parts, "name = 'gemms'")
     assert [(job.kernel, job.problem) for job in parts.jobs.live()] == [("gemms:it", {"n": 64})]
@@ -126,7 +126,7 @@ async def test_a_kernel_file_below_a_project_file_belongs_to_its_project(parts: 
     (top / "sub" / "tune_it.py").write_text(kernel_text())
     (job,), errors = await parts.intake.tune_path(str(top / "sub" / "tune_it.py"), None, Wish())
     assert (job.kernel, errors) == ("gemms:it", [])
-    assert [root.path for root in parts.store.roots()] == [str(top)]
+    assert [root.path for root in parts.store.load_roots()] == [str(top)]
     parts.kill_workers()
 
 

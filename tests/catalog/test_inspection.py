@@ -37,14 +37,14 @@ async def test_hanging_and_crashing_files_hide_no_other(parts: Parts) -> None:
     assert "not over after 3 s" in told["tune_b.py"]
     assert "was killed by SIGSEGV" in told["tune_d.py"]
     assert "tune_f.py:1:" in told["tune_f.py"]
-    assert [kernel.name for kernel in parts.store.kernels()] == ["project:a", "project:c", "project:e"]
+    assert [kernel.name for kernel in parts.store.load_kernels()] == ["project:a", "project:c", "project:e"]
 
     for name in "abdef":
         (parts.project / f"tune_{name}.py").unlink()
     found = await inspector.inspect_root(parts.root)
     assert found.changes.removed == ("project:a", "project:e")
     assert parts.catalog.errors == []
-    assert [kernel.name for kernel in parts.store.kernels()] == ["project:c"]
+    assert [kernel.name for kernel in parts.store.load_kernels()] == ["project:c"]
     parts.kill_workers()
 
 

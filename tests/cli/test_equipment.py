@@ -177,9 +177,9 @@ def test_probe_of_an_interpreter_that_fails(tmp_path: Path, script: str | None, 
 
 def sealed(artifacts: Artifacts, key: str, backend: str) -> None:
     """Leave an artifact of a backend."""
-    staged = artifacts.stage(key)
+    staged = artifacts.make_staging_directory(key)
     (staged / "kernel").write_bytes(b"x" * 100)
-    seal(staged, artifacts.place(key), key=key, backend=backend, facts={}, required=["kernel"])
+    seal(staged, artifacts.artifact_path(key), key=key, backend=backend, facts={}, required=["kernel"])
 
 
 @pytest.mark.anyio
@@ -188,10 +188,10 @@ async def test_artifacts_of_a_backend_that_is_no_more_are_listed(tmp_path: Path,
     artifacts = Artifacts(tmp_path / "artifacts", 2**20)
     for key, backend in (("a1", "tvm_ffi"), ("a2", "tvm_ffi"), ("b1", "gone"), ("c1", "gone")):
         sealed(artifacts, key, backend)
-    manifest = artifacts.place("c1") / "manifest.json"
+    manifest = artifacts.artifact_path("c1") / "manifest.json"
     manifest.chmod(0o600)
     manifest.write_text("{")
-    census = artifacts.census()
+    census = artifacts.count_by_backend()
     assert {backend: count for backend, (count, _) in census.items()} == {"tvm_ffi": 2, "gone": 1, "": 1}
     found = {"bytes": 1, "cap_bytes": 2, "directory": str(artifacts.directory)}
     backends = {"environments": status_map()["environments"]}

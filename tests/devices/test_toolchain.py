@@ -197,7 +197,7 @@ async def test_a_compile_by_another_toolchain_is_repeated_under_its_key(compilin
             tasks.cancel_scope.cancel()
     assert (ended["id"], ended["state"]) == (before.id, "done")
     assert ask(parts) == ("fresh", "")
-    (trial,) = parts.store.trials(outcome=Outcome.MEASURED)
+    (trial,) = parts.store.list_trials(outcome=Outcome.MEASURED)
     assert [path.name for path in parts.artifacts.directory.glob("*/*")] == [trial.artifact]
 
 
@@ -244,7 +244,7 @@ async def test_the_environment_of_a_measurement_is_part_of_its_context(parts: Pa
     plain, other = await context(), await context(MY_SWITCH="on")
     assert plain.toolchain != other.toolchain
     assert plain.device_fingerprint != other.device_fingerprint
-    versions = parts.store.versions(other.toolchain)
+    versions = parts.store.load_fingerprint_versions(other.toolchain)
     assert versions is not None
     assert versions["env:MY_SWITCH"].startswith("sha256:")
     parts.kill_workers()

@@ -193,7 +193,7 @@ async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) 
         assert (entry["status"], entry["message"]) == ("stale", edited["message"])
         held = parts.lookups.lookup_pinned("run", "it", {"n": 64}, None, tune=True)
         assert isinstance(held, Answer)
-        assert parts.store.pinned.pins() == []
+        assert parts.store.pinned.list_pins() == []
         untouched = parts.lookups.lookup("other", {"n": 64}, None, tune=True)
         assert (untouched.status, untouched.message) == ("fresh", "")
         assert callable(parts.lookups.lookup_pinned("run", "other", {"n": 64}, None, tune=True))
@@ -218,7 +218,7 @@ async def test_hundred_lookups_make_one_job(parts: Parts) -> None:
         assert (job.reason, job.plan.preset) == ("looked up", "fast")
         parts.open_gate("door")
         await parts.told.ended()
-    assert len(parts.store.jobs()) == 1
+    assert len(parts.store.list_jobs()) == 1
 
 
 async def test_lookups_that_share_a_key_make_one_job(parts: Parts) -> None:
@@ -231,7 +231,7 @@ async def test_lookups_that_share_a_key_make_one_job(parts: Parts) -> None:
         (ended,) = await parts.told.ended()
     assert ended["problem"] == {"n": 64, "k": 0}, "the job measures the whole problem that it was first asked for"
     assert {ask(parts, problem, tune=True)["status"] for problem in problems} == {"fresh"}
-    assert len(parts.store.jobs()) == 1
+    assert len(parts.store.list_jobs()) == 1
 
 
 async def test_each_problem_of_a_key_asks_whether_a_config_is_valid(parts: Parts) -> None:
@@ -255,7 +255,7 @@ async def test_each_problem_of_a_key_asks_whether_a_config_is_valid(parts: Parts
 async def test_what_failed_is_told_and_not_asked_for_again(parts: Parts) -> None:
     """An answer says how its tuning failed and lookups leave it at that, until who may know better says otherwise."""
     await tuned(parts)
-    (before,) = parts.store.jobs()
+    (before,) = parts.store.list_jobs()
     await parts.store.update_job(replace(before, state=JobState.DONE))
     kernel = await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.5"))
     parts.lookups.caches.changed(kernel.name)
@@ -285,7 +285,7 @@ async def test_what_failed_is_told_and_not_asked_for_again(parts: Parts) -> None
         assert ask(parts)["message"] == UNTUNED
         await parts.jobs.submit(wanted({"n": 1}, device="none"), {"n": 1}, priority=1, reason="a marker", plan=Plan())
         await parts.told.ended(3)
-    assert [job.reason for job in parts.store.jobs()] == ["a marker", "looked up", "saved", "asked"]
+    assert [job.reason for job in parts.store.list_jobs()] == ["a marker", "looked up", "saved", "asked"]
 
 
 async def test_fresh_answer_asks_for_nothing(parts: Parts) -> None:
@@ -295,7 +295,7 @@ async def test_fresh_answer_asks_for_nothing(parts: Parts) -> None:
     async with parts.working():
         await parts.jobs.submit(wanted({"n": 1}, device="none"), {"n": 1}, priority=1, reason="a marker", plan=Plan())
         await parts.told.ended()
-    assert [job.reason for job in parts.store.jobs()] == ["a marker", "asked"]
+    assert [job.reason for job in parts.store.list_jobs()] == ["a marker", "asked"]
 
 
 async def test_equal_numbers_of_other_types_are_other_problems(parts: Parts) -> None:
@@ -322,7 +322,7 @@ async def test_results_that_are_gone_are_tuned_again(parts: Parts) -> None:
         await forget.answer(ForgetParams(kernel=kernel.name), cast(Connection, None))
         await ends_fresh(2)
         # A capture that is taken back while nothing was looked up: the context is the one from before.
-        await parts.store.forget(kernel.name, None)
+        await parts.store.forget_trials(kernel.name, None)
         await parts.captured_inputs.hold(Capture(kernel.name, problem, "0" * 64, 1, 0.0))
         capture = parts.daemon.methods["capture"]
         await capture.answer(CaptureParams(kernel=kernel.name, problem={"n": 64}, remove=True), cast(Connection, None))

@@ -73,12 +73,12 @@ async def test_a_job_is_tuned_on_all_nodes(tmp_path: Path, nodes: Nodes) -> None
         assert (job["state"], sum(_measured(parts).values())) == ("done", len(US))
         names = {lane.device.name for lane in parts.jobs.lanes()}
         assert {name.partition("/")[0] for name in names} == {"n0", "n1", "n2"}
-        (winner,) = parts.store.winners(kernel.name)
+        (winner,) = parts.store.list_winners(kernel.name)
         assert winner.config["us"] == 90.0
-        trial = parts.store.trial(winner.trial)
+        trial = parts.store.get_trial(winner.trial)
         assert trial is not None
         assert trial.artifact is not None
-        assert parts.artifacts.find(trial.artifact) is not None
+        assert parts.artifacts.find_artifact(trial.artifact) is not None
         assert {"n0", "n1", "n2"} == {host["name"] for host in executor_of(parts).describe()["hosts"]}
         keepers = [pid for node in nodes.raylets for pid in nodes.below(node, "ktuned_ray.keeper")]
     psutil.wait_procs([psutil.Process(pid) for pid in keepers if psutil.pid_exists(pid)], timeout=PATIENCE_S)
@@ -147,7 +147,7 @@ async def test_a_real_kernel_is_tuned_over_the_cluster(
             (job,) = await parts.told.ended()
         assert job["state"] == "done", job["message"]
         assert {lane.device.host for lane in parts.jobs.lanes()} <= {"n0", "n1"}
-        (winner,) = parts.store.winners(kernel.name)
+        (winner,) = parts.store.list_winners(kernel.name)
         assert winner.latency_us > 0
 
 

@@ -58,7 +58,7 @@ class SampleStore:
         fitted = fit_portfolio(matrix, 2, 0.0)
         document = {**fitted.to_wire(), "matrix": matrix.to_wire(), "wanted": {}, "over": [], "created": NOW}
         with closing(sqlite3.connect(self._path)) as connection:
-            portfolios.keep(connection, StoredPortfolio(kernel, device, LATENCY, "state", document, NOW))
+            portfolios.save_portfolio(connection, StoredPortfolio(kernel, device, LATENCY, "state", document, NOW))
             connection.commit()
         return fitted
 

@@ -24,7 +24,7 @@ PROBLEM = {"N": 8}
 def serving(path: Path) -> Iterator[LiveServer]:
     """Serve a store's report."""
     with Overview(path) as overview:
-        latest = Latest(lambda: survey(overview, "1.2.3", is_live=True), overview.version)
+        latest = Latest(lambda: survey(overview, "1.2.3", is_live=True), overview.data_version)
         with LiveServer(latest) as server:
             thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
             thread.start()

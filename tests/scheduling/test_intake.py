@@ -131,7 +131,7 @@ class TestTunePath:
             with pytest.raises(UsageError, match="no kernel at"):
                 await parts.intake.tune_path(str(place), None, Wish())
         assert [root.name for root in parts.catalog.roots] == ["project"]
-        assert parts.store.roots() == []
+        assert parts.store.load_roots() == []
         parts.write("", "other.py")
         parts.write("", "empty/read.me")
         wrong = {
@@ -153,7 +153,7 @@ class TestTunePath:
         for place in (path, path.parent):
             with pytest.raises(UsageError, match="more than 2 directories"):
                 await limited(parts, 2).tune_path(str(place), None, Wish())
-        assert (parts.store.roots(), parts.new_roots) == ([], 0)
+        assert (parts.store.load_roots(), parts.new_roots) == ([], 0)
         assert len((await limited(parts, 3).tune_path(str(path), None, Wish()))[0]) == 1
         parts.kill_workers()
 
@@ -165,7 +165,7 @@ class TestTunePath:
             path.write_text(kernel_text())
             await parts.intake.tune_path(str(path), None, Wish())
         assert sorted(root.name for root in parts.catalog.roots) == ["a-project", "b-k", "k", "project"]
-        assert {root.name for root in parts.store.roots()} == {"a-project", "b-k", "k"}
+        assert {root.name for root in parts.store.load_roots()} == {"a-project", "b-k", "k"}
         assert parts.new_roots == 3
         parts.kill_workers()
 
@@ -187,7 +187,7 @@ class TestTunePath:
         assert (job.kernel, errors) == ("project:it", [])
         (root,) = parts.catalog.roots
         assert (root.python, root.name, parts.new_roots) == (str(python), "project", 1)
-        assert parts.store.roots() == [root]
+        assert parts.store.load_roots() == [root]
         parts.kill_workers()
 
     async def test_wish_comes_before_what_a_change_sets_off(self, parts: Parts) -> None:
@@ -311,7 +311,7 @@ async def test_directories_of_one_name_that_are_added_at_once(
     adopt = FileInspector.adopt
 
     async def adopt_late(inspector: FileInspector, root: Root) -> Any:
-        await until(lambda: len(parts.store.roots()) >= 4)
+        await until(lambda: len(parts.store.load_roots()) >= 4)
         return await adopt(inspector, root)
 
     monkeypatch.setattr(FileInspector, "adopt", adopt_late)

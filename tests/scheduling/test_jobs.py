@@ -42,7 +42,7 @@ async def submit(
 
 def states(parts: Parts) -> list[tuple[int, str]]:
     """Return every job's id and state as the store has them."""
-    return [(job.id, job.state.value) for job in reversed(parts.store.jobs())]
+    return [(job.id, job.state.value) for job in reversed(parts.store.list_jobs())]
 
 
 async def test_same_work_joins_whether_it_waits_or_runs(parts: Parts) -> None:
@@ -74,7 +74,7 @@ async def test_many_at_once_make_one_job(parts: Parts) -> None:
         for _ in range(20):
             tasks.start_soon(ask)
     assert [arrival.is_new for arrival in arrivals].count(True) == 1
-    assert len(parts.store.jobs()) == 1
+    assert len(parts.store.list_jobs()) == 1
 
 
 class SlowStore(Store):
@@ -190,7 +190,7 @@ async def test_cancel(parts: Parts) -> None:
         with pytest.raises(NotFound, match="there is no job 99"):
             await parts.jobs.cancel(99)
         assert parts.jobs.live() == []
-    (trial,) = parts.store.trials()
+    (trial,) = parts.store.list_trials()
     assert trial.outcome == "cancelled"
 
 

@@ -101,12 +101,12 @@ async def test_a_portfolio_answers_problems_that_were_never_tuned(parts: Parts) 
         borders = border_problems(found.portfolio.tree, matrix.problems)
         assert borders
         assert all(measured(int(problem["n"])) >= configs for problem in borders)
-        jobs = len(parts.store.jobs(limit=1000))
+        jobs = len(parts.store.list_jobs(limit=1000))
         for size, kind in ((12, "small"), (40, "small"), (200, "large"), (300, "large")):
             answer = parts.lookups.lookup("it", {"n": size}, None, tune=True).to_wire()
             assert (answer["status"], answer["config"]) == ("near", {"kind": kind}), size
             assert answer["expected_loss"] < 1.0
-        assert len(parts.store.jobs(limit=1000)) == jobs
+        assert len(parts.store.list_jobs(limit=1000)) == jobs
         assert found.noted == {f'{{"n":{size}}}': 1 for size in (12, 40, 200, 300)}
         await until(lambda: parts.lookups.lookup("it", {"n": 300}, None, tune=False).status == "fresh")
         await until(lambda: measured(300) >= configs)
@@ -130,7 +130,7 @@ async def test_a_declared_portfolio_is_made_when_it_is_needed(parts: Parts) -> N
         answers = [parts.lookups.lookup("it", {"n": size}, None, tune=False) for size in range(1, 41)]
     assert {answer.status for answer in answers} <= {"fresh", "near"}
     assert all(answer.config is not None for answer in answers)
-    assert len({job.problem["n"] for job in parts.store.jobs(limit=1000)}) <= len(SIZES) + 4
+    assert len({job.problem["n"] for job in parts.store.list_jobs(limit=1000)}) <= len(SIZES) + 4
 
 
 async def test_a_leafs_config_that_fails_at_its_border_is_not_given_there(parts: Parts) -> None:

@@ -47,7 +47,7 @@ async def test_larger_budget_extends_what_waits(parts: Parts) -> None:
     smaller = await submit(parts, plan=Plan(preset="fast", trials=2))
     assert {first.id, larger.job.id, smaller.job.id} == {first.id}
     assert (larger.job.plan.trials, smaller.job.plan.trials) == (50, 50)
-    stored = parts.store.job(first.id)
+    stored = parts.store.get_job(first.id)
     assert stored is not None
     assert stored.plan.trials == 50
 
@@ -156,7 +156,7 @@ async def test_launches_order_equals_and_outlive_the_daemon(tmp_path: Path) -> N
         await parts.jobs.note_launches({wanted({"n": 2}): 10, wanted({"n": 3}): 20})
         await parts.jobs.note_launches({wanted({"n": 1}): 0, wanted({"n": 2}): 15})
         assert [job.problem["n"] for job in parts.jobs.live()] == [2, 3, 1]
-        assert parts.store.launches() == {wanted({"n": 2}): 25, wanted({"n": 3}): 20}
+        assert parts.store.load_launches() == {wanted({"n": 2}): 25, wanted({"n": 3}): 20}
     async with assembled(tmp_path) as parts:
         await parts.jobs.pause_devices({"Fake CPU"}, is_paused=True)
         async with parts.working():

@@ -32,7 +32,7 @@ class TestBeginAgain:
         while parts.jobs.live():
             await parts.told.ended(len(parts.told.of("job_done")) + 1)
         assert len([event for event in parts.told.of("job_done") if event["job"] == job.id]) == 1
-        stored = parts.store.job(job.id)
+        stored = parts.store.get_job(job.id)
         assert stored is not None
         return stored
 
@@ -43,7 +43,7 @@ class TestBeginAgain:
             (job,) = await parts.requests.tune(kernel, Wish())
             parts.jobs.attend("a client", [job.id])
             await parts.reached("door")
-            before = parts.store.trials()[0].id
+            before = parts.store.list_trials()[0].id
             path = parts.write("env = {FAKE_VERSION = '2'}", PROJECT_FILE)
             found = await parts.inspector.inspect_files(parts.root, [str(path)])
             await parts.renewal.react(found.changes, saved=True)
@@ -52,7 +52,7 @@ class TestBeginAgain:
             stored = await self.ended(parts, job)
         assert (stored.state, stored.outcomes, stored.message) == (JobState.DONE, {"measured": 1}, "")
         assert parts.lookups.lookup("it", {"n": 64}, None, tune=False).status == "fresh"
-        assert {(trial.id == before, trial.outcome) for trial in parts.store.trials()} == {
+        assert {(trial.id == before, trial.outcome) for trial in parts.store.list_trials()} == {
             (True, "cancelled"),
             (False, "measured"),
         }
@@ -69,7 +69,7 @@ class TestBeginAgain:
             assert [live.id for live in parts.jobs.live()] == [running.id, waiting.id]
             for job in (running, waiting):
                 assert (await self.ended(parts, job)).state is JobState.DONE
-        digests = {trial.digest for trial in parts.store.trials() if trial.outcome == "measured"}
+        digests = {trial.digest for trial in parts.store.list_trials() if trial.outcome == "measured"}
         assert digests == {parts.catalog.resolve("it").digest}
 
     async def test_a_save_that_tunes_another_problem(self, parts: Parts) -> None:
@@ -101,7 +101,7 @@ class TestBeginAgain:
         kernel = await parts.inspect(kernel_text(configs=GATED))
         (job,) = await parts.requests.tune(kernel, Wish())
         await self.changed(parts, saved=False, **options)
-        stored = parts.store.job(job.id)
+        stored = parts.store.get_job(job.id)
         assert stored is not None
         assert (stored.state, stored.message) == (JobState.CANCELLED, "superseded by a newer state of its files")
 
@@ -161,7 +161,7 @@ class TestReact:
         """A save cancels what waits for the state before it; a removed kernel's jobs go altogether."""
         (old,) = await self.edited(parts, saved=True)
         (new,) = await self.edited(parts, saved=True, rtol="0.5")
-        stored = parts.store.job(old.id)
+        stored = parts.store.get_job(old.id)
         assert stored is not None
         assert (stored.state, stored.message) == ("cancelled", "superseded by a newer state of its files")
         assert new.id != old.id

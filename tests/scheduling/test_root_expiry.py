@@ -45,6 +45,6 @@ async def test_a_root_that_is_gone_for_a_day_is_forgotten(parts: Parts, tmp_path
     assert root in parts.catalog.roots
     second = expiry(parts, configured)
     await second.look(1000.0 + GONE_S)
-    assert (parts.catalog.roots, parts.store.roots()) == ([replace(parts.root)], [])
+    assert (parts.catalog.roots, parts.store.load_roots()) == ([replace(parts.root)], [])
     assert str(place) in second.notice
-    assert parts.store.absences() == {}
+    assert parts.store.load_absences() == {}

@@ -47,9 +47,9 @@ async def test_a_project_that_moved_keeps_its_results(parts: Parts, tmp_path: Pa
     again = await parts.intake.add_path(str(new), None)
     (kernel,) = again.kernels
     assert {root.path for root in parts.catalog.roots} == {parts.root.path, str(new)}
-    assert {root.path for root in parts.store.roots()} == {str(new)}
+    assert {root.path for root in parts.store.load_roots()} == {str(new)}
     assert parts.intake.moves == [f"{old} is gone and is watched no longer: its project moved to {new}"]
-    (trial,) = parts.store.trials(kernel=kernel.name, problem=canonical({"n": 64}), limit=9)
+    (trial,) = parts.store.list_trials(kernel=kernel.name, problem=canonical({"n": 64}), limit=9)
     assert trial.latency_us == 7.0
     assert parts.catalog.resolve("before:it").name == kernel.name == "after:it"
     assert parts.told.of("job_queued") == []

@@ -137,7 +137,7 @@ def shared_winner(context: Context, config: dict[str, float], joules: float) -> 
 async def decided(parts: Parts, kernel: KernelInfo) -> None:
     """Enter a winner as a final round would have left it."""
     await parts.measured(kernel, {50.0: 50.0})
-    (winner,) = parts.store.winners(kernel.name)
+    (winner,) = parts.store.list_winners(kernel.name)
     await parts.store.decide_winner(winner.trial)
 
 
@@ -164,7 +164,7 @@ async def test_a_config_that_does_not_hold_begins_the_search(member: Parts, stor
     publish(store, member, kernel, SECOND, 0.001)
     async with member.working():
         job = await tuned(member, kernel)
-    first = min(member.store.trials(kernel=job.kernel), key=lambda trial: trial.id)
+    first = min(member.store.list_trials(kernel=job.kernel), key=lambda trial: trial.id)
     assert (first.config, job.outcomes) == (SECOND, {"measured": 5})
     assert "the shared config takes 0.03 J here, 0.001 J where it was found; the search went on" in job.message
     assert looked_up(member) == (Status.FRESH, BEST)
@@ -299,7 +299,7 @@ async def test_what_is_not_decided_here_is_not_published(member: Parts, store: P
     await member.measured(kernel, {50.0: 50.0})
     exchange = member.daemon.share_exchange
     assert await exchange.push() == 0
-    (winner,) = member.store.winners(kernel.name)
+    (winner,) = member.store.list_winners(kernel.name)
     await member.store.decide_winner(winner.trial)
     await member.inspect(kernel_text(reference="lambda t: t"))
     assert await exchange.push() == 0
@@ -498,7 +498,7 @@ async def test_a_store_that_cannot_be_written_is_read_nevertheless(member: Parts
     await member.inspect(kernel_text(name="other"), "tune_other.py")
     other = member.catalog.resolve("other")
     await member.measured(other, {50.0: 50.0})
-    (winner,) = member.store.winners(other.name)
+    (winner,) = member.store.list_winners(other.name)
     await member.store.decide_winner(winner.trial)
     (store / kernel_prefix(other.name)).write_text("in the way")
     winners, exchange = member.daemon.shared_winners, member.daemon.share_exchange

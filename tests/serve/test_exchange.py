@@ -184,7 +184,7 @@ async def test_winners_by_other_objectives_travel_apart(parts: Parts) -> None:
     """An older reader takes every winner of the first list for the fastest; each is taken by its own figure."""
     kernel = await parts.inspect(kernel_text())
     await parts.measured(kernel, {50.0: 5.0}, metrics={"energy": 2.0})
-    (known,) = parts.store.trials(kernel=kernel.name)
+    (known,) = parts.store.list_trials(kernel=kernel.name)
     await parts.store.decide_winner(known.id, objective=ENERGY)
     given = await sharing(parts).give(ExportParams(kernel="it", device="Fake CPU"), None)  # type: ignore[arg-type]
     shared = given["document"]
@@ -201,6 +201,6 @@ async def test_winners_by_other_objectives_travel_apart(parts: Parts) -> None:
         ("energy", True), ("energy", False), ("max:speed", False)
     ]  # fmt: skip
     assert [won["reason"] for won in answer["winners"]][:2] == ["better than ours, 2", "refused: it has no energy"]
-    winners = {won.objective: won for won in parts.store.winners()}
+    winners = {won.objective: won for won in parts.store.list_winners()}
     assert (winners[LATENCY].config, winners[ENERGY].config) == ({"us": 50.0}, {"us": 90.0})
     assert winners[ENERGY].metrics == {"energy": 1.0}

@@ -237,8 +237,8 @@ async def test_a_path_is_added_without_jobs_and_unwatched_again(desk: Desk, part
     gone = await desk.call("unwatch", path=str(place))
     assert (gone["path"], gone["kernels"]) == (str(place.resolve()), ["elsewhere:other"])
     assert ([root.path for root in parts.catalog.roots], parts.jobs.live()) == ([str(parts.project)], [])
-    assert parts.store.roots() == []
-    (job,) = parts.store.jobs(kernel="elsewhere:other")
+    assert parts.store.load_roots() == []
+    (job,) = parts.store.list_jobs(kernel="elsewhere:other")
     assert job.state is JobState.CANCELLED
     parts.kill_workers()
 
@@ -326,9 +326,9 @@ async def test_answers_are_bounded(tmp_path: Path) -> None:
     asked = []
 
     class Watched(Store):
-        def jobs(self, **options: Any) -> list[Job]:
+        def list_jobs(self, **options: Any) -> list[Job]:
             asked.append(options["limit"])
-            return super().jobs(**options)
+            return super().list_jobs(**options)
 
     async with assembled(tmp_path, store_type=Watched) as parts:
         asked.clear()
@@ -459,7 +459,7 @@ async def test_pauses_by_job_kernel_device_and_altogether(desk: Desk, parts: Par
     assert (await desk.call("pause"))["paused"] == ["", "Fake CPU"]
     assert (await desk.call("resume", device="Fake CPU"))["paused"] == [""]
     assert await waits() == ["all tuning is paused"] * 2
-    assert parts.store.pauses() == {""}
+    assert parts.store.load_pauses() == {""}
     assert (await desk.call("resume"))["paused"] == []
     told = [event["device"] for event in parts.told.of("paused", "resumed")]
     assert told[-4:] == ["Fake CPU", "", "Fake CPU", ""]

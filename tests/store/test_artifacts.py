@@ -46,7 +46,7 @@ def artifacts(tmp_path: Path, clock: Clock) -> Artifacts:
 
 def staged(artifacts: Artifacts, worker: str, key: str, content: bytes = b"binary") -> Path:
     """Return what a compile left: a binary, and a source in a directory of its own."""
-    path = artifacts.stage(worker) / key
+    path = artifacts.make_staging_directory(worker) / key
     (path / "sources").mkdir(parents=True)
     (path / "kernel.so").write_bytes(content)
     (path / "sources" / "gemm.cc").write_text("int main() {}")
@@ -58,7 +58,7 @@ async def sealed(artifacts: Artifacts, key: str, content: bytes = b"binary", wor
     path = staged(artifacts, worker, key, content)
 
     def work() -> tuple[Manifest, int]:
-        place = artifacts.place(key)
+        place = artifacts.artifact_path(key)
         return seal(path, place, key=key, backend="tvm_ffi", facts={"flags": "-O3"}, required=["kernel.so"])
 
     made, size = await anyio.to_thread.run_sync(work)
@@ -73,9 +73,9 @@ def left_in_staging(artifacts: Artifacts) -> list[str]:
 
 async def test_a_sealed_artifact_is_found_whole(artifacts: Artifacts) -> None:
     """It lies under its key's first two characters, verifies, is read-only, and nothing is left in staging."""
-    assert artifacts.find("abcd") is None
+    assert artifacts.find_artifact("abcd") is None
     made = await sealed(artifacts, "abcd")
-    path = artifacts.find("abcd")
+    path = artifacts.find_artifact("abcd")
     assert path == artifacts.directory / "ab" / "abcd"
     assert manifest.verify(path, required=["kernel.so"]) == made
     assert set(made.files) == {"kernel.so", "sources/gemm.cc"}
@@ -88,12 +88,12 @@ async def test_a_sealed_artifact_is_found_whole(artifacts: Artifacts) -> None:
 
 async def test_staging_is_fresh_and_private(artifacts: Artifacts) -> None:
     """A worker's directory holds nothing of its last compile and is closed to others; a start removes them all."""
-    first = artifacts.stage("compile-1")
+    first = artifacts.make_staging_directory("compile-1")
     (first / "left").write_text("half")
     assert stat.S_IMODE(first.stat().st_mode) == 0o700
-    assert artifacts.stage("compile-1") == first
+    assert artifacts.make_staging_directory("compile-1") == first
     assert list(first.iterdir()) == []
-    (artifacts.stage("compile-2") / "left").write_text("half")
+    (artifacts.make_staging_directory("compile-2") / "left").write_text("half")
     artifacts.clean_staging()
     assert left_in_staging(artifacts) == []
     assert not first.exists()
@@ -110,7 +110,7 @@ async def test_of_two_equal_keys_one_stands(artifacts: Artifacts) -> None:
     async with anyio.create_task_group() as tasks:
         for worker in range(10):
             tasks.start_soon(seal_one, worker)
-    place = artifacts.find("abcd")
+    place = artifacts.find_artifact("abcd")
     assert place is not None
     assert told == [manifest.verify(place, required=["kernel.so"])] * 10
     assert artifacts.size == sum(file.stat().st_size for file in place.rglob("*") if file.is_file())
@@ -122,7 +122,7 @@ async def test_a_ruin_under_the_key_is_replaced(artifacts: Artifacts) -> None:
     ruin = artifacts.directory / "ab" / "abcd"
     ruin.mkdir(parents=True)
     (ruin / "kernel.so").write_text("half")
-    assert artifacts.find("abcd") is None
+    assert artifacts.find_artifact("abcd") is None
     made = await sealed(artifacts, "abcd")
     assert manifest.verify(ruin, required=["kernel.so"]) == made
 
@@ -130,15 +130,15 @@ async def test_a_ruin_under_the_key_is_replaced(artifacts: Artifacts) -> None:
 async def test_a_damaged_artifact_is_discarded_and_rebuilt(artifacts: Artifacts) -> None:
     """What fails its verification is removed, is a miss from then on, and can be sealed again."""
     await sealed(artifacts, "abcd")
-    path = artifacts.find("abcd")
+    path = artifacts.find_artifact("abcd")
     assert path is not None
     (path / "kernel.so").chmod(0o600)
     (path / "kernel.so").write_bytes(b"bitrot")
     with pytest.raises(DamagedArtifact):
         manifest.verify(path, required=["kernel.so"])
-    artifacts.discard("abcd")
-    artifacts.discard("abcd")
-    assert artifacts.find("abcd") is None
+    artifacts.discard_artifact("abcd")
+    artifacts.discard_artifact("abcd")
+    assert artifacts.find_artifact("abcd") is None
     assert artifacts.size == 0
     await sealed(artifacts, "abcd")
     manifest.verify(path, required=["kernel.so"])
@@ -151,16 +151,16 @@ async def test_least_recently_served_goes_first(artifacts: Artifacts, clock: Clo
         await sealed(artifacts, key, b"x" * 4000)
     for key in served:
         clock.now += 2 * TOUCH_EVERY_S
-        artifacts.touch(key)
+        artifacts.mark_served(key)
     before = artifacts.size
     later = Artifacts(artifacts.directory, CAP_BYTES)
-    surplus = await later.surplus([], CAP_BYTES)
+    surplus = await later.list_surplus([], CAP_BYTES)
     assert later.size == before, "to ask removes nothing"
-    assert await later.collect(keep=[]) == surplus
-    assert [key for key in served if later.find(key)] == list(served[1:])
+    assert await later.collect_garbage(keep=[]) == surplus
+    assert [key for key in served if later.find_artifact(key)] == list(served[1:])
     assert list(surplus) == [served[0]]
     assert before - sum(surplus.values()) == later.size <= CAP_BYTES
-    assert await later.collect(keep=[]) == {}
+    assert await later.collect_garbage(keep=[]) == {}
 
 
 async def test_winners_go_last(artifacts: Artifacts, clock: Clock) -> None:
@@ -168,13 +168,13 @@ async def test_winners_go_last(artifacts: Artifacts, clock: Clock) -> None:
     for key in ("aa1", "bb2", "cc3"):
         await sealed(artifacts, key, b"x" * 4000)
         clock.now += 2 * TOUCH_EVERY_S
-        artifacts.touch(key)
-    await artifacts.collect(keep={"aa1"})
-    assert artifacts.find("aa1")
-    assert not artifacts.find("bb2")
+        artifacts.mark_served(key)
+    await artifacts.collect_garbage(keep={"aa1"})
+    assert artifacts.find_artifact("aa1")
+    assert not artifacts.find_artifact("bb2")
     tiny = Artifacts(artifacts.directory, 10)
-    assert sum((await tiny.collect(keep={"aa1"})).values()) > 8000
-    assert tiny.find("aa1") is tiny.find("cc3") is None
+    assert sum((await tiny.collect_garbage(keep={"aa1"})).values()) > 8000
+    assert tiny.find_artifact("aa1") is tiny.find_artifact("cc3") is None
     assert tiny.size == 0
 
 
@@ -182,25 +182,25 @@ async def test_serving_often_costs_the_disk_nothing(artifacts: Artifacts, clock:
     """Within a minute only the first serving is noted, unless the clock stepped back; one that is gone is no error."""
     await sealed(artifacts, "abcd")
     file = artifacts.directory / "ab" / "abcd" / MANIFEST_NAME
-    artifacts.touch("abcd")
+    artifacts.mark_served("abcd")
     noted = clock.now
     clock.now += TOUCH_EVERY_S / 2
-    artifacts.touch("abcd")
+    artifacts.mark_served("abcd")
     assert file.stat().st_mtime == noted
     clock.now += TOUCH_EVERY_S
-    artifacts.touch("abcd")
+    artifacts.mark_served("abcd")
     assert file.stat().st_mtime == clock.now
     clock.now -= 1000 * TOUCH_EVERY_S
-    artifacts.touch("abcd")
+    artifacts.mark_served("abcd")
     assert file.stat().st_mtime == clock.now
-    artifacts.touch("gone")
+    artifacts.mark_served("gone")
 
 
 async def test_a_directory_that_cannot_be(tmp_path: Path) -> None:
     """A file in the way is one line of the store's."""
     (tmp_path / "file").write_text("")
     broken = Artifacts(tmp_path / "file" / "artifacts", CAP_BYTES)
-    for call in (broken.clean_staging, lambda: broken.stage("compile-1")):
+    for call in (broken.clean_staging, lambda: broken.make_staging_directory("compile-1")):
         with pytest.raises(StoreError, match="a part of its path is a file"):
             call()
 
@@ -215,17 +215,17 @@ from ktuned.worker.seal import seal
 def main() -> None:
     artifacts = Artifacts(Path(sys.argv[1]), 10**9)
     for key, size in (("aa11", 200_000), ("bb22", 40_960)):
-        path = artifacts.stage("compile-1") / key
+        path = artifacts.make_staging_directory("compile-1") / key
         path.mkdir()
         (path / "kernel.so").write_bytes(b"x" * size)
         try:
             # The second one's files fit; its manifest does not.
-            place = artifacts.place(key)
+            place = artifacts.artifact_path(key)
             seal(path, place, key=key, backend="b", facts={"log": "y" * 9000}, required=["kernel.so"])
             print("kept", key)
         except OSError as error:
             print("refused", key, error.errno in DISK_ERRORS)
-        print(artifacts.find(key) is not None)
+        print(artifacts.find_artifact(key) is not None)
 
 main()
 """
@@ -248,9 +248,9 @@ async def test_collecting_beside_sealing_leaves_whole_artifacts(artifacts: Artif
     async with anyio.create_task_group() as tasks:
         for key in names:
             tasks.start_soon(sealed, artifacts, key, b"x" * 3000, f"compile-{key}")
-            tasks.start_soon(artifacts.collect, [])
-    await artifacts.collect([])
-    found = [path for key in names if (path := artifacts.find(key))]
+            tasks.start_soon(artifacts.collect_garbage, [])
+    await artifacts.collect_garbage([])
+    found = [path for key in names if (path := artifacts.find_artifact(key))]
     assert found
     assert artifacts.size <= CAP_BYTES
     for path in found:

@@ -38,7 +38,7 @@ async def test_kill_9_loses_nothing_told(seed: int, database: Path) -> None:
     won = [float(words[2]) for words in told if words[0] == "won"]
     async with Store.open(database) as store:
         assert store.notice == ""
-        trials = {trial.id: trial for trial in store.trials(limit=10**6)}
+        trials = {trial.id: trial for trial in store.list_trials(limit=10**6)}
         assert begun <= set(trials)
         for number, figures in finished.items():
             assert [str(trials[number].outcome), str(trials[number].latency_us)] == figures
@@ -46,6 +46,6 @@ async def test_kill_9_loses_nothing_told(seed: int, database: Path) -> None:
         assert store.recovered.trials == len(interrupted)
         assert all(trial.outcome is not None for trial in trials.values())
         best = store.best_trials(CONTEXT, 1)
-        winner = store.winner(CONTEXT.key)
+        winner = store.get_winner(CONTEXT.key)
         assert (winner.trial if winner else None) == (best[0].id if best else None)
         assert not won or (winner and winner.latency_us <= min(won))

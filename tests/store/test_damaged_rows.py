@@ -29,29 +29,29 @@ BROKEN = {
 }
 
 READS: dict[str, Callable[[Store], object]] = {
-    "roots": Store.roots,
-    "kernels": Store.kernels,
-    "probes": Store.probes,
-    "meaning": lambda store: store.meaning("proj:gemm", "d"),
-    "versions": lambda store: store.versions("f"),
-    "jobs": Store.jobs,
-    "job": lambda store: store.job(1),
-    "trials": Store.trials,
-    "fastest": lambda store: store.trials(order="fastest"),
-    "trial": lambda store: store.trial(1),
+    "roots": Store.load_roots,
+    "kernels": Store.load_kernels,
+    "probes": Store.load_probes,
+    "meaning": lambda store: store.load_digest_parts("proj:gemm", "d"),
+    "versions": lambda store: store.load_fingerprint_versions("f"),
+    "jobs": Store.list_jobs,
+    "job": lambda store: store.get_job(1),
+    "trials": Store.list_trials,
+    "fastest": lambda store: store.list_trials(order="fastest"),
+    "trial": lambda store: store.get_trial(1),
     "known": lambda store: store.known_trial(CONTEXT, {"BM": 8}),
     "best": lambda store: store.best_trials(CONTEXT, 5),
     "finalists": lambda store: store.best_trials(CONTEXT, 5, rounds=1),
     "measured": lambda store: store.measured_configs(CONTEXT, 5),
-    "past": lambda store: store.past(CONTEXT, 3, 10),
-    "winner": lambda store: store.winner(CONTEXT.key),
-    "winners": Store.winners,
+    "past": lambda store: store.load_past_searches(CONTEXT, 3, 10),
+    "winner": lambda store: store.get_winner(CONTEXT.key),
+    "winners": Store.list_winners,
     "shared": lambda store: exchange.winners_to_export(store.path, CONTEXT.kernel, CONTEXT.device),
-    "pinned": lambda store: store.pinned.find("run", "q"),
-    "pins": lambda store: store.pinned.pins(),
-    "captures": lambda store: store.captured.all(),
-    "counts": Store.counts,
-    "pauses": Store.pauses,
+    "pinned": lambda store: store.pinned.find_answer("run", "q"),
+    "pins": lambda store: store.pinned.list_pins(),
+    "captures": lambda store: store.captured.list_captures(),
+    "counts": Store.count_rows,
+    "pauses": Store.load_pauses,
 }
 
 
@@ -63,8 +63,8 @@ async def filled(database: Path) -> None:
         await store.save_probe("here", {"backends": {}})
         await store.save_versions({"f": {"gcc": "12"}})
         await store.save_pauses({"cpu-y"})
-        await store.pinned.hold("run", ["q"], '{"config": {}}', now=1.0, limit=9)
-        await store.captured.save(Capture("proj:gemm", "{}", "d", 9, 1.0))
+        await store.pinned.hold_answer("run", ["q"], '{"config": {}}', now=1.0, limit=9)
+        await store.captured.save_capture(Capture("proj:gemm", "{}", "d", 9, 1.0))
         job = await new_job(store)
         for config in (8, 16, 32):
             await tried(store, job, config, measured(100.0 / config))
@@ -114,15 +114,15 @@ async def test_a_damaged_winner_is_not_served(database: Path) -> None:
     await filled(database)
     sql(database, """UPDATE trials SET config = '{"BM"' || id WHERE id IN (2, 3)""")
     async with Store.open(database) as store:
-        assert store.winner(CONTEXT.key) is None
-        assert [trial.id for trial in store.trials()] == [1]
+        assert store.get_winner(CONTEXT.key) is None
+        assert [trial.id for trial in store.list_trials()] == [1]
         assert [known.config for known in store.measured_configs(CONTEXT, 9)] == [{"BM": 8}]
-        assert [known.config for known in store.past(CONTEXT, 3, 10)] == [{"BM": 8}]
+        assert [known.config for known in store.load_past_searches(CONTEXT, 3, 10)] == [{"BM": 8}]
         job = await new_job(store)
         number = await tried(store, job, 16, measured(5.0))
         await store.decide_winner(number)
-        await store.forget(CONTEXT.kernel, Outcome.HUNG)
-        winner = store.winner(CONTEXT.key)
+        await store.forget_trials(CONTEXT.kernel, Outcome.HUNG)
+        winner = store.get_winner(CONTEXT.key)
         assert winner is not None
         assert winner.config == {"BM": 16}
 
@@ -132,9 +132,9 @@ async def test_a_damaged_answer_of_a_pin_gives_way(database: Path) -> None:
     await filled(database)
     sql(database, "UPDATE pins SET answer = '{'")
     async with Store.open(database) as store:
-        assert store.pinned.find("run", "q") is None
-        assert await store.pinned.hold("run", ["q"], "{}", now=2.0, limit=9) == "{}"
-        assert store.pinned.find("run", "q") == "{}"
+        assert store.pinned.find_answer("run", "q") is None
+        assert await store.pinned.hold_answer("run", ["q"], "{}", now=2.0, limit=9) == "{}"
+        assert store.pinned.find_answer("run", "q") == "{}"
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -160,7 +160,7 @@ async def test_flipped_bits(database: Path, tmp_path: Path, seed: int) -> None:
                         assert "\n" not in error.message  # noqa: PT017 - either is well
                 job = await new_job(store)
                 await store.begin_trial(CONTEXT, PROBLEM, job.id, {"BM": 64})
-                store.jobs(states=[JobState.QUEUED])
+                store.list_jobs(states=[JobState.QUEUED])
         except StoreError as error:
             assert "\n" not in error.message  # noqa: PT017 - either is well
         shutil.rmtree(place)

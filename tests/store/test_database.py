@@ -36,7 +36,7 @@ NOT_MEASURED = sorted(set(Outcome) - {Outcome.MEASURED})
 
 def seat(store: Store) -> Winner | None:
     """Return the winner that all these tests compete for."""
-    return store.winner(CONTEXT.key)
+    return store.get_winner(CONTEXT.key)
 
 
 def seated_id(store: Store) -> int | None:
@@ -48,11 +48,20 @@ def seated_id(store: Store) -> int | None:
 async def test_a_fresh_store_is_empty(store: Store) -> None:
     """Nothing is there before anything was reported, and reading says so without errors."""
     assert store.notice == ""
-    assert not any([store.roots(), store.kernels(), store.probes(), store.jobs(), store.trials(), store.winners()])
-    assert store.job(1) is None
-    assert store.trial(1) is None
+    assert not any(
+        [
+            store.load_roots(),
+            store.load_kernels(),
+            store.load_probes(),
+            store.list_jobs(),
+            store.list_trials(),
+            store.list_winners(),
+        ]
+    )
+    assert store.get_job(1) is None
+    assert store.get_trial(1) is None
     assert store.known_trial(CONTEXT, {"BM": 1}) is None
-    counts = store.counts()
+    counts = store.count_rows()
     assert (counts["trials"], counts["winners"], counts["jobs"]) == (0, 0, 0)
     assert counts["bytes"] > 0
 
@@ -90,14 +99,14 @@ async def test_everything_outlives_the_process(database: Path) -> None:
             cost={"compile_s": 1.5},
         )
         await store.update_job(ended)
-        trial, winner = store.trial(trial_id), seat(store)
+        trial, winner = store.get_trial(trial_id), seat(store)
     assert not database.with_name("ktuned.db-wal").exists()
     async with Store.open(database) as store:
-        assert store.roots() == roots
-        assert store.kernels() == infos
-        assert store.probes() == {"python3": probe}
-        assert store.jobs() == [ended] == [store.job(job.id)]
-        assert store.trial(trial_id) == trial
+        assert store.load_roots() == roots
+        assert store.load_kernels() == infos
+        assert store.load_probes() == {"python3": probe}
+        assert store.list_jobs() == [ended] == [store.get_job(job.id)]
+        assert store.get_trial(trial_id) == trial
         assert seat(store) == winner
     assert trial is not None
     assert (trial.kernel, trial.problem, trial.config) == (CONTEXT.kernel, PROBLEM, {"BM": 1})
@@ -109,15 +118,15 @@ async def test_roots_and_kernels_change_and_go(store: Store) -> None:
     """Saving again replaces, removing removes, and two roots cannot share a name."""
     await store.add_root(Root("/a", "a", "python3"))
     await store.add_root(Root("/a", "a2", "python3.12"))
-    assert store.roots() == [Root("/a", "a2", "python3.12")]
+    assert store.load_roots() == [Root("/a", "a2", "python3.12")]
     with pytest.raises(UsageError, match="'a2' of /b is taken by /a"):
         await store.add_root(Root("/b", "a2", "python3"))
     await store.remove_root("/a")
-    assert store.roots() == []
+    assert store.load_roots() == []
     await store.save_kernels([kernel_info("add"), kernel_info("gemm")])
     changed = replace(kernel_info("gemm"), digest="d2")
     await store.save_kernels([changed], removed=["proj:add"])
-    assert store.kernels() == [changed]
+    assert store.load_kernels() == [changed]
 
 
 async def test_jobs_are_listed_newest_first(store: Store) -> None:
@@ -126,12 +135,15 @@ async def test_jobs_are_listed_newest_first(store: Store) -> None:
     other = await new_job(store, OTHER_KERNEL.kernel)
     await store.update_job(replace(second, state=JobState.RUNNING))
     await store.update_job(replace(third, state=JobState.DONE))
-    assert [job.id for job in store.jobs()] == [other.id, third.id, second.id, first.id]
-    assert [job.id for job in store.jobs(limit=2)] == [other.id, third.id]
-    assert [job.id for job in store.jobs(kernel=CONTEXT.kernel, states=[JobState.QUEUED, JobState.RUNNING])] == [2, 1]
-    assert store.jobs(states=[]) == []
+    assert [job.id for job in store.list_jobs()] == [other.id, third.id, second.id, first.id]
+    assert [job.id for job in store.list_jobs(limit=2)] == [other.id, third.id]
+    assert [job.id for job in store.list_jobs(kernel=CONTEXT.kernel, states=[JobState.QUEUED, JobState.RUNNING])] == [
+        2,
+        1,
+    ]
+    assert store.list_jobs(states=[]) == []
     await store.update_job(replace(other, state=JobState.CANCELLED))
-    await store.forget(OTHER_KERNEL.kernel)
+    await store.forget_trials(OTHER_KERNEL.kernel)
     assert (await new_job(store)).id == other.id + 1
     with pytest.raises(NotFound, match="no job 4"):
         await store.update_job(other)
@@ -166,7 +178,7 @@ async def test_many_trials_begin_at_once(store: Store) -> None:
     """Ids come in the order of the configs."""
     job = await new_job(store)
     numbers = await store.begin_trials(CONTEXT, PROBLEM, job.id, [{"BM": value} for value in range(5)])
-    trials = [store.trial(number) for number in numbers]
+    trials = [store.get_trial(number) for number in numbers]
     assert [trial.config if trial else None for trial in trials] == [{"BM": value} for value in range(5)]
 
 
@@ -176,7 +188,7 @@ async def test_a_retried_trial_uses_its_row_again(store: Store, outcome: Outcome
     first, second = await new_job(store), await new_job(store)
     number = await tried(store, first, 1, failed(outcome))
     assert await store.begin_trial(CONTEXT, PROBLEM, second.id, {"BM": 1}) == number
-    trial = store.trial(number)
+    trial = store.get_trial(number)
     assert trial is not None
     assert (trial.job, trial.outcome, trial.message, trial.detail) == (second.id, None, "", {})
 
@@ -185,9 +197,9 @@ async def test_a_measured_trial_keeps_its_figure_until_it_has_a_new_one(store: S
     """Beginning what is measured already neither loses the figure nor the winner."""
     job = await new_job(store)
     number = await tried(store, job, 1, measured(5.0))
-    before = store.trial(number)
+    before = store.get_trial(number)
     assert await store.begin_trial(CONTEXT, PROBLEM, job.id, {"BM": 1}) == number
-    assert store.trial(number) == before
+    assert store.get_trial(number) == before
     assert seated_id(store) == number
 
 
@@ -201,9 +213,9 @@ async def test_what_was_under_way_is_interrupted_and_queued_again(database: Path
         left = await store.begin_trials(CONTEXT, PROBLEM, running.id, [{"BM": 2}, {"BM": 3}])
     async with Store.open(database) as store:
         assert (store.recovered.trials, store.recovered.jobs) == (2, 1)
-        assert {trial.id for trial in store.trials(outcome=Outcome.INTERRUPTED)} == set(left)
-        assert {trial.id for trial in store.trials(outcome=Outcome.MEASURED)} == {finished}
-        assert [job.state for job in store.jobs()] == [JobState.DONE, JobState.QUEUED, JobState.QUEUED]
+        assert {trial.id for trial in store.list_trials(outcome=Outcome.INTERRUPTED)} == set(left)
+        assert {trial.id for trial in store.list_trials(outcome=Outcome.MEASURED)} == {finished}
+        assert [job.state for job in store.list_jobs()] == [JobState.DONE, JobState.QUEUED, JobState.QUEUED]
     async with Store.open(database) as store:
         assert (store.recovered.trials, store.recovered.jobs) == (0, 0)
     assert Outcome.INTERRUPTED in RETRIED_BY_NEXT_JOB
@@ -244,13 +256,13 @@ async def test_a_measurement_outlives_one_that_was_stopped(store: Store, outcome
     job = await new_job(store)
     winner, other = [await tried(store, job, config, measured(us)) for config, us in enumerate((1.0, 2.0))]
     await store.begin_trials(CONTEXT, PROBLEM, job.id, [{"BM": 0}])
-    before = store.trial(winner)
+    before = store.get_trial(winner)
     assert await store.finish_trial(winner, failed(outcome)) is None
-    assert (store.trial(winner), seated_id(store)) == (before, winner)
+    assert (store.get_trial(winner), seated_id(store)) == (before, winner)
     assert await store.finish_trials([(other, failed(outcome)), (winner, failed(outcome))]) is None
-    settled = await store.settle([(winner, failed(outcome)), (other, measured(2.5))], other)
+    settled = await store.settle_final_round([(winner, failed(outcome)), (other, measured(2.5))], other)
     assert settled is not None
-    assert (settled.trial, store.trial(winner)) == (other, before)
+    assert (settled.trial, store.get_trial(winner)) == (other, before)
 
 
 @pytest.mark.parametrize("outcome", [one for one in NOT_MEASURED if one not in RETRIED_BY_NEXT_JOB])
@@ -292,7 +304,7 @@ async def test_results_that_came_together_are_stored_as_one(store: Store) -> Non
     assert await store.finish_trials([(numbers[3], measured(5.0))]) is None
     with pytest.raises(UsageError):
         await store.finish_trials([(numbers[4], measured(1.0)), (numbers[3], measured(math.inf))])
-    unfinished = store.trial(numbers[4])
+    unfinished = store.get_trial(numbers[4])
     assert unfinished is not None
     assert unfinished.outcome is None
     assert seat(store) == winner
@@ -327,8 +339,8 @@ async def test_seats_are_apart(store: Store) -> None:
             context, {"M": 1} if context.problem == '{"M":1}' else PROBLEM, job.id, {"BM": 1}
         )
         assert await store.finish_trial(number, measured(latency_us)) is not None
-    assert {winner.context for winner in store.winners()} == set(contexts)
-    assert [winner.context for winner in store.winners(OTHER_KERNEL.kernel)] == [OTHER_KERNEL]
+    assert {winner.context for winner in store.list_winners()} == set(contexts)
+    assert [winner.context for winner in store.list_winners(OTHER_KERNEL.kernel)] == [OTHER_KERNEL]
 
 
 async def test_the_seat_follows_the_rule_through_any_history(store: Store) -> None:
@@ -348,7 +360,7 @@ async def test_the_seat_follows_the_rule_through_any_history(store: Store) -> No
         if after is None:
             assert before is None or not store.best_trials(before.context, 1)
             continue
-        trial = store.trial(after.trial)
+        trial = store.get_trial(after.trial)
         assert trial is not None
         assert (trial.outcome, trial.latency_us) == (Outcome.MEASURED, after.latency_us)
         assert after.context == grounds[after.trial]
@@ -365,7 +377,7 @@ async def test_measured_needs_a_figure(store: Store, latency_us: float | None) -
     number = await store.begin_trial(CONTEXT, PROBLEM, job.id, {"BM": 1})
     with pytest.raises(UsageError, match="cannot be measured"):
         await store.finish_trial(number, TrialResult(Outcome.MEASURED, latency_us))
-    assert (trial := store.trial(number)) is not None
+    assert (trial := store.get_trial(number)) is not None
     assert trial.outcome is None
 
 
@@ -386,7 +398,7 @@ async def test_trials_are_listed_by_every_filter(store: Store) -> None:
     other = await tried(store, one, 1, measured(5.0), OTHER_KERNEL)
 
     def ids(**filters: object) -> list[int]:
-        return [trial.id for trial in store.trials(**filters)]  # type: ignore[arg-type]
+        return [trial.id for trial in store.list_trials(**filters)]  # type: ignore[arg-type]
 
     assert ids() == [other, hung, fast, slow]
     assert ids(limit=2) == [other, hung]
@@ -407,10 +419,10 @@ async def test_forgetting_one_outcome_elects_the_next(store: Store) -> None:
     await tried(store, job, 1, measured(9.0))
     hung = await tried(store, job, 2, failed(Outcome.HUNG))
     await tried(store, job, 3, measured(1.0), OTHER_KERNEL)
-    assert await store.forget(CONTEXT.kernel, Outcome.MEASURED) == 1
+    assert await store.forget_trials(CONTEXT.kernel, Outcome.MEASURED) == 1
     assert seat(store) is None
-    assert [trial.id for trial in store.trials(kernel=CONTEXT.kernel)] == [hung]
-    assert len(store.winners()) == 1
+    assert [trial.id for trial in store.list_trials(kernel=CONTEXT.kernel)] == [hung]
+    assert len(store.list_winners()) == 1
 
 
 async def test_forgetting_all_leaves_what_is_under_way(store: Store) -> None:
@@ -420,13 +432,13 @@ async def test_forgetting_all_leaves_what_is_under_way(store: Store) -> None:
     await store.update_job(replace(done, state=JobState.DONE))
     await store.update_job(replace(running, state=JobState.RUNNING))
     under_way = await store.begin_trial(CONTEXT, PROBLEM, running.id, {"BM": 2})
-    assert await store.forget(CONTEXT.kernel) == 1
+    assert await store.forget_trials(CONTEXT.kernel) == 1
     assert seat(store) is None
-    assert store.trial(old) is None
-    assert [job.id for job in store.jobs()] == [running.id]
+    assert store.get_trial(old) is None
+    assert [job.id for job in store.list_jobs()] == [running.id]
     assert await store.finish_trial(under_way, measured(7.0)) is not None
     assert await store.begin_trial(CONTEXT, PROBLEM, running.id, {"BM": 1}) > under_way
-    assert await store.forget("proj:nobody") == 0
+    assert await store.forget_trials("proj:nobody") == 0
 
 
 async def test_writes_that_wait_together_share_commits(store: Store) -> None:
@@ -445,7 +457,7 @@ async def test_writes_that_wait_together_share_commits(store: Store) -> None:
     assert after.writes - before.writes == 200
     assert after.groups - before.groups < 100
     assert len(set(ids.values())) == 200
-    assert all((trial := store.trial(number)) and trial.config == {"BM": config} for config, number in ids.items())
+    assert all((trial := store.get_trial(number)) and trial.config == {"BM": config} for config, number in ids.items())
 
 
 async def test_a_closed_store_says_so(database: Path) -> None:
@@ -456,7 +468,7 @@ async def test_a_closed_store_says_so(database: Path) -> None:
     with pytest.raises(StoreError, match="closed"):
         await store.remove_root("/a")
     with pytest.raises(StoreError, match="closed"):
-        store.roots()
+        store.load_roots()
 
 
 async def test_a_store_whose_file_is_gone_says_so(database: Path) -> None:
@@ -464,7 +476,7 @@ async def test_a_store_whose_file_is_gone_says_so(database: Path) -> None:
     async with Store.open(database) as store:
         assert store.lost == ""
         await store.add_root(Root("/a", "a", "python3"))
-        assert [root.path for root in store.roots()] == ["/a"]
+        assert [root.path for root in store.load_roots()] == ["/a"]
         aside = database.with_name("aside")
         database.rename(aside)
         for _ in range(2):
@@ -472,34 +484,34 @@ async def test_a_store_whose_file_is_gone_says_so(database: Path) -> None:
             with pytest.raises(StoreError, match="was removed or replaced") as caught:
                 await store.remove_root("/a")
             assert "restart" in caught.value.hint
-            assert [root.path for root in store.roots()] == ["/a"]
+            assert [root.path for root in store.load_roots()] == ["/a"]
             database.write_bytes(b"")
         aside.replace(database)
         assert store.lost == ""
         await store.remove_root("/a")
-        assert store.roots() == []
+        assert store.load_roots() == []
 
 
 async def test_reads_use_indexes(store: Store) -> None:
     """What the daemon asks on its way never walks over all trials."""
     seen: list[tuple[str, tuple[object, ...]]] = []
-    real = store._reader.rows
+    real = store._reader.fetch_rows
 
     def spy(sql: str, *values: object) -> list[tuple[object, ...]]:
         seen.append((sql, values))
         return real(sql, *values)
 
-    store._reader.rows = spy  # type: ignore[method-assign]
+    store._reader.fetch_rows = spy  # type: ignore[method-assign]
     store.known_trial(CONTEXT, {"BM": 1})
     store.best_trials(CONTEXT, 5)
-    store.winner(CONTEXT.key)
-    store.winners()
-    store.trial(1)
-    store.trials()
-    store.trials(job=1)
-    store.trials(order="fastest")
-    store.trials(kernel=CONTEXT.kernel, order="fastest")
-    store.jobs(states=[JobState.QUEUED])
+    store.get_winner(CONTEXT.key)
+    store.list_winners()
+    store.get_trial(1)
+    store.list_trials()
+    store.list_trials(job=1)
+    store.list_trials(order="fastest")
+    store.list_trials(kernel=CONTEXT.kernel, order="fastest")
+    store.list_jobs(states=[JobState.QUEUED])
     for sql, values in seen:
         plan = [row[3] for row in real(f"EXPLAIN QUERY PLAN {sql}", *values)]
         # Walking backwards by id ends at the limit, unless something must be sorted first.
@@ -513,7 +525,7 @@ async def test_a_large_store_opens_and_answers(database: Path, rows: int) -> Non
     async with Store.open(database) as store:
         job = await new_job(store)
         await store.begin_trial(CONTEXT, PROBLEM, job.id, {"BM": -1})
-        await store._write(
+        await store._write_to_disk(
             lambda connection: (
                 connection.executemany(
                     "INSERT INTO trials (context_id, job_id, config, outcome, latency_us, updated) "
@@ -526,7 +538,7 @@ async def test_a_large_store_opens_and_answers(database: Path, rows: int) -> Non
     async with Store.open(database) as store:
         print(f"opened in {time.perf_counter() - started:.3f} s")
         assert store.recovered.trials == 1
-        assert store.counts()["trials"] == rows + 1
+        assert store.count_rows()["trials"] == rows + 1
         assert [trial.latency_us for trial in store.best_trials(CONTEXT, 1)] == [1.0]
         assert (trial := store.known_trial(CONTEXT, {"BM": rows - 1})) is not None
         assert trial.latency_us == float(rows)

@@ -51,7 +51,7 @@ async def test_a_damaged_database_is_moved_aside(database: Path, damage: str) ->
             del content[5000:]
     database.write_bytes(content)
     async with Store.open(database) as store:
-        assert store.trials() == []
+        assert store.list_trials() == []
         assert set_aside(database).name in store.notice
         assert "damaged" in store.notice
         assert "\n" not in store.notice
@@ -60,7 +60,7 @@ async def test_a_damaged_database_is_moved_aside(database: Path, damage: str) ->
     assert set_aside(database).read_bytes() == content
     async with Store.open(database) as store:
         assert store.notice == ""
-        assert len(store.trials()) == 1
+        assert len(store.list_trials()) == 1
 
 
 async def test_damage_that_is_met_later_is_moved_aside_by_the_next_opening(database: Path) -> None:
@@ -75,12 +75,12 @@ async def test_damage_that_is_met_later_is_moved_aside_by_the_next_opening(datab
     async with Store.open(database) as store:
         assert store.notice == ""
         with pytest.raises(StoreError, match="is damaged") as caught:
-            store.trials()
+            store.list_trials()
         assert "restart" in caught.value.hint
-        assert len(store.jobs()) == 1
+        assert len(store.list_jobs()) == 1
     async with Store.open(database) as store:
         assert set_aside(database).name in store.notice
-        assert store.trials() == []
+        assert store.list_trials() == []
     async with Store.open(database) as store:
         assert store.notice == ""
 
@@ -91,7 +91,7 @@ async def test_a_suspicion_that_proves_wrong_is_dropped(database: Path) -> None:
     opening.mark_suspect(database)
     async with Store.open(database) as store:
         assert store.notice == ""
-        assert len(store.trials()) == 3
+        assert len(store.list_trials()) == 3
     assert sorted(path.name for path in database.parent.iterdir()) == ["ktuned.db"]
 
 
@@ -142,12 +142,12 @@ async def test_the_store_survives_a_full_disk(store: Store) -> None:
             begun.append(await store.begin_trial(CONTEXT, PROBLEM, job.id, {"BM": config}))
     assert caught.value.code == "store"
     assert "free some space" in caught.value.hint
-    assert (winner := store.winner(CONTEXT.key)) is not None
+    assert (winner := store.get_winner(CONTEXT.key)) is not None
     assert winner.trial == kept
-    assert [trial.id for trial in reversed(store.trials(limit=9999))] == [kept, *begun]
+    assert [trial.id for trial in reversed(store.list_trials(limit=9999))] == [kept, *begun]
     store._writer.connection.execute("PRAGMA max_page_count = 1073741823")
     later = await tried(store, job, 9999, measured(4.0))
-    assert (winner := store.winner(CONTEXT.key)) is not None
+    assert (winner := store.get_winner(CONTEXT.key)) is not None
     assert winner.trial == later
 
 
@@ -173,14 +173,14 @@ async def main() -> None:
                 told.append(await tried(store, job, config, failed(Outcome.HUNG)))
         except StoreError as error:
             print(f"full: {error} ({error.hint})")
-        assert {trial.id for trial in store.trials(outcome=Outcome.HUNG, limit=100000)} == set(told[1:])
+        assert {trial.id for trial in store.list_trials(outcome=Outcome.HUNG, limit=100000)} == set(told[1:])
         ballast.unlink()
         told.append(await tried(store, job, -1, measured(4.0)))
         print("goes on")
     async with Store.open(disk / "ktuned.db") as store:
         assert not store.notice, store.notice
-        assert {trial.id for trial in store.trials(limit=100000) if trial.outcome != "interrupted"} == set(told)
-        print(f"kept: {store.winners()[0].latency_us}")
+        assert {trial.id for trial in store.list_trials(limit=100000) if trial.outcome != "interrupted"} == set(told)
+        print(f"kept: {store.list_winners()[0].latency_us}")
         (disk / "ballast").touch()
         with open(disk / "ballast", "wb", buffering=0) as stream:
             try:

@@ -9,7 +9,7 @@ from ktuned.model.job import JobState
 from ktuned.model.trial import Winner
 from ktuned.store import exchange
 from ktuned.store.database import Store
-from ktuned.store.exchange import Offer, judge
+from ktuned.store.exchange import Offer, judge_offer
 from tests.store.samples import CONTEXT, PROBLEM
 
 YESTERDAY = replace(CONTEXT, digest="d0")
@@ -50,7 +50,7 @@ def offer(context: object = CONTEXT, latency_us: float = 4.0, decided: float = 1
 )
 def test_the_rule(theirs: Offer, ours: Winner | None, today: object, takes: bool) -> None:
     """Each row of the table in docs/sharing.md, with its borders."""
-    verdict = judge(theirs, ours, today)  # type: ignore[arg-type]
+    verdict = judge_offer(theirs, ours, today)  # type: ignore[arg-type]
     assert verdict.takes is takes
     assert verdict.reason
 
@@ -59,15 +59,15 @@ def test_the_rule(theirs: Offer, ours: Winner | None, today: object, takes: bool
 async def test_what_is_adopted_is_the_winner(tmp_path: Path) -> None:
     """An offer's figures become the winner, as the trial of a job that is done, and are exported as they came."""
     async with Store.open(tmp_path / "k.sqlite") as store:
-        slow = await store.adopt(CONTEXT.kernel, CONTEXT.device, [offer(YESTERDAY, 4.0)])
-        await store.adopt(CONTEXT.kernel, CONTEXT.device, [offer(CONTEXT, 9.0, decided=12.0)])
-        seated = store.winner(CONTEXT.key)
+        slow = await store.adopt_winners(CONTEXT.kernel, CONTEXT.device, [offer(YESTERDAY, 4.0)])
+        await store.adopt_winners(CONTEXT.kernel, CONTEXT.device, [offer(CONTEXT, 9.0, decided=12.0)])
+        seated = store.get_winner(CONTEXT.key)
         assert seated is not None
         assert (seated.context, seated.config, seated.latency_us, seated.decided) == (CONTEXT, THEIRS, 9.0, 12.0)
-        job = store.job(slow)
+        job = store.get_job(slow)
         assert job is not None
         assert (job.state, job.reason, dict(job.outcomes)) == (JobState.DONE, "imported", {"measured": 1})
-        assert exchange.exports(store.path) == [(CONTEXT.kernel, CONTEXT.device, 1)]
+        assert exchange.list_exports(store.path) == [(CONTEXT.kernel, CONTEXT.device, 1)]
         assert exchange.winners_to_export(store.path, CONTEXT.kernel, CONTEXT.device) == [seated]
         assert exchange.winners_to_export(store.path, CONTEXT.kernel, "another") == []
 
@@ -76,14 +76,14 @@ async def test_what_is_adopted_is_the_winner(tmp_path: Path) -> None:
 async def test_a_pin_holds_its_first_answer(tmp_path: Path) -> None:
     """Anyone who comes later gets the first one's answer, by whichever wording; another store opening keeps it."""
     async with Store.open(tmp_path / "k.sqlite") as store:
-        held = await store.pinned.hold("run", ["short", "full"], '"first"', now=1.0, limit=10)
-        again = await store.pinned.hold("run", ["other", "full"], '"second"', now=2.0, limit=10)
+        held = await store.pinned.hold_answer("run", ["short", "full"], '"first"', now=1.0, limit=10)
+        again = await store.pinned.hold_answer("run", ["other", "full"], '"second"', now=2.0, limit=10)
         assert (held, again) == ('"first"', '"first"')
     async with Store.open(tmp_path / "k.sqlite") as store:
-        assert [store.pinned.find("run", wording) for wording in ("short", "full", "other")] == ['"first"'] * 3
-        assert store.pinned.find("another", "full") is None
-        assert store.pinned.pins() == [("run", 3, 1.0)]
+        assert [store.pinned.find_answer("run", wording) for wording in ("short", "full", "other")] == ['"first"'] * 3
+        assert store.pinned.find_answer("another", "full") is None
+        assert store.pinned.list_pins() == [("run", 3, 1.0)]
         with pytest.raises(Exception, match="may hold 3"):
-            await store.pinned.hold("more", ["q"], "a", now=3.0, limit=3)
+            await store.pinned.hold_answer("more", ["q"], "a", now=3.0, limit=3)
         assert await store.pinned.give_up("run") == 3
-        assert store.pinned.pins() == []
+        assert store.pinned.list_pins() == []

@@ -57,7 +57,7 @@ class Served:
         job = Job(
             0, CONTEXT.kernel, {}, CONTEXT.device, JobState.RUNNING, Priority.SAVED, "saved", Plan(), created=time()
         )
-        self._job = job_writes.create(connection, job)
+        self._job = job_writes.create_job(connection, job)
 
     def winner(self) -> tuple[int, float] | None:
         """Return the trial that is served, and its known latency."""
@@ -82,8 +82,8 @@ class Served:
         """Enter a config's result; one that was measured here is not measured again."""
         if event.knob in self.knobs().values():
             return
-        (trial,) = trial_writes.begin(self._connection, CONTEXT, self._job, [{"B": event.knob}], time())
-        trial_writes.finish(self._connection, trial, _result(event.latency_us), time())
+        (trial,) = trial_writes.begin_trials(self._connection, CONTEXT, self._job, [{"B": event.knob}], time())
+        trial_writes.finish_trial(self._connection, trial, _result(event.latency_us), time())
 
     def decide(self, event: Round) -> dict[int, TrialResult]:
         """Hold a final round, as :class:`~ktuned.tuning.final_round.FinalRound` does; return what it has timed."""
@@ -97,7 +97,9 @@ class Served:
         }
         results = {trial: timed.get(trial, measured(known[trial])) for trial in finalists}
         still = {trial: one.latency_us for trial, one in results.items() if one.latency_us is not None}
-        trial_writes.settle(self._connection, list(results.items()), elected(still, timed, incumbent), time())
+        trial_writes.settle_final_round(
+            self._connection, list(results.items()), elected(still, timed, incumbent), time()
+        )
         return timed
 
 
@@ -109,7 +111,7 @@ def _result(latency_us: float | None) -> TrialResult:
 def connection() -> Iterator[sqlite3.Connection]:
     """Open a database in memory."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as opened:
-        schema.migrate(opened)
+        schema.migrate_schema(opened)
         yield opened
 
 

@@ -24,7 +24,7 @@ async def test_launches_add_up_and_the_oldest_keys_are_forgotten(
     async with Store.open(tmp_path / "k.sqlite") as store:
         await store.add_launches({key(1): 5, key(2): 7}, now=1.0)
         await store.add_launches({key(1): 3}, now=2.0)
-        assert store.launches() == {key(1): 8, key(2): 7}
+        assert store.load_launches() == {key(1): 8, key(2): 7}
         await store.add_launches({key(3): 1}, now=3.0)
     async with Store.open(tmp_path / "k.sqlite") as store:
-        assert list(store.launches().items()) == [(key(1), 8), (key(3), 1)]
+        assert list(store.load_launches().items()) == [(key(1), 8), (key(3), 1)]

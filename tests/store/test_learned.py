@@ -20,7 +20,7 @@ HEADER = Observation("a.def", "aa", places=("/p/a.def",), is_source=True)
 
 async def _learn(store: Store, kernel: KernelInfo, *names: Observation) -> KernelInfo:
     learned = kernel.observed(names)
-    await store.learned.learn(learned, names, names)
+    await store.learned.learn_names(learned, names, names)
     return learned
 
 
@@ -35,14 +35,14 @@ async def test_results_have_the_new_name(store: Store) -> None:
     job = await new_job(store, kernel.name)
     await tried(store, job, 8, measured(3.0), _context(kernel))
     learned = await _learn(store, kernel, HEADER)
-    winner = store.winner(CONTEXT.key)
+    winner = store.get_winner(CONTEXT.key)
     assert winner is not None
     assert winner.context == _context(learned)
     assert store.best_trials(_context(kernel), 9) == []
-    assert store.meaning(kernel.name, kernel.digest) is None
-    assert store.meaning(kernel.name, learned.digest) == learned.parts
-    assert store.learned.all() == {kernel.name: {"a.def": HEADER}}
-    assert store.kernels() == [learned]
+    assert store.load_digest_parts(kernel.name, kernel.digest) is None
+    assert store.load_digest_parts(kernel.name, learned.digest) == learned.parts
+    assert store.learned.list_names() == {kernel.name: {"a.def": HEADER}}
+    assert store.load_kernels() == [learned]
 
 
 async def test_states_that_have_the_name_stay(store: Store) -> None:
@@ -62,7 +62,7 @@ async def test_captured_inputs_are_renamed_too(store: Store) -> None:
     """A context of captured inputs has the name as well."""
     kernel = kernel_info()
     await store.save_kernels([kernel])
-    await store.captured.save(Capture(kernel.name, CONTEXT.problem, "cafe", 1, 0.0))
+    await store.captured.save_capture(Capture(kernel.name, CONTEXT.problem, "cafe", 1, 0.0))
     await tried(store, await new_job(store, kernel.name), 8, measured(3.0), _context(kernel, "cafe"))
     learned = await _learn(store, kernel, HEADER)
     assert len(store.best_trials(_context(learned, "cafe"), 9)) == 1

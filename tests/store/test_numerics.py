@@ -35,14 +35,14 @@ async def test_the_fastest_with_the_anchors_bits_wins(tmp_path: Path) -> None:
     """Neither one of which too little is known, nor one that differs from launch to launch."""
     async with Store.open(tmp_path / "k.db") as store:
         ids = await finish(store, EXACT, *RESULTS)
-        assert store.winner(CONTEXT.key_for(EXACT)) is None
+        assert store.get_winner(CONTEXT.key_for(EXACT)) is None
         await store.mark_same_bits(CONTEXT, ("a", "b"))
         assert [one.id for one in store.best_trials(CONTEXT, 9, objective=EXACT)] == [ids[1], ids[0]]
-        assert [one.detail.get("same_bits") for one in map(store.trial, ids) if one is not None] == [
+        assert [one.detail.get("same_bits") for one in map(store.get_trial, ids) if one is not None] == [
             *(True, True, False, None, False, None)
         ]
         winner = await store.decide_winner(ids[1], objective=EXACT)
-        assert (winner.figure, store.winner(CONTEXT.key)) == (4.0, None)
+        assert (winner.figure, store.get_winner(CONTEXT.key)) == (4.0, None)
 
 
 async def test_another_anchor_makes_the_winner_give_way(tmp_path: Path) -> None:
@@ -52,11 +52,11 @@ async def test_another_anchor_makes_the_winner_give_way(tmp_path: Path) -> None:
         await store.mark_same_bits(CONTEXT, ("a", "b"))
         await store.decide_winner(ids[1], objective=EXACT)
         await store.mark_same_bits(NEW_GROUND, ("a", "x"))
-        assert [one.trial for one in store.winners() if one.objective == EXACT] == [ids[1]]
+        assert [one.trial for one in store.list_winners() if one.objective == EXACT] == [ids[1]]
         await store.mark_same_bits(CONTEXT, ("a", "x"))
-        assert [one.trial for one in store.winners() if one.objective == EXACT] == [ids[2]]
+        assert [one.trial for one in store.list_winners() if one.objective == EXACT] == [ids[2]]
         await store.mark_same_bits(CONTEXT, ("q",))
-        assert [(one.trial, one.objective) for one in store.winners()] == [(ids[2], LATENCY)]
+        assert [(one.trial, one.objective) for one in store.list_winners()] == [(ids[2], LATENCY)]
 
 
 async def test_an_anchor_is_kept_until_another_is_chosen(tmp_path: Path) -> None:

@@ -45,13 +45,13 @@ async def test_the_best_by_the_objective_wins(tmp_path: Path, objective: Objecti
     )
     async with Store.open(tmp_path / "k.db") as store:
         ids = await finish(store, objective, *results)
-        found = store.winner(CONTEXT.key_for(objective))
+        found = store.get_winner(CONTEXT.key_for(objective))
         assert found is not None
         assert (found.trial, found.objective, found.key) == (ids[won], objective, CONTEXT.key_for(objective))
         assert [trial.id for trial in store.best_trials(CONTEXT, 1, objective=objective)] == [ids[won]]
-        assert (store.winner(CONTEXT.key) is None) == (objective != LATENCY)
+        assert (store.get_winner(CONTEXT.key) is None) == (objective != LATENCY)
         await store.finish_trial(ids[won], failed(Outcome.MISMATCH), objective=objective)
-        follower = store.winner(CONTEXT.key_for(objective))
+        follower = store.get_winner(CONTEXT.key_for(objective))
         assert follower is not None
         assert follower.trial != ids[won]
 
@@ -61,19 +61,19 @@ async def test_a_trial_that_fails_leaves_by_every_objective(tmp_path: Path) -> N
     async with Store.open(tmp_path / "k.db") as store:
         ids = await finish(store, ENERGY, result(1.0, energy=1.0), result(2.0, energy=3.0), result(3.0, energy=2.0))
         await store.decide_winner(ids[0])
-        assert {winner.objective: winner.trial for winner in store.winners()} == {LATENCY: ids[0], ENERGY: ids[0]}
+        assert {winner.objective: winner.trial for winner in store.list_winners()} == {LATENCY: ids[0], ENERGY: ids[0]}
         assert await store.finish_trial(ids[0], failed(Outcome.CRASHED), objective=ENERGY)
-        assert {winner.objective: winner.trial for winner in store.winners()} == {LATENCY: ids[1], ENERGY: ids[2]}
+        assert {winner.objective: winner.trial for winner in store.list_winners()} == {LATENCY: ids[1], ENERGY: ids[2]}
 
 
 async def test_a_trial_without_the_figure_wins_by_others_alone(tmp_path: Path) -> None:
     """What has not been measured is not compared; what is forgotten goes for all."""
     async with Store.open(tmp_path / "k.db") as store:
         ids = await finish(store, ENERGY, result(1.0), result(2.0, energy=3.0))
-        assert [winner.trial for winner in store.winners()] == [ids[1]]
+        assert [winner.trial for winner in store.list_winners()] == [ids[1]]
         await store.decide_winner(ids[0])
-        assert await store.forget(CONTEXT.kernel) == 2
-        assert store.winners() == []
+        assert await store.forget_trials(CONTEXT.kernel) == 2
+        assert store.list_winners() == []
 
 
 async def test_the_note_is_of_the_objectives_figure(tmp_path: Path) -> None:
@@ -97,11 +97,11 @@ async def test_a_note_never_speaks_of_a_slower_winner_than_it_stands_beside(tmp_
         notes = []
         for number, latency_us in ((slow, 200.0), (slower, 300.0), (fast, 100.0)):
             await store.finish_trial(number, result(latency_us), objective=LATENCY)
-            (winner,) = store.winners()
+            (winner,) = store.list_winners()
             notes.append((winner.latency_us, winner.note.partition(",")[0]))
         assert notes == [(200.0, "200 µs"), (200.0, "200 µs"), (100.0, "")]
         await store.decide_winner(slow)
-        (winner,) = store.winners()
+        (winner,) = store.list_winners()
         assert winner.note.startswith("200 µs, after 100 µs")
 
 
@@ -121,10 +121,10 @@ async def test_a_job_keeps_its_objective_and_its_figures(tmp_path: Path) -> None
             CONTEXT.key_for(ENERGY), PROBLEM, priority=100, reason="asked", plan=plain.plan, now=1.0
         )
         await store.update_job(replace(job, best_figure=0.5, default_figure=1.5))
-        found = store.job(job.id)
+        found = store.get_job(job.id)
         assert found is not None
         assert (found.key, found.best_figure, found.default_figure) == (CONTEXT.key_for(ENERGY), 0.5, 1.5)
         assert found.to_wire()["objective"] == "energy"
-        assert store.job(plain.id) == plain
+        assert store.get_job(plain.id) == plain
         assert (plain.objective, plain.to_wire()["objective"]) == (LATENCY, "latency")
         assert "objective" not in plain.plan.to_wire()

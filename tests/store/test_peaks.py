@@ -22,6 +22,6 @@ async def test_newest_limits_are_kept(tmp_path: Path) -> None:
         for peaks in (old, other, new):
             await store.save_peaks(peaks)
     async with Store.open(path) as store:
-        assert store.peaks() == {"a": new, "b": other}
+        assert store.load_peaks() == {"a": new, "b": other}
         with Overview(path) as overview:
-            assert overview.peaks() == {"a": new, "b": other}
+            assert overview.load_peaks() == {"a": new, "b": other}

@@ -56,7 +56,7 @@ async def test_an_older_database_keeps_what_it_holds(version: int, database: Pat
     made_by(version, database)
     old = replace(CONTEXT, measuring_version=1)
     async with Store.open(database) as store:
-        winner = store.winner(CONTEXT.key)
+        winner = store.get_winner(CONTEXT.key)
         assert winner is not None
         assert (winner.config, winner.latency_us, winner.context) == ({"BM": 1}, 5.0, old)
         assert (store.recovered.trials, store.recovered.jobs) == (1, 1)

@@ -4,7 +4,7 @@ import itertools
 
 import pytest
 
-from ktuned.store.winner_rule import Effect, Standing, judge
+from ktuned.store.winner_rule import Effect, Standing, judge_result
 
 FIGURES = (None, 1.0, 2.0, 3.0)
 
@@ -32,22 +32,22 @@ def test_every_case(told_us: float | None, seated_us: float | str | None) -> Non
     for trial, ground in itertools.product((1, 2), (1, 2)):
         told = Standing(1, 1, told_us)
         seated = None if isinstance(seated_us, str) else Standing(trial, ground, seated_us)
-        assert judge(told, seated) is rule(told, seated)
+        assert judge_result(told, seated) is rule(told, seated)
 
 
 def test_an_equal_figure_does_not_take_the_seat() -> None:
     """A tie changes no winner, so that applications are not sent to and fro."""
-    assert judge(Standing(2, 1, 5.0), Standing(1, 1, 5.0)) is Effect.KEEP
+    assert judge_result(Standing(2, 1, 5.0), Standing(1, 1, 5.0)) is Effect.KEEP
 
 
 def test_another_ground_is_never_compared() -> None:
     """A slower trial on today's context replaces a faster winner of yesterday's."""
-    assert judge(Standing(2, 2, 50.0), Standing(1, 1, 5.0)) is Effect.TAKE
+    assert judge_result(Standing(2, 2, 50.0), Standing(1, 1, 5.0)) is Effect.TAKE
 
 
 def test_while_a_job_opens_no_other_trial_wins() -> None:
     """Neither an empty place nor one of another context is taken; the incumbent's own new result counts."""
     for incumbent in (None, Standing(1, 1, 5.0), Standing(1, 2, 5.0)):
-        assert judge(Standing(2, 2, 1.0), incumbent, is_opening=True) is Effect.KEEP
-    assert judge(Standing(1, 1, 9.0), Standing(1, 1, 5.0), is_opening=True) is Effect.TAKE
-    assert judge(Standing(1, 1, None), Standing(1, 1, 5.0), is_opening=True) is Effect.VACATE
+        assert judge_result(Standing(2, 2, 1.0), incumbent, is_opening=True) is Effect.KEEP
+    assert judge_result(Standing(1, 1, 9.0), Standing(1, 1, 5.0), is_opening=True) is Effect.TAKE
+    assert judge_result(Standing(1, 1, None), Standing(1, 1, 5.0), is_opening=True) is Effect.VACATE

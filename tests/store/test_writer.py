@@ -40,7 +40,7 @@ def connection() -> Generator[sqlite3.Connection]:
 def writer(connection: sqlite3.Connection) -> Generator[Writer]:
     """Start a writer, and stop it after the test."""
     started = Writer(connection, lambda: connection)
-    started.start()
+    started.start_thread()
     yield started
     started.stop()
 
@@ -51,7 +51,7 @@ class Held:
     def __init__(self, writer: Writer) -> None:
         self.go = threading.Event()
         self._arrived = threading.Event()
-        self.future = writer.submit(self._wait)
+        self.future = writer.submit_write(self._wait)
         assert self._arrived.wait(60)
 
     def _wait(self, connection: sqlite3.Connection) -> None:
@@ -67,7 +67,7 @@ def values(connection: sqlite3.Connection) -> list[int]:
 async def test_what_waits_is_committed_as_one_group(writer: Writer, connection: sqlite3.Connection) -> None:
     """A hundred writes that wait together cost one commit, in the order of their submission."""
     held = Held(writer)
-    futures = [writer.submit(insert(value)) for value in range(100)]
+    futures = [writer.submit_write(insert(value)) for value in range(100)]
     assert writer.statistics().waiting == 100
     held.go.set()
     assert [await future for future in futures] == list(range(1, 101))
@@ -83,7 +83,7 @@ async def test_one_that_fails_fails_alone(writer: Writer, connection: sqlite3.Co
         raise LookupError("on purpose")
 
     held = Held(writer)
-    good, bad, twice, last = (writer.submit(write) for write in (insert(1), fail, insert(1), insert(2)))
+    good, bad, twice, last = (writer.submit_write(write) for write in (insert(1), fail, insert(1), insert(2)))
     held.go.set()
     assert (await good, await last) == (1, 2)
     with pytest.raises(LookupError):
@@ -102,7 +102,7 @@ async def test_a_group_that_sqlite_undoes_is_tried_one_by_one(writer: Writer, co
         raise sqlite3.OperationalError("database or disk is full")
 
     held = Held(writer)
-    first, bad, second = (writer.submit(write) for write in (insert(1), undo_all, insert(2)))
+    first, bad, second = (writer.submit_write(write) for write in (insert(1), undo_all, insert(2)))
     held.go.set()
     assert (await first, await second) == (1, 2)
     with pytest.raises(sqlite3.OperationalError, match="full"):
@@ -124,7 +124,7 @@ async def test_a_write_cancelled_while_it_waits_is_dropped(writer: Writer, conne
 async def test_stopping_commits_what_waits(writer: Writer, connection: sqlite3.Connection) -> None:
     """Everything submitted before the stop is settled; nothing is taken after it."""
     held = Held(writer)
-    futures = [writer.submit(insert(value)) for value in range(5)]
+    futures = [writer.submit_write(insert(value)) for value in range(5)]
     held.go.set()
     writer.stop()
     writer.stop()
@@ -172,7 +172,7 @@ async def test_a_rollback_that_fails_costs_a_connection_and_no_later_write(tmp_p
     with closing(connect()) as made:
         made.execute("CREATE TABLE things (value INTEGER UNIQUE)")
     writer = Writer(connect(Unyielding), reopen)
-    writer.start()
+    writer.start_thread()
     with anyio.fail_after(60):
         with pytest.raises(sqlite3.OperationalError, match="disk I/O"):
             await writer.write(insert(1))

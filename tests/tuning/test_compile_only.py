@@ -69,7 +69,7 @@ async def test_every_config_is_told(parts: Parts) -> None:
     assert (good["facts"], good["compile_s"], good["reused"]) == ({"registers": 32, "target": "fake"}, 0.001, False)
     assert (bad["message"], bad["artifact"]) == ("fake.c:1: error: no", None)
     assert Path(good["artifact"], "kernel.json").is_file()
-    assert not parts.store.trials(kernel="project:it")
+    assert not parts.store.list_trials(kernel="project:it")
 
 
 async def test_what_is_there_is_not_compiled_again(parts: Parts, tmp_path: Path) -> None:
@@ -211,5 +211,5 @@ async def test_a_trial_has_the_facts_of_the_artifact_that_was_there(parts: Parts
     """What the compiler reported registers is the trial's, whichever job compiled it."""
     await parts.inspect(kernel_text())
     assert (await ended(parts, COMPILE, Wish()))["state"] == "done"
-    details = [parts.store.trial(trial.id) for trial in parts.store.trials()]
+    details = [parts.store.get_trial(trial.id) for trial in parts.store.list_trials()]
     assert [trial.detail["facts"]["registers"] for trial in details if trial is not None] == [32, 32]

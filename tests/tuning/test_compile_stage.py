@@ -52,7 +52,7 @@ async def outcomes(parts: Parts, *does: str, group_size: int = 1) -> list[tuple[
     parts.kill_workers()
     ready = [attempt for attempt in attempts if attempt.is_compiled]
     assert len(ready) + len(ends) == len(attempts)
-    assert all(parts.artifacts.find(attempt.unit.key) is not None for attempt in ready)
+    assert all(parts.artifacts.find_artifact(attempt.unit.key) is not None for attempt in ready)
     messages = {end.attempt: end.result.message for end in ends}
     return [(attempt.outcome, messages.get(attempt, "")) for attempt in attempts]
 
@@ -184,7 +184,7 @@ async def test_a_worker_that_is_killed_while_it_writes_loses_nothing(
     attempt = Attempt(0, {}, work.unit({}))
     assert await compiling.compile([attempt]) == []
     assert len(killed) == 1
-    assert parts.artifacts.find(attempt.unit.key) is not None
+    assert parts.artifacts.find_artifact(attempt.unit.key) is not None
     assert parts.fleet.compile_slots.borrowed_tokens == 0
     await compiling.close()
     parts.kill_workers()

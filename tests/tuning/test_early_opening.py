@@ -56,8 +56,8 @@ async def test_opening_and_the_first_compile_overlap(parts: Parts) -> None:
         (ended,) = await parts.told.ended()
     assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 1})
     assert ended["cost"]["open_s"] > 0
-    (trial,) = parts.store.trials()
-    assert parts.store.trial(trial.id).detail["open_s"] < ended["cost"]["open_s"]  # type: ignore[union-attr]
+    (trial,) = parts.store.list_trials()
+    assert parts.store.get_trial(trial.id).detail["open_s"] < ended["cost"]["open_s"]  # type: ignore[union-attr]
 
 
 async def test_compile_workers_of_a_new_kernel_start_beside_its_strategy(parts: Parts) -> None:
@@ -113,7 +113,7 @@ async def test_a_quiet_window_is_kept(parts: Parts) -> None:
     await submitted(parts, "[dict(us=50.0)]", reference="lambda x: 2 * x")
     async with parts.working():
         async with parts.fleet.gate.quiet():
-            await until(parts.store.trials)
+            await until(parts.store.list_trials)
             assert (bench_workers(parts), lane_of(parts).state) == ([], "ready")
         (ended,) = await parts.told.ended()
     assert ended["state"] == "done"

@@ -170,11 +170,11 @@ class TestAJob:
         """The others compete; the default needs no reference."""
         await parts.inspect(default_text("work wrong work"))
         ended = await tune(parts)
-        outcomes = {one.config["us"]: (one.outcome, one.message) for one in parts.store.trials()}
+        outcomes = {one.config["us"]: (one.outcome, one.message) for one in parts.store.list_trials()}
         assert outcomes[51.0][0] == "mismatch"
         assert outcomes[51.0][1].startswith("differs from the default's outputs: y: 64 of 64 elements")
         assert (ended["outcomes"], ended["message"]) == ({"measured": 2, "mismatch": 1}, "")
-        (winner,) = parts.store.winners()
+        (winner,) = parts.store.list_winners()
         assert winner.config["us"] == 52.0
 
     async def test_where_most_differ_all_compete_and_the_message_says_so(self, parts: Parts) -> None:
@@ -183,7 +183,7 @@ class TestAJob:
         ended = await tune(parts)
         assert ended["outcomes"] == {"measured": 3, "mismatch": 0}, ended
         assert "2 of 3 configs differ from the default's outputs" in str(ended["message"])
-        (winner,) = parts.store.winners()
+        (winner,) = parts.store.list_winners()
         assert winner.config["us"] in (51.0, 52.0)
         before = len(parts.told.of("refining"))
         ended = await tune(parts)
@@ -226,14 +226,14 @@ class TestAJob:
         assert ended["outcomes"] == {"measured": 3}, ended
         keys = log.read_text().splitlines()
         assert len(keys) == len(set(keys)) == 3
-        assert all(one.compile_s for one in parts.store.trials())
+        assert all(one.compile_s for one in parts.store.list_trials())
 
     async def test_a_damaged_artifact_of_the_default_is_made_again(self, parts: Parts) -> None:
         """The job goes on."""
         await parts.inspect(default_text("work"))
         await tune(parts)
-        (trial,) = parts.store.trials()
-        place = parts.artifacts.place(trial.artifact or "")
+        (trial,) = parts.store.list_trials()
+        place = parts.artifacts.artifact_path(trial.artifact or "")
         file = place / "kernel.json"
         file.chmod(0o600)
         file.write_text("{}")

@@ -119,7 +119,7 @@ class TestJobs:
         assert ended["state"] == "failed"
         assert "fake.c:1: error: no" in str(ended["message"])
         assert "failed alike" in str(ended["message"])
-        outcomes = [trial.outcome for trial in parts.store.trials(limit=2000)]
+        outcomes = [trial.outcome for trial in parts.store.list_trials(limit=2000)]
         assert 8 <= outcomes.count(Outcome.COMPILE_ERROR) <= 200
 
     async def test_keep_going_tries_them_all(self, parts: Parts) -> None:
@@ -139,7 +139,7 @@ class TestJobs:
         ended = await self.tune(parts)
         assert ended["state"] == "failed"
         assert "hung" in str(ended["message"])
-        hung = [trial for trial in parts.store.trials(limit=2000) if trial.outcome is Outcome.HUNG]
+        hung = [trial for trial in parts.store.list_trials(limit=2000) if trial.outcome is Outcome.HUNG]
         assert 4 <= len(hung) <= 12
 
     async def test_the_value_of_a_slow_knob_is_not_held_against_the_kernel(self, parts: Parts) -> None:

@@ -49,7 +49,7 @@ async def test_config_that_is_killed_each_time_is_the_cause(parts: Parts) -> Non
     async with parts.working():
         (ended,) = await parts.told.ended()
     assert (ended["state"], ended["outcomes"]) == ("done", {"crashed": 1, "measured": 1})
-    (crashed,) = [trial for trial in parts.store.trials() if trial.outcome == "crashed"]
+    (crashed,) = [trial for trial in parts.store.list_trials() if trial.outcome == "crashed"]
     assert crashed.detail["signal"] == "SIGKILL"
 
 

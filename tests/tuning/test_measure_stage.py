@@ -126,7 +126,7 @@ class Recompiling:
 
     def remove_all(self) -> None:
         """Remove them."""
-        shutil.rmtree(self._artifacts.place("ab").parent)
+        shutil.rmtree(self._artifacts.artifact_path("ab").parent)
 
     async def compile(self, attempts: Sequence[Attempt]) -> list[End]:
         """Make attempts' artifacts, as of such as were never compiled."""
@@ -134,8 +134,8 @@ class Recompiling:
         machine.handle(CompilerTook(attempts))
         for attempt in attempts:
             self.compiled.append(attempt.unit.key)
-            self._artifacts.place(attempt.unit.key).mkdir(parents=True)
-            (self._artifacts.place(attempt.unit.key) / "manifest.json").touch()
+            self._artifacts.artifact_path(attempt.unit.key).mkdir(parents=True)
+            (self._artifacts.artifact_path(attempt.unit.key) / "manifest.json").touch()
             machine.handle(ConfigCompiled(attempt))
         return []
 
@@ -153,7 +153,7 @@ async def measured_all(
     artifacts = Artifacts(tmp_path, 1)
     outcomes: list[Outcome] = []
     for attempt in attempts:
-        place = artifacts.place(attempt.unit.key)
+        place = artifacts.artifact_path(attempt.unit.key)
         place.mkdir(parents=True)
         (place / "manifest.json").touch()
         TrialMachine().handle(ArtifactFound(attempt))
@@ -461,7 +461,7 @@ def test_kernels_of_one_digest_share_no_expected_outputs(tmp_path: Path) -> None
 async def test_configs_race_against_the_fastest_of_their_job(tmp_path: Path) -> None:
     """The first has no rival, later ones have the best that was sampled to its end, and the default never has one."""
     artifacts = Artifacts(tmp_path, 1)
-    place = artifacts.place("ab")
+    place = artifacts.artifact_path("ab")
     place.mkdir(parents=True)
     (place / "manifest.json").touch()
     figures = [(5.0, None), (2.0, True), (4.0, None), (9.0, None), (9.0, None)]

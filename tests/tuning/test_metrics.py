@@ -23,7 +23,7 @@ async def _tuned(parts: Parts, metrics: str) -> None:
 async def test_metrics_are_those_of_the_final_latency(parts: Parts) -> None:
     """Trials, the winner's event and lookups have them; they fit the latency that the final round decided."""
     await _tuned(parts, "dict(speed=lambda p, t: p.n / t, us=lambda p, t: 1e6 * t)")
-    trials = parts.store.trials(kernel="project:it", outcome=Outcome.MEASURED)
+    trials = parts.store.list_trials(kernel="project:it", outcome=Outcome.MEASURED)
     assert all(set(trial.detail["metrics"]) == {"speed", "us"} for trial in trials)
     answer = parts.lookups.lookup("it", {"n": 64}, None, tune=False)
     assert answer.is_final
@@ -36,7 +36,7 @@ async def test_metrics_are_those_of_the_final_latency(parts: Parts) -> None:
 async def test_a_metric_that_fails_costs_no_measurement(parts: Parts) -> None:
     """Its configs are measured; their message names the metric and its line."""
     await _tuned(parts, "dict(broken=lambda p, t: p.n / 0)")
-    trials = parts.store.trials(kernel="project:it")
+    trials = parts.store.list_trials(kernel="project:it")
     assert "measured" in {trial.outcome for trial in trials}
     assert all("the metric broken(p, t)" in trial.message for trial in trials if trial.message)
     assert any(trial.message for trial in trials)

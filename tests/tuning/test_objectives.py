@@ -42,8 +42,8 @@ async def test_a_winner_is_kept_for_each_objective(parts: Parts) -> None:
     kernel = await parts.inspect(kernel_text(configs=CONFIGS))
     async with parts.working():
         await _tune(parts, kernel)
-        (before,) = parts.store.winners()
-        known = {trial.id: trial for trial in parts.store.trials(kernel=kernel.name)}
+        (before,) = parts.store.list_winners()
+        known = {trial.id: trial for trial in parts.store.list_trials(kernel=kernel.name)}
         assert _look_up(parts).config == FAST
         assert _look_up(parts, "energy").status is Status.NEAR
         assert _look_up(parts, "energy").config == FAST
@@ -51,9 +51,9 @@ async def test_a_winner_is_kept_for_each_objective(parts: Parts) -> None:
         assert (job["state"], job["objective"], job["outcomes"]) == ("done", "energy", {"measured": 3})
         assert job["best_figure"] == pytest.approx(0.001, rel=0.01)
         assert job["cost"].get("compile_s", 0.0) == 0.0
-    winners = {winner.objective: winner for winner in parts.store.winners()}
+    winners = {winner.objective: winner for winner in parts.store.list_winners()}
     assert replace(winners[LATENCY], metrics={}) == before
-    for trial in parts.store.trials(kernel=kernel.name):
+    for trial in parts.store.list_trials(kernel=kernel.name):
         assert (trial.latency_us, trial.detail["count"]) == (
             known[trial.id].latency_us,
             known[trial.id].detail["count"],
@@ -86,7 +86,7 @@ async def test_what_was_measured_serves_the_next_objective(parts: Parts) -> None
             assert _look_up(parts, objective).config == config, objective
             assert job["cost"].get("lane_s", 0.0) == 0.0
     assert first["best_figure"] == pytest.approx(0.001, rel=0.01)
-    assert {winner.objective for winner in parts.store.winners()} == {
+    assert {winner.objective for winner in parts.store.list_winners()} == {
         "energy", "edp", "max:per_joule", "min:per_joule", "max:speed"
     }  # fmt: skip
 
@@ -101,7 +101,7 @@ async def test_a_device_without_a_counter_is_unsupported(tmp_path: Path) -> None
         job = await _tune(parts, kernel)
         assert job["state"] == "failed"
         assert job["message"] == "unsupported: the objective 'edp' on cpu:0 (Fake CPU): it has no energy counter"
-        assert not parts.store.trials(kernel=kernel.name)
+        assert not parts.store.list_trials(kernel=kernel.name)
         assert (await _tune(parts, kernel, LATENCY))["state"] == "done"
 
 
@@ -120,7 +120,7 @@ async def test_a_config_that_fails_wins_by_no_objective(parts: Parts) -> None:
         answer = _look_up(parts, objective).config
         assert answer is not None
         assert answer["us"] == 90.0
-    assert [trial.outcome for trial in parts.store.trials(kernel=kernel.name, outcome=Outcome.MISMATCH)]
+    assert [trial.outcome for trial in parts.store.list_trials(kernel=kernel.name, outcome=Outcome.MISMATCH)]
 
 
 @pytest.mark.parametrize(
@@ -170,7 +170,7 @@ async def test_pins_hold_an_answer_for_each_objective(parts: Parts) -> None:
         await found() if callable(found := _pinned(parts, objective)) else found for objective in (None, "energy")
     ]
     assert [answer.config for answer in held] == [FAST, FRUGAL]
-    await parts.store.forget(kernel.name)
+    await parts.store.forget_trials(kernel.name)
     parts.lookups.results_changed(kernel.name)
     for objective, config in ((None, FAST), ("latency", FAST), ("energy", FRUGAL)):
         answer = _pinned(parts, objective)

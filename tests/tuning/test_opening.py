@@ -16,7 +16,7 @@ from ktuned.model.plan import Plan
 from ktuned.model.trial import Context, Winner
 from ktuned.model.values import Config, Outcome, Status, canonical
 from ktuned.scheduling.job_requests import Wish
-from ktuned.store.winner_rule import Effect, Standing, judge
+from ktuned.store.winner_rule import Effect, Standing, judge_result
 from ktuned.tuning.opening import Opening, served_configs
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text
 
@@ -91,7 +91,7 @@ def test_no_answer_is_slower_than_the_one_before(
         if incumbent is not None and winner is not None and incumbent.context == 2:
             incumbent = Standing(winner.trial, 2, winner.latency_us)
         # A trial of this context is another row than that of the context before.
-        effect = judge(Standing(knob, 2, latency_us), _other_row(incumbent), is_opening=not opening.is_over)
+        effect = judge_result(Standing(knob, 2, latency_us), _other_row(incumbent), is_opening=not opening.is_over)
         if latency_us is not None:
             measured[knob] = latency_us
         if effect is Effect.TAKE and latency_us is not None:

@@ -59,7 +59,7 @@ async def test_a_search_that_learns_waits_for_the_results_of_its_kernel(parts: P
         await parts.reached("launch")
         await parts.told.until(lambda: len(parts.told.of("job_started")) == 2)
         await until(lambda: any(worker["role"] == "explore" for worker in parts.fleet.describe()))
-        assert not [trial for trial in parts.store.trials() if trial.job == second]
+        assert not [trial for trial in parts.store.list_trials() if trial.job == second]
         parts.open_gate("launch")
         ended = await parts.told.ended(2)
     assert {job["id"]: job["state"] for job in ended} == {first: "done", second: "done"}
@@ -89,9 +89,9 @@ async def test_an_artifact_of_two_jobs_is_compiled_once(parts: Parts) -> None:
     async with parts.working():
         await parts.reached("door")
         await parts.told.until(lambda: len(parts.told.of("job_started")) == 2)
-        await until(lambda: len(parts.store.trials()) == 2)
+        await until(lambda: len(parts.store.list_trials()) == 2)
         parts.open_gate("door")
         ended = await parts.told.ended(2)
     assert [job["outcomes"] for job in ended] == [{"measured": 1}] * 2
-    compiled = [trial.compile_s > 0 for trial in parts.store.trials()]
+    compiled = [trial.compile_s > 0 for trial in parts.store.list_trials()]
     assert sorted(compiled) == [False, True]

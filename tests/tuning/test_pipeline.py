@@ -53,12 +53,12 @@ async def test_undone_edit_seats_the_old_winner_again(parts: Parts) -> None:
     await parts.measured(kernel, FIGURES, rounds=ALL_ROUNDS)
     edited = await parts.inspect(kernel_text(configs=CONFIGS, rtol="0.5"))
     await parts.measured(edited, {3.0: 5.0}, rounds=ALL_ROUNDS)
-    (seated,) = parts.store.winners()
+    (seated,) = parts.store.list_winners()
     assert seated.context.digest == edited.digest != kernel.digest
 
     await parts.inspect(text)
     assert (await tune(parts))["state"] == "done"
-    (seated,) = parts.store.winners()
+    (seated,) = parts.store.list_winners()
     assert (seated.context.digest, seated.config, seated.latency_us) == (kernel.digest, {"us": 1.0}, 10.0)
     (told,) = parts.told.of("winner")
     assert told["config"] == {"us": 1.0}
@@ -70,18 +70,18 @@ async def test_first_winner_is_decided_by_a_second_look(parts: Parts) -> None:
     kernel = await parts.inspect(kernel_text(configs=WITH_A_WRONG_ONE, reference=REFERENCE, default=default))
     ended = await tune(parts)
     assert (ended["state"], ended["done"], ended["total"]) == ("done", 3, 3)
-    outcomes = {trial.config["us"]: trial.outcome for trial in parts.store.trials()}
+    outcomes = {trial.config["us"]: trial.outcome for trial in parts.store.list_trials()}
     assert (outcomes[60.0], outcomes[50.0]) == ("measured", "mismatch")
-    (winner,) = parts.store.winners()
+    (winner,) = parts.store.list_winners()
     assert winner.config["us"] == 60.0
     assert winner.context == ground(parts)
     assert winner.context.digest == kernel.digest
-    trial = parts.store.trial(winner.trial)
+    trial = parts.store.get_trial(winner.trial)
     assert trial is not None
     assert trial.detail["rounds"] == len(trial.detail["round_medians_us"]) >= 3
     # The base of speed-ups is of the same rounds, and its spread is known as well.
-    (base,) = [trial for trial in parts.store.trials() if trial.config["us"] == 2000.0]
-    assert parts.store.trial(base.id).detail["rounds"] >= 3  # type: ignore[union-attr]
+    (base,) = [trial for trial in parts.store.list_trials() if trial.config["us"] == 2000.0]
+    assert parts.store.get_trial(base.id).detail["rounds"] >= 3  # type: ignore[union-attr]
     assert (ended["default_us"], ended["default_spread_us"]) == (base.latency_us, base.spread_us)
     assert (ended["best_us"], ended["best_spread_us"]) == (trial.latency_us, trial.spread_us)
     assert (ended["reference_us"], ended["reference_spread_us"]) == (
@@ -108,7 +108,7 @@ async def test_what_was_decided_is_not_decided_again(parts: Parts) -> None:
     await parts.store.decide_winner(decided.id)
     ended = await tune(parts)
     assert (ended["state"], ended["done"], parts.told.of("refining", "winner")) == ("done", 3, [])
-    (seated,) = parts.store.winners()
+    (seated,) = parts.store.list_winners()
     assert (seated.config, seated.latency_us) == ({"us": 1.0}, 11.0)
 
 
@@ -155,13 +155,13 @@ async def test_with_the_fast_preset_nobody_waits_for_one_long_compile(
     await parts.inspect(kernel_text(configs=configs, deadlines="dict(compile=3600.0)"))
     ended = await tune(parts)
     assert (ended["state"], ended["done"], ended["total"]) == ("done", 3, 3)
-    (winner,) = parts.store.winners()
+    (winner,) = parts.store.list_winners()
     assert winner.config["us"] == 60.0
-    (late,) = [trial for trial in parts.store.trials() if trial.config["us"] == 50.0]
+    (late,) = [trial for trial in parts.store.list_trials() if trial.config["us"] == 50.0]
     assert late.outcome == "compile_timeout"
     assert 0.5 <= (TrialDetail.from_json(late.detail).after_s or 0.0) < 3600.0
 
     await parts.inspect(kernel_text(configs=configs, deadlines="dict(compile=3.0)"))
     assert (await tune(parts, "default"))["state"] == "done"
-    (late,) = [trial for trial in parts.store.trials() if trial.config["us"] == 50.0]
+    (late,) = [trial for trial in parts.store.list_trials() if trial.config["us"] == 50.0]
     assert TrialDetail.from_json(late.detail).after_s == 3.0

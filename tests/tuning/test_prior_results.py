@@ -73,7 +73,7 @@ async def test_searches_of_similar_keys_are_passed_on(parts: Parts) -> None:
     kernel = await parts.inspect(kernel_text(configs="us=[10.0, 50.0, 90.0]"))
     await parts.measured(kernel, {10.0: 3.0, 50.0: 1.0, 90.0: 2.0}, {"n": 64}, rounds=ALL_ROUNDS)
     await parts.measured(kernel, {10.0: 7.0, 50.0: 9.0}, {"n": 4096}, rounds=ALL_ROUNDS)
-    winners = most_similar(wanted({"n": 128}), parts.store.winners(kernel.name))
+    winners = most_similar(wanted({"n": 128}), parts.store.list_winners(kernel.name))
     near, far = earlier_searches(parts.store, winners, LATENCY)
     assert (near.configs, near.costs) == (({"us": 50.0}, {"us": 90.0}, {"us": 10.0}), (1.0, 2.0, 3.0))
     assert far.costs == (7.0, 9.0)
@@ -93,7 +93,7 @@ async def test_a_long_compile_begins_in_time(
     plan = Plan(preset="fast", strategy="exhaustive", trials=trials, seconds=seconds)
     job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
     known = [replace(past(number), compile_s=1.0 if number < 19 else 6.0) for number in range(20)]
-    monkeypatch.setattr(parts.store, "past", lambda *arguments, **options: known)
+    monkeypatch.setattr(parts.store, "load_past_searches", lambda *arguments, **options: known)
     found = PriorResults(parts.preparation.prepare(job), parts.store).order((), slots=2)
     assert [config["n"] for config in found.first if "n" in config] == numbers
 
@@ -144,11 +144,11 @@ async def test_equal_artifacts_keep_their_measurements(parts: Parts) -> None:
         assert second["state"] == "done"
         assert second["outcomes"] == {"measured": 2}
         assert not second["cost"].get("lane_s")
-        trials = parts.store.trials(kernel=kernel.name, job=second["id"])
+        trials = parts.store.list_trials(kernel=kernel.name, job=second["id"])
         assert {trial.detail["carried_from"] for trial in trials} == {
-            trial.id for trial in parts.store.trials(kernel=kernel.name, job=first["id"])
+            trial.id for trial in parts.store.list_trials(kernel=kernel.name, job=first["id"])
         }
-        seated = parts.store.winner(wanted({"n": 64}))
+        seated = parts.store.get_winner(wanted({"n": 64}))
         assert seated is not None
         assert seated.context.digest == kernel.digest
         third = await _tuned(parts, 3, rtol="0.5")
@@ -157,7 +157,7 @@ async def test_equal_artifacts_keep_their_measurements(parts: Parts) -> None:
 
 def test_content_of_no_artifact(tmp_path: Any) -> None:
     """What is not there has no content to be compared by."""
-    assert Artifacts(tmp_path, 1).manifest("ab12") is None
+    assert Artifacts(tmp_path, 1).read_manifest("ab12") is None
 
 
 @pytest.mark.anyio
@@ -172,13 +172,13 @@ async def test_config_that_the_space_has_lost_gives_up_its_seat(parts: Parts, co
     found = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
     assert found.changes.replanned == ("project:it",)
     await parts.renewal.react(found.changes, saved=True)
-    seated = parts.store.winner(wanted({"n": 64}))
+    seated = parts.store.get_winner(wanted({"n": 64}))
     assert seated is not None
     assert seated.config == {"us": 50.0}
     async with parts.working():
         (ended,) = await parts.told.ended()
     assert ended["state"] == "done"
-    seated = parts.store.winner(wanted({"n": 64}))
+    seated = parts.store.get_winner(wanted({"n": 64}))
     assert seated is not None
     assert seated.config == {"us": 50.0}
     assert parts.lookups.lookup("it", {"n": 64}, None, tune=False).status == "fresh"
@@ -193,7 +193,7 @@ async def test_job_seats_what_is_slower_than_a_config_that_is_gone(parts: Parts)
     async with parts.working():
         await parts.requests.tune(kernel, _wish())
         await parts.told.ended()
-    seated = parts.store.winner(wanted({"n": 64}))
+    seated = parts.store.get_winner(wanted({"n": 64}))
     assert seated is not None
     assert seated.config in ({"us": 50.0}, {"us": 90.0})
 
@@ -208,5 +208,5 @@ async def test_a_job_that_is_asked_for_again_has_nothing_to_do(parts: Parts) -> 
             await parts.requests.tune(kernel, _wish())
             ended = await parts.told.ended(count)
             assert ended[-1]["done"] == 10
-    assert len(parts.store.trials(kernel=kernel.name)) == 10
+    assert len(parts.store.list_trials(kernel=kernel.name)) == 10
     assert ended[-1]["cost"].get("lane_s", 0.0) == 0.0

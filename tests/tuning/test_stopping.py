@@ -56,13 +56,13 @@ async def test_a_stopped_job_leaves_slot_and_seat_at_once(parts: Parts, configs:
         assert (parts.fleet.compile_slots.borrowed_tokens, parts.fleet.gate.state) == (0, "open")
         assert all(lane.state == "ready" for lane in parts.jobs.lanes())
         await gone(at_work)
-        assert {trial.outcome for trial in parts.store.trials()} == {Outcome.CANCELLED}
-        assert parts.store.winners() == []
+        assert {trial.outcome for trial in parts.store.list_trials()} == {Outcome.CANCELLED}
+        assert parts.store.list_winners() == []
         # Who comes next has both, and finds the config as if no one had tried it.
         parts.open_gate("door")
         await submit(parts, {"n": 64})
         await parts.told.ended(2)
-    assert [trial.outcome for trial in parts.store.trials()] == [Outcome.MEASURED]
+    assert [trial.outcome for trial in parts.store.list_trials()] == [Outcome.MEASURED]
 
 
 async def test_what_a_stopped_compile_had_started_goes_too(parts: Parts, tmp_path: Path) -> None:

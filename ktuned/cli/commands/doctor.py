@@ -125,7 +125,7 @@ def _examine() -> list[Finding]:
         # Not at the top: `--help` needs no database.
         from ktuned.store import Artifacts
 
-        findings += equipment.check_artifacts(Artifacts(Path(place), 0).census(), environments)
+        findings += equipment.check_artifacts(Artifacts(Path(place), 0).count_by_backend(), environments)
     return findings
 
 

@@ -93,7 +93,7 @@ def _follow(client: Client, store: Path, kernels: set[str] | None, *, opens: boo
         found = survey(overview, version(), kernels=kernels, standings=standings, is_live=True)
         return replace(found, notices=(*_running(client, kernels), *found.notices))
 
-    with Overview(store) as overview, LiveServer(Latest(read, overview.version)) as server:
+    with Overview(store) as overview, LiveServer(Latest(read, overview.data_version)) as server:
         output.emit(server.address)
         output.say("it follows the store until Ctrl-C; the address is its key, for this machine alone")
         with _doorway(server.address) as doorway:

@@ -68,5 +68,5 @@ class NodeArtifacts:
             await self._news.wait()
             self._news = anyio.Event()
             with suppress(StoreError):
-                await self._artifacts.collect(())
+                await self._artifacts.collect_garbage(())
             await anyio.sleep(self._look_s)
