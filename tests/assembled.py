@@ -173,7 +173,7 @@ class Parts:
         """Run the jobs for the length of a block; the workers that they started end with it."""
         before = {worker["pid"] for worker in self.fleet.describe()}
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.jobs.run)
+            tasks.start_soon(self.jobs.run_until_cancelled)
             yield
             tasks.cancel_scope.cancel()
         self.kill_workers(spare=before)

@@ -44,7 +44,7 @@ from ktuned.model import (
     canonical,
     is_exact,
 )
-from ktuned.scheduling import Intake, JobRequests, Jobs, Wish
+from ktuned.scheduling import Intake, JobRequests, Jobs, TuningRequest
 from ktuned.spool import (
     CALL_KEY,
     COUNTS_SUFFIX,
@@ -217,7 +217,7 @@ class Adoptions:
             found = held if isinstance(held, Answer) else await held()
         job = self._job(kernel, problem, found.device)
         if job is not None and waiter is not None:
-            self._jobs.attend(waiter, [job.id])
+            self._jobs.add_waiter(waiter, [job.id])
         is_open = job is not None or self._awaits_near_key(kernel, problem, device)
         return KeyAnswer(
             found.status,
@@ -233,12 +233,12 @@ class Adoptions:
         choice = self._choices.get((kernel.name, device or ""))
         if choice is None or not choice.is_waiting(kernel.specialized(problem)):
             return False
-        return any(job.kernel == kernel.name and device in (None, job.device) for job in self._jobs.live())
+        return any(job.kernel == kernel.name and device in (None, job.device) for job in self._jobs.list_live_jobs())
 
     def _job(self, kernel: KernelInfo, problem: Problem, device: str | None) -> Job | None:
         """Return the live job of a key."""
         wanted = canonical(kernel.specialized(problem))
-        for job in self._jobs.live():
+        for job in self._jobs.list_live_jobs():
             if job.kernel != kernel.name or device not in (None, job.device):
                 continue
             if canonical(kernel.specialized(job.problem)) == wanted:
@@ -256,7 +256,7 @@ class Adoptions:
         if choice is not None and choice.is_waiting(kernel.specialized(problem)):
             return "it is served by a tuned key near it, and little would be gained by its own tuning"
         number = self._job_of.get(_place(kernel.name, kernel.specialized(problem)))
-        job = None if number is None else self._jobs.job(number)
+        job = None if number is None else self._jobs.get_job(number)
         return "" if job is None or job.state is JobState.DONE else job.message or f"its tuning is {job.state}"
 
     def _kernel_of(self, identity: str) -> KernelInfo | None:
@@ -441,13 +441,13 @@ class Adoptions:
         Raises:
             KtunedError: its job cannot be kept.
         """
-        wish = Wish(
+        request = TuningRequest(
             problem={**problem, CALL_KEY: call},
             device=device or None,
             any_plan=True,
             reason="called by an application",
         )
-        for job in await self._requests.tune(kernel, wish):
+        for job in await self._requests.request_jobs(kernel, request):
             self._job_of[_place(kernel.name, kernel.specialized(problem))] = job.id
 
     def _choice(self, kernel: KernelInfo, device: str) -> KeyChoice:

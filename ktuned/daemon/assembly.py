@@ -190,7 +190,7 @@ def assemble(
 
     # Who runs, and where.
     idle_policy = IdlePolicy(settings.policy)
-    job_machine = JobMachine(pauses=store.load_pauses(), refuse=idle_policy.refuse)
+    job_machine = JobMachine(pauses=store.load_pauses(), refuse=idle_policy.refuse_job)
     trust = Trust(settings.trusted_directories)
     base_env = dict(os.environ) if replaced.base_env is None else replaced.base_env
     kept: set[int] = set()
@@ -314,15 +314,15 @@ def assemble(
         fleet=fleet,
         store=store,
         artifacts=artifacts,
-        prepare=preparation.prepare,
+        prepare=preparation.prepare_work,
         publish=router.publish,
         idle_policy=idle_policy,
-        read=replaced.read or observer.read,
+        read=replaced.read or observer.read_host_use,
         intervals=replaced.intervals or Intervals(),
         applications=applications,
     )
     jobs = Jobs(job_machine, dispatcher, store=store, publish=router.publish)
-    catalog.when_kernels_change(jobs.outdate)
+    catalog.when_kernels_change(jobs.mark_outdated)
     probes.when_hosts_come(jobs.join_devices)
     reverification = Reverification(catalog=catalog, machine=machine, store=store, jobs=jobs)
     requests = JobRequests(
@@ -398,7 +398,7 @@ def assemble(
     )
 
     def in_use() -> set[str]:
-        return {*lookups.looked_up(), *(job.kernel for job in jobs.live())}
+        return {*lookups.looked_up(), *(job.kernel for job in jobs.list_live_jobs())}
 
     share_exchange = ShareExchange(
         shared_winners, to_share, admission=admission, catalog=catalog, machine=machine, store=store, jobs=jobs
@@ -409,7 +409,7 @@ def assemble(
         for kernel in outdated:
             if store.list_winners(kernel.name):
                 router.publish("stale", kernel=kernel.name, digest=kernel.digest)
-        await reverification.probed(kernels, outdated)
+        await reverification.reverify_probed(kernels, outdated)
 
     toolchain_survey = ToolchainSurvey(
         catalog,
@@ -421,7 +421,7 @@ def assemble(
     )
 
     async def take_in(changes: Changes, saved: bool) -> None:
-        await renewal.react(changes, saved=saved)
+        await renewal.react_to_changes(changes, saved=saved)
 
     watcher = Watcher(catalog, inspector, take_in, lookups.looked_up, doubts_changed=caches.changed_all)
 
@@ -526,12 +526,12 @@ def assemble(
             store=store,
             fleet=fleet,
             artifacts=artifacts,
-            prepare=preparation.prepare,
-            lane=dispatcher.lane,
+            prepare=preparation.prepare_work,
+            lane=dispatcher.get_lane,
             scratch=executor.scratch / "sanitizers",
         ).table(),
         **DevicePeaks(
-            machine=machine, store=store, fleet=fleet, environments=probes.asked, lane=dispatcher.lane
+            machine=machine, store=store, fleet=fleet, environments=probes.asked, lane=dispatcher.get_lane
         ).table(),
         **CallMethods(adoptions, applications).table(),
         **Captures(captured_inputs, catalog, jobs, lookups.results_changed).table(),

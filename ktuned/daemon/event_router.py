@@ -58,7 +58,7 @@ def routes(
             probes.device_failed()
 
     def winner_decided(event: Mapping[str, Any]) -> None:
-        to_share.add(event["kernel"])
+        to_share.add_kernel(event["kernel"])
 
     def trial_ended(event: Mapping[str, Any]) -> None:
         if event.get("trial") is not None:

@@ -112,10 +112,10 @@ class Daemon:
             _log.info("ready", socket=place, pid=os.getpid())
             for work in (
                 parts.lookups.run,
-                parts.portfolios.run,
+                parts.portfolios.run_until_cancelled,
                 parts.watcher.run,
-                parts.renewal.run,
-                parts.root_expiry.run,
+                parts.renewal.retry_unrecorded,
+                parts.root_expiry.check_periodically,
                 parts.artifact_cleanup.run,
                 parts.probes.run,
                 parts.toolchain_survey.run,
@@ -147,7 +147,7 @@ class Daemon:
             # What was served in doubt of an older report is known now.
             self.parts.lookups.caches.changed_all()
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self.parts.jobs.run)
+            tasks.start_soon(self.parts.jobs.run_until_cancelled)
             tasks.start_soon(self._catch_up)
             # Not before it is known which kernels there are.
             tasks.start_soon(self.parts.adoptions.run)
@@ -156,9 +156,9 @@ class Daemon:
         """Have renewed what changed while no daemon was there: sources first, then drivers and toolchains."""
         await self.parts.watcher.caught_up.wait()
         self.parts.lookups.caught_up()
-        await self.parts.reverification.run()
+        await self.parts.reverification.queue_reverification()
         # Contexts are what they are now, and jobs wait no longer for a first look.
-        await self.parts.share_exchange.run()
+        await self.parts.share_exchange.run_until_cancelled()
 
 
 def _first(group: BaseExceptionGroup[KtunedError]) -> KtunedError:

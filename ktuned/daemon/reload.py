@@ -133,7 +133,7 @@ class Reload:
         self._preparation.settings = current.job_settings
         self._lifetime.idle_exit_s = current.idle_exit_s
         self._idle_policy.policy = settings.policy
-        self._jobs.review()
+        self._jobs.request_review()
         # With more time or memory it may work.
         self._jobs.forget_failures()
         if self._trust.allow(settings.trusted_directories):
@@ -145,7 +145,7 @@ class Reload:
         self._artifacts.cap_bytes = settings.artifacts_bytes
         self._machine.arch, self._machine.chosen = settings.arch, settings.devices
         self._artifact_cleanup.due()
-        self._share_exchange.follow(settings.share)
+        self._share_exchange.apply_settings(settings.share)
         self._executors.follow(settings.executors, limits_are_given=settings.limits_are_given)
         await self._follow_roots(settings)
 
@@ -154,7 +154,7 @@ class Reload:
         paths = {root.path for root in settings.roots}
         configured = [root for root in watched_roots(settings, self._store) if root.path in paths]
         for root in configured:
-            await self._renewal.react(await self._inspector.adopt(root), saved=False)
+            await self._renewal.react_to_changes(await self._inspector.adopt(root), saved=False)
         kept = {root.path for root in (*settings.roots, *self._store.load_roots())}
         await self._renewal.drop_roots([root for root in known if root.path not in kept])
         _log.info("config_reloaded", path=str(settings.config_path))

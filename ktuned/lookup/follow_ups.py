@@ -166,7 +166,7 @@ class FollowUps:
 
     async def _submit(self, tuning: _Tuning) -> None:
         try:
-            await self._jobs.submit(
+            await self._jobs.submit_job(
                 tuning.key,
                 tuning.problem,
                 priority=Priority.ASKED,

@@ -275,7 +275,7 @@ class Lookups:
             doubt = doubt or NO_BUCKET
         if is_exact(by) and model is not None:
             kernel = kernel.anchored(self._store.anchors.find_anchor(kernel.winner_key(key_problem, model, by)), by)
-        kept = self._portfolios.kept.find(kernel, model, by)
+        kept = self._portfolios.kept.find_portfolio(kernel, model, by)
         found = decide(
             kernel,
             key_problem,
@@ -291,7 +291,7 @@ class Lookups:
         if found.undecided:
             self._follow_ups.check(kernel, problem, found.undecided)
         # A tuning that failed for these very files would fail again: the answer says so instead.
-        failed = "" if context is None else self._jobs.failure(context, by, kernel.plan_digest)
+        failed = "" if context is None else self._jobs.last_failure(context, by, kernel.plan_digest)
         failure = f"its tuning failed: {failed}" if failed else fault
         if not failure and measured_on is not None and measured_on.no_energy and kernel.needs_energy(by):
             failure = unmeasurable(by, measured_on)
@@ -299,10 +299,10 @@ class Lookups:
             awaits_portfolio = kept is None and found.status in (Status.NEAR, Status.DEFAULT)
             # Nobody compares the bits of a portfolio's configs on a problem that it was not measured on.
             is_its = not is_exact(by) and (found.expected_loss is not None or awaits_portfolio)
-            if not (is_its and self._portfolios.take(kernel, context.device, by, problem)):
+            if not (is_its and self._portfolios.count_lookup(kernel, context.device, by, problem)):
                 self._follow_ups.tune(kernel, key_problem, context, by)
                 # This lookup, and those that got the last answer from its shortcut.
-                self._jobs.ask(context.key_for(by), 1 + self.shortcuts.repeats)
+                self._jobs.count_lookups(context.key_for(by), 1 + self.shortcuts.repeats)
         incumbent = found.winner
         message = doubt or failure
         if found.status is Status.FRESH:

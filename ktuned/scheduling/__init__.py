@@ -5,10 +5,10 @@ from ktuned.scheduling.host_observer import HostObserver
 from ktuned.scheduling.idle_policy import POLICIES, IdlePolicy, Reading
 from ktuned.scheduling.intake import Intake
 from ktuned.scheduling.job_machine import JobMachine
-from ktuned.scheduling.job_requests import JobRequests, Wish
+from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.kept_portfolios import KeptPortfolios
-from ktuned.scheduling.portfolios import Build, Portfolios
+from ktuned.scheduling.portfolios import PortfolioBuild, Portfolios
 from ktuned.scheduling.preparation import JobSettings, Preparation, default_compile_slots
 from ktuned.scheduling.queue import EVERYTHING
 from ktuned.scheduling.renewal import Renewal
@@ -21,7 +21,6 @@ from ktuned.scheduling.shared_winners import SharedWinners
 __all__ = [
     "EVERYTHING",
     "POLICIES",
-    "Build",
     "Dispatcher",
     "DueKernels",
     "HostObserver",
@@ -33,6 +32,7 @@ __all__ = [
     "JobSettings",
     "Jobs",
     "KeptPortfolios",
+    "PortfolioBuild",
     "Portfolios",
     "Preparation",
     "Reading",
@@ -42,6 +42,6 @@ __all__ = [
     "RootMoves",
     "ShareExchange",
     "SharedWinners",
-    "Wish",
+    "TuningRequest",
     "default_compile_slots",
 ]

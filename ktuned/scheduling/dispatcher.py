@@ -17,7 +17,7 @@ import structlog
 from ktuned.fleet import Applications, Fleet, Lane
 from ktuned.model import Device, IllegalMove, Job, JobState, KtunedError, StoreError
 from ktuned.scheduling.idle_policy import IdlePolicy, Reading
-from ktuned.scheduling.job_endings import ending_of, sentence
+from ktuned.scheduling.job_endings import describe_failure, ending_of
 from ktuned.scheduling.job_events import (
     Advanced,
     Close,
@@ -99,7 +99,7 @@ class Dispatcher:
         self._news = anyio.Event()
         self._tasks: anyio.abc.TaskGroup
 
-    async def run(self) -> None:
+    async def run_until_cancelled(self) -> None:
         """Work until cancelled."""
         machine = self._machine
         async with anyio.create_task_group() as self._tasks:
@@ -109,13 +109,13 @@ class Dispatcher:
                 self._news = anyio.Event()
                 if machine.stalled:
                     await self._await_space()
-                await self.handle(Reviewed(), review=False)
+                await self.handle_event(Reviewed(), review=False)
                 # Jobs that have the lanes, or wait for them, change with time alone.
                 is_contended = bool(machine.running) and len(machine.queue) + len(machine.running) > 1
                 with anyio.move_on_after(self._intervals.review_s if is_contended else math.inf):
                     await self._news.wait()
 
-    async def handle(self, event: Event, *, review: bool = True) -> Job | None:
+    async def handle_event(self, event: Event, *, review: bool = True) -> Job | None:
         """Give the machine an event and carry out its instructions; return the job if it was closed.
 
         With ``review`` it is decided again who should run.
@@ -124,14 +124,14 @@ class Dispatcher:
             IllegalMove: the event's job cannot take it; nothing has changed.
             StoreError: a vital row cannot be written.
         """
-        instructions = self._machine.handle(event)
+        instructions = self._machine.handle_event(event)
         try:
             return await self._carry_out(instructions)
         finally:
             if review:
-                self.review()
+                self.request_review()
 
-    def review(self) -> None:
+    def request_review(self) -> None:
         """Have it decided again who should run."""
         self._news.set()
 
@@ -140,7 +140,7 @@ class Dispatcher:
         for instruction in instructions:
             match instruction:
                 case Start():
-                    self._start(instruction.job)
+                    self._start_job(instruction.job)
                 case Stop():
                     # One that could not be prepared has no pipeline to stop.
                     if instruction.job in self.pipelines:
@@ -148,16 +148,16 @@ class Dispatcher:
                 case GrantLanes():
                     self._grant_lanes(instruction.job)
                 case Record():
-                    await self._record(instruction)
+                    await self._record_job(instruction)
                 case Publish():
                     self._publish_job(instruction.type, instruction.job)
                 case Close():
-                    closed = await self._close(instruction.job)
+                    closed = await self._close_job(instruction.job)
                 case _:
                     assert_never(instruction)
         return closed
 
-    async def _record(self, instruction: Record) -> None:
+    async def _record_job(self, instruction: Record) -> None:
         try:
             await self._store.update_job(instruction.job)
         except StoreError as error:
@@ -165,31 +165,31 @@ class Dispatcher:
                 raise
             _log.warning("job_not_recorded", job=instruction.job.id, reason=error.message)
 
-    async def _close(self, ended: Job) -> Job:
+    async def _close_job(self, ended: Job) -> Job:
         """Record and publish how a job ended."""
         try:
             await self._store.update_job(ended)
         except StoreError as error:
             # Published even so: a client may wait for it. The row still says `running`, and the next daemon resumes it.
-            ended = replace(ended, state=JobState.FAILED, message=sentence(error))
+            ended = replace(ended, state=JobState.FAILED, message=describe_failure(error))
         _log.info("job_done", job=ended.id, kernel=ended.kernel, state=ended.state, best_us=ended.best_us)
         self._publish_job("job_done", ended)
         return ended
 
     def _publish_job(self, what: str, job: Job) -> None:
-        publish_job(self._publish, what, job, self._machine.queue.use(job.key).launches)
+        publish_job(self._publish, what, job, self._machine.queue.launch_cost(job.key).launches)
 
-    def _start(self, job: Job) -> None:
+    def _start_job(self, job: Job) -> None:
         try:
             work = msgspec.structs.replace(self._prepare(job), job=job)
         except Exception as error:
             ending, message = ending_of(error)
-            self._tasks.start_soon(self.handle, Ended(job, ending, message))
+            self._tasks.start_soon(self.handle_event, Ended(job, ending, message))
             return
-        task = self.pipelines[job.id] = PipelineTask(self._pipeline(work))
-        self._tasks.start_soon(self._work, job, task)
+        task = self.pipelines[job.id] = PipelineTask(self._build_pipeline(work))
+        self._tasks.start_soon(self._run_job, job, task)
 
-    async def _work(self, job: Job, task: PipelineTask) -> None:
+    async def _run_job(self, job: Job, task: PipelineTask) -> None:
         # Whatever is logged in this task or in one that it starts is about this job.
         structlog.contextvars.bind_contextvars(job=job.id, kernel=job.kernel)
         ending, message = Ending.DAEMON_STOPPED, ""
@@ -200,10 +200,10 @@ class Dispatcher:
             self._release_lanes(job)
             progress = task.pipeline.progress
             now = self._machine.running_job(job.id) or job
-            instructions = self._machine.handle(
+            instructions = self._machine.handle_event(
                 Ended(progress.stamp(now), ending, message, progress.done > progress.reused, task.pipeline.work)
             )
-            self.review()
+            self.request_review()
         await self._carry_out(instructions)
 
     def _grant_lanes(self, job_id: int) -> None:
@@ -252,16 +252,16 @@ class Dispatcher:
             with suppress(KtunedError):
                 work = self._prepare(running)
                 if work.context == task.pipeline.work.context:
-                    task.pipeline.join([self.lane(device) for device in work.devices])
+                    task.pipeline.join([self.get_lane(device) for device in work.devices])
 
-    def _pipeline(self, work: Work) -> Pipeline | CompileOnly:
+    def _build_pipeline(self, work: Work) -> Pipeline | CompileOnly:
         job = work.job
 
         def advance(stage: JobStage) -> None:
             # One whose end was handled already says nothing more.
             with suppress(IllegalMove):
-                self._machine.handle(Advanced(job.id, stage))
-                self.review()
+                self._machine.handle_event(Advanced(job.id, stage))
+                self.request_review()
 
         if not work.devices:
             return CompileOnly(
@@ -270,7 +270,7 @@ class Dispatcher:
         return Pipeline(
             work,
             fleet=self._fleet,
-            lanes=[self.lane(device) for device in work.devices],
+            lanes=[self.get_lane(device) for device in work.devices],
             store=self._store,
             artifacts=self._artifacts,
             publish=self._publish,
@@ -280,7 +280,7 @@ class Dispatcher:
             ),
         )
 
-    def lane(self, device: Device) -> Lane:
+    def get_lane(self, device: Device) -> Lane:
         """Return the lane of a device; two backends that see one device as two models take turns on it."""
         key = (device.name, device.model, device.target)
         if key not in self.lanes:
@@ -297,24 +297,24 @@ class Dispatcher:
         log = _log.warning if lane.health.is_sick else _log.info
         log("lane_state", device=lane.device.name, state=lane.state, reason=lane.health.reason)
         # A device that was ill may have been the reason why nothing worked.
-        self._machine.failures.forget()
+        self._machine.failures.forget_failures()
         self._publish("lane", device=lane.device.name, state=lane.state, reason=lane.health.reason)
 
     async def _watch_others(self, read: Callable[[], Awaitable[Reading]]) -> None:
         """Look at the machine for as long as there is work that may have to yield; at rest nothing is read."""
         policy = self._idle_policy
         while True:
-            if not (policy.watches and (self._machine.running or len(self._machine.queue))):
-                policy.forget()
+            if not (policy.needs_readings and (self._machine.running or len(self._machine.queue))):
+                policy.forget_readings()
                 await self._news.wait()
                 await anyio.sleep(self._intervals.reading_s)
                 continue
             before = policy.reason
-            policy.take(await read())
+            policy.take_reading(await read())
             if policy.reason != before:
                 _log.info("idle_policy", reason=policy.reason)
             if bool(policy.reason) != bool(before):
-                self.review()
+                self.request_review()
             await anyio.sleep(self._intervals.reading_s)
 
     async def _await_space(self) -> None:
@@ -327,6 +327,6 @@ class Dispatcher:
             with suppress(StoreError):
                 await self._store.check_writable()
                 await self._artifacts.check_writable()
-                self._machine.handle(StoreMended())
+                self._machine.handle_event(StoreMended())
         _log.info("tuning_resumed")
         self._publish("resumed")

@@ -38,7 +38,7 @@ class HostObserver:
         self._usage = usage or Usage()
         self._last: CpuUse | None = None
 
-    async def read(self) -> Reading:
+    async def read_host_use(self) -> Reading:
         """Return what the machine did since the last reading."""
         users = await self.gpu_users()
         now_us = monotonic_ns() // 1000

@@ -46,13 +46,13 @@ class Reading(msgspec.Struct, frozen=True):
     gpu_users: Mapping[str, int] = msgspec.field(default_factory=dict)
 
 
-class _Use(msgspec.Struct):
+class _UseOpinion(msgspec.Struct):
     """Debounced state of one resource: in use or not."""
 
     is_used: bool = False
     _against: int = 0
 
-    def take(self, is_busy: bool, is_at_rest: bool) -> None:
+    def count_reading(self, is_busy: bool, is_at_rest: bool) -> None:
         """Count what speaks against the present opinion, and change it when that is enough."""
         speaks_against = is_at_rest if self.is_used else is_busy
         self._against = self._against + 1 if speaks_against else 0
@@ -65,31 +65,31 @@ class IdlePolicy:
 
     def __init__(self, policy: str = "always") -> None:
         self.policy = policy
-        self._cpus = _Use()
-        self._gpus: dict[str, _Use] = {}
+        self._cpus = _UseOpinion()
+        self._gpus: dict[str, _UseOpinion] = {}
         self._reading = Reading()
 
     @property
-    def watches(self) -> bool:
+    def needs_readings(self) -> bool:
         """``True`` if readings decide anything."""
         return self.policy == "idle"
 
-    def take(self, reading: Reading) -> None:
+    def take_reading(self, reading: Reading) -> None:
         """Take a reading into account."""
         self._reading = reading
         if reading.pressure is None:
             is_busy = reading.others > CROWDED_SHARE
         else:
             is_busy = reading.others > BUSY_SHARE and reading.pressure > PRESSURE_SHARE
-        self._cpus.take(is_busy, reading.others < REST_SHARE)
+        self._cpus.count_reading(is_busy, reading.others < REST_SHARE)
         for name, users in reading.gpu_users.items():
-            self._gpus.setdefault(name, _Use()).take(users > 0, users == 0)
+            self._gpus.setdefault(name, _UseOpinion()).count_reading(users > 0, users == 0)
 
-    def forget(self) -> None:
+    def forget_readings(self) -> None:
         """Forget all readings: the last one is too old to be continued."""
-        self._cpus, self._gpus, self._reading = _Use(), {}, Reading()
+        self._cpus, self._gpus, self._reading = _UseOpinion(), {}, Reading()
 
-    def refuse(self, job: Job, level: int) -> str:
+    def refuse_job(self, job: Job, level: int) -> str:
         """Return why a job of that level must not run now; nothing if it may."""
         if self.policy == "always" or level >= Priority.WAITED_FOR:
             return ""
@@ -100,7 +100,7 @@ class IdlePolicy:
     @property
     def reason(self) -> str:
         """The reason why jobs that no client waits for rest now under the policy ``idle``; empty if they do not."""
-        if not self.watches:
+        if not self.needs_readings:
             return ""
         if self._reading.on_battery:
             return "the machine runs on battery"

@@ -32,13 +32,13 @@ from ktuned.catalog import (
 from ktuned.devices import Machine
 from ktuned.ipc import stamp
 from ktuned.model import Job, KernelInfo, KtunedError, NotFound, Plan, Root, UsageError
-from ktuned.scheduling.job_requests import JobRequests, Wish
+from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.renewal import Renewal
 from ktuned.scheduling.root_moves import RootMoves
 from ktuned.store import Store
 
 
-class Added(msgspec.Struct, frozen=True):
+class AddedRoot(msgspec.Struct, frozen=True):
     """A path that is watched now: its root, the kernels and errors there, and the changes since the last inspection.
 
     ``is_new`` if nothing watched it before.
@@ -82,7 +82,7 @@ class Intake:
         return self._moves.notices
 
     async def tune_path(
-        self, path: str, python: str | None, wish: Wish, name: str | None = None
+        self, path: str, python: str | None, request: TuningRequest, name: str | None = None
     ) -> tuple[list[Job], list[FileError]]:
         """Tune every kernel at or below a path, which from now on is watched; return the jobs and what is wrong there.
 
@@ -94,8 +94,8 @@ class Intake:
             Untrusted: another user could have put one there.
         """
         # What no kernel file could make valid is refused before anything is looked at.
-        wish.plan(Plan())
-        found = await self.add_path(path, python, measures=not wish.compile_only)
+        request.plan_for(Plan())
+        found = await self.add_path(path, python, measures=not request.compile_only)
         kernels = [kernel for kernel in found.kernels if name in (None, kernel.kernel, kernel.name)]
         # What a file no longer declares because of its error cannot be tuned before that is mended.
         kernels = [kernel for kernel in kernels if not self._catalog.fault(kernel)]
@@ -105,13 +105,13 @@ class Intake:
                     f"{path} declares no kernel {name!r} when it is imported",
                     hint="declare it at the top level, before the first call of ktuned.tune and outside of functions",
                 )
-            if wish.strategy is not None:
+            if request.strategy is not None:
                 # Also where no kernel can be read yet.
                 environment = environment_of(found.root)
                 await self._machine.environments.probe(environment)
-                await self._machine.environments.check_strategy(environment, wish.strategy)
+                await self._machine.environments.check_strategy(environment, request.strategy)
             for kernel in kernels:
-                await self._requests.check(kernel, wish)
+                await self._requests.check_request(kernel, request)
         except KtunedError:
             if found.is_new:
                 # What was asked for in error is not watched for ever.
@@ -119,13 +119,13 @@ class Intake:
                 await self._renewal.drop_roots([found.root])
             raise
         try:
-            jobs = [job for kernel in kernels for job in await self._requests.tune(kernel, wish)]
+            jobs = [job for kernel in kernels for job in await self._requests.request_jobs(kernel, request)]
         finally:
-            # After the wish: a re-tuning joins it, and not the other way about.
-            await self._renewal.renew(found.changes, saved=False)
+            # After the request: a re-tuning joins it, and not the other way about.
+            await self._renewal.retune_changed(found.changes, saved=False)
         return jobs, found.errors
 
-    async def add_path(self, path: str, python: str | None, *, measures: bool = False) -> Added:
+    async def add_path(self, path: str, python: str | None, *, measures: bool = False) -> AddedRoot:
         """Inspect and watch every kernel at or below a path; ``measures`` says that tuning follows at once.
 
         Raises:
@@ -149,7 +149,7 @@ class Intake:
         files = [place] if os.path.isfile(place) else await anyio.to_thread.run_sync(find_kernel_files, place)
         root = await self._root_for(known, top, python, measured=files if measures else [])
         found = await self._inspector.inspect_files(root, files)
-        await self._renewal.outdate(found.changes, saved=False)
+        await self._renewal.outdate_jobs(found.changes, saved=False)
         kernels = self._catalog.below(place)
         errors = self._catalog.errors_below(place)
         if not kernels and not errors:
@@ -158,10 +158,10 @@ class Intake:
                 self._catalog.remove_root(root.path)
                 await self._store.remove_root(root.path)
             hint = "a kernel file is named tune_*.py and declares an @kernel"
-            if os.path.isfile(place) and (name := await anyio.to_thread.run_sync(_undecorated, place)):
+            if os.path.isfile(place) and (name := await anyio.to_thread.run_sync(_find_undecorated_kernel, place)):
                 hint = f"its function {name!r} has no decorator: write @kernel(…) above it"
             raise UsageError(f"there is no kernel at {path}", hint=hint)
-        return Added(root, kernels, errors, found.changes, is_new=known is None)
+        return AddedRoot(root, kernels, errors, found.changes, is_new=known is None)
 
     async def _root_for(self, known: Root | None, directory: str, python: str | None, *, measured: list[str]) -> Root:
         """Return the ``known`` root with the interpreter that was asked for; without one ``directory`` becomes one.
@@ -180,7 +180,7 @@ class Intake:
         else:
             project = await anyio.to_thread.run_sync(read_project, directory, self._inspector.trust)
             root = make_root(directory, python=python or "", project=project)
-            await self._moves.follow(root)
+            await self._moves.follow_move(root)
         async with self._naming:
             if known is None:
                 # Of two that are added at once, the store has both, and the catalog perhaps none yet.
@@ -195,7 +195,7 @@ class Intake:
         return root
 
     async def tune_named(
-        self, name: str, wish: Wish, directory: str | None = None
+        self, name: str, request: TuningRequest, directory: str | None = None
     ) -> tuple[list[Job], list[FileError]]:
         """Tune a kernel by its name, as its files are now: the watcher may not have seen the last save yet.
 
@@ -204,17 +204,17 @@ class Intake:
         Raises:
             NotFound: there is no such kernel, or its file does not declare it any more.
             AmbiguousName: several projects have one.
-            UsageError: it declares no problems and none was given, or the wish cannot be followed.
+            UsageError: it declares no problems and none was given, or the request cannot be followed.
         """
         kernel = self._catalog.resolve(name, directory)
         changes = await self._inspect_if_changed(kernel)
         try:
             kernel = self._catalog.resolve(kernel.name)
             # What the file no longer declares because of its error cannot be tuned before that is mended.
-            jobs = [] if self._catalog.fault(kernel) else await self._requests.tune(kernel, wish)
+            jobs = [] if self._catalog.fault(kernel) else await self._requests.request_jobs(kernel, request)
         finally:
-            # After the wish, as with a path.
-            await self._renewal.renew(changes, saved=True)
+            # After the request, as with a path.
+            await self._renewal.retune_changed(changes, saved=True)
         return jobs, self._catalog.errors_below(kernel.file)
 
     async def _inspect_if_changed(self, kernel: KernelInfo) -> Changes:
@@ -222,21 +222,21 @@ class Intake:
         root = self._catalog.root_of(kernel.file)
         # With an error in its file a kernel is as it was before: a mended file holds what its stamps say.
         is_known = not self._catalog.fault(kernel)
-        if root is None or (is_known and not await anyio.to_thread.run_sync(_differs, kernel.stamps)):
+        if root is None or (is_known and not await anyio.to_thread.run_sync(_file_differs, kernel.stamps)):
             return Changes()
         is_there = os.path.isfile(kernel.file)
         present, gone = ([kernel.file], []) if is_there else ([], [kernel.file])
         found = await self._inspector.inspect_files(root, present, gone)
-        await self._renewal.outdate(found.changes, saved=True)
+        await self._renewal.outdate_jobs(found.changes, saved=True)
         return found.changes
 
 
-def _differs(stamps: Mapping[str, str]) -> bool:
+def _file_differs(stamps: Mapping[str, str]) -> bool:
     """Return whether a file no longer holds what its stamp says."""
     return any(stamp(Path(path)) != held for path, held in stamps.items())
 
 
-def _undecorated(path: str) -> str:
+def _find_undecorated_kernel(path: str) -> str:
     """Return the name of a function that looks like a kernel function, (p, c), and has no decorator."""
     try:
         tree = ast.parse(Path(path).read_bytes())

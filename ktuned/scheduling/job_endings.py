@@ -16,23 +16,23 @@ SOURCE_CHANGED = "source_changed"
 
 def ending_of(error: BaseException) -> tuple[Ending, str]:
     """Return how a job ends that an exception stopped, and the message that says why."""
-    error = _cause(error)
+    error = _first_cause(error)
     if not isinstance(error, KtunedError):
         _log.error("job_broke", exc_info=error)
         return Ending.FAILED, f"an error in ktuned itself: {type(error).__name__}: {error}"
     if error.code == SOURCE_CHANGED:
         return Ending.SOURCE_CHANGED, f"waits for a new inspection: {error.message}"
     if isinstance(error, StoreError):
-        return Ending.NOT_RECORDED, sentence(error)
-    return (Ending.KILLED if is_outside_kill(error) else Ending.FAILED), sentence(error)
+        return Ending.NOT_RECORDED, describe_failure(error)
+    return (Ending.KILLED if is_outside_kill(error) else Ending.FAILED), describe_failure(error)
 
 
-def sentence(error: KtunedError) -> str:
+def describe_failure(error: KtunedError) -> str:
     """Return an error's message and its hint, as a job's message."""
     return f"{error.message}; {error.hint}" if error.hint else error.message
 
 
-def _cause(error: BaseException) -> BaseException:
+def _first_cause(error: BaseException) -> BaseException:
     """Return the exception itself, or a group's first KtunedError, or its first at all."""
     while isinstance(error, BaseExceptionGroup):
         known = error.subgroup(KtunedError)

@@ -63,7 +63,7 @@ class JobEvent(StrEnum):
 _Moves = dict[JobEvent, JobPlace]
 
 
-def _ends(place: JobPlace) -> _Moves:
+def _stopping_moves(place: JobPlace) -> _Moves:
     """Return the moves of a job that is asked to stop, and goes to ``place`` however its pipeline ends."""
     ends = (JobEvent.SUCCEEDED, JobEvent.FAILED, JobEvent.INTERRUPTED, JobEvent.STOPPED)
     return {**dict.fromkeys(ends, place), JobEvent.DAEMON_STOPPED: JobPlace.LEFT}
@@ -101,20 +101,20 @@ MOVES: dict[JobPlace, _Moves] = {
         JobEvent.PAUSED: JobPlace.PAUSING,
         JobEvent.RESUMED: JobPlace.YIELDING,
         JobEvent.CANCELLED: JobPlace.CANCELLING,
-        **_ends(JobPlace.WAITING),
+        **_stopping_moves(JobPlace.WAITING),
     },
     JobPlace.PAUSING: {
         JobEvent.OUTDATED: JobPlace.PAUSING,
         JobEvent.PAUSED: JobPlace.PAUSING,
         JobEvent.RESUMED: JobPlace.YIELDING,
         JobEvent.CANCELLED: JobPlace.CANCELLING,
-        **_ends(JobPlace.PAUSED),
+        **_stopping_moves(JobPlace.PAUSED),
     },
     JobPlace.CANCELLING: {
         JobEvent.OUTDATED: JobPlace.CANCELLING,
         JobEvent.RESUMED: JobPlace.CANCELLING,
         JobEvent.CANCELLED: JobPlace.CANCELLING,
-        **_ends(JobPlace.CANCELLED),
+        **_stopping_moves(JobPlace.CANCELLED),
     },
 }
 
@@ -147,7 +147,7 @@ class JobLife:
         self.place = place
         self.story: deque[JobEvent] = deque(maxlen=STORY_LENGTH)
 
-    def move(self, event: JobEvent) -> JobPlace:
+    def make_move(self, event: JobEvent) -> JobPlace:
         """Make the move of ``event`` and return the new place.
 
         Raises:

@@ -62,7 +62,7 @@ from ktuned.scheduling.job_events import (
 )
 from ktuned.scheduling.job_lifecycle import STATES, STOPPING, JobEvent, JobLife, JobPlace
 from ktuned.scheduling.known_failures import KnownFailures
-from ktuned.scheduling.queue import JobQueue, Refusal, Use, extended
+from ktuned.scheduling.queue import JobQueue, LaunchCost, Refusal, extend_plan
 from ktuned.tuning import JobStage
 
 MOST_RUNNING = 16
@@ -118,50 +118,50 @@ class JobMachine:
         self._inspections: Counter[str] = Counter()
         self._inspections_at_start: dict[int, int] = {}
 
-    def handle(self, event: Event) -> list[Instruction]:
+    def handle_event(self, event: Event) -> list[Instruction]:
         """Take an event in; return what is to be done, in order.
 
         Raises:
             IllegalMove: the event's job is not live, or cannot take it now; nothing has changed.
         """
-        return list(self._handle(event))
+        return list(self._dispatch_event(event))
 
-    def _handle(self, event: Event) -> Iterator[Instruction]:
+    def _dispatch_event(self, event: Event) -> Iterator[Instruction]:
         match event:
             case TakenUp():
                 self._take_up(event.jobs)
             case Arrived():
-                self._wait(event.job, is_fixed=event.is_fixed)
+                self._queue_job(event.job, is_fixed=event.is_fixed)
                 yield Publish("job_queued", event.job)
             case Joined():
-                yield from self._join(event)
+                yield from self._join_job(event)
             case Refused():
-                waiting = self._job(event.job)
-                self._move(event.job, JobEvent.REFUSED)
-                yield self._close(waiting, JobState.FAILED, event.message)
+                waiting = self._get_job(event.job)
+                self._move_job(event.job, JobEvent.REFUSED)
+                yield self._close_job(waiting, JobState.FAILED, event.message)
             case CancelAsked():
-                yield from self._cancel(event)
+                yield from self._cancel_job(event)
             case BeginAgainAsked():
                 yield from self._begin_again(event)
             case PauseAsked():
-                yield from self._pause(event.job)
+                yield from self._pause_job(event.job)
             case ResumeAsked():
-                yield from self._resume(event.job)
+                yield from self._resume_job(event.job)
             case PausesChanged():
                 self.queue.pauses = {*event.devices}
             case Attended():
-                self.queue.attend(event.waiter, event.jobs)
+                self.queue.add_waiter(event.waiter, event.jobs)
             case Left():
-                self.queue.leave(event.waiter)
+                self.queue.remove_waiter(event.waiter)
             case Used():
-                self.queue.note_use(event.key, Use(event.launches, event.cost_s))
+                self.queue.record_launch_cost(event.key, LaunchCost(event.launches, event.cost_s))
             case Inspected():
                 self._inspections[event.kernel] += 1
-                self.queue.release(event.kernel)
+                self.queue.release_kernel(event.kernel)
             case Reviewed():
-                yield from self._review()
+                yield from self._review_order()
             case Advanced():
-                self._advance(self._job(event.job), event.stage)
+                self._advance_stage(self._get_job(event.job), event.stage)
             case Ended():
                 yield from self._end_job(event)
             case StoreMended():
@@ -176,9 +176,9 @@ class JobMachine:
         """The jobs that run, those that are asked to stop included."""
         return list(self._running.values())
 
-    def job(self, job_id: int) -> Job | None:
+    def find_job(self, job_id: int) -> Job | None:
         """Return a live job as it is known here."""
-        return self.running_job(job_id) or self.queue.get(job_id)
+        return self.running_job(job_id) or self.queue.get_job(job_id)
 
     def running_job(self, job_id: int) -> Job | None:
         """Return a running job."""
@@ -188,32 +188,32 @@ class JobMachine:
         """Return the jobs that run on a device model, in the order in which they started."""
         return [job for job in self._running.values() if job.device == device]
 
-    def holder(self, device: str) -> Job | None:
+    def lane_holder(self, device: str) -> Job | None:
         """Return the job that has the lanes of a device model."""
         return self._running.get(self._holders.get(device, 0))
 
-    def find(self, key: WinnerKey, plan: Plan | None, but: Container[int] = ()) -> Job | None:
+    def find_matching_job(self, key: WinnerKey, plan: Plan | None, but: Container[int] = ()) -> Job | None:
         """Return the live job that does some work, or could by a larger budget; without a plan, in whatever way.
 
         Those that are named by ``but`` are left out.
         """
         for running in self._running.values():
             if running.key == key and running.id not in but:
-                does_all = plan is None or extended(running.plan, plan) == running.plan
+                does_all = plan is None or extend_plan(running.plan, plan) == running.plan
                 if does_all and self._lives[running.id].place is not JobPlace.CANCELLING:
                     return running
-        return self.queue.find(key, plan, but)
+        return self.queue.find_matching_job(key, plan, but)
 
     def is_waited_for(self, job_id: int) -> bool:
         """Return whether a client waits for a live job."""
-        return self.queue.level(job_id) >= Priority.WAITED_FOR
+        return self.queue.level_of_job(job_id) >= Priority.WAITED_FOR
 
     def slot_rank(self, job_id: int) -> int:
         """Return a live job's rank for compile slots and devices: of equals, the ones that measure sooner come first.
 
         The steps between them are small beside a level, and the first of each device model has none.
         """
-        rank, job = self.queue.rank(job_id), self._running.get(job_id)
+        rank, job = self.queue.rank_of_job(job_id), self._running.get(job_id)
         if job is None or self._holders.get(job.device) == job_id:
             return rank
         others = [other.id for other in self.running_on(job.device) if other.id != self._holders.get(job.device)]
@@ -225,74 +225,74 @@ class JobMachine:
         for job in jobs:
             # One that was asked for before this began waits already, perhaps with a higher priority by now.
             if job.id not in self._lives:
-                self._wait(job)
+                self._queue_job(job)
 
-    def _wait(self, job: Job, *, is_fixed: bool = False) -> None:
+    def _queue_job(self, job: Job, *, is_fixed: bool = False) -> None:
         place = JobPlace.PAUSED if job.state is JobState.PAUSED else JobPlace.WAITING
         self._lives[job.id] = JobLife(job.id, place)
-        self.queue.add(job, is_fixed=is_fixed)
+        self.queue.add_job(job, is_fixed=is_fixed)
 
-    def _join(self, event: Joined) -> Iterator[Instruction]:
-        job = self._job(event.job)
+    def _join_job(self, event: Joined) -> Iterator[Instruction]:
+        job = self._get_job(event.job)
         is_resumed = event.priority >= Priority.REQUESTED
         if job.id in self._running:
             if is_resumed and self._lives[job.id].place is JobPlace.PAUSING:
-                self._move(job.id, JobEvent.RESUMED)
-            self._running[job.id] = self.queue.want(job, event.priority, event.reason, is_fixed=event.is_fixed)
+                self._move_job(job.id, JobEvent.RESUMED)
+            self._running[job.id] = self.queue.raise_job(job, event.priority, event.reason, is_fixed=event.is_fixed)
             return
         before = job
         if is_resumed and job.state is JobState.PAUSED:
             # Who asks for it by name wants it now.
-            self._move(job.id, JobEvent.RESUMED)
-            job = self.queue.resume(job.id)
-        job = self.queue.want(job, event.priority, event.reason, is_fixed=event.is_fixed)
-        larger = job.plan if event.plan is None else extended(job.plan, event.plan)
+            self._move_job(job.id, JobEvent.RESUMED)
+            job = self.queue.resume_job(job.id)
+        job = self.queue.raise_job(job, event.priority, event.reason, is_fixed=event.is_fixed)
+        larger = job.plan if event.plan is None else extend_plan(job.plan, event.plan)
         if larger is not None and larger != job.plan:
             job = replace(job, plan=larger)
-            self.queue.change(job)
+            self.queue.replace_job(job)
         if (job.state, job.plan) != (before.state, before.plan):
             yield Record(job)
         if job.state is not before.state:
             yield Publish("job_queued", job)
 
-    def _cancel(self, event: CancelAsked) -> Iterator[Instruction]:
-        job = self._job(event.job)
+    def _cancel_job(self, event: CancelAsked) -> Iterator[Instruction]:
+        job = self._get_job(event.job)
         is_stopping = self._lives[job.id].place is JobPlace.CANCELLING
-        place = self._move(job.id, JobEvent.CANCELLED)
+        place = self._move_job(job.id, JobEvent.CANCELLED)
         if place is JobPlace.CANCELLED:
-            self.queue.remove(job.id)
-            yield self._close(job, JobState.CANCELLED, event.message)
+            self.queue.remove_job(job.id)
+            yield self._close_job(job, JobState.CANCELLED, event.message)
         elif not is_stopping:
-            yield self._stop(job, event.message)
+            yield self._stop_job(job, event.message)
 
     def _begin_again(self, event: BeginAgainAsked) -> Iterator[Instruction]:
-        job = self._job(event.job)
+        job = self._get_job(event.job)
         is_stopping = self._lives[job.id].place in STOPPING
-        place = self._move(job.id, JobEvent.OUTDATED)
+        place = self._move_job(job.id, JobEvent.OUTDATED)
         # One that waits is prepared when it starts, and one that stops is not prepared yet for the next time.
         if place is JobPlace.YIELDING and not is_stopping:
-            yield self._stop(job, event.message)
+            yield self._stop_job(job, event.message)
 
-    def _pause(self, job_id: int) -> Iterator[Instruction]:
-        job = self._job(job_id)
+    def _pause_job(self, job_id: int) -> Iterator[Instruction]:
+        job = self._get_job(job_id)
         is_stopping = self._lives[job_id].place is JobPlace.PAUSING
-        place = self._move(job_id, JobEvent.PAUSED)
+        place = self._move_job(job_id, JobEvent.PAUSED)
         if place is JobPlace.PAUSED:
-            paused = self.queue.pause(job_id)
+            paused = self.queue.pause_job(job_id)
             yield Record(paused)
             yield Publish("job_paused", paused)
         elif not is_stopping:
-            yield self._stop(job, "")
+            yield self._stop_job(job, "")
 
-    def _resume(self, job_id: int) -> Iterator[Instruction]:
-        job = self._job(job_id)
-        self._move(job_id, JobEvent.RESUMED)
+    def _resume_job(self, job_id: int) -> Iterator[Instruction]:
+        job = self._get_job(job_id)
+        self._move_job(job_id, JobEvent.RESUMED)
         if job.state is JobState.PAUSED:
-            resumed = self.queue.resume(job_id)
+            resumed = self.queue.resume_job(job_id)
             yield Record(resumed)
             yield Publish("job_queued", resumed)
 
-    def _review(self) -> Iterator[Instruction]:
+    def _review_order(self) -> Iterator[Instruction]:
         if self.stalled:
             return
         for device in sorted(self.queue.devices | {job.device for job in self._running.values()}):
@@ -300,13 +300,13 @@ class JobMachine:
             for running in self.running_on(device):
                 reason = self._reason_to_make_way(running, first)
                 if reason and self._lives[running.id].place is JobPlace.RUNNING:
-                    self._move(running.id, JobEvent.PREEMPTED)
-                    yield self._stop(running, reason)
+                    self._move_job(running.id, JobEvent.PREEMPTED)
+                    yield self._stop_job(running, reason)
             if first is not None and self._has_room_for(first):
-                yield self._start(first)
+                yield self._start_job(first)
             yield from self._grant_lanes(device)
 
-    def _advance(self, job: Job, stage: JobStage) -> None:
+    def _advance_stage(self, job: Job, stage: JobStage) -> None:
         if self._stages.get(job.id, stage) >= stage:
             # It waits again by now, or is so far already.
             return
@@ -329,15 +329,15 @@ class JobMachine:
 
     def _may_run(self, waiting: Job) -> bool:
         """Return whether no running job, of as high a rank, does the same work."""
-        rank = self.queue.rank(waiting.id)
+        rank = self.queue.rank_of_job(waiting.id)
         same = (job for job in self._running.values() if _is_same_work(job, waiting))
-        return all(self.queue.rank(job.id) < rank for job in same)
+        return all(self.queue.rank_of_job(job.id) < rank for job in same)
 
     def _reason_to_make_way(self, running: Job, first: Job | None) -> str:
-        obstacle = self.queue.obstacle(running)
+        obstacle = self.queue.why_not_now(running)
         if obstacle:
             return f"made way: {obstacle}"
-        is_outranked = first is not None and self.queue.rank(first.id) > self.queue.rank(running.id)
+        is_outranked = first is not None and self.queue.rank_of_job(first.id) > self.queue.rank_of_job(running.id)
         return "made way for a more important job" if is_outranked else ""
 
     def _has_room_for(self, waiting: Job) -> bool:
@@ -351,9 +351,9 @@ class JobMachine:
             for job in running
         )
 
-    def _start(self, job: Job) -> Start:
-        self._move(job.id, JobEvent.STARTED)
-        self.queue.remove(job.id)
+    def _start_job(self, job: Job) -> Start:
+        self._move_job(job.id, JobEvent.STARTED)
+        self.queue.remove_job(job.id)
         self._inspections_at_start[job.id] = self._inspections[job.kernel]
         started = replace(job, state=JobState.RUNNING, started=self._now(), message="")
         self._running[job.id] = started
@@ -369,9 +369,9 @@ class JobMachine:
         holder = self._holders.get(device)
         if not able:
             return
-        best = max(able, key=self._precedence)
+        best = max(able, key=self._lane_precedence)
         if holder in able:
-            is_first = self._precedence(holder) >= self._precedence(best)
+            is_first = self._lane_precedence(holder) >= self._lane_precedence(best)
             if self._stages[holder] in (JobStage.MEASURED, JobStage.DECIDING) or is_first:
                 return
         if holder in self._running:
@@ -380,22 +380,22 @@ class JobMachine:
         self.queue.begin_turn(best)
         yield GrantLanes(best)
 
-    def _precedence(self, job_id: int) -> tuple[int, bool, bool]:
-        return self.queue.rank(job_id), self._is_due(job_id), self._stages[job_id] < JobStage.MEASURED
+    def _lane_precedence(self, job_id: int) -> tuple[int, bool, bool]:
+        return self.queue.rank_of_job(job_id), self._is_due(job_id), self._stages[job_id] < JobStage.MEASURED
 
-    def _stop(self, job: Job, reason: str) -> Stop:
+    def _stop_job(self, job: Job, reason: str) -> Stop:
         self._stop_reasons[job.id] = reason
         return Stop(job.id)
 
     def _end_job(self, event: Ended) -> Iterator[Instruction]:
         job, message = event.job, event.message
-        self._job(job.id)
+        self._get_job(job.id)
         kills = 1 if event.gets_on else self._kills[job.id] + 1
         # A job whose workers are killed again and again without progress is the reason itself.
         is_excused = event.ending is Ending.KILLED and kills <= KILLS_EXCUSED
         is_failed = event.ending is Ending.KILLED and not is_excused
         is_stopping = self._lives[job.id].place in STOPPING
-        place = self._move(job.id, JobEvent.FAILED if is_failed else _EVENT_OF[event.ending])
+        place = self._move_job(job.id, JobEvent.FAILED if is_failed else _EVENT_OF[event.ending])
 
         del self._running[job.id], self._stages[job.id]
         self._decides_at.pop(job.id, None)
@@ -412,38 +412,38 @@ class JobMachine:
         elif is_excused:
             message = f"taken up again: {message}"
         if event.work is not None:
-            self.failures.note(event.work, STATES[place], message)
+            self.failures.record_ending(event.work, STATES[place], message)
         if place is JobPlace.LEFT:
-            self._forget(job.id)
+            self._forget_job(job.id)
         elif place in (JobPlace.WAITING, JobPlace.PAUSED):
             waiting = replace(job, state=STATES[place], message=message)
-            self.queue.add(waiting)
+            self.queue.add_job(waiting)
             if event.ending is Ending.SOURCE_CHANGED and self._inspections[job.kernel] == inspections:
                 # Its files are not those that were inspected, and their inspection is still to come.
-                self.queue.hold(job.id)
+                self.queue.hold_job(job.id)
             yield Record(waiting, is_vital=False)
             yield Publish("job_paused" if place is JobPlace.PAUSED else "job_queued", waiting)
         else:
-            yield self._close(job, STATES[place], message)
+            yield self._close_job(job, STATES[place], message)
 
-    def _close(self, job: Job, state: JobState, message: str) -> Close:
-        self.queue.remove(job.id)
-        self._forget(job.id)
+    def _close_job(self, job: Job, state: JobState, message: str) -> Close:
+        self.queue.remove_job(job.id)
+        self._forget_job(job.id)
         return Close(replace(job, state=state, message=message, finished=self._now()))
 
-    def _forget(self, job_id: int) -> None:
-        self.queue.forget(job_id)
+    def _forget_job(self, job_id: int) -> None:
+        self.queue.forget_job(job_id)
         self._kills.pop(job_id, None)
         del self._lives[job_id]
 
-    def _job(self, job_id: int) -> Job:
-        job = self.job(job_id)
+    def _get_job(self, job_id: int) -> Job:
+        job = self.find_job(job_id)
         if job is None:
             raise IllegalMove(f"job {job_id} is not live: it has ended, or never was")
         return job
 
-    def _move(self, job_id: int, event: JobEvent) -> JobPlace:
-        return self._lives[job_id].move(event)
+    def _move_job(self, job_id: int, event: JobEvent) -> JobPlace:
+        return self._lives[job_id].make_move(event)
 
 
 def _is_same_work(job: Job, other: Job) -> bool:

@@ -1,4 +1,4 @@
-"""Requests for jobs: a wish for one kernel, turned into the jobs that fulfil it."""
+"""Requests for jobs: one request for a kernel becomes a job for each of its problems."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ from ktuned.scheduling.jobs import Jobs
 from ktuned.store import Store
 
 
-class Wish(msgspec.Struct, frozen=True):
-    """A request's options besides the kernel; ``None`` leaves one to the kernel file."""
+class TuningRequest(msgspec.Struct, frozen=True):
+    """The options of a request to tune a kernel; ``None`` leaves an option to the kernel file."""
 
     problem: Problem | None = None
     device: str | None = None
@@ -62,11 +62,11 @@ class Wish(msgspec.Struct, frozen=True):
     no_share: bool = False
     keep_going: bool = False
 
-    def plan(self, declared: Plan) -> Plan:
-        """Return the declared plan with what was wished for.
+    def plan_for(self, declared: Plan) -> Plan:
+        """Return the declared plan with the options of this request.
 
         Raises:
-            UsageError: a wish cannot be followed; names its field.
+            UsageError: an option is not valid; the error names it.
         """
         if not 0 <= self.priority <= MAX_PRIORITY:
             raise UsageError(f"priority is {self.priority}", hint=f"give 0 to {MAX_PRIORITY}")
@@ -79,19 +79,19 @@ class Wish(msgspec.Struct, frozen=True):
         if self.seconds is not None and not 0 < self.seconds < math.inf:
             raise UsageError(f"seconds is {self.seconds}", hint="give more than 0")
         names = ("preset", "trials", "seconds", "strategy", "until", "seed")
-        wished = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        wished |= {"configs": self.configs, "again": self.again}
-        wished |= {"no_share": self.no_share, "keep_going": self.keep_going}
-        # By whatever a config is judged, it is compiled alike.
+        given = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        given |= {"configs": self.configs, "again": self.again}
+        given |= {"no_share": self.no_share, "keep_going": self.keep_going}
+        # Compiling does not depend on the objective.
         objective = LATENCY if self.compile_only else declared.objective if self.objective is None else self.objective
         if self.anchor is not None and self.anchor_pin is not None:
             raise UsageError("an anchor and a pin's are two", hint="leave one of them out")
         has_anchor = self.anchor is not None or self.anchor_pin is not None
         if has_anchor and self.numerics not in (None, EXACT):
             raise UsageError("an anchor means nothing to numerics by tolerance", hint="leave one of them out")
-        # Whoever chooses whose bits are to be kept wants them kept.
+        # Choosing an anchor implies exact numerics.
         objective = with_numerics(objective, EXACT if has_anchor else self.numerics)
-        return replace(declared, **wished, objective=objective, compile_only=self.compile_only)
+        return replace(declared, **given, objective=objective, compile_only=self.compile_only)
 
 
 class JobRequests:
@@ -114,83 +114,83 @@ class JobRequests:
         self._store = store
         self._jobs = jobs
 
-    async def check(self, kernel: KernelInfo, wish: Wish) -> None:
-        """Check that a wish can be followed for a kernel, so that nothing is begun for one that cannot.
+    async def check_request(self, kernel: KernelInfo, request: TuningRequest) -> None:
+        """Check a request against a kernel before anything is begun for it.
 
         Raises:
-            UsageError: it declares no problems and none was given, or the wish cannot be followed.
+            UsageError: it declares no problems and none was given, or the request cannot be followed.
             NotFound: there is no such device.
         """
-        plan, problems = await self._followed(kernel, wish)
+        plan, problems = await self._resolve_request(kernel, request)
         for problem in problems:
             await self._check_configs(kernel, problem, plan.configs)
-            await self._check_anchor(kernel, problem, wish.anchor)
+            await self._check_anchor(kernel, problem, request.anchor)
         with suppress(BackendError):
             # Without any device the job itself says so.
-            self._seat(kernel, wish)
+            self._target_model(kernel, request)
 
-    async def _followed(self, kernel: KernelInfo, wish: Wish) -> tuple[Plan, Sequence[Problem]]:
-        """Return the plan of the jobs that a wish asks for, and their problems; devices are known from then on.
+    async def _resolve_request(self, kernel: KernelInfo, request: TuningRequest) -> tuple[Plan, Sequence[Problem]]:
+        """Return the plan of the jobs that a request asks for, and their problems; devices are known from then on.
 
         Raises:
-            UsageError: it declares no problems and none was given, or the wish cannot be followed.
+            UsageError: it declares no problems and none was given, or the request cannot be followed.
         """
-        plan = wish.plan(kernel.plan)
+        plan = request.plan_for(kernel.plan)
         kernel.objective(plan.objective)
-        if wish.problem is not None:
-            check_problem(kernel, wish.problem)
-        problems = kernel.problems if wish.problem is None else (await self._buckets.ask(kernel, wish.problem),)
+        if request.problem is not None:
+            check_problem(kernel, request.problem)
+        problems = kernel.problems if request.problem is None else (await self._buckets.ask(kernel, request.problem),)
         if not problems:
             raise UsageError(f"{kernel.name} declares no problems", hint="name one: `-p M=1024 …`")
         environment = self._catalog.environment(kernel)
-        if not wish.compile_only:
+        if not request.compile_only:
             self._machine.environments.expect_measuring(environment, kernel.backend)
         await self._machine.environments.probe(environment)
         await self._machine.environments.check_strategy(environment, plan.strategy)
-        if not wish.compile_only and not self._machine.has_device(environment, kernel.backend, wish.device):
+        if not request.compile_only and not self._machine.has_device(environment, kernel.backend, request.device):
             await self._machine.environments.probe_hosts(environment)
         if not self._machine.devices(environment, kernel.backend):
             # Perhaps what was missing has been installed since.
             await self._machine.environments.probe(environment, again=True)
         return plan, problems
 
-    async def tune(self, kernel: KernelInfo, wish: Wish) -> list[Job]:
-        """Ask to tune one kernel, or only to compile it, for the wished problem or for all that it declares.
+    async def request_jobs(self, kernel: KernelInfo, request: TuningRequest) -> list[Job]:
+        """Ask to tune one kernel, or only to compile it, for the given problem or for all that it declares.
 
         Raises:
-            UsageError: it declares none and none was given, or the wish cannot be followed.
+            UsageError: it declares none and none was given, or the request cannot be followed.
         """
-        plan, problems = await self._followed(kernel, wish)
+        plan, problems = await self._resolve_request(kernel, request)
         objective = kernel.objective(plan.objective)
         jobs: dict[int, Job] = {}
         for problem in problems:
             await self._check_configs(kernel, problem, plan.configs)
-            asked = wish.anchor
+            asked = request.anchor
             try:
-                device = self._seat(kernel, wish)
+                device = self._target_model(kernel, request)
             except BackendError as error:
                 key = kernel.winner_key(problem, "", objective)
-                job = await self._jobs.fail(
-                    key, problem, reason=wish.reason, plan=plan, priority=wish.priority, error=error
+                job = await self._jobs.record_failed_job(
+                    key, problem, reason=request.reason, plan=plan, priority=request.priority, error=error
                 )
             else:
                 key = kernel.winner_key(problem, device, objective)
-                if wish.anchor_pin is not None:
-                    asked = self._pinned_config(wish.anchor_pin, key)
+                if request.anchor_pin is not None:
+                    asked = self._pinned_config(request.anchor_pin, key)
                 anchor = await self._check_anchor(kernel, problem, asked)
                 if anchor is not None:
                     await self._store.anchors.choose_anchor(key, None if anchor == kernel.default else anchor)
                     plan = replace(plan, anchor=anchor)
-                if wish.stale_only and await self._is_fresh(kernel, problem, wish, objective):
+                if request.stale_only and await self._is_fresh(kernel, problem, request, objective):
                     continue
-                arrival = await self._jobs.submit(
+                arrival = await self._jobs.submit_job(
                     key,
                     problem,
-                    priority=wish.priority,
-                    reason=wish.reason,
+                    priority=request.priority,
+                    reason=request.reason,
                     plan=plan,
-                    is_fixed=wish.is_fixed,
-                    any_plan=wish.any_plan,
+                    is_fixed=request.is_fixed,
+                    any_plan=request.any_plan,
                 )
                 job = arrival.job
             # Problems that differ in what does not enter the key are one job.
@@ -248,16 +248,18 @@ class JobRequests:
             )
         return config
 
-    async def _is_fresh(self, kernel: KernelInfo, problem: Problem, wish: Wish, objective: Objective) -> bool:
+    async def _is_fresh(
+        self, kernel: KernelInfo, problem: Problem, request: TuningRequest, objective: Objective
+    ) -> bool:
         """Return whether a problem's winner holds in the context of now, and no job works on a better one."""
         environment = self._catalog.environment(kernel)
         if not self._machine.devices(environment, kernel.backend):
             return False
-        device = self._machine.device(environment, kernel.backend, wish.device)
+        device = self._machine.device(environment, kernel.backend, request.device)
         context = self._machine.context(kernel, environment, problem, device)
         key = context.key_for(objective)
         winner = self._store.get_winner(key)
-        is_open = any(job.key == key for job in self._jobs.live())
+        is_open = any(job.key == key for job in self._jobs.list_live_jobs())
         if winner is None or winner.context != context or is_open:
             return False
         try:
@@ -266,16 +268,16 @@ class JobRequests:
             return False
         return is_admitted
 
-    def _seat(self, kernel: KernelInfo, wish: Wish) -> str:
-        """Return the model of the device that a wish means; where none is used, the target that is compiled for.
+    def _target_model(self, kernel: KernelInfo, request: TuningRequest) -> str:
+        """Return the model of the requested device, or the target to compile for where no device is used.
 
         Raises:
             BackendError: there is neither.
             NotFound: there are devices, but not that one.
         """
         environment = self._catalog.environment(kernel)
-        if wish.compile_only and wish.arch is not None:
-            return wish.arch
-        if wish.compile_only or not self._machine.devices(environment, kernel.backend):
+        if request.compile_only and request.arch is not None:
+            return request.arch
+        if request.compile_only or not self._machine.devices(environment, kernel.backend):
             return self._machine.target(environment, kernel.backend)
-        return self._machine.device(environment, kernel.backend, wish.device).model
+        return self._machine.device(environment, kernel.backend, request.device).model

@@ -28,7 +28,7 @@ from ktuned.model import (
     median,
 )
 from ktuned.scheduling.dispatcher import Dispatcher
-from ktuned.scheduling.job_endings import sentence
+from ktuned.scheduling.job_endings import describe_failure
 from ktuned.scheduling.job_events import (
     Arrived,
     Attended,
@@ -58,7 +58,7 @@ MAX_WAITING = 10_000
 
 
 class Jobs:
-    """The daemon's jobs. :meth:`run` works on them until it is cancelled; what is unfinished then stays queued."""
+    """The daemon's jobs. :meth:`run_until_cancelled` works on them; jobs unfinished at its end stay queued."""
 
     def __init__(
         self,
@@ -77,25 +77,25 @@ class Jobs:
         self._arriving = anyio.Lock()
         self._outdated: set[int] = set()
 
-    async def run(self) -> None:
+    async def run_until_cancelled(self) -> None:
         """Take up what the last daemon left, and work until cancelled."""
         async with self._arriving:
             left = self._store.list_jobs(states=(JobState.QUEUED, JobState.PAUSED), limit=MAX_WAITING)
             for key, launches in self._store.load_launches().items():
-                self._machine.handle(self._used(key, launches))
-            await self._dispatcher.handle(TakenUp(left))
-        await self._dispatcher.run()
+                self._machine.handle_event(self._launches_event(key, launches))
+            await self._dispatcher.handle_event(TakenUp(left))
+        await self._dispatcher.run_until_cancelled()
 
-    def review(self) -> None:
+    def request_review(self) -> None:
         """Have it decided again who should run: something that decides it has changed."""
-        self._dispatcher.review()
+        self._dispatcher.request_review()
 
     @property
     def stalled(self) -> str:
         """The reason why nothing can be recorded, and so nothing is tuned; empty if all is well."""
         return self._machine.stalled
 
-    async def submit(
+    async def submit_job(
         self,
         key: WinnerKey,
         problem: Problem,
@@ -120,19 +120,19 @@ class Jobs:
         plan = replace(plan, objective=key.objective)
         wanted = None if any_plan else plan
         async with self._arriving:
-            found = self._machine.find(key, wanted, self._outdated)
+            found = self._machine.find_matching_job(key, wanted, self._outdated)
             if found is not None:
-                await self._dispatcher.handle(Joined(found.id, priority, reason, wanted, is_fixed))
-                return Arrival(self.job(found.id) or found, is_new=False)
+                await self._dispatcher.handle_event(Joined(found.id, priority, reason, wanted, is_fixed))
+                return Arrival(self.get_job(found.id) or found, is_new=False)
             if len(self._queue) >= MAX_WAITING:
                 raise StoreError(f"{MAX_WAITING} jobs wait already", hint="cancel some: `ktuned jobs KERNEL --cancel`")
             job = await self._store.create_job(key, problem, priority=priority, reason=reason, plan=plan, now=time())
-            await self._dispatcher.handle(Arrived(job, is_fixed))
+            await self._dispatcher.handle_event(Arrived(job, is_fixed))
         return Arrival(job, is_new=True)
 
-    def ask(self, wanted: WinnerKey, times: int = 1) -> None:
+    def count_lookups(self, wanted: WinnerKey, times: int = 1) -> None:
         """Count lookups that a waiting job would serve: the more and the later they are, the sooner it runs."""
-        self._queue.ask(wanted, times)
+        self._queue.count_lookups(wanted, times)
 
     async def note_launches(self, counts: Mapping[WinnerKey, int]) -> None:
         """Add launches that applications have counted: of equals, the job goes first whose key costs them most time.
@@ -142,85 +142,85 @@ class Jobs:
         """
         counts = {key._replace(objective=LATENCY): count for key, count in counts.items() if count > 0}
         for key, count in counts.items():
-            self._machine.handle(self._used(key, self._queue.use(key).launches + count))
-        self.review()
+            self._machine.handle_event(self._launches_event(key, self._queue.launch_cost(key).launches + count))
+        self.request_review()
         await self._store.add_launches(counts, time())
 
-    def _used(self, key: WinnerKey, launches: int) -> Used:
+    def _launches_event(self, key: WinnerKey, launches: int) -> Used:
         """Return the event of a key's launches so far, and their cost by its winner, or by the kernel's other ones."""
         winner = self._store.get_winner(key)
         known = [winner] if winner is not None else self._store.list_winners(key.kernel)
         latency_us = median([one.latency_us for one in known]) if known else UNKNOWN_LATENCY_US
         return Used(key, launches, launches * latency_us / 1e6)
 
-    def attend(self, waiter: Hashable, jobs: Collection[int]) -> None:
+    def add_waiter(self, waiter: Hashable, jobs: Collection[int]) -> None:
         """Note that a client waits for jobs; they go first until it leaves."""
-        self._note(Attended(waiter, jobs))
+        self._handle_and_review(Attended(waiter, jobs))
 
-    def leave(self, waiter: Hashable) -> None:
+    def remove_waiter(self, waiter: Hashable) -> None:
         """Note that a client waits no longer."""
-        self._note(Left(waiter))
+        self._handle_and_review(Left(waiter))
 
-    def inspected(self, kernel: str) -> None:
+    def release_inspected(self, kernel: str) -> None:
         """Note that the catalog knows a kernel's files as they are now; jobs that waited for that go on."""
-        self._note(Inspected(kernel))
+        self._handle_and_review(Inspected(kernel))
 
-    def _note(self, event: Event) -> None:
+    def _handle_and_review(self, event: Event) -> None:
         """Give the machine an event that only changes who should run."""
-        self._machine.handle(event)
-        self.review()
+        self._machine.handle_event(event)
+        self.request_review()
 
-    async def fail(
+    async def record_failed_job(
         self, key: WinnerKey, problem: Problem, *, reason: str, plan: Plan, priority: int, error: KtunedError
     ) -> Job:
         """Record a job that cannot even wait for a device, because there is none; its key names none."""
         async with self._arriving:
             job = await self._store.create_job(key, problem, priority=priority, reason=reason, plan=plan, now=time())
-            self._machine.handle(TakenUp((job,)))
-            return await self._dispatcher.handle(Refused(job.id, sentence(error))) or job
+            self._machine.handle_event(TakenUp((job,)))
+            return await self._dispatcher.handle_event(Refused(job.id, describe_failure(error))) or job
 
-    async def cancel(self, job_id: int, reason: str = "cancelled") -> Job:
+    async def cancel_job(self, job_id: int, reason: str = "cancelled") -> Job:
         """Stop a job, whatever it does; returns it as it ends.
 
         Raises:
             NotFound: there is no such job, or it has ended.
         """
         if self._machine.running_job(job_id) is not None:
-            return await self._stop(CancelAsked(job_id, reason), JobState.CANCELLED)
+            return await self._stop_job(CancelAsked(job_id, reason), JobState.CANCELLED)
         async with self._arriving:
-            return await self._stop(CancelAsked(job_id, reason), JobState.CANCELLED)
+            return await self._stop_job(CancelAsked(job_id, reason), JobState.CANCELLED)
 
-    async def pause(self, job_id: int) -> Job:
+    async def pause_job(self, job_id: int) -> Job:
         """Let a job wait until it is resumed, in the next daemon's life too; what it measured stays known.
 
         Raises:
             NotFound: there is no such job, or it has ended, or it is being cancelled.
             StoreError: it cannot be recorded.
         """
-        return await self._stop(PauseAsked(job_id), JobState.PAUSED)
+        return await self._stop_job(PauseAsked(job_id), JobState.PAUSED)
 
-    async def _stop(self, event: CancelAsked | PauseAsked, state: JobState) -> Job:
+    async def _stop_job(self, event: CancelAsked | PauseAsked, state: JobState) -> Job:
         """Give the machine an event that stops a job; return the job as it will be when its pipeline has ended."""
-        job = self._live(event.job)
+        job = self._get_live_job(event.job)
         try:
-            closed = await self._dispatcher.handle(event)
+            closed = await self._dispatcher.handle_event(event)
         except IllegalMove:
             raise NotFound(f"job {event.job} is being cancelled") from None
-        return closed or replace(self._public(self._machine.job(event.job) or job), state=state)
+        return closed or replace(self._with_progress(self._machine.find_job(event.job) or job), state=state)
 
-    async def resume(self, job_id: int) -> Job:
+    async def resume_job(self, job_id: int) -> Job:
         """Let a paused job run again; one that is not paused stays as it is.
 
         Raises:
             NotFound: there is no such job, or it has ended.
             StoreError: it cannot be recorded.
         """
-        job = self._live(job_id)
-        await self._dispatcher.handle(ResumeAsked(job_id))
-        return self._public(self._machine.job(job_id) or job)
+        job = self._get_live_job(job_id)
+        await self._dispatcher.handle_event(ResumeAsked(job_id))
+        return self._with_progress(self._machine.find_job(job_id) or job)
 
-    def _live(self, job_id: int) -> Job:
-        job = self._machine.job(job_id)
+    def _get_live_job(self, job_id: int) -> Job:
+        job = self._machine.find_job(job_id)
         if job is not None:
             return job
         known = self._store.get_job(job_id)
@@ -236,7 +236,7 @@ class Jobs:
         """
         pauses = self._queue.pauses | {*devices} if is_paused else self._queue.pauses - {*devices}
         await self._store.save_pauses(pauses)
-        await self._dispatcher.handle(PausesChanged(pauses))
+        await self._dispatcher.handle_event(PausesChanged(pauses))
         for device in sorted(devices):
             self._publish("paused" if is_paused else "resumed", device=device, reason="asked for")
 
@@ -245,13 +245,13 @@ class Jobs:
         """The device models that are paused; ``EVERYTHING`` when all are."""
         return set(self._queue.pauses)
 
-    def outdate(self, kernels: Collection[str]) -> None:
+    def mark_outdated(self, kernels: Collection[str]) -> None:
         """Note that jobs of some kernels work on an older state than the catalog's: no request joins them any more."""
         live = [*self._machine.running, *self._queue]
         known = self._outdated & {job.id for job in live}
         self._outdated = known | {job.id for job in live if job.kernel in kernels}
 
-    async def renew(self, kernel: str, goes_on: Callable[[Job], bool]) -> list[int]:
+    async def restart_outdated(self, kernel: str, goes_on: Callable[[Job], bool]) -> list[int]:
         """Begin the jobs of a kernel again that work on an older state, if they go on; cancel the others.
 
         Return the ids of those that were cancelled. Jobs of the present state are left as they are.
@@ -265,15 +265,15 @@ class Jobs:
                 continue
             # One that ends by itself meanwhile needs no cancelling.
             with suppress(NotFound):
-                stopped.append((await self.cancel(job.id, "superseded by a newer state of its files")).id)
+                stopped.append((await self.cancel_job(job.id, "superseded by a newer state of its files")).id)
         return stopped
 
-    async def supersede(self, kernel: str) -> list[int]:
+    async def cancel_jobs_of_kernel(self, kernel: str) -> list[int]:
         """Cancel what works on a kernel; return the ids of those jobs."""
-        self.outdate([kernel])
-        return await self.renew(kernel, lambda job: False)
+        self.mark_outdated([kernel])
+        return await self.restart_outdated(kernel, lambda job: False)
 
-    async def restart(self, kernel: str, reason: str, is_outdated: Callable[[Work], bool]) -> None:
+    async def restart_running(self, kernel: str, reason: str, is_outdated: Callable[[Work], bool]) -> None:
         """Begin those of a kernel's running jobs again whose work is outdated."""
         for job in self._machine.running:
             task = self._dispatcher.pipelines.get(job.id)
@@ -285,57 +285,57 @@ class Jobs:
         self._outdated.discard(job.id)
         # One that has ended by itself meanwhile has said what it found.
         with suppress(IllegalMove):
-            await self._dispatcher.handle(BeginAgainAsked(job.id, reason))
+            await self._dispatcher.handle_event(BeginAgainAsked(job.id, reason))
 
-    def failure(self, context: Context, objective: Objective, plan_digest: str) -> str:
+    def last_failure(self, context: Context, objective: Objective, plan_digest: str) -> str:
         """Return how the newest job in this very context failed, all its configs tried; nothing if none did."""
-        return self._machine.failures.message(context, plan_digest, objective)
+        return self._machine.failures.failure_message(context, plan_digest, objective)
 
     def forget_failures(self, kernel: str | None = None) -> None:
         """Let lookups ask again for what failed, of one kernel or of all."""
-        self._machine.failures.forget(kernel)
+        self._machine.failures.forget_failures(kernel)
 
-    def live(self) -> list[Job]:
+    def list_live_jobs(self) -> list[Job]:
         """Return what runs, then what waits in its order."""
-        return [self._public(job) for job in self._machine.running] + list(self._queue)
+        return [self._with_progress(job) for job in self._machine.running] + list(self._queue)
 
-    def job(self, job_id: int) -> Job | None:
+    def get_job(self, job_id: int) -> Job | None:
         """Return a job with its newest figures."""
-        live = self._machine.job(job_id)
-        return self._store.get_job(job_id) if live is None else self._public(live)
+        live = self._machine.find_job(job_id)
+        return self._store.get_job(job_id) if live is None else self._with_progress(live)
 
-    def _public(self, job: Job) -> Job:
+    def _with_progress(self, job: Job) -> Job:
         task = self._dispatcher.pipelines.get(job.id)
         return job if task is None else task.pipeline.progress.stamp(job)
 
-    def describe(self, job: Job) -> dict[str, Any]:
+    def describe_job(self, job: Job) -> dict[str, Any]:
         """Return the protocol's job map, with how it stands now: ``priority waiters left_s waits_for launches``."""
-        launches = self._queue.use(job.key).launches
-        public = job.to_wire() | {"waiters": self._queue.waiters(job.id), "left_s": None, "waits_for": ""}
+        launches = self._queue.launch_cost(job.key).launches
+        public = job.to_wire() | {"waiters": self._queue.count_waiters(job.id), "left_s": None, "waits_for": ""}
         public["launches"] = launches
-        if self._machine.job(job.id) is None:
+        if self._machine.find_job(job.id) is None:
             return public
-        public["priority"] = self._queue.level(job.id)
-        holder = self._machine.holder(job.device)
+        public["priority"] = self._queue.level_of_job(job.id)
+        holder = self._machine.lane_holder(job.device)
         has_device = "" if holder is None or holder.id == job.id else f"job {holder.id} has the device"
         if self._machine.running_job(job.id) is None:
-            return public | {"waits_for": self._queue.obstacle(job) or has_device or self.stalled}
+            return public | {"waits_for": self._queue.why_not_now(job) or has_device or self.stalled}
         task = self._dispatcher.pipelines.get(job.id)
         return public | {"left_s": None if task is None else task.pipeline.progress.left_s, "waits_for": has_device}
 
-    def obstacles(self) -> dict[str, int]:
+    def count_obstacles(self) -> dict[str, int]:
         """Return why jobs wait although their device may be free, and how many do for each reason."""
-        return dict(Counter(filter(None, map(self._queue.obstacle, self._queue))))
+        return dict(Counter(filter(None, map(self._queue.why_not_now, self._queue))))
 
     def join_devices(self) -> None:
         """Let running jobs measure on devices that have come meanwhile."""
         self._dispatcher.join_devices()
 
-    def lanes(self) -> list[Lane]:
+    def list_lanes(self) -> list[Lane]:
         """Return every lane that has been opened."""
         return list(self._dispatcher.lanes.values())
 
-    def channels(self) -> dict[str, Mapping[str, int]]:
+    def channel_statistics(self) -> dict[str, Mapping[str, int]]:
         """Return how full the running jobs' channels are."""
         return {
             f"{name} (job {job})": figures

@@ -33,7 +33,7 @@ class KeptPortfolio(msgspec.Struct):
     noted: dict[str, int] = msgspec.field(default_factory=dict)
     measured: set[str] = msgspec.field(default_factory=set)
 
-    def note(self, problem: Problem) -> None:
+    def count_problem(self, problem: Problem) -> None:
         """Count a lookup of a new problem."""
         key = canonical(problem)
         if key not in self.noted and len(self.noted) >= MAX_NOTED:
@@ -48,7 +48,7 @@ class KeptPortfolios:
         self._store = store
         self._known: dict[str, dict[PortfolioKey, KeptPortfolio]] = {}
 
-    def of(self, kernel: str) -> dict[PortfolioKey, KeptPortfolio]:
+    def portfolios_of_kernel(self, kernel: str) -> dict[PortfolioKey, KeptPortfolio]:
         """Return a kernel's portfolios."""
         known = self._known.get(kernel)
         if known is None:
@@ -62,29 +62,31 @@ class KeptPortfolios:
                 known[kernel, stored.device, stored.objective] = KeptPortfolio(portfolio, stored.state, stored.document)
         return known
 
-    def find(self, kernel: KernelInfo, device: str | None, objective: Objective) -> KeptPortfolio | None:
+    def find_portfolio(self, kernel: KernelInfo, device: str | None, objective: Objective) -> KeptPortfolio | None:
         """Return a kernel's portfolio on a device model, by an objective."""
-        return self.of(kernel.name).get((kernel.name, device or "", objective))
+        return self.portfolios_of_kernel(kernel.name).get((kernel.name, device or "", objective))
 
-    def configs(self, kernel: KernelInfo, device: str | None, objective: Objective, problem: Problem) -> list[Config]:
+    def configs_for_problem(
+        self, kernel: KernelInfo, device: str | None, objective: Objective, problem: Problem
+    ) -> list[Config]:
         """Return the configs that a portfolio has for a problem, the chosen one first; none without a portfolio."""
-        kept = self.find(kernel, device, objective)
+        kept = self.find_portfolio(kernel, device, objective)
         if kept is None:
             return []
         chosen = kept.portfolio.leaf(kernel.specialized(problem)).config
         return [json.loads(text) for text in (chosen, *(other for other in kept.portfolio.configs if other != chosen))]
 
-    async def keep(self, stored: StoredPortfolio) -> None:
+    async def keep_portfolio(self, stored: StoredPortfolio) -> None:
         """Store a portfolio, and use it from now on.
 
         Raises:
             StoreError: it cannot be stored.
         """
         await self._store.save_portfolio(stored)
-        self.of(stored.kernel)[stored.kernel, stored.device, stored.objective] = KeptPortfolio(
+        self.portfolios_of_kernel(stored.kernel)[stored.kernel, stored.device, stored.objective] = KeptPortfolio(
             Portfolio.from_wire(stored.document), stored.state, stored.document
         )
 
-    def all(self) -> list[tuple[PortfolioKey, KeptPortfolio]]:
+    def list_portfolios(self) -> list[tuple[PortfolioKey, KeptPortfolio]]:
         """Return the portfolios of all kernels that were asked for one."""
         return [entry for known in self._known.values() for entry in known.items()]

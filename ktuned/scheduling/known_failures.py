@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ktuned.model import LATENCY, Context, JobState, Objective
-from ktuned.scheduling.queue import extended
+from ktuned.scheduling.queue import extend_plan
 from ktuned.tuning import Work
 
 MAX_FAILED = 10_000
@@ -22,12 +22,12 @@ class KnownFailures:
         self._limit = limit
         self._messages: dict[tuple[Context, Objective, str], str] = {}
 
-    def note(self, work: Work, state: JobState, message: str) -> None:
+    def record_ending(self, work: Work, state: JobState, message: str) -> None:
         """Record how a job ended, if that says something of the next one."""
         key = work.context, work.job.objective, work.kernel.plan_digest
         # One with a smaller budget than the kernel declares has not seen all that another would try.
         declared = replace(work.kernel.plan, objective=work.job.objective)
-        went_all_the_way = bool(work.devices) and extended(work.job.plan, declared) == work.job.plan
+        went_all_the_way = bool(work.devices) and extend_plan(work.job.plan, declared) == work.job.plan
         if state is JobState.DONE:
             self._messages.pop(key, None)
         elif state is JobState.FAILED and went_all_the_way:
@@ -35,10 +35,10 @@ class KnownFailures:
                 del self._messages[next(iter(self._messages))]
             self._messages[key] = message
 
-    def message(self, context: Context, plan_digest: str, objective: Objective = LATENCY) -> str:
+    def failure_message(self, context: Context, plan_digest: str, objective: Objective = LATENCY) -> str:
         """Return how the newest job in a context failed; nothing if it did not, or if there was none."""
         return self._messages.get((context, objective, plan_digest), "")
 
-    def forget(self, kernel: str | None = None) -> None:
+    def forget_failures(self, kernel: str | None = None) -> None:
         """Forget a kernel's failures, or all: something that no context holds makes another try worth while."""
         self._messages = {key: said for key, said in self._messages.items() if kernel not in (None, key[0].kernel)}

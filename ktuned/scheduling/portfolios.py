@@ -48,7 +48,7 @@ from ktuned.model import (
     cost_of,
 )
 from ktuned.portfolio import FAILED, Branch, Leaf, Matrix, Portfolio, Selection, Tree, octaves, shortlist
-from ktuned.scheduling.job_requests import JobRequests, Wish
+from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import Jobs
 from ktuned.scheduling.kept_portfolios import KeptPortfolio, KeptPortfolios, PortfolioKey
 from ktuned.store import Store, StoredPortfolio
@@ -88,7 +88,7 @@ _UNDER_WAY: Final = ("queued", "running")
 _log = structlog.get_logger()
 
 
-class Wanted(msgspec.Struct, frozen=True):
+class PortfolioSpec(msgspec.Struct, frozen=True):
     """The problems that a portfolio is for, how many configs it may have, and how much it may lose."""
 
     problems: tuple[Problem, ...]
@@ -98,7 +98,7 @@ class Wanted(msgspec.Struct, frozen=True):
     max_tunings: int = DEFAULT_TUNINGS
 
     @classmethod
-    def read(cls, kernel: KernelInfo, asked: Mapping[str, Any]) -> Wanted:
+    def from_request(cls, kernel: KernelInfo, asked: Mapping[str, Any]) -> PortfolioSpec:
         """Return what is asked for, with the kernel file's ``portfolio=``, and its problems, where that says nothing.
 
         Raises:
@@ -130,13 +130,13 @@ class Wanted(msgspec.Struct, frozen=True):
         return wanted
 
 
-class Build(msgspec.Struct):
+class PortfolioBuild(msgspec.Struct):
     """The making of a portfolio, and how far it is."""
 
     kernel: str
     device: str
     objective: Objective
-    wanted: Wanted
+    wanted: PortfolioSpec
     priority: int = Priority.REQUESTED
     state: str = "queued"
     message: str = ""
@@ -160,7 +160,9 @@ class Build(msgspec.Struct):
 
 
 class Portfolios:
-    """Makes portfolios that :meth:`ask` asks for, and looks after those that are ``kept``; :meth:`run` does the work.
+    """Makes the portfolios that :meth:`request_portfolio` asks for, and maintains the ``kept`` ones.
+
+    :meth:`run_until_cancelled` does the work.
 
     ``changed`` is called with a kernel whose answers change.
     """
@@ -189,45 +191,45 @@ class Portfolios:
         self._deadlines = deadlines
         self._changed = changed
         self.kept = kept
-        self._builds: dict[PortfolioKey, Build] = {}
-        self._waiting: deque[Build] = deque()
+        self._builds: dict[PortfolioKey, PortfolioBuild] = {}
+        self._waiting: deque[PortfolioBuild] = deque()
         self._arrived = anyio.Event()
 
-    def take(self, kernel: KernelInfo, device: str, objective: Objective, problem: Problem) -> bool:
+    def count_lookup(self, kernel: KernelInfo, device: str, objective: Objective, problem: Problem) -> bool:
         """Take in a lookup without a winner of its own; return whether a portfolio is to answer such ones.
 
         Then the problem is not tuned for itself. Where the kernel file declares a portfolio that is not there yet, it
         is made now.
         """
-        kept = self.kept.find(kernel, device, objective)
+        kept = self.kept.find_portfolio(kernel, device, objective)
         if kept is not None:
-            kept.note(problem)
+            kept.count_problem(problem)
             return True
         if "portfolio" not in kernel.extra:
             return False
         if (kernel.name, device, objective) not in self._builds:
             try:
-                self.ask(kernel, device, objective, {}, Priority.BACKGROUND)
+                self.request_portfolio(kernel, device, objective, {}, Priority.BACKGROUND)
             except KtunedError as error:
                 _log.warning("portfolio_not_made", kernel=kernel.name, reason=error.message)
                 return False
         return self._builds[kernel.name, device, objective].state in _UNDER_WAY
 
-    def describe(self, kernel: KernelInfo) -> list[dict[str, Any]]:
+    def describe_portfolios(self, kernel: KernelInfo) -> list[dict[str, Any]]:
         """Return a kernel's portfolios as the protocol's maps, with what is known of their problems."""
         found = []
-        for (_, device, objective), kept in self.kept.of(kernel.name).items():
-            is_current = kept.state == self._state(kernel, device)
+        for (_, device, objective), kept in self.kept.portfolios_of_kernel(kernel.name).items():
+            is_current = kept.state == self._measuring_state(kernel, device)
             found.append({"device": device, "objective": objective, "current": is_current, **kept.document})
         return found
 
-    def building(self, kernel: KernelInfo) -> list[dict[str, Any]]:
+    def describe_build(self, kernel: KernelInfo) -> list[dict[str, Any]]:
         """Return what is being made for a kernel, and what was made last."""
         return [build.to_wire() for key, build in self._builds.items() if key[0] == kernel.name]
 
-    def ask(
+    def request_portfolio(
         self, kernel: KernelInfo, device: str | None, objective: Objective, asked: Mapping[str, Any], priority: int
-    ) -> Build:
+    ) -> PortfolioBuild:
         """Have a portfolio made, unless that is under way.
 
         Raises:
@@ -240,48 +242,48 @@ class Portfolios:
         known = self._builds.get(key)
         if known is not None and known.state in _UNDER_WAY:
             return known
-        build = Build(kernel.name, model, objective, Wanted.read(kernel, asked), priority)
+        build = PortfolioBuild(kernel.name, model, objective, PortfolioSpec.from_request(kernel, asked), priority)
         self._builds[key] = build
         self._waiting.append(build)
         self._arrived.set()
         return build
 
-    async def run(self) -> None:
+    async def run_until_cancelled(self) -> None:
         """Make what was asked for, and measure new problems when nothing else is to do, until cancelled."""
         while True:
             with anyio.move_on_after(IDLE_S):
                 await self._arrived.wait()
             self._arrived = anyio.Event()
             while self._waiting:
-                await self._finish(self._waiting.popleft())
-            if not self._jobs.live():
+                await self._finish_build(self._waiting.popleft())
+            if not self._jobs.list_live_jobs():
                 await self._look_after()
 
-    async def _finish(self, build: Build) -> None:
+    async def _finish_build(self, build: PortfolioBuild) -> None:
         build.state = "running"
         try:
-            await self._make(build)
+            await self._make_portfolio(build)
             build.state = "done"
         except KtunedError as error:
             build.state, build.message = "failed", error.message
             _log.warning("portfolio_not_made", kernel=build.kernel, reason=error.message)
 
-    async def _make(self, build: Build) -> None:
+    async def _make_portfolio(self, build: PortfolioBuild) -> None:
         """Tune, measure, fit and keep; see the picture above."""
         kernel = self._catalog.resolve(build.kernel)
         wanted = build.wanted
-        state = self._state(kernel, build.device)
+        state = self._measuring_state(kernel, build.device)
         await self._tune_some(kernel, build)
         rows = {
             canonical(problem): (problem, weight)
             for problem, weight in zip(wanted.problems, wanted.weights, strict=True)
         }
-        useful = shortlist(self._matrix(kernel, build, rows), SHORTLIST * wanted.max_configs)
+        useful = shortlist(self._build_matrix(kernel, build, rows), SHORTLIST * wanted.max_configs)
         fitted: Portfolio | None = None
         for _ in range(MAX_FITS):
-            await self._fill(kernel, build, [problem for problem, _ in rows.values()], useful)
-            matrix = self._matrix(kernel, build, rows, useful)
-            fitted = await self._fit(kernel, matrix, wanted)
+            await self._fill_holes(kernel, build, [problem for problem, _ in rows.values()], useful)
+            matrix = self._build_matrix(kernel, build, rows, useful)
+            fitted = await self._fit_portfolio(kernel, matrix, wanted)
             borders = {
                 canonical(problem): (problem, 0.0)
                 for problem in border_problems(fitted.tree, [problem for problem, _ in rows.values()])
@@ -289,8 +291,8 @@ class Portfolios:
             }
             if not borders:
                 break
-            await self._fill(kernel, build, [problem for problem, _ in borders.values()], fitted.configs)
-            known = self._matrix(kernel, build, borders, fitted.configs)
+            await self._fill_holes(kernel, build, [problem for problem, _ in borders.values()], fitted.configs)
+            known = self._build_matrix(kernel, build, borders, fitted.configs)
             failing = {
                 canonical(problem): (problem, 1e-6)
                 for row, problem in enumerate(known.problems)
@@ -303,12 +305,12 @@ class Portfolios:
         else:
             raise UsageError(f"{kernel.name}: configs fail at every border", hint="repair them, or constrain the space")
         assert fitted is not None
-        if state != self._state(kernel := self._catalog.resolve(build.kernel), build.device):
+        if state != self._measuring_state(kernel := self._catalog.resolve(build.kernel), build.device):
             raise UsageError(f"{kernel.name} changed meanwhile", hint="ask again")
-        matrix = self._matrix(kernel, build, rows, useful)
-        await self._keep(build, state, fitted, matrix)
+        matrix = self._build_matrix(kernel, build, rows, useful)
+        await self._keep_portfolio(build, state, fitted, matrix)
 
-    async def _tune_some(self, kernel: KernelInfo, build: Build) -> None:
+    async def _tune_some(self, kernel: KernelInfo, build: PortfolioBuild) -> None:
         """Tune the problems that matter most, until a further one is not likely to gain much."""
         wanted = build.wanted
         selection = Selection(min(wanted.max_tunings, len(wanted.problems)), wanted.loss / 2)
@@ -322,31 +324,33 @@ class Portfolios:
         while (chosen := selection.next_problem()) is not None:
             problem = originals[canonical(chosen)]
             nearest = selection.nearest_tuned(chosen)
-            await self._run(build, await self._requests.tune(kernel, self._wish(build, problem, stale_only=True)))
+            await self._await_jobs(
+                build, await self._requests.request_jobs(kernel, self._job_request(build, problem, stale_only=True))
+            )
             build.tuned += 1
-            before = None if nearest is None else self._best(kernel, build, originals[canonical(nearest)])
-            costs = self._costs(kernel, build, problem)
+            before = None if nearest is None else self._best_config(kernel, build, originals[canonical(nearest)])
+            costs = self._costs_of_problem(kernel, build, problem)
             best = min(costs.values(), default=FAILED)
             lost = None if before is None or before not in costs or best == FAILED else costs[before] / best - 1
             selection.tuned(chosen, lost)
 
-    async def _fill(
-        self, kernel: KernelInfo, build: Build, problems: Sequence[Problem], configs: Sequence[str]
+    async def _fill_holes(
+        self, kernel: KernelInfo, build: PortfolioBuild, problems: Sequence[Problem], configs: Sequence[str]
     ) -> None:
         """Measure configs where they were not yet, so that no hole is left."""
         jobs: list[Job] = []
         for problem in problems:
-            known = self._costs(kernel, build, problem)
+            known = self._costs_of_problem(kernel, build, problem)
             holes: list[Config] = [json.loads(config) for config in configs if config not in known]
             admitted = await self._admission.ask(kernel, problem, holes) if holes else []
             tried = tuple(config for config, is_in in zip(holes, admitted, strict=True) if is_in)
             if tried:
-                jobs += await self._requests.tune(kernel, self._wish(build, problem, configs=tried))
+                jobs += await self._requests.request_jobs(kernel, self._job_request(build, problem, configs=tried))
                 build.measured += len(tried)
-        await self._run(build, jobs)
+        await self._await_jobs(build, jobs)
 
-    def _wish(self, build: Build, problem: Problem, **options: Any) -> Wish:
-        return Wish(
+    def _job_request(self, build: PortfolioBuild, problem: Problem, **options: Any) -> TuningRequest:
+        return TuningRequest(
             problem=problem,
             device=build.device,
             objective=build.objective,
@@ -356,14 +360,14 @@ class Portfolios:
             **options,
         )
 
-    async def _run(self, build: Build, jobs: Iterable[Job]) -> None:
+    async def _await_jobs(self, build: PortfolioBuild, jobs: Iterable[Job]) -> None:
         """Wait until jobs have ended, whatever comes of them: what could not be measured is no part of a portfolio."""
         for job in jobs:
             build.jobs.append(job.id)
-            while (found := self._jobs.job(job.id)) is not None and found.state not in _ENDED:  # noqa: ASYNC110
+            while (found := self._jobs.get_job(job.id)) is not None and found.state not in _ENDED:  # noqa: ASYNC110
                 await anyio.sleep(0.05)
 
-    async def _fit(self, kernel: KernelInfo, matrix: Matrix, wanted: Wanted) -> Portfolio:
+    async def _fit_portfolio(self, kernel: KernelInfo, matrix: Matrix, wanted: PortfolioSpec) -> Portfolio:
         request = requests.FitPortfolio(matrix.to_wire(), wanted.max_configs, wanted.loss)
         async with self._fleet.lend(Role.INSPECT, self._catalog.environment(kernel)) as worker:
             reply, _ = await worker.exchange(request, self._deadlines)
@@ -371,7 +375,7 @@ class Portfolios:
             raise UsageError(f"{kernel.name}: {reply.fault}")
         return Portfolio.from_wire(reply.portfolio)
 
-    async def _keep(self, build: Build, state: str, fitted: Portfolio, matrix: Matrix) -> None:
+    async def _keep_portfolio(self, build: PortfolioBuild, state: str, fitted: Portfolio, matrix: Matrix) -> None:
         wanted, now = build.wanted, time.time()
         document = {
             **fitted.to_wire(),
@@ -380,30 +384,32 @@ class Portfolios:
             "wanted": {"configs": wanted.max_configs, "loss": wanted.loss, "tunings": wanted.max_tunings},
             "created": now,
         }
-        await self.kept.keep(StoredPortfolio(build.kernel, build.device, build.objective, state, document, now))
+        await self.kept.keep_portfolio(
+            StoredPortfolio(build.kernel, build.device, build.objective, state, document, now)
+        )
         self._changed(build.kernel)
 
     # What the store knows.
 
-    def _device(self, kernel: KernelInfo, model: str) -> Device:
+    def _find_device(self, kernel: KernelInfo, model: str) -> Device:
         return self._machine.device(self._catalog.environment(kernel), kernel.backend, model)
 
-    def _context(self, kernel: KernelInfo, model: str, problem: Problem) -> Context:
+    def _context_of_problem(self, kernel: KernelInfo, model: str, problem: Problem) -> Context:
         environment = self._catalog.environment(kernel)
-        return self._machine.context(kernel, environment, problem, self._device(kernel, model))
+        return self._machine.context(kernel, environment, problem, self._find_device(kernel, model))
 
-    def _state(self, kernel: KernelInfo, model: str) -> str:
+    def _measuring_state(self, kernel: KernelInfo, model: str) -> str:
         """Return what measurements are good for: the digests of the kernel, the toolchain and the device."""
         try:
             problem: dict[str, Scalar] = dict.fromkeys(kernel.specialize or (), 0)
-            context = self._context(kernel, model, problem)
+            context = self._context_of_problem(kernel, model, problem)
         except KtunedError:
             return ""
         return f"{kernel.digest} {context.toolchain} {context.device_fingerprint} {context.measuring_version}"
 
-    def _costs(self, kernel: KernelInfo, build: Build, problem: Problem) -> dict[str, float]:
+    def _costs_of_problem(self, kernel: KernelInfo, build: PortfolioBuild, problem: Problem) -> dict[str, float]:
         """Return what each config costs for a problem now; one that does not work is :data:`FAILED`."""
-        context = self._context(kernel, build.device, problem)
+        context = self._context_of_problem(kernel, build.device, problem)
         costs = dict.fromkeys((known.text for known in self._store.failed_configs(context, MAX_KNOWN)), FAILED)
         for known in self._store.measured_configs(context, MAX_KNOWN, objective=build.objective):
             cost = cost_of(build.objective, known.figure)
@@ -411,20 +417,20 @@ class Portfolios:
                 costs[known.text] = cost
         return costs
 
-    def _best(self, kernel: KernelInfo, build: Build, problem: Problem) -> str | None:
-        costs = self._costs(kernel, build, problem)
+    def _best_config(self, kernel: KernelInfo, build: PortfolioBuild, problem: Problem) -> str | None:
+        costs = self._costs_of_problem(kernel, build, problem)
         best = min(costs, key=lambda config: costs[config], default=None)
         return None if best is None or costs[best] == FAILED else best
 
-    def _is_tuned(self, kernel: KernelInfo, build: Build, problem: Problem) -> bool:
-        context = self._context(kernel, build.device, problem)
+    def _is_tuned(self, kernel: KernelInfo, build: PortfolioBuild, problem: Problem) -> bool:
+        context = self._context_of_problem(kernel, build.device, problem)
         winner = self._store.get_winner(context.key_for(build.objective))
         return winner is not None and winner.context == context and winner.is_final
 
-    def _matrix(
+    def _build_matrix(
         self,
         kernel: KernelInfo,
-        build: Build,
+        build: PortfolioBuild,
         rows: Mapping[str, tuple[Problem, float]],
         configs: Iterable[str] | None = None,
     ) -> Matrix:
@@ -432,7 +438,7 @@ class Portfolios:
         kept = None if configs is None else list(configs)
         costs = []
         for problem, _ in rows.values():
-            known = self._costs(kernel, build, problem)
+            known = self._costs_of_problem(kernel, build, problem)
             costs.append(known if kept is None else {config: known.get(config, FAILED) for config in kept})
         keys = tuple(kernel.specialized(problem) for problem, _ in rows.values())
         return Matrix(keys, tuple(weight for _, weight in rows.values()), tuple(costs))
@@ -441,12 +447,12 @@ class Portfolios:
 
     async def _look_after(self) -> None:
         """Measure the new problem of a portfolio that loses most; fit again where it errs, or its kernel changed."""
-        for (name, model, objective), kept in self.kept.all():
+        for (name, model, objective), kept in self.kept.list_portfolios():
             if not kept.noted:
                 continue
             try:
                 kernel = self._catalog.resolve(name)
-                if kept.state != self._state(kernel, model):
+                if kept.state != self._measuring_state(kernel, model):
                     kept.noted.clear()
                     self._fit_again(kernel, model, objective, kept)
                 elif await self._measure_next(kernel, model, objective, kept):
@@ -463,9 +469,9 @@ class Portfolios:
         chosen = max(waiting, key=lambda key: (kept.noted[key] * (leaves[key].expected_loss + 0.001), key))
         kept.measured.add(chosen)
         problem: Problem = json.loads(chosen)
-        build = Build(kernel.name, model, objective, Wanted((problem,), (1.0,)), Priority.BACKGROUND)
-        await self._fill(kernel, build, [problem], kept.portfolio.configs)
-        costs, leaf = self._costs(kernel, build, problem), leaves[chosen]
+        build = PortfolioBuild(kernel.name, model, objective, PortfolioSpec((problem,), (1.0,)), Priority.BACKGROUND)
+        await self._fill_holes(kernel, build, [problem], kept.portfolio.configs)
+        costs, leaf = self._costs_of_problem(kernel, build, problem), leaves[chosen]
         best = min(costs.values(), default=FAILED)
         if best < FAILED:
             lost = costs.get(leaf.config, FAILED) / best - 1
@@ -487,7 +493,7 @@ class Portfolios:
         if problem is not None and len(over) < MAX_PROBLEMS:
             over.append([dict(problem), sum(weight for _, weight in over) / len(over)])
         asked = {**kept.document["wanted"], "over": over}
-        self.ask(kernel, model, objective, asked, Priority.BACKGROUND)
+        self.request_portfolio(kernel, model, objective, asked, Priority.BACKGROUND)
 
 
 def border_problems(tree: Tree, problems: Sequence[Problem]) -> list[dict[str, Scalar]]:

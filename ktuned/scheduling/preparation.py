@@ -83,7 +83,7 @@ class Preparation:
         self._portfolios = portfolios
         self._shared = shared
 
-    def prepare(self, job: Job) -> Work:
+    def prepare_work(self, job: Job) -> Work:
         """Return the work that a job means now, and set the compilers' cores by the devices that there are for it.
 
         Raises:
@@ -128,7 +128,7 @@ class Preparation:
             admission=self._admission,
             traces=self._traces,
             served=partial(self._served, kernel, environment),
-            portfolio=partial(self._portfolios.configs, kernel, context.device, objective, job.problem),
+            portfolio=partial(self._portfolios.configs_for_problem, kernel, context.device, objective, job.problem),
             toolchain=self._machine.environments.toolchain_files(environment),
             shared=self._shared,
             group_size=self._machine.group_size(environment.beside(aim.model), kernel.backend),

@@ -21,7 +21,7 @@ Refusal = Callable[[Job, int], str]
 """Says why a job of such a level must not run now, whatever is free; nothing if it may."""
 
 
-def extended(plan: Plan, asked: Plan) -> Plan | None:
+def extend_plan(plan: Plan, asked: Plan) -> Plan | None:
     """Return the plan that does what both ask for: the larger of two budgets; ``None`` if they go about it differently.
 
     Strategy, seed, preset, early stop and deadlines decide which configs are tried and how well they are measured.
@@ -39,14 +39,14 @@ class Arrival(msgspec.Struct, frozen=True):
     is_new: bool
 
 
-class Use(msgspec.Struct, frozen=True):
+class LaunchCost(msgspec.Struct, frozen=True):
     """Launches of a key by applications, and the seconds that they took by the latency known so far."""
 
     launches: int
     cost_s: float
 
 
-_NO_USE = Use(0, 0.0)
+_NO_USE = LaunchCost(0, 0.0)
 
 
 class JobQueue:
@@ -71,18 +71,18 @@ class JobQueue:
         self._alike: dict[WinnerKey, set[int]] = {}
         self._standings: dict[int, Standing] = {}
         self._held: set[int] = set()
-        self._uses: dict[WinnerKey, Use] = {}
+        self._uses: dict[WinnerKey, LaunchCost] = {}
         for job in jobs:
-            self.add(job)
+            self.add_job(job)
 
     def __len__(self) -> int:
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[Job]:
         now = self._clock()
-        return iter(sorted(self._waiting.values(), key=lambda job: self._order(job, now)))
+        return iter(sorted(self._waiting.values(), key=lambda job: self._sort_key(job, now)))
 
-    def add(self, job: Job, *, is_fixed: bool = False) -> None:
+    def add_job(self, job: Job, *, is_fixed: bool = False) -> None:
         """Let a job wait; one that was taken out to run makes way."""
         now = self._clock()
         self._waiting[job.id] = job
@@ -94,23 +94,23 @@ class JobQueue:
             known.make_way(now)
             known.raise_to(job.priority, is_fixed=known.is_fixed)
 
-    def find(self, wanted: WinnerKey, plan: Plan | None = None, but: Container[int] = ()) -> Job | None:
+    def find_matching_job(self, wanted: WinnerKey, plan: Plan | None = None, but: Container[int] = ()) -> Job | None:
         """Return a waiting job that does this very work, or could by a larger budget; without a plan, in any way."""
         for job_id in sorted(self._alike.get(wanted, ())):
             job = self._waiting[job_id]
-            if job_id not in but and (plan is None or extended(job.plan, plan) is not None):
+            if job_id not in but and (plan is None or extend_plan(job.plan, plan) is not None):
                 return job
         return None
 
-    def get(self, job_id: int) -> Job | None:
+    def get_job(self, job_id: int) -> Job | None:
         """Return a waiting job by its id."""
         return self._waiting.get(job_id)
 
-    def change(self, job: Job) -> None:
+    def replace_job(self, job: Job) -> None:
         """Replace what is known of a waiting job; its standing stays."""
         self._waiting[job.id] = job
 
-    def want(self, job: Job, priority: int, reason: str, *, is_fixed: bool = False) -> Job:
+    def raise_job(self, job: Job, priority: int, reason: str, *, is_fixed: bool = False) -> Job:
         """Return a job as it is after one more request for it: never less important. It may wait or run."""
         if self._standings[job.id].raise_to(priority, is_fixed=is_fixed):
             job = replace(job, priority=priority, reason=reason)
@@ -118,35 +118,35 @@ class JobQueue:
             self._waiting[job.id] = job
         return job
 
-    def ask(self, wanted: WinnerKey, times: int = 1) -> None:
+    def count_lookups(self, wanted: WinnerKey, times: int = 1) -> None:
         """Count lookups that a waiting job would serve."""
-        job = self.find(wanted)
+        job = self.find_matching_job(wanted)
         if job is not None:
-            self._standings[job.id].ask(self._clock(), times)
+            self._standings[job.id].count_lookups(self._clock(), times)
 
-    def note_use(self, key: WinnerKey, use: Use) -> None:
+    def record_launch_cost(self, key: WinnerKey, use: LaunchCost) -> None:
         """Note what launches of a key cost applications, by whatever objective it is tuned."""
         self._uses.pop(key := _regardless_of_objective(key), None)
         self._uses[key] = use
         if len(self._uses) > MAX_USES:
             del self._uses[next(iter(self._uses))]
 
-    def use(self, key: WinnerKey) -> Use:
+    def launch_cost(self, key: WinnerKey) -> LaunchCost:
         """Return what launches of a key cost applications."""
         return self._uses.get(_regardless_of_objective(key), _NO_USE)
 
-    def attend(self, whom: Hashable, jobs: Collection[int]) -> None:
+    def add_waiter(self, whom: Hashable, jobs: Collection[int]) -> None:
         """Note that a client waits for jobs, whether they wait or run."""
         for job_id in jobs:
             if job_id in self._standings:
                 self._standings[job_id].waiters.add(whom)
 
-    def leave(self, whom: Hashable) -> None:
+    def remove_waiter(self, whom: Hashable) -> None:
         """Note that a client waits no longer: its jobs fall back."""
         for standing in self._standings.values():
             standing.waiters.discard(whom)
 
-    def remove(self, job_id: int) -> Job | None:
+    def remove_job(self, job_id: int) -> Job | None:
         """Take a job out."""
         self._held.discard(job_id)
         job = self._waiting.pop(job_id, None)
@@ -159,48 +159,48 @@ class JobQueue:
 
     def begin_turn(self, job_id: int) -> None:
         """Start the turn of a running job: it measures from now on, and waits no more."""
-        self._standings[job_id].begin(self._clock())
+        self._standings[job_id].begin_turn(self._clock())
 
     def end_turn(self, job_id: int) -> None:
         """End the turn of a running job: another one measures, and this one waits again."""
         self._standings[job_id].make_way(self._clock())
 
-    def forget(self, job_id: int) -> None:
+    def forget_job(self, job_id: int) -> None:
         """Forget the standing of a job that has ended."""
         self._standings.pop(job_id, None)
 
-    def hold(self, job_id: int) -> None:
+    def hold_job(self, job_id: int) -> None:
         """Let a job wait on, whatever is free, until its kernel is released."""
         self._held.add(job_id)
 
-    def release(self, kernel: str) -> None:
+    def release_kernel(self, kernel: str) -> None:
         """Let a kernel's held jobs run again."""
         self._held -= {job.id for job in self._waiting.values() if job.kernel == kernel}
 
-    def pause(self, job_id: int) -> Job:
+    def pause_job(self, job_id: int) -> Job:
         """Let a job wait on until it is resumed."""
         job = self._waiting[job_id] = replace(self._waiting[job_id], state=JobState.PAUSED)
         return job
 
-    def resume(self, job_id: int) -> Job:
+    def resume_job(self, job_id: int) -> Job:
         """Let a paused job run again; it waits from now on."""
         job = self._waiting[job_id] = replace(self._waiting[job_id], state=JobState.QUEUED, message="")
         self._standings[job_id].wait_from(self._clock())
         return job
 
-    def level(self, job_id: int) -> int:
+    def level_of_job(self, job_id: int) -> int:
         """Return how important a job is now."""
         return self._standings[job_id].level if job_id in self._standings else 0
 
-    def rank(self, job_id: int) -> int:
+    def rank_of_job(self, job_id: int) -> int:
         """Return a job's rank now; that of a job which is not known is the lowest."""
-        return self._standings[job_id].rank(self._clock()) if job_id in self._standings else 0
+        return self._standings[job_id].rank_at(self._clock()) if job_id in self._standings else 0
 
-    def waiters(self, job_id: int) -> int:
+    def count_waiters(self, job_id: int) -> int:
         """Return how many wait for a job."""
         return len(self._standings[job_id].waiters) if job_id in self._standings else 0
 
-    def obstacle(self, job: Job) -> str:
+    def why_not_now(self, job: Job) -> str:
         """Return why a job must not run now, whatever is free; nothing if it may."""
         if job.state is JobState.PAUSED:
             return "it is paused"
@@ -210,25 +210,32 @@ class JobQueue:
             return "its device is paused"
         if job.id in self._held:
             return "its files are being inspected"
-        return self._refuse(job, self.level(job.id))
+        return self._refuse(job, self.level_of_job(job.id))
 
     def next_for(self, device: str, may_run: Callable[[Job], bool] = lambda job: True) -> Job | None:
         """Return the job that a device model should run next, of those that ``may_run``, without taking it out."""
         now = self._clock()
         able = (
-            job for job in self._waiting.values() if job.device == device and not self.obstacle(job) and may_run(job)
+            job for job in self._waiting.values() if job.device == device and not self.why_not_now(job) and may_run(job)
         )
-        return min(able, key=lambda job: self._order(job, now), default=None)
+        return min(able, key=lambda job: self._sort_key(job, now), default=None)
 
     @property
     def devices(self) -> set[str]:
         """The device models of waiting jobs."""
         return {job.device for job in self._waiting.values()}
 
-    def _order(self, job: Job, now: float) -> tuple[bool, int, float, float, float, int]:
+    def _sort_key(self, job: Job, now: float) -> tuple[bool, int, float, float, float, int]:
         standing = self._standings[job.id]
-        cost_s = self.use(job.key).cost_s if self._uses else 0.0
-        return job.state is JobState.PAUSED, -standing.rank(now), -cost_s, -standing.heat(now), job.created, job.id
+        cost_s = self.launch_cost(job.key).cost_s if self._uses else 0.0
+        return (
+            job.state is JobState.PAUSED,
+            -standing.rank_at(now),
+            -cost_s,
+            -standing.lookup_heat(now),
+            job.created,
+            job.id,
+        )
 
 
 def _regardless_of_objective(key: WinnerKey) -> WinnerKey:

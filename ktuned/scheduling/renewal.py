@@ -31,7 +31,7 @@ from ktuned.model import (
     WorkerError,
     canonical,
 )
-from ktuned.scheduling.job_requests import JobRequests, Wish
+from ktuned.scheduling.job_requests import JobRequests, TuningRequest
 from ktuned.scheduling.jobs import Jobs
 from ktuned.store import Store
 from ktuned.tuning import Publish, Work, publish_winner, restore
@@ -45,7 +45,7 @@ RETRY_S = 5.0
 
 
 class Renewal:
-    """Takes in what inspections have changed; what the store could not record is tried again by :meth:`run`."""
+    """Re-tunes what inspections have changed; :meth:`retry_unrecorded` repeats what the store could not record."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Renewal:
         """One line about saves that the store could not record yet; empty if there are none."""
         return f"{', '.join(sorted(self._put_off))} is tuned again later: {self._refusal}" if self._put_off else ""
 
-    async def run(self) -> None:
+    async def retry_unrecorded(self) -> None:
         """Make the re-tunings that could not be recorded, as soon as they can be; until cancelled."""
         while True:
             await self._is_refused.wait()
@@ -88,7 +88,7 @@ class Renewal:
                 again, self._put_off = self._put_off, {}
                 for name, saved in again.items():
                     with suppress(NotFound):
-                        await self._retune(self._catalog.resolve(name), saved=saved)
+                        await self._retune_kernel(self._catalog.resolve(name), saved=saved)
             self._is_refused = anyio.Event()
 
     async def drop_roots(self, roots: Iterable[Root]) -> None:
@@ -100,7 +100,7 @@ class Renewal:
             except KtunedError as error:
                 # The next daemon finds no root for them either.
                 _log.warning("kernels_not_forgotten", root=root.path, reason=error.message)
-            await self.react(gone, saved=False)
+            await self.react_to_changes(gone, saved=False)
 
     async def look_around(self, roots: Iterable[Root]) -> None:
         """Inspect roots that are read otherwise than before; the watcher looks at those that are new."""
@@ -110,28 +110,28 @@ class Renewal:
                 continue
             try:
                 found = await self._inspector.inspect_root(root)
-                await self.react(found.changes, saved=False)
+                await self.react_to_changes(found.changes, saved=False)
             except KtunedError as error:
                 _log.error("root_not_inspected", root=root.path, reason=error.message, hint=error.hint)
 
-    async def react(self, changes: Changes, *, saved: bool) -> None:
+    async def react_to_changes(self, changes: Changes, *, saved: bool) -> None:
         """Publish changes, stop the jobs that they outdate, and re-tune the kernels that are in use.
 
         Those are the ones that were saved just now (``saved``), and those that have been tuned before.
         """
-        await self.outdate(changes, saved=saved)
-        await self.renew(changes, saved=saved)
+        await self.outdate_jobs(changes, saved=saved)
+        await self.retune_changed(changes, saved=saved)
 
-    async def outdate(self, changes: Changes, *, saved: bool) -> None:
+    async def outdate_jobs(self, changes: Changes, *, saved: bool) -> None:
         """Publish changes; jobs that work on an older state make room for those of a save, or begin again."""
         for name in changes.inspected:
             environment = self._catalog.environment(self._catalog.resolve(name))
-            await self._jobs.restart(name, ELSEWHERE, partial(_is_elsewhere, environment))
-            self._jobs.inspected(name)
+            await self._jobs.restart_running(name, ELSEWHERE, partial(_is_elsewhere, environment))
+            self._jobs.release_inspected(name)
         for kernel in self._catalog.kernels if changes.errors else ():
             if self._catalog.fault(kernel):
                 # A job that waits for the file to be inspected ends with the error, when its turn comes.
-                self._jobs.inspected(kernel.name)
+                self._jobs.release_inspected(kernel.name)
         if not changes:
             return
         self._publish(
@@ -144,16 +144,16 @@ class Renewal:
             errors=[error.to_wire() for error in changes.errors],
         )
         for name in changes.removed:
-            await self._jobs.supersede(name)
+            await self._jobs.cancel_jobs_of_kernel(name)
         for name in (*changes.changed, *changes.replanned):
             kernel = self._catalog.resolve(name)
             # Who saves an edit follows the jobs of that save.
-            replaced = self._retuned(kernel) if saved and not changes.is_environment else frozenset()
-            await self._jobs.renew(name, partial(_goes_on, kernel, replaced))
+            replaced = self._keys_tuned_again(kernel) if saved and not changes.is_environment else frozenset()
+            await self._jobs.restart_outdated(name, partial(_goes_on, kernel, replaced))
             if name in changes.changed:
                 self._publish("stale", kernel=name, digest=kernel.digest)
 
-    def _retuned(self, kernel: KernelInfo) -> frozenset[WinnerKey]:
+    def _keys_tuned_again(self, kernel: KernelInfo) -> frozenset[WinnerKey]:
         """Return the keys that a save has tuned again."""
         try:
             device = self._machine.device(self._catalog.environment(kernel), kernel.backend, None).model
@@ -161,17 +161,17 @@ class Renewal:
             return frozenset()
         won = self._store.list_winners(kernel.name)
         problems = {kernel.key_problem(problem) for problem in kernel.problems} | {one.context.problem for one in won}
-        objectives = _objectives(kernel, [one.objective for one in won])
+        objectives = _objectives_to_tune(kernel, [one.objective for one in won])
         return frozenset(
             WinnerKey(kernel.name, problem, device, objective) for problem in problems for objective in objectives
         )
 
-    async def renew(self, changes: Changes, *, saved: bool) -> None:
+    async def retune_changed(self, changes: Changes, *, saved: bool) -> None:
         """Tune what changes concern again: all of it if it was ``saved``, else what has been tuned before."""
         for name in (*changes.added, *changes.changed, *changes.replanned):
-            await self._retune(self._catalog.resolve(name), saved=saved, is_stale=name in changes.changed)
+            await self._retune_kernel(self._catalog.resolve(name), saved=saved, is_stale=name in changes.changed)
 
-    async def _restore(
+    async def _restore_winner(
         self, kernel: KernelInfo, problem: Problem, objective: Objective, *, is_stale: bool = False
     ) -> None:
         """Serve the best known config at once after an edit was undone or took the winner out of the space.
@@ -205,7 +205,7 @@ class Renewal:
             if winner is not None:
                 publish_winner(self._publish, kernel, winner, None)
 
-    async def _retune(self, kernel: KernelInfo, *, saved: bool, is_stale: bool = False) -> None:
+    async def _retune_kernel(self, kernel: KernelInfo, *, saved: bool, is_stale: bool = False) -> None:
         winners = self._store.list_winners(kernel.name)
         tuned = {winner.context.problem for winner in winners}
         if not saved and not tuned:
@@ -217,20 +217,22 @@ class Renewal:
         for job in self._store.list_jobs(kernel=kernel.name):
             with suppress(UsageError):
                 check_problem(kernel, job.problem)
-                problem = await self._representative(kernel, job.problem)
+                problem = await self._representative_problem(kernel, job.problem)
                 key = canonical(kernel.specialized(problem))
                 if key in tuned:
                     known.setdefault(key, problem)
-        wish = Wish(
+        request = TuningRequest(
             priority=Priority.SAVED if saved else Priority.BACKGROUND,
             reason="saved" if saved else "changed while no daemon watched",
             any_plan=True,
         )
         for key, problem in known.items():
             try:
-                for objective in _objectives(kernel, [won.objective for won in winners if won.context.problem == key]):
-                    await self._restore(kernel, problem, objective, is_stale=is_stale)
-                    await self._requests.tune(kernel, replace(wish, problem=problem, objective=objective))
+                for objective in _objectives_to_tune(
+                    kernel, [won.objective for won in winners if won.context.problem == key]
+                ):
+                    await self._restore_winner(kernel, problem, objective, is_stale=is_stale)
+                    await self._requests.request_jobs(kernel, replace(request, problem=problem, objective=objective))
             except StoreError as error:
                 self._put_off[kernel.name] = saved
                 self._refusal = error.message
@@ -239,7 +241,7 @@ class Renewal:
             except KtunedError as error:
                 _log.warning("retune_refused", kernel=kernel.name, reason=error.message)
 
-    async def _representative(self, kernel: KernelInfo, problem: Problem) -> Problem:
+    async def _representative_problem(self, kernel: KernelInfo, problem: Problem) -> Problem:
         try:
             return await self._buckets.ask(kernel, problem)
         except (WorkerError, NotFound) as error:
@@ -262,7 +264,7 @@ def _goes_on(kernel: KernelInfo, replaced: Container[WinnerKey], job: Job) -> bo
     return key == job.key and (job.plan.compile_only or key not in replaced)
 
 
-def _objectives(kernel: KernelInfo, won: Iterable[Objective]) -> list[Objective]:
+def _objectives_to_tune(kernel: KernelInfo, won: Iterable[Objective]) -> list[Objective]:
     """Return the declared objective, and those that a problem has winners by; not by metrics that are gone."""
     found = {kernel.objective(None): None}
     for objective in won:

@@ -33,7 +33,7 @@ class Reverification:
         self._store = store
         self._jobs = jobs
 
-    async def run(self, kernels: Sequence[KernelInfo] | None = None) -> list[Job]:
+    async def queue_reverification(self, kernels: Sequence[KernelInfo] | None = None) -> list[Job]:
         """Queue what is to be measured again, of all kernels or of some; return those jobs.
 
         A kernel whose meaning changed is not our concern.
@@ -44,31 +44,31 @@ class Reverification:
             await anyio.lowlevel.checkpoint()
             for winner in self._store.list_winners(kernel.name):
                 try:
-                    job = await self._renew(kernel, winner)
+                    job = await self._queue_winner(kernel, winner)
                 except KtunedError as error:
                     _log.info("not_verified", kernel=kernel.name, reason=error.message)
                 else:
                     queued += [job] if job is not None else []
         return queued
 
-    async def probed(self, kernels: Sequence[KernelInfo], changed: Sequence[KernelInfo]) -> None:
+    async def reverify_probed(self, kernels: Sequence[KernelInfo], changed: Sequence[KernelInfo]) -> None:
         """Take in that the toolchain of some kernels was probed again, and that of some changed: renew their winners.
 
         Jobs that found another toolchain than their artifacts' keys name go on; those that began with another one than
         the present begin again. A job may have begun after the probe that showed the change.
         """
         for kernel in changed:
-            await self._jobs.restart(kernel.name, f"begun again: {REASON}", partial(self._is_outdated, kernel))
+            await self._jobs.restart_running(kernel.name, f"begun again: {REASON}", partial(self._is_outdated, kernel))
         for kernel in kernels:
-            self._jobs.inspected(kernel.name)
-        await self.run(changed)
+            self._jobs.release_inspected(kernel.name)
+        await self.queue_reverification(changed)
 
     def _is_outdated(self, kernel: KernelInfo, work: Work) -> bool:
         """Return whether work began with another toolchain or driver than the kernel has now."""
         environment = self._catalog.environment(kernel)
         return self._machine.is_outdated(environment, kernel.backend, work.context)
 
-    async def _renew(self, kernel: KernelInfo, winner: Winner) -> Job | None:
+    async def _queue_winner(self, kernel: KernelInfo, winner: Winner) -> Job | None:
         if winner.context.digest != self._machine.digest(kernel, winner.context.problem):
             return None
         trial = self._store.get_trial(winner.trial)
@@ -87,16 +87,16 @@ class Reverification:
             return None
         if context.problem != winner.context.problem:
             raise UsageError(f"{kernel.name} specialises its problems otherwise now")
-        arrival = await self._jobs.submit(
+        arrival = await self._jobs.submit_job(
             context.key_for(kernel.objective(winner.objective)),
             job.problem,
             priority=Priority.VERIFY,
             reason=REASON,
-            plan=self._plan(kernel, winner),
+            plan=self._verification_plan(kernel, winner),
         )
         return arrival.job
 
-    def _plan(self, kernel: KernelInfo, winner: Winner) -> Plan:
+    def _verification_plan(self, kernel: KernelInfo, winner: Winner) -> Plan:
         """Return the declared plan with a budget for the best: they are what every job begins with."""
         best = [trial.config for trial in self._store.best_trials(winner.context, TRUSTED, objective=winner.objective)]
         first = [winner.config, *(config for config in best if config != winner.config)][:TRUSTED]

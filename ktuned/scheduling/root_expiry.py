@@ -38,7 +38,7 @@ class Absences(msgspec.Struct, frozen=True):
     expired: frozenset[str]
 
 
-def judge(missing: Collection[str], since: Mapping[str, float], now: float) -> Absences:
+def judge_absences(missing: Collection[str], since: Mapping[str, float], now: float) -> Absences:
     """Return the absences of now, given those of the last look. A clock that was set back begins them again."""
     begun = {path: min(since.get(path, now), now) for path in missing}
     return Absences(begun, frozenset(path for path, start in begun.items() if now - start >= GONE_S))
@@ -69,25 +69,25 @@ class RootExpiry:
         shown = ", ".join(self._forgotten[-MAX_SHOWN:])
         return f"no longer watched, as the directory is gone for a day: {shown}; `ktuned add PATH` watches one again"
 
-    async def run(self) -> None:
+    async def check_periodically(self) -> None:
         """Look now and then, until cancelled."""
         while True:
             try:
-                await self.look(time())
+                await self.check_roots(time())
             except StoreError as error:
                 _log.warning("absences_not_recorded", reason=error.message)
             await anyio.sleep(LOOK_S)
 
-    async def look(self, now: float) -> None:
+    async def check_roots(self, now: float) -> None:
         """Note which directories are gone, and forget the roots that have been without theirs for a day.
 
         Raises:
             StoreError: it cannot be recorded; nothing is forgotten.
         """
         known = {root.path: root for root in self._catalog.roots if root.path not in self._configured()}
-        missing = await anyio.to_thread.run_sync(_missing, list(known), abandon_on_cancel=True)
+        missing = await anyio.to_thread.run_sync(_missing_directories, list(known), abandon_on_cancel=True)
         before = self._store.load_absences()
-        found = judge(missing, before, now)
+        found = judge_absences(missing, before, now)
         if found.since != before:
             await self._store.save_absences(found.since)
         for path in sorted(found.expired):
@@ -97,5 +97,5 @@ class RootExpiry:
             _log.warning("root_forgotten", root=path, gone_s=round(now - found.since[path]))
 
 
-def _missing(paths: Iterable[str]) -> list[str]:
+def _missing_directories(paths: Iterable[str]) -> list[str]:
     return [path for path in paths if not os.path.isdir(path)]

@@ -25,7 +25,7 @@ MAX_SHOWN: Final = 8
 _log = structlog.get_logger()
 
 
-class Gone(msgspec.Struct, frozen=True):
+class MissingRoot(msgspec.Struct, frozen=True):
     """A root whose directory is gone: its path, its name, and its kernel files as they were, relative to it."""
 
     path: str
@@ -33,7 +33,7 @@ class Gone(msgspec.Struct, frozen=True):
     files: tuple[str, ...] = ()
 
 
-def origin(gone: Iterable[Gone], name: str, is_there: Callable[[str], bool]) -> Gone | None:
+def find_moved_root(gone: Iterable[MissingRoot], name: str, is_there: Callable[[str], bool]) -> MissingRoot | None:
     """Return the root that moved to a directory, or ``None``.
 
     ``name`` is what the directory's project would be called, ``is_there`` says whether it has such a file. A root of
@@ -62,23 +62,23 @@ class RootMoves:
         self._drop = drop
         self._said: dict[str, str] = {}
         self._files: dict[str, tuple[str, ...]] = {}
-        catalog.when_kernels_change(lambda names: self._remember())
+        catalog.when_kernels_change(lambda names: self._remember_files())
 
     @property
     def notices(self) -> list[str]:
         """A line for each of the last moves since the daemon started."""
         return list(self._said.values())
 
-    async def follow(self, new: Root) -> None:
+    async def follow_move(self, new: Root) -> None:
         """Forget the root that moved to ``new``, if one did; its names and results are those of that from now on.
 
         Raises:
             StoreError: it cannot be recorded; nothing is forgotten.
         """
-        self._remember()
+        self._remember_files()
         known = {root.path: root for root in self._catalog.roots if root.path not in self._configured()}
-        roots = [Gone(root.path, root.name, self._files.get(root.path, ())) for root in known.values()]
-        moved = await anyio.to_thread.run_sync(_find, roots, new)
+        roots = [MissingRoot(root.path, root.name, self._files.get(root.path, ())) for root in known.values()]
+        moved = await anyio.to_thread.run_sync(_find_origin, roots, new)
         if moved is None:
             return
         await self._store.projects.move_project(moved.path, new.path)
@@ -89,7 +89,7 @@ class RootMoves:
             del self._said[next(iter(self._said))]
         _log.info("root_moved", root=moved.path, to=new.path)
 
-    def _remember(self) -> None:
+    def _remember_files(self) -> None:
         """Note the kernel files of each root; those of a directory that has gone stay as they were."""
         roots = self._catalog.roots
         self._files = {root.path: self._files_of(root) for root in roots}
@@ -100,6 +100,6 @@ class RootMoves:
         return now if len(now) >= len(before) or os.path.isdir(root.path) else before
 
 
-def _find(roots: Iterable[Gone], new: Root) -> Gone | None:
+def _find_origin(roots: Iterable[MissingRoot], new: Root) -> MissingRoot | None:
     gone = [root for root in roots if not os.path.isdir(root.path)]
-    return origin(gone, new.name, lambda file: os.path.isfile(os.path.join(new.path, file)))
+    return find_moved_root(gone, new.name, lambda file: os.path.isfile(os.path.join(new.path, file)))

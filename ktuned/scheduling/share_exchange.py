@@ -40,7 +40,7 @@ from ktuned.model import (
     cost_of,
 )
 from ktuned.scheduling.jobs import Jobs
-from ktuned.scheduling.shared_winners import FIRST_PAUSE_S, Place, SharedWinners, Use
+from ktuned.scheduling.shared_winners import FIRST_PAUSE_S, SharedWinners, StoreUse, WinnerPlace
 from ktuned.sharing import (
     Action,
     Candidate,
@@ -68,7 +68,7 @@ MAX_CONTEXTS: Final = 1_000
 """Keys that the store is asked about at once."""
 
 
-class Exchanged(msgspec.Struct, frozen=True):
+class ExchangeResult(msgspec.Struct, frozen=True):
     """The result of passes over some kernels.
 
     ``found`` counts the keys that the store has winners for, ``fresh`` those of them that have a winner of the present
@@ -91,7 +91,7 @@ class DueKernels:
     def __bool__(self) -> bool:
         return bool(self._names)
 
-    def add(self, kernel: str) -> None:
+    def add_kernel(self, kernel: str) -> None:
         """Have a pass made over a kernel soon."""
         self._names.add(kernel)
         self._woken.set()
@@ -100,16 +100,16 @@ class DueKernels:
         """Have passes made that failed, once their pause is over."""
         self._names.update(kernels)
 
-    def take(self) -> set[str]:
+    def take_kernels(self) -> set[str]:
         """Return the kernels, which are due no more."""
         names, self._names = self._names, set()
         return names
 
-    def wake(self) -> None:
-        """End :meth:`wait`."""
+    def wake_up(self) -> None:
+        """End :meth:`wait_for_kernel`."""
         self._woken.set()
 
-    async def wait(self, at_most_s: float | None) -> None:
+    async def wait_for_kernel(self, at_most_s: float | None) -> None:
         """Wait until a kernel is added, or for so long."""
         with anyio.move_on_after(at_most_s):
             await self._woken.wait()
@@ -142,30 +142,30 @@ class ShareExchange:
         self._jobs = jobs
         self._lock = anyio.Lock()
         self._tidied = 0.0
-        self._forget()
+        self._forget_store()
 
-    def _forget(self) -> None:
+    def _forget_store(self) -> None:
         """Know nothing of the store."""
-        self.last_look: tuple[float, Exchanged] | None = None
+        self.last_look: tuple[float, ExchangeResult] | None = None
         self._next_look = 0.0
 
-    def follow(self, settings: ShareSettings) -> None:
+    def apply_settings(self, settings: ShareSettings) -> None:
         """Use other settings, at once."""
         if settings != self._shared.settings:
-            self._shared.follow(settings)
-            self._forget()
-            self._due.wake()
+            self._shared.apply_settings(settings)
+            self._forget_store()
+            self._due.wake_up()
 
-    async def run(self) -> None:
+    async def run_until_cancelled(self) -> None:
         """Make passes in the background until cancelled."""
         while True:
-            await self._due.wait(await self._make_due_passes() if self._shared.settings.is_on else None)
+            await self._due.wait_for_kernel(await self._make_due_passes() if self._shared.settings.is_on else None)
 
     async def _make_due_passes(self) -> float:
         """Make the passes that are due; return the seconds until the next one is."""
-        if pause_s := self._shared.pause_s(Use.READ):
+        if pause_s := self._shared.pause_s(StoreUse.READ):
             return pause_s
-        due = self._due.take()
+        due = self._due.take_kernels()
         try:
             if monotonic() >= self._next_look:
                 await self.look_around()
@@ -174,12 +174,12 @@ class ShareExchange:
         except (SharedStoreDown, StoreError) as error:
             self._due.add_again(due)
             _log.info("shared_store_not_looked_at", reason=error.message)
-            return self._shared.pause_s(Use.READ) or FIRST_PAUSE_S
+            return self._shared.pause_s(StoreUse.READ) or FIRST_PAUSE_S
         until_look_s = max(0.0, self._next_look - monotonic())
         # Winners that could not be written are due again.
-        return min(until_look_s, self._shared.pause_s(Use.WRITE)) if self._due else until_look_s
+        return min(until_look_s, self._shared.pause_s(StoreUse.WRITE)) if self._due else until_look_s
 
-    async def look_around(self) -> Exchanged:
+    async def look_around(self) -> ExchangeResult:
         """Make a pass over all kernels with winners.
 
         Raises:
@@ -191,66 +191,66 @@ class ShareExchange:
         self._next_look = monotonic() + self._shared.settings.pull_s
         return exchanged
 
-    async def push(self) -> int:
+    async def publish_all(self) -> int:
         """Publish all that the store lacks; return how many winners were sent.
 
         Raises:
             SharedStoreDown: the store cannot be used now; what was sent is there.
         """
         exchanged = await self._pass_over(self._of_winners(), None)
-        if self._shared.pause_s(Use.WRITE):
+        if self._shared.pause_s(StoreUse.WRITE):
             raise SharedStoreDown(self._shared.fault)
         return exchanged.sent
 
-    async def pull(self, kernels: Iterable[KernelInfo]) -> Exchanged:
+    async def pull_winners(self, kernels: Iterable[KernelInfo]) -> ExchangeResult:
         """Make a pass over all declared problems of kernels.
 
         Raises:
             SharedStoreDown: the store cannot be read now.
             StoreError: a job cannot be recorded.
         """
-        return await self._pass_over((list(self._declared(kernel)) for kernel in kernels), Priority.REQUESTED)
+        return await self._pass_over((list(self._declared_places(kernel)) for kernel in kernels), Priority.REQUESTED)
 
-    async def _pass_over(self, kernels: Iterable[Sequence[Place]], priority: Priority | None) -> Exchanged:
+    async def _pass_over(self, kernels: Iterable[Sequence[WinnerPlace]], priority: Priority | None) -> ExchangeResult:
         """Make a pass over the keys of some kernels; without a priority nothing of others' is tried."""
         found = fresh = sent = 0
         jobs: dict[int, Job] = {}
         async with self._lock:
-            await self._shared.open()
+            await self._shared.open_store()
             for places in kernels:
                 await anyio.lowlevel.checkpoint()
                 for start in range(0, len(places), MAX_CONTEXTS):
                     part = places[start : start + MAX_CONTEXTS]
-                    there = await self._shared.find(part[0].kernel, part)
+                    there = await self._shared.find_winners(part[0].kernel, part)
                     for place in part:
-                        matching = await self._shared.match(place, there)
+                        matching = await self._shared.match_contexts(place, there)
                         # Matching may have learned names, which renames contexts.
-                        now = self._again(place)
+                        now = self._refresh_place(place)
                         if now is None:
                             continue
-                        sent += await self._publish(now, matching)
+                        sent += await self._publish_winner(now, matching)
                         if not matching:
                             continue
-                        ours = self._ours(now)
+                        ours = self._find_ours(now)
                         found += 1
                         fresh += ours is not None and ours.is_current
                         best = candidates(one.winner for one in matching)[0]
-                        job = None if priority is None else await self._try(now, best, ours, priority)
+                        job = None if priority is None else await self._queue_trial(now, best, ours, priority)
                         if job is not None:
                             jobs[job.id] = job
             if sent and time() - self._tidied > TIDY_EVERY_S:
-                await self._tidy()
-        return Exchanged(found, fresh, sent, tuple(jobs.values()))
+                await self._tidy_store()
+        return ExchangeResult(found, fresh, sent, tuple(jobs.values()))
 
-    async def _tidy(self) -> None:
+    async def _tidy_store(self) -> None:
         """Tidy the store; if that is refused there is a notice, and what was published is there nevertheless."""
         self._tidied = time()
         try:
-            await self._shared.call(Use.TIDY, lambda store: store.tidy())
+            await self._shared.call_store(StoreUse.TIDY, lambda store: store.tidy())
         except SharedStoreDown as error:
             _log.info("shared_store_not_tidied", reason=error.message)
 
-    async def _publish(self, place: Place, matching: Sequence[StoredWinner]) -> bool:
+    async def _publish_winner(self, place: WinnerPlace, matching: Sequence[StoredWinner]) -> bool:
         """Publish our winner of a key if the store lacks it; return whether it was sent.
 
         A store that cannot be written is read nevertheless: there is a notice, and the winner is due again.
@@ -263,18 +263,18 @@ class ShareExchange:
         # Half way to its removal a winner that still holds is sent again.
         half_way = time() - settings.retention_s / 2 if settings.retention_s else 0.0
         known = candidates(one.winner for one in matching if one.written >= half_way)
-        if not is_published(self._decided(winner, place), cost, winner.config, known):
+        if not is_published(self._describe_decision(winner, place), cost, winner.config, known):
             return False
-        shared = _shared(winner, place)
+        shared = _to_shared_winner(winner, place)
         try:
-            await self._shared.call(Use.WRITE, lambda store: store.publish(place.address, shared))
+            await self._shared.call_store(StoreUse.WRITE, lambda store: store.publish(place.address, shared))
         except SharedStoreDown:
             self._due.add_again([shared.kernel])
             return False
         _log.info("winner_shared", kernel=shared.kernel, problem=place.context.problem)
         return True
 
-    def _decided(self, winner: Winner, place: Place) -> Decided:
+    def _describe_decision(self, winner: Winner, place: WinnerPlace) -> Decided:
         trial = self._store.get_trial(winner.trial)
         job = None if trial is None else self._store.get_job(trial.job)
         return Decided(
@@ -284,7 +284,9 @@ class ShareExchange:
             is_withheld=job is None or job.plan.no_share,
         )
 
-    async def _try(self, place: Place, candidate: Candidate, ours: Ours | None, priority: Priority) -> Job | None:
+    async def _queue_trial(
+        self, place: WinnerPlace, candidate: Candidate, ours: Ours | None, priority: Priority
+    ) -> Job | None:
         """Queue the job that a candidate calls for; return it, or the one that is open."""
         key = place.context.key_for(place.objective)
         known = self._store.known_trial(place.context, candidate.config)
@@ -292,7 +294,7 @@ class ShareExchange:
             candidate,
             ours,
             is_tried=known is not None and known.outcome is not None,
-            is_open=any(job.key == key for job in self._jobs.live()),
+            is_open=any(job.key == key for job in self._jobs.list_live_jobs()),
         )
         if wanted is Action.NOTHING:
             return None
@@ -306,18 +308,18 @@ class ShareExchange:
             return None
         if wanted is Action.COMPETE:
             plan = replace(plan, configs=(candidate.config,))
-        arrival = await self._jobs.submit(
+        arrival = await self._jobs.submit_job(
             key, place.problem, priority=priority, reason=REASON, plan=plan, any_plan=wanted is Action.VERIFY
         )
         return arrival.job
 
-    def _ours(self, place: Place) -> Ours | None:
+    def _find_ours(self, place: WinnerPlace) -> Ours | None:
         winner = self._store.get_winner(place.context.key_for(place.objective))
         if winner is None or self._admission.known(place.kernel, place.problem, winner.config) is False:
             return None
         return Ours(cost_of(winner.objective, winner.figure), winner.context == place.context)
 
-    def _of_winners(self, kernels: Iterable[str] | None = None) -> Iterator[list[Place]]:
+    def _of_winners(self, kernels: Iterable[str] | None = None) -> Iterator[list[WinnerPlace]]:
         """Yield the keys of our winners as they are now, kernel by kernel: of some kernels, or of all."""
         if kernels is None:
             kernels = dict.fromkeys(winner.context.kernel for winner in self._store.list_winners())
@@ -326,7 +328,7 @@ class ShareExchange:
             if places:
                 yield places
 
-    def _place_of(self, name: str, winner: Winner) -> Place | None:
+    def _place_of(self, name: str, winner: Winner) -> WinnerPlace | None:
         """Return a winner's key as it is now; ``None`` where it cannot be tuned."""
         trial = self._store.get_trial(winner.trial)
         # A winner keeps only what enters its key; the whole problem is to be had from the job that measured it.
@@ -335,37 +337,37 @@ class ShareExchange:
             kernel = self._catalog.resolve(name)
             problem = winner.problem if job is None or not job.problem else job.problem
             check_problem(kernel, problem)
-            return self._place(kernel, problem, winner.context.device, winner.objective)
+            return self._make_place(kernel, problem, winner.context.device, winner.objective)
         except (NotFound, UsageError):
             return None
 
-    def _declared(self, kernel: KernelInfo) -> Iterator[Place]:
+    def _declared_places(self, kernel: KernelInfo) -> Iterator[WinnerPlace]:
         environment = self._catalog.environment(kernel)
         models = dict.fromkeys(device.model for device in self._machine.devices(environment, kernel.backend))
         for problem in kernel.problems:
             for model in models:
-                place = self._place(kernel, problem, model, kernel.objective(None))
+                place = self._make_place(kernel, problem, model, kernel.objective(None))
                 if place is not None:
                     yield place
 
-    def _again(self, place: Place) -> Place | None:
+    def _refresh_place(self, place: WinnerPlace) -> WinnerPlace | None:
         try:
             kernel = self._catalog.resolve(place.kernel.name)
         except NotFound:
             return None
-        return self._place(kernel, place.problem, place.context.device, place.objective)
+        return self._make_place(kernel, place.problem, place.context.device, place.objective)
 
-    def _place(self, kernel: KernelInfo, problem: Problem, model: str, objective: str) -> Place | None:
+    def _make_place(self, kernel: KernelInfo, problem: Problem, model: str, objective: str) -> WinnerPlace | None:
         environment = self._catalog.environment(kernel)
         try:
             device = self._machine.device(environment, kernel.backend, model)
             context = self._machine.context(kernel, environment, problem, device)
-            return Place(kernel, problem, context, kernel.objective(objective))
+            return WinnerPlace(kernel, problem, context, kernel.objective(objective))
         except KtunedError:
             return None
 
 
-def _shared(winner: Winner, place: Place) -> SharedWinner:
+def _to_shared_winner(winner: Winner, place: WinnerPlace) -> SharedWinner:
     """Return a winner of ours as others read it."""
     context = place.context
     return SharedWinner(

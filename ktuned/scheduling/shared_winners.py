@@ -50,7 +50,7 @@ MAX_MATCHED: Final = 4
 """Digests of one context that are matched: each may take a look at its names by a worker."""
 
 
-class Use(Enum):
+class StoreUse(Enum):
     """A use of the store: each may be refused without the others."""
 
     READ = auto()
@@ -58,7 +58,7 @@ class Use(Enum):
     TIDY = auto()
 
 
-class Place(msgspec.Struct, frozen=True):
+class WinnerPlace(msgspec.Struct, frozen=True):
     """A key of a kernel as it is now: the whole problem, the present context, the objective."""
 
     kernel: KernelInfo
@@ -88,18 +88,18 @@ class SharedWinners:
         self._catalog = catalog
         self._foreign_names = foreign_names
         self._opened = opened
-        self.follow(settings)
+        self.apply_settings(settings)
 
     @property
     def settings(self) -> ShareSettings:
         """The store's place, and the use that is made of it."""
         return self._settings
 
-    def follow(self, settings: ShareSettings) -> None:
+    def apply_settings(self, settings: ShareSettings) -> None:
         """Use other settings; another store has not failed yet."""
         self._settings = settings
         self._shared: SharedStore | None = None
-        self._health = {use: Health(first_pause_s=FIRST_PAUSE_S) for use in Use}
+        self._health = {use: Health(first_pause_s=FIRST_PAUSE_S) for use in StoreUse}
         self._damage: dict[str, str] = {}
 
     @property
@@ -113,11 +113,11 @@ class SharedWinners:
         lines = [f"the shared store: {self.fault}; tuning goes on without it"] if self.fault else []
         return lines + [line for _, line in sorted(self._damage.items())][:3]
 
-    def pause_s(self, *uses: Use) -> float:
+    def pause_s(self, *uses: StoreUse) -> float:
         """Return the seconds until the store is tried again for these uses; 0 if it may be now."""
         return max(self._health[use].pause_s for use in uses)
 
-    async def call(self, use: Use, call: Callable[[SharedStore], Awaitable[R]]) -> R:
+    async def call_store(self, use: StoreUse, call: Callable[[SharedStore], Awaitable[R]]) -> R:
         """Use the store, unless that failed a moment ago.
 
         Raises:
@@ -133,7 +133,7 @@ class SharedWinners:
                 answer = await call(self._shared)
         except Exception as error:
             # A plugin's mistake must not end the daemon.
-            reason = _words(error)
+            reason = _describe_failure(error)
             log = _log.info if health.is_sick else _log.warning
             health.failed(reason)
             log("shared_store_failed", url=hide_secrets(self._settings.url), reason=reason)
@@ -141,23 +141,23 @@ class SharedWinners:
         health.succeeded()
         return answer
 
-    async def open(self) -> None:
+    async def open_store(self) -> None:
         """Open the store, so that a plugin that is missing is known before there is anything to share.
 
         Raises:
             SharedStoreDown: no plugin serves the URL.
         """
         if self._shared is None:
-            await self.call(Use.READ, _do_nothing)
+            await self.call_store(StoreUse.READ, _do_nothing)
 
-    async def find(self, kernel: KernelInfo, places: Iterable[Place]) -> Found:
+    async def find_winners(self, kernel: KernelInfo, places: Iterable[WinnerPlace]) -> Found:
         """Read what others have for some keys of one kernel; what cannot be believed there is a notice.
 
         Raises:
             SharedStoreDown: the store cannot be read now.
         """
         addresses = {place.address for place in places}
-        found = await self.call(Use.READ, lambda shared: shared.find(kernel.name, addresses))
+        found = await self.call_store(StoreUse.READ, lambda shared: shared.find(kernel.name, addresses))
         wrong = {one.address: fault for one in found.winners if (fault := one.winner.fault())}
         faults = [*found.faults, *(f"a winner at {address} {fault}" for address, fault in wrong.items())]
         self._damage.pop(kernel.name, None)
@@ -169,20 +169,20 @@ class SharedWinners:
 
     async def best(self, kernel: KernelInfo, context: Context, objective: Objective) -> Candidate | None:
         """Return the best config that others have found in this very context; waits for the store briefly."""
-        if not self._settings.is_on or self.pause_s(Use.READ):
+        if not self._settings.is_on or self.pause_s(StoreUse.READ):
             return None
-        place = Place(kernel, {}, context, objective)
+        place = WinnerPlace(kernel, {}, context, objective)
         with anyio.move_on_after(FIRST_LOOK_S):
             try:
-                found = await self.find(kernel, [place])
+                found = await self.find_winners(kernel, [place])
             except SharedStoreDown:
                 # There is a notice of it.
                 return None
-            matching = await self.match(place, found)
+            matching = await self.match_contexts(place, found)
             return candidates(one.winner for one in matching)[0] if matching else None
         return None
 
-    async def match(self, place: Place, found: Found) -> list[StoredWinner]:
+    async def match_contexts(self, place: WinnerPlace, found: Found) -> list[StoredWinner]:
         """Return those winners whose very context this is; names that hold here what they held there are learned."""
         context, address = place.context, place.address
         groups: dict[tuple[str, tuple[str, ...]], list[StoredWinner]] = {}
@@ -214,7 +214,7 @@ async def _do_nothing(shared: SharedStore) -> None:
     return
 
 
-def _words(error: Exception) -> str:
+def _describe_failure(error: Exception) -> str:
     """Return a store's failure in one line."""
     if isinstance(error, KtunedError):
         return f"{error.message}{f' ({error.hint})' if error.hint else ''}"

@@ -42,14 +42,14 @@ class Activity:
         """Return what keeps an idle daemon from ending: ``clients``, ``jobs``, ``watches``."""
         reasons = {
             "clients": self._traffic.statistics()["connections"] > 0,
-            "jobs": bool(self._jobs.live()),
+            "jobs": bool(self._jobs.list_live_jobs()),
             "watches": any(os.path.isdir(root.path) for root in self._catalog.roots),
         }
         return [reason for reason, holds in reasons.items() if holds]
 
     def line(self) -> str:
         """Return jobs and clients as one line."""
-        live = self._jobs.live()
+        live = self._jobs.list_live_jobs()
         running = sum(job.state == "running" for job in live)
         clients = self._traffic.statistics()["connections"]
         return f"{running} jobs running, {len(live) - running} queued; {clients} clients"

@@ -87,7 +87,7 @@ class Captures:
 
     async def _replace_context(self, kernel: str) -> None:
         self._changed(kernel)
-        await self._jobs.supersede(kernel)
+        await self._jobs.cancel_jobs_of_kernel(kernel)
 
 
 def _checked_size(path: Path, digest: str) -> int:

@@ -29,11 +29,11 @@ class Control:
 
     async def pause(self, wanted: PauseParams, connection: Connection) -> dict[str, Any]:
         """Let something wait until it is resumed, in the next daemon's life too."""
-        return await self._set(wanted, self._jobs.pause, is_paused=True)
+        return await self._set(wanted, self._jobs.pause_job, is_paused=True)
 
     async def resume(self, wanted: PauseParams, connection: Connection) -> dict[str, Any]:
         """Undo a pause. A job that was paused by itself stays paused: it is not resumed with its device."""
-        return await self._set(wanted, self._jobs.resume, is_paused=False)
+        return await self._set(wanted, self._jobs.resume_job, is_paused=False)
 
     async def _set(
         self, wanted: PauseParams, act: Callable[[int], Awaitable[Job]], *, is_paused: bool
@@ -45,14 +45,14 @@ class Control:
             changed = [await act(wanted.job)]
         elif wanted.kernel is not None:
             name = self._catalog.resolve(wanted.kernel, wanted.directory).name
-            for job in [job for job in self._jobs.live() if job.kernel == name]:
+            for job in [job for job in self._jobs.list_live_jobs() if job.kernel == name]:
                 # One that ends by itself meanwhile is neither paused nor resumed.
                 with suppress(NotFound):
                     changed.append(await act(job.id))
         else:
             devices = {EVERYTHING} if wanted.device is None else self._models_of(wanted.device)
             await self._jobs.pause_devices(devices, is_paused=is_paused)
-        return {"jobs": [self._jobs.describe(job) for job in changed], "paused": sorted(self._jobs.pauses)}
+        return {"jobs": [self._jobs.describe_job(job) for job in changed], "paused": sorted(self._jobs.pauses)}
 
     def _models_of(self, wanted: str) -> set[str]:
         """Return the models of a device, given its name (``cuda:1``) or one of them."""

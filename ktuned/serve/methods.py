@@ -31,7 +31,7 @@ from ktuned.model import (
     is_nondeterministic,
     read_objective,
 )
-from ktuned.scheduling import Intake, Jobs, Wish
+from ktuned.scheduling import Intake, Jobs, TuningRequest
 from ktuned.serve.connection import Connection
 from ktuned.serve.events import Events
 from ktuned.serve.method import Later, Method
@@ -190,7 +190,7 @@ class Methods:
         """Ask for a tuning; its progress is to be had by ``subscribe`` since the place that is returned."""
         if wanted.beside is not None:
             self._applications.note(wanted.beside)
-        wish = replace(
+        request = replace(
             _wish(wanted),
             device=wanted.device,
             preset=wanted.preset,
@@ -206,13 +206,13 @@ class Methods:
             anchor=wanted.anchor,
             anchor_pin=wanted.anchor_pin,
         )
-        return await self._take_in(wanted, wish)
+        return await self._take_in(wanted, request)
 
     async def compile(self, wanted: CompileParams, connection: Connection) -> dict[str, Any]:
         """Request only a space's artifacts; each config is reported by the event ``config_compiled``."""
         if wanted.arch is not None and not wanted.arch.strip():
             raise UsageError("arch is empty", hint="name what to compile for, e.g. sm_90a, or leave it out")
-        wish = replace(
+        request = replace(
             _wish(wanted),
             # However many follow it: a tuning that is waited for goes first.
             is_fixed=True,
@@ -220,22 +220,22 @@ class Methods:
             compile_only=True,
             arch=wanted.arch,
         )
-        return await self._take_in(wanted, wish)
+        return await self._take_in(wanted, request)
 
-    async def _take_in(self, wanted: JobParams, wish: Wish) -> dict[str, Any]:
-        """Create jobs for a wish; the answer has the place in the event stream from which their events come."""
+    async def _take_in(self, wanted: JobParams, request: TuningRequest) -> dict[str, Any]:
+        """Create jobs for a request; the answer has the place in the event stream from which their events come."""
         place = {"epoch": self._events.epoch, "seq": self._events.seq}
         errors: list[FileError] = []
         known, moves = {kernel.name for kernel in self._catalog.kernels}, self._intake.moves
         watched = {root.path for root in self._catalog.roots}
-        live = {job.id for job in self._jobs.live()}
+        live = {job.id for job in self._jobs.list_live_jobs()}
         if wanted.path is not None:
-            jobs, errors = await self._intake.tune_path(wanted.path, wanted.python, wish, wanted.kernel)
+            jobs, errors = await self._intake.tune_path(wanted.path, wanted.python, request, wanted.kernel)
         elif wanted.kernel is not None:
-            jobs, errors = await self._intake.tune_named(wanted.kernel, wish, wanted.directory)
+            jobs, errors = await self._intake.tune_named(wanted.kernel, request, wanted.directory)
         else:
             raise UsageError("there is neither a kernel nor a path", hint="name one of them")
-        entries = [self._jobs.describe(job) for job in jobs]
+        entries = [self._jobs.describe_job(job) for job in jobs]
         notices = [line for line in self._intake.moves if line not in moves]
         notices += [
             f"{root.path} is watched from now on, and saves are tuned; `ktuned remove {root.path}` ends that"
@@ -268,29 +268,29 @@ class Methods:
     async def cancel(self, wanted: CancelParams, connection: Connection) -> dict[str, Any]:
         """Cancel one job, or all of a kernel."""
         if wanted.job is not None:
-            return {"jobs": [(await self._jobs.cancel(wanted.job)).to_wire()]}
+            return {"jobs": [(await self._jobs.cancel_job(wanted.job)).to_wire()]}
         if wanted.kernel is None:
             raise UsageError("cancel needs a job or a kernel")
         name = self._catalog.resolve(wanted.kernel, wanted.directory).name
         cancelled = []
-        for job in [job for job in self._jobs.live() if job.kernel == name]:
+        for job in [job for job in self._jobs.list_live_jobs() if job.kernel == name]:
             # One that ends by itself meanwhile needs no cancelling.
             with suppress(NotFound):
-                cancelled.append(await self._jobs.cancel(job.id))
+                cancelled.append(await self._jobs.cancel_job(job.id))
         return {"jobs": [job.to_wire() for job in cancelled]}
 
     def jobs(self, wanted: JobsParams, connection: Connection) -> dict[str, Any]:
         """List jobs: what runs and waits in its order, then what has ended, newest first."""
         if wanted.job is not None:
-            job = self._jobs.job(wanted.job)
+            job = self._jobs.get_job(wanted.job)
             if job is None:
                 raise NotFound(f"there is no job {wanted.job}", hint="`ktuned jobs` lists them")
-            return {"jobs": [self._jobs.describe(job)]}
+            return {"jobs": [self._jobs.describe_job(job)]}
         if wanted.ids is not None:
-            found = (self._jobs.job(number) for number in wanted.ids[:MAX_ROWS])
-            return {"jobs": [self._jobs.describe(job) for job in found if job is not None]}
+            found = (self._jobs.get_job(number) for number in wanted.ids[:MAX_ROWS])
+            return {"jobs": [self._jobs.describe_job(job) for job in found if job is not None]}
         name = None if wanted.kernel is None else self._catalog.resolve(wanted.kernel, wanted.directory).name
-        live = self._jobs.live()
+        live = self._jobs.list_live_jobs()
         ids = {job.id for job in live}
         states = None if wanted.state is None else [wanted.state]
         stored = self._store.list_jobs(kernel=name, states=states, limit=_rows(wanted.limit))
@@ -304,7 +304,7 @@ class Methods:
 
     def _described(self, job: Job) -> dict[str, Any]:
         """Return a job's map, with its problem in the declared order while its kernel is known."""
-        public = self._jobs.describe(job)
+        public = self._jobs.describe_job(job)
         with suppress(NotFound):
             public["problem"] = self._catalog.resolve(job.kernel).problem_in_order(job.problem)
         return public
@@ -414,7 +414,7 @@ class Methods:
         """Delete a kernel's trials, all or those of one outcome: they may be tried again then."""
         name = self._catalog.resolve(wanted.kernel, wanted.directory).name
         if wanted.outcome is None:
-            await self._jobs.supersede(name)
+            await self._jobs.cancel_jobs_of_kernel(name)
         forgotten = await self._store.forget_trials(name, wanted.outcome)
         self._jobs.forget_failures(name)
         self._lookups.results_changed(name)
@@ -475,8 +475,8 @@ def _rows(limit: int) -> int:
     return min(limit, MAX_ROWS)
 
 
-def _wish(wanted: JobParams) -> Wish:
-    return Wish(
+def _wish(wanted: JobParams) -> TuningRequest:
+    return TuningRequest(
         problem=wanted.problem,
         trials=wanted.trials,
         seconds=wanted.seconds,

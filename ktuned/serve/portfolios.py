@@ -42,9 +42,11 @@ class PortfolioMethods:
         kernel = self._catalog.resolve(wanted.kernel, wanted.directory)
         if wanted.make:
             asked = {"configs": wanted.configs, "loss": wanted.loss, "tunings": wanted.tunings}
-            self._portfolios.ask(kernel, wanted.device, kernel.objective(wanted.objective), asked, Priority.REQUESTED)
+            self._portfolios.request_portfolio(
+                kernel, wanted.device, kernel.objective(wanted.objective), asked, Priority.REQUESTED
+            )
         return {
             "kernel": kernel.name,
-            "portfolios": self._portfolios.describe(kernel),
-            "making": self._portfolios.building(kernel),
+            "portfolios": self._portfolios.describe_portfolios(kernel),
+            "making": self._portfolios.describe_build(kernel),
         }

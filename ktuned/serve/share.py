@@ -71,7 +71,7 @@ class ShareMethods:
             raise UsageError(
                 "the shared store is only read here", hint="leave out `read_only` of [share] in config.toml"
             )
-        return {"url": hide_secrets(settings.url), "sent": await self._exchange.push()}
+        return {"url": hide_secrets(settings.url), "sent": await self._exchange.publish_all()}
 
     async def pull(self, wanted: SharePullParams, connection: Connection) -> dict[str, Any]:
         """Look for others' winners of declared problems, and queue what verifies them; return the jobs.
@@ -86,12 +86,12 @@ class ShareMethods:
         if wanted.kernel is not None:
             kernels = [self._catalog.resolve(wanted.kernel, wanted.directory)]
         place = {"epoch": self._events.epoch, "seq": self._events.seq}
-        exchanged = await self._exchange.pull(kernels)
+        exchanged = await self._exchange.pull_winners(kernels)
         return {
             "url": hide_secrets(settings.url),
             "found": exchanged.found,
             "fresh": exchanged.fresh,
-            "jobs": [self._jobs.describe(job) for job in exchanged.jobs],
+            "jobs": [self._jobs.describe_job(job) for job in exchanged.jobs],
             "errors": [],
             "notices": self._shared.notices,
             **place,

@@ -75,7 +75,7 @@ class StatusReport:
 
     def figures(self) -> dict[str, Any]:
         """Return everything that ``ktuned status`` shows."""
-        live = self._jobs.live()
+        live = self._jobs.list_live_jobs()
         writer = self._store.statistics()
         return {
             "pid": os.getpid(),
@@ -91,12 +91,12 @@ class StatusReport:
             "idle": {"exit_s": self._pace.idle_exit_s, "busy": self._activity.busy()},
             "totals": self._activity.counters(),
             "rates": dict(self._pace.rates()),
-            "lanes": [lane.describe() for lane in self._jobs.lanes()],
+            "lanes": [lane.describe() for lane in self._jobs.list_lanes()],
             "workers": self._fleet.describe(),
             "gate": self._fleet.gate.state,
             "compile_slots": self._fleet.compile_slots.total_tokens,
             "channels": {
-                **self._jobs.channels(),
+                **self._jobs.channel_statistics(),
                 "errands": self._lookups.statistics()["follow_ups"],
                 "writer": {"used": writer.waiting, "writes": writer.writes, "commits": writer.groups},
             },
@@ -107,7 +107,7 @@ class StatusReport:
                 "queued": sum(job.state == "queued" for job in live),
                 "running": sum(job.state == "running" for job in live),
                 "paused": sum(job.state == "paused" for job in live),
-                "waits": self._jobs.obstacles(),
+                "waits": self._jobs.count_obstacles(),
             },
             "policy": self._idle_policy.policy,
             "paused": sorted(self._jobs.pauses),

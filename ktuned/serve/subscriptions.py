@@ -32,16 +32,16 @@ class Subscriptions:
     def unsubscribe(self, connection: Connection) -> None:
         """Send a connection no more events: it is closed, or does not want them."""
         if self._events.unsubscribe(connection):
-            self._jobs.leave(connection)
+            self._jobs.remove_waiter(connection)
 
     def _subscribe(self, wanted: SubscribeParams, connection: Connection) -> dict[str, Any]:
         """Send events to this connection, in place of those that it subscribed to before."""
         place = self._events.subscribe(
             connection, since=wanted.since, kernels=wanted.kernels, jobs=wanted.jobs, types=wanted.types
         )
-        self._jobs.leave(connection)
+        self._jobs.remove_waiter(connection)
         if wanted.jobs is not None:
-            self._jobs.attend(connection, wanted.jobs)
+            self._jobs.add_waiter(connection, wanted.jobs)
         return {**place}
 
     def _unsubscribe(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from ktuned.catalog.project_file import PROJECT_FILE
 from ktuned.ipc.stamps import stamp
 from ktuned.model.errors import StoreError
 from ktuned.model.kernel import Root
-from ktuned.scheduling.job_requests import Wish
+from ktuned.scheduling.job_requests import TuningRequest
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text
 
 pytestmark = pytest.mark.anyio
@@ -28,7 +28,7 @@ async def saved(parts: Parts, text: str | None) -> None:
     else:
         path.write_text(text)
         found = await parts.inspector.inspect_files(root, [str(path)])
-    await parts.renewal.react(found.changes, saved=True)
+    await parts.renewal.react_to_changes(found.changes, saved=True)
 
 
 def status(parts: Parts, name: str) -> str:
@@ -58,9 +58,9 @@ async def test_a_waiting_job_goes_on_under_the_new_name(parts: Parts) -> None:
     """Its old self is superseded, and a save asks for all that the kernel declares."""
     kernel = await parts.inspect(kernel_text())
     await parts.store.projects.save_names({parts.root.path: "project"})
-    await parts.requests.tune(kernel, Wish())
+    await parts.requests.request_jobs(kernel, TuningRequest())
     await saved(parts, "name = 'gemms'")
-    assert [(job.kernel, job.problem) for job in parts.jobs.live()] == [("gemms:it", {"n": 64})]
+    assert [(job.kernel, job.problem) for job in parts.jobs.list_live_jobs()] == [("gemms:it", {"n": 64})]
     parts.kill_workers()
 
 
@@ -124,7 +124,7 @@ async def test_a_kernel_file_below_a_project_file_belongs_to_its_project(parts: 
     (top / "sub").mkdir(parents=True)
     (top / PROJECT_FILE).write_text("name = 'gemms'")
     (top / "sub" / "tune_it.py").write_text(kernel_text())
-    (job,), errors = await parts.intake.tune_path(str(top / "sub" / "tune_it.py"), None, Wish())
+    (job,), errors = await parts.intake.tune_path(str(top / "sub" / "tune_it.py"), None, TuningRequest())
     assert (job.kernel, errors) == ("gemms:it", [])
     assert [root.path for root in parts.store.load_roots()] == [str(top)]
     parts.kill_workers()

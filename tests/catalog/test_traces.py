@@ -12,7 +12,7 @@ from ktuned.catalog.traces import SourceChanged
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.trace import Observation, combine
 from ktuned.model.values import Status
-from ktuned.scheduling.job_requests import Wish
+from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.serve.explain import Explainer
 from tests.assembled import Parts, assembled, kernel_text
 
@@ -25,7 +25,7 @@ PROBLEM = {"n": 64}
 async def _tuned(parts: Parts, kernel: KernelInfo) -> KernelInfo:
     """Tune a kernel, and return it as it is known then."""
     before = len(parts.told.of("job_done"))
-    await parts.requests.tune(kernel, Wish())
+    await parts.requests.request_jobs(kernel, TuningRequest())
     ended = await parts.told.ended(before + 1)
     assert ended[-1]["state"] == "done", ended[-1]
     return parts.catalog.resolve("it")
@@ -67,7 +67,7 @@ async def test_what_a_compiler_read_makes_the_answer_stale(tmp_path: Path) -> No
 
         cfg.write_text("one")
         await parts.inspect()
-        await parts.requests.tune(parts.catalog.resolve("it"), Wish())
+        await parts.requests.request_jobs(parts.catalog.resolve("it"), TuningRequest())
         undone = (await parts.told.ended(3))[-1]
         assert not undone["cost"].get("compile_s")
         assert _status(parts) is Status.FRESH
@@ -107,7 +107,7 @@ async def test_two_kernels_share_no_artifact_of_other_contents(tmp_path: Path) -
         other = READING.replace("def it(", "def other(")
         parts.write(other, "tune_other.py")
         await parts.inspect(name="tune_other.py")
-        await parts.requests.tune(parts.catalog.resolve("other"), Wish())
+        await parts.requests.request_jobs(parts.catalog.resolve("other"), TuningRequest())
         await parts.told.ended(2)
         answer = parts.lookups.lookup("other", PROBLEM, None, tune=False)
         assert answer.config == {"us": 50.0, "reads": "cfg.txt"}

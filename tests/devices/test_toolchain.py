@@ -73,10 +73,10 @@ async def test_an_upgraded_compiler_is_probed_again_and_renews_what_it_made(
             first = compiler.parents[1] / "first" / "fakecc"
             first.parent.mkdir()
             install(first, "2.0")
-        await parts.told.until(lambda: bool(parts.told.of("stale")) and bool(parts.jobs.live()))
+        await parts.told.until(lambda: bool(parts.told.of("stale")) and bool(parts.jobs.list_live_jobs()))
         tasks.cancel_scope.cancel()
     assert ask(parts) == ("stale", "")
-    (job,) = parts.jobs.live()
+    (job,) = parts.jobs.list_live_jobs()
     assert (job.kernel, job.reason) == (kernel.name, REASON)
     daemon = parts.daemon
     explain = Explainer(daemon.catalog, daemon.admission, daemon.machine, daemon.store, daemon.lookups.doubt).explain
@@ -186,7 +186,7 @@ async def test_a_compile_by_another_toolchain_is_repeated_under_its_key(compilin
     async with parts.working():
         assert ask(parts, tune=True)[0] == "default"
         await parts.reached("door")
-        (before,) = parts.jobs.live()
+        (before,) = parts.jobs.list_live_jobs()
         install(compiler, "2.0")
         parts.open_gate("door")
         await parts.told.until(lambda: len(parts.told.of("job_queued")) == 2)

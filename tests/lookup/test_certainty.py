@@ -95,4 +95,4 @@ async def test_answers_are_stale_while_what_they_depend_on_is_inspected(
         assert answer.message == f"{parts.project / name} changed, or what it depends on, and is being inspected"
         paused.goes_on.set()
     assert (status(), changes) == ("fresh", 2)
-    assert parts.jobs.live() == [], "nothing is tuned for a doubt"
+    assert parts.jobs.list_live_jobs() == [], "nothing is tuned for a doubt"

@@ -17,7 +17,7 @@ from ktuned.model.keys import WinnerKey
 from ktuned.model.plan import Plan
 from ktuned.model.trial import TrialResult
 from ktuned.model.values import Outcome, Problem
-from ktuned.scheduling.job_requests import Wish
+from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.serve.connection import Connection
 from ktuned.serve.explain import Explainer
 from ktuned.serve.params import CaptureParams, ForgetParams, LookupManyParams, LookupParams, TuneParams
@@ -100,7 +100,7 @@ async def test_device_by_seat_model_or_absent(parts: Parts) -> None:
     assert [ask(parts, device=name)["status"] for name in ("cpu:0", "Fake CPU")] == ["fresh", "fresh"]
     absent = ask(parts, device="H100", tune=True)
     assert (absent["status"], absent["device"]) == ("default", "H100")
-    assert parts.jobs.live() == []
+    assert parts.jobs.list_live_jobs() == []
 
 
 async def test_wrong_questions_are_refused(parts: Parts) -> None:
@@ -151,7 +151,7 @@ async def test_config_that_the_space_has_lost_is_never_served(parts: Parts) -> N
         parts.write(kernel_text(configs=configs, default="dict(us=10.0)"))
         found = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
         before = parts.lookups.table.generation("project:it")
-        await parts.renewal.react(found.changes, saved=False)
+        await parts.renewal.react_to_changes(found.changes, saved=False)
         assert parts.lookups.table.generation("project:it") > before
         assert (ask(parts)["status"], ask(parts)["config"]) == ("default", {"us": 10.0})
 
@@ -198,7 +198,7 @@ async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) 
         assert (untouched.status, untouched.message) == ("fresh", "")
         assert callable(parts.lookups.lookup_pinned("run", "other", {"n": 64}, None, tune=True))
         assert parts.lookups.statistics()["follow_ups"]["used"] == 0
-        assert parts.jobs.live() == []
+        assert parts.jobs.list_live_jobs() == []
         # Its inspection, which a start's scan begins, ends the doubt.
         await parts.inspect()
         assert ask(parts, tune=True)["message"] == ""
@@ -214,7 +214,7 @@ async def test_hundred_lookups_make_one_job(parts: Parts) -> None:
             assert ask(parts, tune=True)["status"] == "default"
             parts.lookups.caches.changed("project:it")
         await parts.reached("door")
-        (job,) = parts.jobs.live()
+        (job,) = parts.jobs.list_live_jobs()
         assert (job.reason, job.plan.preset) == ("looked up", "fast")
         parts.open_gate("door")
         await parts.told.ended()
@@ -261,7 +261,7 @@ async def test_what_failed_is_told_and_not_asked_for_again(parts: Parts) -> None
     parts.lookups.caches.changed(kernel.name)
     assert ask(parts)["message"] == UNTUNED
     async with parts.working():
-        await parts.jobs.submit(
+        await parts.jobs.submit_job(
             wanted({"n": 64}), {"n": 64}, priority=300, reason="saved", plan=replace(kernel.plan, trials=1)
         )
         await parts.told.ended(1)
@@ -283,7 +283,9 @@ async def test_what_failed_is_told_and_not_asked_for_again(parts: Parts) -> None
         parts.jobs.forget_failures(kernel.name)
         parts.lookups.caches.changed(kernel.name)
         assert ask(parts)["message"] == UNTUNED
-        await parts.jobs.submit(wanted({"n": 1}, device="none"), {"n": 1}, priority=1, reason="a marker", plan=Plan())
+        await parts.jobs.submit_job(
+            wanted({"n": 1}, device="none"), {"n": 1}, priority=1, reason="a marker", plan=Plan()
+        )
         await parts.told.ended(3)
     assert [job.reason for job in parts.store.list_jobs()] == ["a marker", "looked up", "saved", "asked"]
 
@@ -293,7 +295,9 @@ async def test_fresh_answer_asks_for_nothing(parts: Parts) -> None:
     await tuned(parts)
     assert ask(parts, tune=True)["status"] == "fresh"
     async with parts.working():
-        await parts.jobs.submit(wanted({"n": 1}, device="none"), {"n": 1}, priority=1, reason="a marker", plan=Plan())
+        await parts.jobs.submit_job(
+            wanted({"n": 1}, device="none"), {"n": 1}, priority=1, reason="a marker", plan=Plan()
+        )
         await parts.told.ended()
     assert [job.reason for job in parts.store.list_jobs()] == ["a marker", "asked"]
 
@@ -370,7 +374,7 @@ async def test_errand_that_failed_is_sent_again(tmp_path: Path) -> None:
     async with assembled(tmp_path, store_type=FullOnce) as parts:
         await parts.inspect(kernel_text())
         with anyio.fail_after(PATIENCE_S):
-            while not parts.jobs.live():
+            while not parts.jobs.list_live_jobs():
                 ask(parts, tune=True)
                 parts.lookups.caches.changed("project:it")
                 await anyio.sleep(0.005)
@@ -394,7 +398,7 @@ async def test_a_near_config_that_fails_here_is_not_served_on(parts: Parts) -> N
     kernel = await parts.inspect(text.replace("Build(**c)", "Build(us=c.us, does='wrong' if p.n == 64 else 'work')"))
     async with parts.working():
         for count, n in enumerate((128, 64), start=1):
-            await parts.requests.tune(kernel, Wish(problem={"n": n}))
+            await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": n}))
             await parts.told.ended(count)
         parts.kill_workers()
     answer = ask(parts)

@@ -16,7 +16,7 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.bridge import CallFailed
-from ktuned.scheduling import Wish
+from ktuned.scheduling import TuningRequest
 from ktuned.testing.executors import check_executor
 from ktuned_ray.leases import Leases
 from tests.assembled import PATIENCE_S, Parts, kernel_text
@@ -40,7 +40,7 @@ def _kernel(gate: str) -> str:
 async def _tune(parts: Parts, gate: str) -> None:
     """Ask for a tuning, which works in the background."""
     kernel = await parts.inspect(_kernel(gate))
-    await parts.requests.tune(kernel, Wish())
+    await parts.requests.request_jobs(kernel, TuningRequest())
 
 
 def _measured(parts: Parts) -> Counter[tuple[str, float]]:
@@ -68,10 +68,10 @@ async def test_a_job_is_tuned_on_all_nodes(tmp_path: Path, nodes: Nodes) -> None
         text = "from beside import US\n" + kernel_text(configs=f"[{configs}]", reference="lambda x: 2 * x")
         kernel = await parts.inspect(text)
         async with parts.working():
-            await parts.requests.tune(kernel, Wish())
+            await parts.requests.request_jobs(kernel, TuningRequest())
             (job,) = await parts.told.ended()
         assert (job["state"], sum(_measured(parts).values())) == ("done", len(US))
-        names = {lane.device.name for lane in parts.jobs.lanes()}
+        names = {lane.device.name for lane in parts.jobs.list_lanes()}
         assert {name.partition("/")[0] for name in names} == {"n0", "n1", "n2"}
         (winner,) = parts.store.list_winners(kernel.name)
         assert winner.config["us"] == 90.0
@@ -143,10 +143,10 @@ async def test_a_real_kernel_is_tuned_over_the_cluster(
         await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_gemm.py")])
         kernel = parts.catalog.resolve("gemm")
         async with parts.working():
-            await parts.requests.tune(kernel, Wish(trials=6))
+            await parts.requests.request_jobs(kernel, TuningRequest(trials=6))
             (job,) = await parts.told.ended()
         assert job["state"] == "done", job["message"]
-        assert {lane.device.host for lane in parts.jobs.lanes()} <= {"n0", "n1"}
+        assert {lane.device.host for lane in parts.jobs.list_lanes()} <= {"n0", "n1"}
         (winner,) = parts.store.list_winners(kernel.name)
         assert winner.latency_us > 0
 
@@ -163,7 +163,7 @@ def _actor(nodes: Nodes, node: str) -> int:
 
 
 KILLS: dict[str, Callable[[Nodes, Parts], int]] = {
-    "worker": lambda nodes, parts: next(lane.worker_pid or 0 for lane in parts.jobs.lanes()),
+    "worker": lambda nodes, parts: next(lane.worker_pid or 0 for lane in parts.jobs.list_lanes()),
     "keeper": lambda nodes, parts: nodes.below("n1", "ktuned_ray.keeper")[0],
     "actor": lambda nodes, parts: _actor(nodes, "n1"),
     "bridge": lambda nodes, parts: executor_of(parts).bridge.pid or 0,
@@ -205,10 +205,10 @@ async def test_a_node_that_dies_leaves_its_work_to_others(
                 reference="lambda x: 2 * x",
             )
         )
-        await parts.requests.tune(kernel, Wish())
+        await parts.requests.request_jobs(kernel, TuningRequest())
         await nodes.reached("raylet")
         with anyio.fail_after(PATIENCE_S):
-            while sum(lane.worker_pid is not None for lane in parts.jobs.lanes()) < 2:  # noqa: ASYNC110
+            while sum(lane.worker_pid is not None for lane in parts.jobs.list_lanes()) < 2:  # noqa: ASYNC110
                 await anyio.sleep(0.01)
         below = psutil.Process(nodes.raylets["n2"]).children(recursive=True)
         os.kill(nodes.raylets["n2"], signal.SIGKILL)
@@ -228,7 +228,7 @@ async def test_local_tuning_goes_on_when_the_cluster_ends(
         # Each lane stands at a gate, this machine's at its own: whichever is open first would have measured all.
         configs = ", ".join(f"dict(us={us}, gate='head')" for us in US)
         text = kernel_text(configs=f"[{configs}]", reference="lambda x: 2 * x", early_stop="1e9")
-        await parts.requests.tune(await parts.inspect(text), Wish())
+        await parts.requests.request_jobs(await parts.inspect(text), TuningRequest())
         await nodes.reached("head")
         os.kill(nodes.head, signal.SIGKILL)
         nodes.open("head")

@@ -5,7 +5,7 @@ from pathlib import Path
 import anyio
 import pytest
 
-from ktuned.scheduling import Wish
+from ktuned.scheduling import TuningRequest
 from tests.assembled import PATIENCE_S, assembled, kernel_text
 from tests.ray.conftest import follow, joined, running
 
@@ -33,6 +33,8 @@ async def test_a_cluster_with_a_token_lets_those_in_who_have_it(
         monkeypatch.setenv("RAY_AUTH_MODE", "token")
         monkeypatch.setenv("RAY_AUTH_TOKEN", TOKEN)
         async with joined(directories[1], nodes, "n0") as parts, parts.working():
-            await parts.requests.tune(await parts.inspect(kernel_text(configs="us=[10.0, 20.0]")), Wish())
+            await parts.requests.request_jobs(
+                await parts.inspect(kernel_text(configs="us=[10.0, 20.0]")), TuningRequest()
+            )
             (job,) = await parts.told.ended()
             assert job["state"] == "done", job["message"]

@@ -35,14 +35,14 @@ async def test_reading_is_of_the_time_since_the_last_one(parts: Parts, tmp_path:
     root = tmp_path / "machine"
     machine(root, busy=1000, idle=1000, stalled_us=0)
     watched = observer(parts, Usage(root, 1))
-    first = await watched.read()
+    first = await watched.read_host_use()
     assert (first.others, first.pressure, first.on_battery, first.gpu_users) == (0.0, 0.0, False, {})
     battery = root / "sys/class/power_supply/BAT0"
     battery.mkdir(parents=True)
     (battery / "type").write_text("Battery\n")
     (battery / "status").write_text("Discharging\n")
     machine(root, busy=1300, idle=1700, stalled_us=10**12)
-    second = await watched.read()
+    second = await watched.read_host_use()
     assert second.others == pytest.approx(0.3)
     assert second.pressure == 1.0
     assert second.on_battery
@@ -51,8 +51,8 @@ async def test_reading_is_of_the_time_since_the_last_one(parts: Parts, tmp_path:
 async def test_this_machine_can_be_read(parts: Parts) -> None:
     """Whatever this machine is and does, there is a reading, with shares from 0 to 1."""
     watched = observer(parts)
-    await watched.read()
-    reading = await watched.read()
+    await watched.read_host_use()
+    reading = await watched.read_host_use()
     assert 0.0 <= reading.others <= 1.0
     assert reading.pressure is None or 0.0 <= reading.pressure <= 1.0
 

@@ -18,7 +18,7 @@ def after(*readings: Reading, policy: str = "idle") -> IdlePolicy:
     """Return manners that took these readings."""
     manners = IdlePolicy(policy)
     for reading in readings:
-        manners.take(reading)
+        manners.take_reading(reading)
     return manners
 
 
@@ -28,7 +28,7 @@ def after(*readings: Reading, policy: str = "idle") -> IdlePolicy:
 def test_policies(policy: str, level: int, is_busy: bool) -> None:
     """``always`` refuses nothing, ``idle`` what no one waits for when it is busy, ``manual`` what no one asked for."""
     manners = after(*([BUSY] * BUSY_READINGS if is_busy else [CALM]), policy=policy)
-    refused = bool(manners.refuse(JOB, level))
+    refused = bool(manners.refuse_job(JOB, level))
     if policy == "always" or level >= Priority.WAITED_FOR:
         assert not refused
     elif policy == "idle":
@@ -64,28 +64,28 @@ def test_rest_must_last_and_pressure_says_nothing_then() -> None:
     """While tuning rests nothing presses: it begins again only when the others have stopped for a while."""
     manners = after(*[BUSY] * BUSY_READINGS)
     for _ in range(20):
-        manners.take(Reading(others=0.6, pressure=0.0))
+        manners.take_reading(Reading(others=0.6, pressure=0.0))
     assert manners.reason
     for _ in range(REST_READINGS - 1):
-        manners.take(CALM)
-    manners.take(Reading(others=0.2, pressure=0.0))
+        manners.take_reading(CALM)
+    manners.take_reading(Reading(others=0.2, pressure=0.0))
     for _ in range(REST_READINGS - 1):
-        manners.take(CALM)
+        manners.take_reading(CALM)
     assert manners.reason
-    manners.take(CALM)
+    manners.take_reading(CALM)
     assert manners.reason == ""
 
 
 def test_forgotten_readings_decide_nothing() -> None:
     """After a time in which no one looked, the machine counts as free until it is seen to be used."""
     manners = after(*[BUSY] * BUSY_READINGS)
-    manners.forget()
+    manners.forget_readings()
     assert manners.reason == ""
 
 
 def test_another_policy_holds_at_once() -> None:
     """What is refused follows the policy as it is now."""
     manners = after(*[BUSY] * BUSY_READINGS)
-    assert manners.refuse(JOB, Priority.SAVED)
+    assert manners.refuse_job(JOB, Priority.SAVED)
     manners.policy = "always"
-    assert (manners.refuse(JOB, Priority.SAVED), manners.reason, manners.watches) == ("", "", False)
+    assert (manners.refuse_job(JOB, Priority.SAVED), manners.reason, manners.needs_readings) == ("", "", False)

@@ -14,7 +14,7 @@ from ktuned.model.errors import NotFound, UsageError
 from ktuned.model.job import Priority
 from ktuned.model.plan import Plan
 from ktuned.scheduling.intake import Intake
-from ktuned.scheduling.job_requests import Wish
+from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.scheduling.root_moves import RootMoves
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text
 from tests.fleet.playing import until
@@ -24,25 +24,25 @@ DECLARED = Plan(strategy="random", seed=3, preset="thorough", trials=7, seconds=
 
 def test_a_wish_overrides_only_what_it_names() -> None:
     """What is not wished for stays as the kernel file has it; nought is a wish."""
-    assert Wish().plan(DECLARED) == DECLARED
-    wished = Wish(preset="fast", trials=1, seconds=0.5, strategy="exhaustive", seed=0).plan(DECLARED)
+    assert TuningRequest().plan_for(DECLARED) == DECLARED
+    wished = TuningRequest(preset="fast", trials=1, seconds=0.5, strategy="exhaustive", seed=0).plan_for(DECLARED)
     assert wished == replace(DECLARED, preset="fast", trials=1, seconds=0.5, strategy="exhaustive", seed=0)
 
 
 @pytest.mark.parametrize(
     ("wish", "words"),
     [
-        (Wish(preset="quick"), "'quick'"),
-        (Wish(trials=0), "trials is 0"),
-        (Wish(seconds=0.0), "seconds is 0"),
-        (Wish(seconds=-1.0), "seconds is -1"),
-        (Wish(seconds=float("nan")), "seconds is nan"),
+        (TuningRequest(preset="quick"), "'quick'"),
+        (TuningRequest(trials=0), "trials is 0"),
+        (TuningRequest(seconds=0.0), "seconds is 0"),
+        (TuningRequest(seconds=-1.0), "seconds is -1"),
+        (TuningRequest(seconds=float("nan")), "seconds is nan"),
     ],
 )
-def test_a_wish_that_cannot_be_followed_names_its_field(wish: Wish, words: str) -> None:
+def test_a_wish_that_cannot_be_followed_names_its_field(wish: TuningRequest, words: str) -> None:
     """The error says which, and what would do."""
     with pytest.raises(UsageError, match=words) as refused:
-        wish.plan(DECLARED)
+        wish.plan_for(DECLARED)
     assert refused.value.hint
 
 
@@ -67,14 +67,14 @@ class TestTunePath:
         parts.write(kernel_text("one", problems="[dict(n=1), dict(n=2)]"), "tune_one.py")
         parts.write(kernel_text("two"), "sub/tune_two.py")
         parts.write("import nonsense_module", "tune_bad.py")
-        jobs, errors = await parts.intake.tune_path(str(parts.project), None, Wish())
+        jobs, errors = await parts.intake.tune_path(str(parts.project), None, TuningRequest())
         assert [(job.kernel, job.problem["n"]) for job in jobs] == [
             ("project:one", 1),
             ("project:one", 2),
             ("project:two", 64),
         ]
         assert ["nonsense_module" in error.message for error in errors] == [True]
-        jobs, errors = await parts.intake.tune_path(str(parts.project / "sub"), None, Wish())
+        jobs, errors = await parts.intake.tune_path(str(parts.project / "sub"), None, TuningRequest())
         assert ([job.kernel for job in jobs], errors) == (["project:two"], [])
 
     async def test_a_project_inside_a_watched_one_is_a_root_of_its_own(self, parts: Parts) -> None:
@@ -104,7 +104,7 @@ class TestTunePath:
             return sorted(worker["role"] for worker in parts.fleet.describe())
 
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(parts.intake.tune_path, str(elsewhere), None, Wish())
+            tasks.start_soon(parts.intake.tune_path, str(elsewhere), None, TuningRequest())
             await parts.reached("import")
             await until(lambda: {"bench", "compile", "explore"} <= set(roles()))
             parts.open_gate("import")
@@ -117,7 +117,7 @@ class TestTunePath:
         python = tmp_path / "another"
         python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
         python.chmod(0o755)
-        await parts.intake.tune_path(str(parts.project), str(python), Wish())
+        await parts.intake.tune_path(str(parts.project), str(python), TuningRequest())
         (root,) = parts.catalog.roots
         assert root == replace(parts.root, polling=True, env={"A": "1"}, python=str(python))
         parts.kill_workers()
@@ -129,7 +129,7 @@ class TestTunePath:
         elsewhere.touch()
         for place in (elsewhere, elsewhere.parent):
             with pytest.raises(UsageError, match="no kernel at"):
-                await parts.intake.tune_path(str(place), None, Wish())
+                await parts.intake.tune_path(str(place), None, TuningRequest())
         assert [root.name for root in parts.catalog.roots] == ["project"]
         assert parts.store.load_roots() == []
         parts.write("", "other.py")
@@ -142,7 +142,7 @@ class TestTunePath:
         }
         for name, words in wrong.items():
             with pytest.raises(UsageError, match=words):
-                await parts.intake.tune_path(str(parts.project / name), None, Wish())
+                await parts.intake.tune_path(str(parts.project / name), None, TuningRequest())
         parts.kill_workers()
 
     async def test_a_whole_disk_is_refused(self, parts: Parts, tmp_path: Path) -> None:
@@ -152,9 +152,9 @@ class TestTunePath:
         path.write_text(kernel_text())
         for place in (path, path.parent):
             with pytest.raises(UsageError, match="more than 2 directories"):
-                await limited(parts, 2).tune_path(str(place), None, Wish())
+                await limited(parts, 2).tune_path(str(place), None, TuningRequest())
         assert (parts.store.load_roots(), parts.new_roots) == ([], 0)
-        assert len((await limited(parts, 3).tune_path(str(path), None, Wish()))[0]) == 1
+        assert len((await limited(parts, 3).tune_path(str(path), None, TuningRequest()))[0]) == 1
         parts.kill_workers()
 
     async def test_roots_of_one_name_are_told_apart(self, parts: Parts, tmp_path: Path) -> None:
@@ -163,7 +163,7 @@ class TestTunePath:
             path = tmp_path / place / "tune_it.py"
             path.parent.mkdir(parents=True)
             path.write_text(kernel_text())
-            await parts.intake.tune_path(str(path), None, Wish())
+            await parts.intake.tune_path(str(path), None, TuningRequest())
         assert sorted(root.name for root in parts.catalog.roots) == ["a-project", "b-k", "k", "project"]
         assert {root.name for root in parts.store.load_roots()} == {"a-project", "b-k", "k"}
         assert parts.new_roots == 3
@@ -174,7 +174,7 @@ class TestTunePath:
         parts.write(kernel_text())
         link = tmp_path / "link"
         link.symlink_to(parts.project)
-        (job,), _ = await parts.intake.tune_path(str(link / "tune_it.py"), None, Wish())
+        (job,), _ = await parts.intake.tune_path(str(link / "tune_it.py"), None, TuningRequest())
         assert (job.kernel, parts.new_roots) == ("project:it", 0)
 
     async def test_another_interpreter_takes_over_a_root(self, parts: Parts, tmp_path: Path) -> None:
@@ -183,7 +183,7 @@ class TestTunePath:
         python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
         python.chmod(0o755)
         parts.write(kernel_text())
-        (job,), errors = await parts.intake.tune_path(str(parts.project), str(python), Wish())
+        (job,), errors = await parts.intake.tune_path(str(parts.project), str(python), TuningRequest())
         assert (job.kernel, errors) == ("project:it", [])
         (root,) = parts.catalog.roots
         assert (root.python, root.name, parts.new_roots) == (str(python), "project", 1)
@@ -195,8 +195,8 @@ class TestTunePath:
         kernel = await parts.inspect(kernel_text())
         await parts.measured(kernel, {50.0: 1.0}, rounds=ALL_ROUNDS)
         path = parts.write(kernel_text(rtol="0.5"))
-        (job,), _ = await parts.intake.tune_path(str(path), None, Wish(trials=2))
-        assert [(waiting.id, waiting.plan.trials) for waiting in parts.jobs.live()] == [(job.id, 2)]
+        (job,), _ = await parts.intake.tune_path(str(path), None, TuningRequest(trials=2))
+        assert [(waiting.id, waiting.plan.trials) for waiting in parts.jobs.list_live_jobs()] == [(job.id, 2)]
         assert [event["kernel"] for event in parts.told.of("stale")] == ["project:it"]
 
 
@@ -206,8 +206,8 @@ class TestTuneKernel:
         """A problem with other keys would fail in a worker, or not have a key at all."""
         kernel = await parts.inspect(kernel_text(specialize="('n',)"))
         with pytest.raises(UsageError, match="names m"):
-            await parts.requests.tune(kernel, Wish(problem={"m": 1}))
-        (job,) = await parts.requests.tune(kernel, Wish(problem={"n": 1}))
+            await parts.requests.request_jobs(kernel, TuningRequest(problem={"m": 1}))
+        (job,) = await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 1}))
         assert (job.problem, job.device, job.priority) == ({"n": 1}, "Fake CPU", Priority.REQUESTED)
 
     async def test_problems_with_one_key_are_one_job(self, parts: Parts) -> None:
@@ -215,31 +215,31 @@ class TestTuneKernel:
         kernel = await parts.inspect(
             kernel_text(problems="[dict(n=1, k=1), dict(n=1, k=2), dict(n=2, k=1)]", specialize="('n',)")
         )
-        jobs = await parts.requests.tune(kernel, Wish())
+        jobs = await parts.requests.request_jobs(kernel, TuningRequest())
         assert [job.problem for job in jobs] == [{"n": 1, "k": 1}, {"n": 2, "k": 1}]
         for n in (1, 2):
             await parts.measured(kernel, {50.0: 1.0}, {"n": n, "k": 5}, rounds=ALL_ROUNDS)
-        await parts.jobs.cancel(jobs[1].id)
-        again = await parts.requests.tune(kernel, Wish(stale_only=True))
+        await parts.jobs.cancel_job(jobs[1].id)
+        again = await parts.requests.request_jobs(kernel, TuningRequest(stale_only=True))
         assert [job.id for job in again] == [jobs[0].id]
 
     async def test_without_problems_one_must_be_named(self, parts: Parts) -> None:
         """A kernel that declares none says how to name one."""
         kernel = await parts.inspect(kernel_text(problems=""))
         with pytest.raises(UsageError, match="declares no problems"):
-            await parts.requests.tune(kernel, Wish())
+            await parts.requests.request_jobs(kernel, TuningRequest())
 
     async def test_unknown_device_is_an_error(self, parts: Parts) -> None:
         """The hint lists what there is."""
         kernel = await parts.inspect(kernel_text())
         with pytest.raises(NotFound) as refused:
-            await parts.requests.tune(kernel, Wish(device="cuda:7"))
+            await parts.requests.request_jobs(kernel, TuningRequest(device="cuda:7"))
         assert "cpu:0 (Fake CPU)" in refused.value.hint
 
     async def test_missing_backend_is_a_failed_job_that_says_so(self, parts: Parts) -> None:
         """Who subscribed hears the reason, as with any other failure."""
         kernel = replace(await parts.inspect(kernel_text()), backend="no_such")
-        (job,) = await parts.requests.tune(kernel, Wish())
+        (job,) = await parts.requests.request_jobs(kernel, TuningRequest())
         assert job.state == "failed"
         assert "has no backend 'no_such'" in job.message
         assert f"install the plugin that has it for {sys.executable}" in job.message
@@ -252,12 +252,12 @@ class TestTuneNamed:
         """A save that the watcher has not seen is taken in first; its event, later, supersedes nothing."""
         before = await parts.inspect(kernel_text())
         path = parts.write(kernel_text(rtol="0.5"))
-        (job,), errors = await parts.intake.tune_named("it", Wish())
+        (job,), errors = await parts.intake.tune_named("it", TuningRequest())
         assert not errors
         assert parts.catalog.resolve("it").digest != before.digest
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
-        await parts.renewal.react(found.changes, saved=True)
-        assert [live.id for live in parts.jobs.live()] == [job.id]
+        await parts.renewal.react_to_changes(found.changes, saved=True)
+        assert [live.id for live in parts.jobs.list_live_jobs()] == [job.id]
 
     async def test_all_files_of_the_kernel_are_looked_at(self, parts: Parts) -> None:
         """A module that the kernel imports counts as its own file does."""
@@ -265,13 +265,13 @@ class TestTuneNamed:
         text = f"from helper import twice\n{kernel_text(reference='lambda x: dict(y=twice(x))')}"
         before = await parts.inspect(text)
         helper.write_text("def twice(x):\n    return x + x\n")
-        await parts.intake.tune_named("it", Wish())
+        await parts.intake.tune_named("it", TuningRequest())
         assert parts.catalog.resolve("it").digest != before.digest
 
     async def test_unchanged_files_are_not_inspected(self, parts: Parts) -> None:
         """Nothing is announced, and the catalog keeps what it has."""
         kernel = await parts.inspect(kernel_text())
-        await parts.intake.tune_named("it", Wish())
+        await parts.intake.tune_named("it", TuningRequest())
         assert parts.catalog.resolve("it") is kernel
         assert not parts.told.of("reloaded")
 
@@ -279,7 +279,7 @@ class TestTuneNamed:
         """A slip that was saved just now stands beside the jobs, as for a path."""
         await parts.inspect(kernel_text())
         path = parts.write("syntax error")
-        _, errors = await parts.intake.tune_named("it", Wish())
+        _, errors = await parts.intake.tune_named("it", TuningRequest())
         assert [error.path for error in errors] == [str(path)]
 
     async def test_a_kernel_that_is_gone_from_its_file_is_not_tuned(self, parts: Parts) -> None:
@@ -287,19 +287,19 @@ class TestTuneNamed:
         await parts.inspect(kernel_text())
         parts.write(kernel_text("other"))
         with pytest.raises(NotFound):
-            await parts.intake.tune_named("it", Wish())
-        assert {job.kernel for job in parts.jobs.live()} == {"project:other"}
+            await parts.intake.tune_named("it", TuningRequest())
+        assert {job.kernel for job in parts.jobs.list_live_jobs()} == {"project:other"}
 
     async def test_a_request_between_inspection_and_reaction_is_of_the_newer_state(self, parts: Parts) -> None:
         """It joins no job of the older state, and is not superseded with it."""
         await parts.inspect(kernel_text())
-        (old,), _ = await parts.intake.tune_named("it", Wish())
+        (old,), _ = await parts.intake.tune_named("it", TuningRequest())
         path = parts.write(kernel_text(rtol="0.5"))
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
-        (new,), _ = await parts.intake.tune_named("it", Wish())
+        (new,), _ = await parts.intake.tune_named("it", TuningRequest())
         assert new.id != old.id
-        await parts.renewal.react(found.changes, saved=True)
-        assert [live.id for live in parts.jobs.live()] == [new.id]
+        await parts.renewal.react_to_changes(found.changes, saved=True)
+        assert [live.id for live in parts.jobs.list_live_jobs()] == [new.id]
 
 
 @pytest.mark.anyio

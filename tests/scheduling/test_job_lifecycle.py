@@ -19,11 +19,11 @@ def test_a_move_is_made_as_the_table_says_or_not_at_all(place: JobPlace) -> None
         life = JobLife(7, place)
         life.story.extend([JobEvent.STARTED, JobEvent.PREEMPTED])
         if event in MOVES.get(place, {}):
-            assert life.move(event) is life.place is MOVES[place][event]
+            assert life.make_move(event) is life.place is MOVES[place][event]
             assert list(life.story) == [JobEvent.STARTED, JobEvent.PREEMPTED, event]
             continue
         with pytest.raises(IllegalMove) as caught:
-            life.move(event)
+            life.make_move(event)
         assert (life.place, list(life.story)) == (place, [JobEvent.STARTED, JobEvent.PREEMPTED])
         assert caught.value.message == f"job 7 is {place} and cannot be {event} (so far: started → preempted)"
 
@@ -79,7 +79,7 @@ def test_a_story_is_bounded() -> None:
     life = JobLife(1)
     for _ in range(STORY_LENGTH):
         for event in (JobEvent.STARTED, JobEvent.PREEMPTED, JobEvent.STOPPED):
-            life.move(event)
+            life.make_move(event)
     assert len(life.story) == STORY_LENGTH
     assert life.story[-1] is JobEvent.STOPPED
 
@@ -87,4 +87,4 @@ def test_a_story_is_bounded() -> None:
 def test_a_job_without_a_story_says_so() -> None:
     """The message reads well before anything has happened, too."""
     with pytest.raises(IllegalMove, match=r"job 3 is waiting and cannot be succeeded \(so far: nothing\)"):
-        JobLife(3).move(JobEvent.SUCCEEDED)
+        JobLife(3).make_move(JobEvent.SUCCEEDED)

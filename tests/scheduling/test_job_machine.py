@@ -71,7 +71,7 @@ def machine(*events: Event, **options: Any) -> JobMachine:
     """Return a machine that has taken some events."""
     made = JobMachine(clock=lambda: 1000.0, now=lambda: NOW, **options)
     for event in events:
-        made.handle(event)
+        made.handle_event(event)
     return made
 
 
@@ -214,35 +214,35 @@ def test_every_event_in_every_place(place: str, name: str) -> None:
     before = seen(made)
     expected = EXPECTED[place].get(name)
     if expected is not None:
-        assert summary(made.handle(ASKED[name]())) == expected
+        assert summary(made.handle_event(ASKED[name]())) == expected
         return
     with pytest.raises(IllegalMove, match="job 1 is"):
-        made.handle(ASKED[name]())
+        made.handle_event(ASKED[name]())
     assert seen(made) == before
 
 
 def test_a_job_lives_from_its_arrival_to_its_end() -> None:
     """It is published, started with the time of now, and closed with its figures."""
     made = machine()
-    assert made.handle(ARRIVED) == [Publish("job_queued", job())]
-    assert made.handle(Reviewed()) == [Start(job(state=JobState.RUNNING, started=NOW)), GrantLanes(1)]
-    assert made.handle(Reviewed()) == []
-    (close,) = made.handle(Ended(replace(made.running[0], best_us=3.0), Ending.DONE))
+    assert made.handle_event(ARRIVED) == [Publish("job_queued", job())]
+    assert made.handle_event(Reviewed()) == [Start(job(state=JobState.RUNNING, started=NOW)), GrantLanes(1)]
+    assert made.handle_event(Reviewed()) == []
+    (close,) = made.handle_event(Ended(replace(made.running[0], best_us=3.0), Ending.DONE))
     assert close == Close(job(state=JobState.DONE, started=NOW, finished=NOW, best_us=3.0))
-    assert (made.job(1), made.running, len(made.queue)) == (None, [], 0)
+    assert (made.find_job(1), made.running, len(made.queue)) == (None, [], 0)
 
 
 def test_a_higher_rank_makes_a_running_job_yield() -> None:
     """It stops what runs; an equal one waits; another device is free."""
     made = machine(Arrived(job(1)), Reviewed(), Arrived(job(2)), Arrived(job(3, device="y")))
-    assert summary(made.handle(Reviewed())) == ["Start 3", "GrantLanes 3"]
-    made.handle(Arrived(job(4, priority=300)))
-    assert summary(made.handle(Reviewed())) == ["Stop 1"]
-    assert made.handle(Reviewed()) == []
-    record, _ = made.handle(Ended(made.running[0], Ending.STOPPED))
+    assert summary(made.handle_event(Reviewed())) == ["Start 3", "GrantLanes 3"]
+    made.handle_event(Arrived(job(4, priority=300)))
+    assert summary(made.handle_event(Reviewed())) == ["Stop 1"]
+    assert made.handle_event(Reviewed()) == []
+    record, _ = made.handle_event(Ended(made.running[0], Ending.STOPPED))
     assert isinstance(record, Record)
     assert (record.job.message, record.is_vital) == ("made way for a more important job", False)
-    assert summary(made.handle(Reviewed())) == ["Start 4", "GrantLanes 4"]
+    assert summary(made.handle_event(Reviewed())) == ["Start 4", "GrantLanes 4"]
 
 
 def test_a_running_job_makes_way_for_a_pause_and_a_policy() -> None:
@@ -250,43 +250,43 @@ def test_a_running_job_makes_way_for_a_pause_and_a_policy() -> None:
     refusals = {"why": ""}
     made = machine(*STARTED, refuse=lambda one, level: refusals["why"])
     refusals["why"] = "the machine is used"
-    assert summary(made.handle(Reviewed())) == ["Stop 1"]
-    made.handle(ended(made, Ending.STOPPED))
-    assert made.handle(Reviewed()) == []
+    assert summary(made.handle_event(Reviewed())) == ["Stop 1"]
+    made.handle_event(ended(made, Ending.STOPPED))
+    assert made.handle_event(Reviewed()) == []
     (waiting,) = made.queue
     assert waiting.message == "made way: the machine is used"
     refusals["why"] = ""
-    made.handle(PausesChanged({EVERYTHING}))
-    assert made.handle(Reviewed()) == []
-    made.handle(PausesChanged(()))
-    assert summary(made.handle(Reviewed())) == STARTS
+    made.handle_event(PausesChanged({EVERYTHING}))
+    assert made.handle_event(Reviewed()) == []
+    made.handle_event(PausesChanged(()))
+    assert summary(made.handle_event(Reviewed())) == STARTS
 
 
 def test_what_is_outdated_begins_again() -> None:
     """A running job is stopped, waits with the reason, and is prepared again, even if it had just come to its end."""
     for ending in (Ending.STOPPED, Ending.DONE, Ending.SOURCE_CHANGED):
         made = machine(*STARTED, BeginAgainAsked(1, "its files changed"), Inspected("p:k"))
-        made.handle(ended(made, ending))
+        made.handle_event(ended(made, ending))
         (waiting,) = made.queue
         assert (waiting.state, waiting.message) == (JobState.QUEUED, "its files changed")
-        assert summary(made.handle(Reviewed())) == STARTS
+        assert summary(made.handle_event(Reviewed())) == STARTS
 
 
 def test_work_is_found_where_it_is_done() -> None:
     """A running job serves who wants no more than it does; a larger budget needs one that waits; none is cancelled."""
     key = WinnerKey(KernelName("p:k"), key_problem({"M": 1}), DeviceModel("x"))
     made = machine(Arrived(job(1, plan=Plan(trials=10))), Reviewed())
-    assert made.find(key, Plan(trials=5)) == made.find(key, None) == made.running[0]
-    assert made.find(key, Plan(trials=50)) is None
-    made.handle(Arrived(job(2, problem={"M": 1}, plan=Plan(trials=50))))
-    found = made.find(key, Plan(trials=60))
+    assert made.find_matching_job(key, Plan(trials=5)) == made.find_matching_job(key, None) == made.running[0]
+    assert made.find_matching_job(key, Plan(trials=50)) is None
+    made.handle_event(Arrived(job(2, problem={"M": 1}, plan=Plan(trials=50))))
+    found = made.find_matching_job(key, Plan(trials=60))
     assert found is not None
     assert found.id == 2
-    (record,) = made.handle(Joined(2, 200, "asked", Plan(trials=60)))
+    (record,) = made.handle_event(Joined(2, 200, "asked", Plan(trials=60)))
     assert isinstance(record, Record)
     assert record.job.plan.trials == 60
-    made.handle(CancelAsked(1))
-    found = made.find(key, None)
+    made.handle_event(CancelAsked(1))
+    found = made.find_matching_job(key, None)
     assert found is not None
     assert found.id == 2
 
@@ -295,18 +295,18 @@ def test_joining_raises_what_runs() -> None:
     """Priority and reason of a running job follow who wants it; a request by name takes back a pause."""
     made = machine(*STARTED, PauseAsked(1), Joined(1, Priority.REQUESTED, "asked for"))
     assert (made.running[0].priority, made.running[0].reason) == (Priority.REQUESTED, "asked for")
-    assert summary(made.handle(ended(made, Ending.STOPPED))) == _REQUEUED
+    assert summary(made.handle_event(ended(made, Ending.STOPPED))) == _REQUEUED
 
 
 def test_a_full_store_stops_every_start() -> None:
     """The job waits with the reason; nothing starts until the store is mended."""
     made = machine(*STARTED, Arrived(job(2, device="y")))
-    made.handle(ended(made, Ending.NOT_RECORDED, "the disk is full"))
+    made.handle_event(ended(made, Ending.NOT_RECORDED, "the disk is full"))
     assert made.stalled == "the disk is full"
     assert [one.message for one in made.queue] == ["the disk is full", ""]
-    assert made.handle(Reviewed()) == []
-    made.handle(StoreMended())
-    assert summary(made.handle(Reviewed())) == [*STARTS, "Start 2", "GrantLanes 2"]
+    assert made.handle_event(Reviewed()) == []
+    made.handle_event(StoreMended())
+    assert summary(made.handle_event(Reviewed())) == [*STARTS, "Start 2", "GrantLanes 2"]
 
 
 @pytest.mark.parametrize("gets_on", [True, False])
@@ -314,11 +314,11 @@ def test_kills_from_outside_are_excused_while_the_job_gets_on(gets_on: bool) -> 
     """A job without progress that is killed again and again has failed."""
     made = machine(ARRIVED)
     for _ in range(KILLS_EXCUSED):
-        made.handle(Reviewed())
-        made.handle(ended(made, Ending.KILLED, "killed by SIGKILL", gets_on=gets_on))
+        made.handle_event(Reviewed())
+        made.handle_event(ended(made, Ending.KILLED, "killed by SIGKILL", gets_on=gets_on))
         assert [one.message for one in made.queue] == ["taken up again: killed by SIGKILL"]
-    made.handle(Reviewed())
-    last = made.handle(ended(made, Ending.KILLED, "killed by SIGKILL", gets_on=gets_on))
+    made.handle_event(Reviewed())
+    last = made.handle_event(ended(made, Ending.KILLED, "killed by SIGKILL", gets_on=gets_on))
     assert summary(last) == (_REQUEUED if gets_on else ["Close 1"])
 
 
@@ -327,17 +327,17 @@ def test_a_changed_source_holds_its_job_until_it_is_inspected(is_inspected: bool
     """An inspection that came while the job ran counts, too."""
     made = machine(*STARTED)
     if is_inspected:
-        made.handle(Inspected("p:k"))
-    made.handle(ended(made, Ending.SOURCE_CHANGED, "changed"))
-    assert summary(made.handle(Reviewed())) == (STARTS if is_inspected else [])
-    made.handle(Inspected("p:k"))
-    assert summary(made.handle(Reviewed())) == ([] if is_inspected else STARTS)
+        made.handle_event(Inspected("p:k"))
+    made.handle_event(ended(made, Ending.SOURCE_CHANGED, "changed"))
+    assert summary(made.handle_event(Reviewed())) == (STARTS if is_inspected else [])
+    made.handle_event(Inspected("p:k"))
+    assert summary(made.handle_event(Reviewed())) == ([] if is_inspected else STARTS)
 
 
 def test_what_the_last_daemon_left_is_taken_up_once() -> None:
     """A job that was asked for meanwhile keeps what it has become."""
     made = machine(Arrived(job(1)), Joined(1, 350, "asked for"))
-    made.handle(TakenUp([job(1), job(2, state=JobState.PAUSED), job(3, priority=100)]))
+    made.handle_event(TakenUp([job(1), job(2, state=JobState.PAUSED), job(3, priority=100)]))
     assert [(one.id, one.priority, one.state) for one in made.queue] == [
         (1, 350, JobState.QUEUED),
         (3, 100, JobState.QUEUED),
@@ -348,9 +348,9 @@ def test_what_the_last_daemon_left_is_taken_up_once() -> None:
 def test_a_client_that_waits_lifts_its_job() -> None:
     """The job makes the other yield, until the client leaves."""
     made = machine(Arrived(job(1)), Reviewed(), Arrived(job(2)), Attended("me", [2]), Left("me"))
-    assert made.handle(Reviewed()) == []
-    made.handle(Attended("me", [2]))
-    assert summary(made.handle(Reviewed())) == ["Stop 1"]
+    assert made.handle_event(Reviewed()) == []
+    made.handle_event(Attended("me", [2]))
+    assert summary(made.handle_event(Reviewed())) == ["Stop 1"]
 
 
 def compiling(*numbers: int) -> list[Event]:
@@ -364,39 +364,39 @@ def compiling(*numbers: int) -> list[Event]:
 def test_the_next_job_starts_while_one_measures() -> None:
     """As soon as no config of the running ones waits for a slot; it measures when the one before has ended."""
     made = machine(Arrived(job(1)), Arrived(job(2)), Arrived(job(3)), Reviewed())
-    assert made.handle(Reviewed()) == []
-    made.handle(Advanced(1, JobStage.COMPILING))
-    assert summary(made.handle(Reviewed())) == ["Start 2"]
-    assert made.handle(Reviewed()) == []
-    made.handle(Advanced(2, JobStage.COMPILING))
-    assert summary(made.handle(Reviewed())) == ["Start 3"]
-    assert made.holder("x") == made.running[0]
-    made.handle(Ended(made.running[0], Ending.DONE))
-    assert summary(made.handle(Reviewed())) == ["GrantLanes 2"]
+    assert made.handle_event(Reviewed()) == []
+    made.handle_event(Advanced(1, JobStage.COMPILING))
+    assert summary(made.handle_event(Reviewed())) == ["Start 2"]
+    assert made.handle_event(Reviewed()) == []
+    made.handle_event(Advanced(2, JobStage.COMPILING))
+    assert summary(made.handle_event(Reviewed())) == ["Start 3"]
+    assert made.lane_holder("x") == made.running[0]
+    made.handle_event(Ended(made.running[0], Ending.DONE))
+    assert summary(made.handle_event(Reviewed())) == ["GrantLanes 2"]
 
 
 def measured(made: JobMachine, number: int) -> list[str]:
     """Have a job say that it has measured all; return what is instructed then."""
-    made.handle(Advanced(number, JobStage.MEASURED))
-    return summary(made.handle(Reviewed()))
+    made.handle_event(Advanced(number, JobStage.MEASURED))
+    return summary(made.handle_event(Reviewed()))
 
 
 def test_jobs_decide_together_when_none_measures_any_more() -> None:
     """Those that have measured all let the others measure first; while they decide, nothing starts."""
     made = machine(*(Arrived(job(number)) for number in (1, 2, 3)), *compiling(1, 2))
     assert measured(made, 1) == ["Start 3", "GrantLanes 2"]
-    made.handle(Advanced(3, JobStage.COMPILING))
+    made.handle_event(Advanced(3, JobStage.COMPILING))
     assert measured(made, 2) == ["GrantLanes 3"]
     assert measured(made, 3) == ["GrantLanes 1"]
-    made.handle(Arrived(job(4)))
-    made.handle(Advanced(1, JobStage.DECIDING))
+    made.handle_event(Arrived(job(4)))
+    made.handle_event(Advanced(1, JobStage.DECIDING))
     for decides in (2, 3):
-        assert made.handle(Reviewed()) == []
-        made.handle(Ended(made.running[0], Ending.DONE))
-        assert summary(made.handle(Reviewed())) == [f"GrantLanes {decides}"]
-        made.handle(Advanced(decides, JobStage.DECIDING))
-    made.handle(Ended(made.running[0], Ending.DONE))
-    assert summary(made.handle(Reviewed())) == ["Start 4", "GrantLanes 4"]
+        assert made.handle_event(Reviewed()) == []
+        made.handle_event(Ended(made.running[0], Ending.DONE))
+        assert summary(made.handle_event(Reviewed())) == [f"GrantLanes {decides}"]
+        made.handle_event(Advanced(decides, JobStage.DECIDING))
+    made.handle_event(Ended(made.running[0], Ending.DONE))
+    assert summary(made.handle_event(Reviewed())) == ["Start 4", "GrantLanes 4"]
 
 
 def test_a_job_that_measured_all_waits_no_longer_than_a_bound() -> None:
@@ -404,16 +404,16 @@ def test_a_job_that_measured_all_waits_no_longer_than_a_bound() -> None:
     now = 0.0
     made = JobMachine(clock=lambda: now, now=lambda: NOW)
     for event in (Arrived(job(1)), Arrived(job(2)), *compiling(1, 2)):
-        made.handle(event)
+        made.handle_event(event)
     assert measured(made, 1) == ["GrantLanes 2"]
     now = PATIENCE_S - 0.1
-    assert made.handle(Reviewed()) == []
+    assert made.handle_event(Reviewed()) == []
     now = PATIENCE_S
-    made.handle(Arrived(job(3)))
-    assert summary(made.handle(Reviewed())) == ["GrantLanes 1"]
-    made.handle(Advanced(1, JobStage.DECIDING))
-    made.handle(Ended(made.running[0], Ending.DONE))
-    assert summary(made.handle(Reviewed())) == ["Start 3", "GrantLanes 2"]
+    made.handle_event(Arrived(job(3)))
+    assert summary(made.handle_event(Reviewed())) == ["GrantLanes 1"]
+    made.handle_event(Advanced(1, JobStage.DECIDING))
+    made.handle_event(Ended(made.running[0], Ending.DONE))
+    assert summary(made.handle_event(Reviewed())) == ["Start 3", "GrantLanes 2"]
 
 
 def test_a_more_important_job_decides_before_others_measure() -> None:
@@ -427,9 +427,9 @@ def test_only_so_many_jobs_run_at_once() -> None:
     numbers = range(1, MOST_RUNNING + 2)
     made = machine(*(Arrived(job(number)) for number in numbers), *compiling(*numbers[:-1]))
     assert [one.id for one in made.running_on("x")] == list(numbers[:-1])
-    assert made.handle(Reviewed()) == []
-    made.handle(Ended(made.running[3], Ending.DONE))
-    assert summary(made.handle(Reviewed())) == [f"Start {numbers[-1]}"]
+    assert made.handle_event(Reviewed()) == []
+    made.handle_event(Ended(made.running[3], Ending.DONE))
+    assert summary(made.handle_event(Reviewed())) == [f"Start {numbers[-1]}"]
 
 
 def test_jobs_that_do_the_same_work_run_one_after_the_other() -> None:
@@ -442,66 +442,66 @@ def test_jobs_that_do_the_same_work_run_one_after_the_other() -> None:
         Arrived(job(4)),
         *compiling(1),
     )
-    assert summary(made.handle(Reviewed())) == ["Start 4"]
-    made.handle(Advanced(4, JobStage.COMPILING))
-    made.handle(Attended("me", [2]))
-    assert summary(made.handle(Reviewed())) == ["Stop 1", "Stop 4"]
-    made.handle(Ended(made.running[1], Ending.STOPPED))
-    assert made.handle(Reviewed()) == []
-    made.handle(Ended(made.running[0], Ending.STOPPED))
-    assert summary(made.handle(Reviewed())) == ["Start 2", "GrantLanes 2"]
+    assert summary(made.handle_event(Reviewed())) == ["Start 4"]
+    made.handle_event(Advanced(4, JobStage.COMPILING))
+    made.handle_event(Attended("me", [2]))
+    assert summary(made.handle_event(Reviewed())) == ["Stop 1", "Stop 4"]
+    made.handle_event(Ended(made.running[1], Ending.STOPPED))
+    assert made.handle_event(Reviewed()) == []
+    made.handle_event(Ended(made.running[0], Ending.STOPPED))
+    assert summary(made.handle_event(Reviewed())) == ["Start 2", "GrantLanes 2"]
 
 
 def test_a_higher_rank_stops_all_jobs_that_it_outranks() -> None:
     """The jobs that rank as high go on, and have the lanes first."""
     made = machine(Arrived(job(1, priority=300)), Arrived(job(2)), Arrived(job(3)), *compiling(1, 2, 3))
-    made.handle(Arrived(job(4, priority=300)))
-    assert summary(made.handle(Reviewed())) == ["Stop 2", "Stop 3"]
-    assert made.handle(Reviewed()) == []
+    made.handle_event(Arrived(job(4, priority=300)))
+    assert summary(made.handle_event(Reviewed())) == ["Stop 2", "Stop 3"]
+    assert made.handle_event(Reviewed()) == []
     for running in made.running[1:]:
-        made.handle(Ended(running, Ending.STOPPED))
-    assert summary(made.handle(Reviewed())) == ["Start 4"]
-    assert made.holder("x") == made.running[0]
+        made.handle_event(Ended(running, Ending.STOPPED))
+    assert summary(made.handle_event(Reviewed())) == ["Start 4"]
+    assert made.lane_holder("x") == made.running[0]
 
 
 def test_the_lanes_go_to_the_highest_rank_but_not_away_from_finalists() -> None:
     """A client that waits for a job gives it the lanes; an equal does not take them back."""
     made = machine(Arrived(job(1)), Arrived(job(2)), Arrived(job(3)), *compiling(1, 2, 3), Attended("me", [3]))
-    assert summary(made.handle(Reviewed())) == ["GrantLanes 3"]
-    made.handle(Left("me"))
-    assert made.handle(Reviewed()) == []
+    assert summary(made.handle_event(Reviewed())) == ["GrantLanes 3"]
+    made.handle_event(Left("me"))
+    assert made.handle_event(Reviewed()) == []
     assert measured(made, 3) == ["GrantLanes 1"]
-    made.handle(Attended("me", [3]))
-    assert summary(made.handle(Reviewed())) == ["GrantLanes 3"]
-    made.handle(Advanced(3, JobStage.DECIDING))
-    made.handle(Left("me"))
-    made.handle(Attended("me", [2]))
-    assert made.handle(Reviewed()) == []
-    made.handle(Ended(made.running[2], Ending.DONE))
-    assert summary(made.handle(Reviewed())) == ["GrantLanes 2"]
+    made.handle_event(Attended("me", [3]))
+    assert summary(made.handle_event(Reviewed())) == ["GrantLanes 3"]
+    made.handle_event(Advanced(3, JobStage.DECIDING))
+    made.handle_event(Left("me"))
+    made.handle_event(Attended("me", [2]))
+    assert made.handle_event(Reviewed()) == []
+    made.handle_event(Ended(made.running[2], Ending.DONE))
+    assert summary(made.handle_event(Reviewed())) == ["GrantLanes 2"]
 
 
 @pytest.mark.parametrize("stopped", [PauseAsked(1), CancelAsked(1), BeginAgainAsked(1, "changed")])
 def test_a_job_that_stops_leaves_the_lanes_to_the_next(stopped: Event) -> None:
     """At once: the next one need not wait until its pipeline has ended."""
     made = machine(Arrived(job(1)), Arrived(job(2)), *compiling(1, 2), stopped)
-    assert summary(made.handle(Reviewed())) == ["GrantLanes 2"]
+    assert summary(made.handle_event(Reviewed())) == ["GrantLanes 2"]
 
 
 def test_a_job_that_cannot_be_prepared_leaves_the_lanes() -> None:
     """It has no pipeline, and ends as soon as it has started."""
     made = machine(Arrived(job(1)), Arrived(job(2)), Reviewed())
-    made.handle(Ended(made.running[0], Ending.FAILED, "no"))
-    assert summary(made.handle(Reviewed())) == ["Start 2", "GrantLanes 2"]
+    made.handle_event(Ended(made.running[0], Ending.FAILED, "no"))
+    assert summary(made.handle_event(Reviewed())) == ["Start 2", "GrantLanes 2"]
 
 
 def test_slots_go_to_the_job_that_measures_sooner() -> None:
     """Of equals: the one that has the lanes, then in the order of their starts; of two devices neither is the first."""
     made = machine(*(Arrived(job(number)) for number in (1, 2, 3)), Arrived(job(4, device="y")), *compiling(1, 2, 3, 4))
     assert [made.slot_rank(number) for number in (1, 2, 3, 4, 99)] == [200, 199, 198, 200, 0]
-    made.handle(Attended("me", [3]))
-    made.handle(Reviewed())
-    made.handle(Left("me"))
+    made.handle_event(Attended("me", [3]))
+    made.handle_event(Reviewed())
+    made.handle_event(Left("me"))
     assert [made.slot_rank(number) for number in (1, 2, 3)] == [199, 198, 200]
 
 
@@ -510,12 +510,12 @@ def test_a_job_that_runs_without_the_lanes_still_waits() -> None:
     now = 0.0
     made = JobMachine(clock=lambda: now, now=lambda: NOW)
     for event in (Arrived(job(1)), Arrived(job(2)), *compiling(1, 2)):
-        made.handle(event)
+        made.handle_event(event)
     now = AGE_S
-    assert (made.queue.rank(1), made.queue.rank(2)) == (200, 300)
-    assert summary(made.handle(Reviewed())) == ["GrantLanes 2"]
+    assert (made.queue.rank_of_job(1), made.queue.rank_of_job(2)) == (200, 300)
+    assert summary(made.handle_event(Reviewed())) == ["GrantLanes 2"]
     now += TURN_S
-    assert (made.queue.rank(1), made.queue.rank(2)) == (200, 200)
+    assert (made.queue.rank_of_job(1), made.queue.rank_of_job(2)) == (200, 200)
 
 
 DEVICES = st.sampled_from(["x", "y"])
@@ -537,7 +537,7 @@ class RandomEvents(RuleBasedStateMachine):
     def give(self, event: Event) -> None:
         before = seen(self.machine)
         try:
-            instructions = self.machine.handle(event)
+            instructions = self.machine.handle_event(event)
         except IllegalMove:
             assert seen(self.machine) == before
             return
@@ -636,7 +636,7 @@ class RandomEvents(RuleBasedStateMachine):
         for device in ("x", "y"):
             here = self.machine.running_on(device)
             assert len(here) <= MOST_RUNNING
-            holder = self.machine.holder(device)
+            holder = self.machine.lane_holder(device)
             assert holder is None or holder in here
 
     @invariant()
@@ -644,10 +644,10 @@ class RandomEvents(RuleBasedStateMachine):
         if self.machine.stalled:
             return
         self.give(Reviewed())
-        rank = self.machine.queue.rank
+        rank = self.machine.queue.rank_of_job
         for device in ("x", "y"):
             able = [one for one in self.machine.running_on(device) if self.pipelines[one.id]]
-            holder = self.machine.holder(device)
+            holder = self.machine.lane_holder(device)
             assert bool(able) <= (holder in able)
             if holder in able and self.stages[holder.id] < JobStage.MEASURED:
                 assert rank(holder.id) == max(rank(one.id) for one in able)

@@ -37,7 +37,7 @@ async def submit(
     """Ask for a tuning on the fake device."""
     problem = problem or {"n": 64}
     key = wanted(problem, kernel=kernel)
-    return await parts.jobs.submit(key, problem, priority=priority, reason="test", plan=Plan(preset="fast"))
+    return await parts.jobs.submit_job(key, problem, priority=priority, reason="test", plan=Plan(preset="fast"))
 
 
 def states(parts: Parts) -> list[tuple[int, str]]:
@@ -103,7 +103,7 @@ async def test_a_job_that_arrives_while_work_begins_waits_once(tmp_path: Path) -
             async with parts.working():
                 for _ in range(20):
                     await checkpoint()
-                assert [job.id for job in parts.jobs.live()] == []
+                assert [job.id for job in parts.jobs.list_live_jobs()] == []
                 parts.store.goes_on.set()
                 (ended,) = await parts.told.ended()
                 await submit(parts, OTHER)
@@ -117,7 +117,7 @@ async def test_job_that_cannot_be_prepared_makes_room(tmp_path: Path, error: Exc
     """It fails with the reason, whatever that is, and the next job of its device runs without another push."""
 
     class Unpreparable(Preparation):
-        def prepare(self, job: Job) -> Work:
+        def prepare_work(self, job: Job) -> Work:
             raise error
 
     async with assembled(tmp_path, preparation_type=Unpreparable) as parts:
@@ -139,7 +139,7 @@ async def test_more_important_job_goes_first_and_the_other_is_resumed(parts: Par
         await parts.reached("door")
         important = (await submit(parts, OTHER, priority=Priority.WAITED_FOR)).job
         await parts.told.until(lambda: len(parts.told.of("job_started")) == 2)
-        assert [job.id for job in parts.jobs.live()] == [important.id, background.id]
+        assert [job.id for job in parts.jobs.list_live_jobs()] == [important.id, background.id]
         parts.open_gate("door")
         ended = await parts.told.ended(2)
     assert [job["id"] for job in ended] == [important.id, background.id]
@@ -168,7 +168,7 @@ async def test_what_makes_way_is_joined_and_can_be_cancelled(parts: Parts) -> No
         await checkpoint()
         joined = await submit(parts, priority=Priority.ASKED)
         assert (joined.is_new, joined.job.id) == (False, background.id)
-        assert (await parts.jobs.cancel(background.id)).state is JobState.CANCELLED
+        assert (await parts.jobs.cancel_job(background.id)).state is JobState.CANCELLED
         parts.open_gate("door")
         ended = await parts.told.ended(2)
     assert {(job["id"], job["state"]) for job in ended} == {(background.id, "cancelled"), (background.id + 1, "failed")}
@@ -181,15 +181,15 @@ async def test_cancel(parts: Parts) -> None:
     async with parts.working():
         await parts.reached("door")
         waiting = (await submit(parts, OTHER, priority=Priority.BACKGROUND)).job
-        await parts.jobs.pause(waiting.id)
-        assert (await parts.jobs.cancel(waiting.id)).state is JobState.CANCELLED
-        await parts.jobs.cancel(running.id)
+        await parts.jobs.pause_job(waiting.id)
+        assert (await parts.jobs.cancel_job(waiting.id)).state is JobState.CANCELLED
+        await parts.jobs.cancel_job(running.id)
         await parts.told.ended(2)
         with pytest.raises(NotFound, match="is cancelled already"):
-            await parts.jobs.cancel(running.id)
+            await parts.jobs.cancel_job(running.id)
         with pytest.raises(NotFound, match="there is no job 99"):
-            await parts.jobs.cancel(99)
-        assert parts.jobs.live() == []
+            await parts.jobs.cancel_job(99)
+        assert parts.jobs.list_live_jobs() == []
     (trial,) = parts.store.list_trials()
     assert trial.outcome == "cancelled"
 
@@ -202,7 +202,7 @@ async def test_supersede_stops_all_of_one_kernel(parts: Parts) -> None:
     other = (await submit(parts, kernel="project:other")).job.id
     async with parts.working():
         await parts.reached("door")
-        assert await parts.jobs.supersede("project:it") == mine
+        assert await parts.jobs.cancel_jobs_of_kernel("project:it") == mine
         parts.open_gate("door")
         ended = await parts.told.ended(3)
     told = {job["id"]: job["state"] for job in ended}
@@ -219,7 +219,7 @@ async def test_touched_file_makes_its_job_wait_for_the_inspection(parts: Parts) 
         parts.write(f"{text}\n# a comment\n")
         parts.open_gate("door")
         await parts.told.until(lambda: len(parts.told.of("job_queued")) == 2)
-        (held,) = parts.jobs.live()
+        (held,) = parts.jobs.list_live_jobs()
         assert (held.id, held.state) == (job.id, JobState.QUEUED)
         assert "changed after it was inspected" in held.message
         await submit(parts, OTHER, kernel="project:none")
@@ -227,7 +227,7 @@ async def test_touched_file_makes_its_job_wait_for_the_inspection(parts: Parts) 
 
         found = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
         assert not found.changes
-        await parts.renewal.react(found.changes, saved=True)
+        await parts.renewal.react_to_changes(found.changes, saved=True)
         *_, ended = await parts.told.ended(2)
     assert (ended["id"], ended["message"]) == (job.id, NOTHING_MEASURED)
 
@@ -238,7 +238,7 @@ async def test_unfinished_jobs_are_taken_up_again(tmp_path: Path) -> None:
         await parts.inspect(kernel_text(configs=GATED))
         for n in (1, 2, 3):
             await submit(parts, {"n": n})
-        await parts.jobs.pause(3)
+        await parts.jobs.pause_job(3)
         async with parts.working():
             await parts.told.until(lambda: len(parts.told.of("job_started")) == 2)
         assert [state for _, state in states(parts)] == ["running", "running", "paused"]
@@ -296,7 +296,7 @@ async def test_full_disk_pauses_tuning_and_loses_no_job(tmp_path: Path) -> None:
             parts.open_gate("door")
             await parts.told.until(lambda: bool(parts.told.of("paused")))
             assert parts.told.of("paused") == [{"type": "paused", "reason": "the disk is full"}]
-            (waiting,) = parts.jobs.live()
+            (waiting,) = parts.jobs.list_live_jobs()
             assert (waiting.id, waiting.state, waiting.message) == (job.id, JobState.QUEUED, "the disk is full")
             parts.store.is_full = False
             (ended,) = await parts.told.ended()

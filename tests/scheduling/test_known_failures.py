@@ -29,15 +29,15 @@ def work(ground: Context = GROUND, plan: Plan = DECLARED, plan_digest: str = "pl
 def test_failure_is_of_its_very_ground_until_one_succeeds() -> None:
     """Another digest, toolchain, driver or space may work; what worked once has not failed."""
     grounds = KnownFailures()
-    grounds.note(work(), JobState.FAILED, "no")
-    assert grounds.message(GROUND, "plan") == "no"
-    assert grounds.message(GROUND, "larger plan") == ""
+    grounds.record_ending(work(), JobState.FAILED, "no")
+    assert grounds.failure_message(GROUND, "plan") == "no"
+    assert grounds.failure_message(GROUND, "larger plan") == ""
     for part in ("digest", "toolchain", "device_fingerprint", "device", "problem"):
-        assert grounds.message(replace(GROUND, **{part: "another"}), "plan") == ""  # type: ignore[arg-type]
-    grounds.note(work(), JobState.CANCELLED, "superseded")
-    assert grounds.message(GROUND, "plan") == "no"
-    grounds.note(work(), JobState.DONE, "")
-    assert grounds.message(GROUND, "plan") == ""
+        assert grounds.failure_message(replace(GROUND, **{part: "another"}), "plan") == ""  # type: ignore[arg-type]
+    grounds.record_ending(work(), JobState.CANCELLED, "superseded")
+    assert grounds.failure_message(GROUND, "plan") == "no"
+    grounds.record_ending(work(), JobState.DONE, "")
+    assert grounds.failure_message(GROUND, "plan") == ""
 
 
 @pytest.mark.parametrize(
@@ -54,8 +54,8 @@ def test_failure_is_of_its_very_ground_until_one_succeeds() -> None:
 def test_job_that_did_not_try_all_proves_nothing(job: Any, counts: bool) -> None:
     """A smaller budget, another way or no device leaves configs that may work."""
     grounds = KnownFailures()
-    grounds.note(job, JobState.FAILED, "no")
-    assert bool(grounds.message(GROUND, "plan")) is counts
+    grounds.record_ending(job, JobState.FAILED, "no")
+    assert bool(grounds.failure_message(GROUND, "plan")) is counts
 
 
 def test_failures_are_forgotten_by_kernel_and_for_room() -> None:
@@ -63,10 +63,10 @@ def test_failures_are_forgotten_by_kernel_and_for_room() -> None:
     grounds = KnownFailures(limit=2)
     several = [replace(GROUND, kernel=KernelName(f"project:{name}")) for name in "abc"]
     for ground in several:
-        grounds.note(work(ground), JobState.FAILED, "no")
-    told = [grounds.message(ground, "plan") for ground in several]
+        grounds.record_ending(work(ground), JobState.FAILED, "no")
+    told = [grounds.failure_message(ground, "plan") for ground in several]
     assert told == ["", "no", "no"]
-    grounds.forget("project:b")
-    assert [grounds.message(ground, "plan") for ground in several] == ["", "", "no"]
-    grounds.forget()
-    assert [grounds.message(ground, "plan") for ground in several] == ["", "", ""]
+    grounds.forget_failures("project:b")
+    assert [grounds.failure_message(ground, "plan") for ground in several] == ["", "", "no"]
+    grounds.forget_failures()
+    assert [grounds.failure_message(ground, "plan") for ground in several] == ["", "", ""]

@@ -13,7 +13,7 @@ import pytest
 from ktuned.model import KernelInfo, Objective, Priority, UsageError
 from ktuned.portfolio import Branch, Condition, Leaf, Matrix, Portfolio, leaves
 from ktuned.scheduling.kept_portfolios import KeptPortfolios
-from ktuned.scheduling.portfolios import Build, border_problems
+from ktuned.scheduling.portfolios import PortfolioBuild, border_problems
 from tests.assembled import PATIENCE_S, Parts, assembled
 
 pytestmark = pytest.mark.anyio
@@ -51,14 +51,14 @@ def kernel_file(sizes: tuple[int, ...] = SIZES, options: str = "", failing: str 
 async def at_work(parts: Parts) -> AsyncIterator[None]:
     """Run jobs and what makes portfolios for the length of a block."""
     async with parts.working(), anyio.create_task_group() as tasks:
-        tasks.start_soon(parts.daemon.portfolios.run)
+        tasks.start_soon(parts.daemon.portfolios.run_until_cancelled)
         yield
         tasks.cancel_scope.cancel()
 
 
-async def made(parts: Parts, kernel: KernelInfo, **asked: Any) -> Build:
+async def made(parts: Parts, kernel: KernelInfo, **asked: Any) -> PortfolioBuild:
     """Have a portfolio made, and wait for its end."""
-    build = parts.daemon.portfolios.ask(kernel, None, LATENCY, asked, Priority.REQUESTED)
+    build = parts.daemon.portfolios.request_portfolio(kernel, None, LATENCY, asked, Priority.REQUESTED)
     await until(lambda: build.state not in ("queued", "running"))
     return build
 
@@ -72,7 +72,7 @@ async def until(is_so: Callable[[], object]) -> None:
 
 def kept(parts: Parts, kernel: KernelInfo) -> Any:
     """Return the kernel's portfolio on the only device."""
-    return parts.daemon.portfolios.kept.find(kernel, "Fake CPU", LATENCY)
+    return parts.daemon.portfolios.kept.find_portfolio(kernel, "Fake CPU", LATENCY)
 
 
 async def test_a_portfolio_answers_problems_that_were_never_tuned(parts: Parts) -> None:
@@ -110,10 +110,10 @@ async def test_a_portfolio_answers_problems_that_were_never_tuned(parts: Parts) 
         assert found.noted == {f'{{"n":{size}}}': 1 for size in (12, 40, 200, 300)}
         await until(lambda: parts.lookups.lookup("it", {"n": 300}, None, tune=False).status == "fresh")
         await until(lambda: measured(300) >= configs)
-    again = KeptPortfolios(parts.store).find(kernel, "Fake CPU", LATENCY)
+    again = KeptPortfolios(parts.store).find_portfolio(kernel, "Fake CPU", LATENCY)
     assert again is not None
     assert again.portfolio == found.portfolio
-    (described,) = parts.daemon.portfolios.describe(kernel)
+    (described,) = parts.daemon.portfolios.describe_portfolios(kernel)
     assert (described["device"], described["current"]) == ("Fake CPU", True)
     parts.kill_workers()
 
@@ -151,10 +151,10 @@ async def test_a_portfolio_of_one_problem_is_refused(parts: Parts) -> None:
     """It is for many; and numbers have their ranges."""
     kernel = await parts.inspect(kernel_file((64,)))
     with pytest.raises(UsageError, match="names 1 problems"):
-        parts.daemon.portfolios.ask(kernel, None, LATENCY, {}, Priority.REQUESTED)
+        parts.daemon.portfolios.request_portfolio(kernel, None, LATENCY, {}, Priority.REQUESTED)
     kernel = await parts.inspect(kernel_file())
     with pytest.raises(UsageError, match="configs is 99"):
-        parts.daemon.portfolios.ask(kernel, None, LATENCY, {"configs": 99}, Priority.REQUESTED)
+        parts.daemon.portfolios.request_portfolio(kernel, None, LATENCY, {"configs": 99}, Priority.REQUESTED)
 
 
 def test_borders_are_whole_numbers_of_one_field() -> None:
@@ -170,6 +170,6 @@ async def test_a_daemon_without_work_makes_nothing(tmp_path: Any) -> None:
     """A kernel that declares none has each problem tuned for itself, as before."""
     async with assembled(tmp_path) as parts:
         kernel = await parts.inspect(kernel_file((64,)))
-        assert not parts.daemon.portfolios.take(kernel, "Fake CPU", LATENCY, {"n": 65})
+        assert not parts.daemon.portfolios.count_lookup(kernel, "Fake CPU", LATENCY, {"n": 65})
         assert kept(parts, kernel) is None
         parts.kill_workers()

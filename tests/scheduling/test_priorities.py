@@ -35,7 +35,7 @@ async def submit(
 ) -> Arrival:
     """Ask for a tuning on the fake device."""
     problem = problem or {"n": 64}
-    return await parts.jobs.submit(
+    return await parts.jobs.submit_job(
         wanted(problem), problem, priority=priority, reason="test", plan=plan, any_plan=any_plan
     )
 
@@ -73,7 +73,7 @@ async def test_what_runs_with_less_is_followed(parts: Parts) -> None:
         second = await submit(parts, plan=Plan(preset="fast", trials=50))
         assert second.is_new
         assert (await submit(parts, plan=Plan(preset="fast", trials=30))).job.id == second.job.id
-        described = parts.jobs.describe(second.job)
+        described = parts.jobs.describe_job(second.job)
         assert described["waits_for"] == f"job {first.id} has the device"
         parts.open_gate("door")
         ended = await parts.told.ended(2)
@@ -86,18 +86,18 @@ async def test_paused_running_job_makes_room_and_goes_on(parts: Parts) -> None:
     first, second = (await submit(parts)).job, (await submit(parts, OTHER)).job
     async with parts.working():
         await parts.reached("door")
-        assert (await parts.jobs.pause(first.id)).state is JobState.PAUSED
+        assert (await parts.jobs.pause_job(first.id)).state is JobState.PAUSED
         await parts.told.until(lambda: bool(parts.told.of("job_paused")))
         parts.open_gate("door")
         (ended,) = await parts.told.ended()
         assert ended["id"] == second.id
-        (paused,) = parts.jobs.live()
+        (paused,) = parts.jobs.list_live_jobs()
         assert (paused.id, paused.state) == (first.id, JobState.PAUSED)
-        assert (await parts.jobs.resume(first.id)).state is JobState.QUEUED
+        assert (await parts.jobs.resume_job(first.id)).state is JobState.QUEUED
         *_, ended = await parts.told.ended(2)
         assert ended["id"] == first.id
         with pytest.raises(NotFound, match="is failed already"):
-            await parts.jobs.pause(first.id)
+            await parts.jobs.pause_job(first.id)
 
 
 async def test_resumed_before_it_has_stopped(parts: Parts) -> None:
@@ -106,12 +106,12 @@ async def test_resumed_before_it_has_stopped(parts: Parts) -> None:
     job = (await submit(parts)).job
     async with parts.working():
         await parts.reached("door")
-        await parts.jobs.pause(job.id)
-        await parts.jobs.resume(job.id)
+        await parts.jobs.pause_job(job.id)
+        await parts.jobs.resume_job(job.id)
         await parts.told.until(lambda: len(parts.told.of("job_started")) == 2)
         assert not parts.told.of("job_paused")
-        await parts.jobs.pause(job.id)
-        await parts.jobs.cancel(job.id)
+        await parts.jobs.pause_job(job.id)
+        await parts.jobs.cancel_job(job.id)
         (ended,) = await parts.told.ended()
     assert ended["state"] == "cancelled"
 
@@ -119,7 +119,7 @@ async def test_resumed_before_it_has_stopped(parts: Parts) -> None:
 async def test_asking_by_name_resumes_and_lookups_do_not(parts: Parts) -> None:
     """A paused job stays paused whatever looks it up, and runs again when someone tunes it."""
     job = (await submit(parts, priority=Priority.ASKED)).job
-    await parts.jobs.pause(job.id)
+    await parts.jobs.pause_job(job.id)
     looked_up = await submit(parts, priority=Priority.ASKED, any_plan=True)
     assert (looked_up.job.id, looked_up.job.state) == (job.id, JobState.PAUSED)
     asked = await submit(parts)
@@ -131,7 +131,7 @@ async def test_pauses_outlive_the_daemon(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         job = (await submit(parts)).job
         await submit(parts, OTHER)
-        await parts.jobs.pause(job.id)
+        await parts.jobs.pause_job(job.id)
         await parts.jobs.pause_devices({"Fake CPU"}, is_paused=True)
     async with assembled(tmp_path) as parts:
         await parts.inspect(kernel_text(configs=GATED))
@@ -141,7 +141,7 @@ async def test_pauses_outlive_the_daemon(tmp_path: Path) -> None:
             parts.open_gate("door")
             (ended,) = await parts.told.ended()
             assert ended["id"] != job.id
-            (paused,) = parts.jobs.live()
+            (paused,) = parts.jobs.list_live_jobs()
             assert (paused.id, paused.state) == (job.id, JobState.PAUSED)
 
 
@@ -155,15 +155,15 @@ async def test_launches_order_equals_and_outlive_the_daemon(tmp_path: Path) -> N
         # Launches of 1,000 us and of as much, since no other latency of the kernel is known.
         await parts.jobs.note_launches({wanted({"n": 2}): 10, wanted({"n": 3}): 20})
         await parts.jobs.note_launches({wanted({"n": 1}): 0, wanted({"n": 2}): 15})
-        assert [job.problem["n"] for job in parts.jobs.live()] == [2, 3, 1]
+        assert [job.problem["n"] for job in parts.jobs.list_live_jobs()] == [2, 3, 1]
         assert parts.store.load_launches() == {wanted({"n": 2}): 25, wanted({"n": 3}): 20}
     async with assembled(tmp_path) as parts:
         await parts.jobs.pause_devices({"Fake CPU"}, is_paused=True)
         async with parts.working():
-            await until(lambda: len(parts.jobs.live()) == 4)
-            described = [parts.jobs.describe(job) for job in parts.jobs.live()]
+            await until(lambda: len(parts.jobs.list_live_jobs()) == 4)
+            described = [parts.jobs.describe_job(job) for job in parts.jobs.list_live_jobs()]
             assert [(job["problem"]["n"], job["launches"]) for job in described][:3] == [(2, 25), (3, 20), (1, 0)]
-            await parts.jobs.cancel(described[0]["id"])
+            await parts.jobs.cancel_job(described[0]["id"])
         (ended,) = await parts.told.ended()
         assert ended["launches"] == 25
 
@@ -186,9 +186,9 @@ async def test_compile_slots_go_to_the_most_important_job(parts: Parts) -> None:
         tasks.start_soon(compile_for, high.id)
         await anyio.wait_all_tasks_blocked()
         assert slots.waiting == [high.id, low.id]
-        parts.jobs.attend("me", [low.id])
+        parts.jobs.add_waiter("me", [low.id])
         assert slots.waiting == [low.id, high.id]
-        parts.jobs.leave("me")
+        parts.jobs.remove_waiter("me")
     assert had == [high.id, low.id]
 
 
@@ -208,11 +208,11 @@ async def test_yields_to_others_and_not_to_who_waits(tmp_path: Path) -> None:
             await parts.reached("door")
             readings.append(busy)
             await parts.told.until(lambda: len(parts.told.of("job_queued")) == 2)
-            assert parts.jobs.obstacles() == {"the machine is used: others take 90% of its CPUs": 1}
-            (waiting,) = parts.jobs.live()
+            assert parts.jobs.count_obstacles() == {"the machine is used: others take 90% of its CPUs": 1}
+            (waiting,) = parts.jobs.list_live_jobs()
             assert waiting.message == "made way: the machine is used: others take 90% of its CPUs"
-            assert parts.jobs.describe(waiting)["waits_for"].startswith("the machine is used")
-            parts.jobs.attend("me", [job.id])
+            assert parts.jobs.describe_job(waiting)["waits_for"].startswith("the machine is used")
+            parts.jobs.add_waiter("me", [job.id])
             parts.open_gate("door")
             (ended,) = await parts.told.ended()
             assert ended["id"] == job.id

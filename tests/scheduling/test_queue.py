@@ -11,7 +11,7 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from ktuned.model.job import Job, JobState
 from ktuned.model.keys import DeviceModel, KernelName, key_problem
 from ktuned.model.plan import Plan
-from ktuned.scheduling.queue import EVERYTHING, JobQueue, Use, extended
+from ktuned.scheduling.queue import EVERYTHING, JobQueue, LaunchCost, extend_plan
 from ktuned.scheduling.ranks import AGE_S, HALF_LIFE_S, TURN_S
 
 DEVICES = st.sampled_from(["x", "y"])
@@ -36,7 +36,7 @@ def job(number: int, **changes: Any) -> Job:
 
 def works(queue: JobQueue, one: Job) -> Job:
     """Return a job that was taken out to run."""
-    queue.add(one)
+    queue.add_job(one)
     start(queue, one.id)
     return one
 
@@ -44,13 +44,13 @@ def works(queue: JobQueue, one: Job) -> Job:
 def start(queue: JobQueue, number: int) -> None:
     """Take a job out, and let it measure."""
     queue.begin_turn(number)
-    queue.remove(number)
+    queue.remove_job(number)
 
 
 def preempts(queue: JobQueue, running: Job) -> bool:
     """Return whether a waiting job outranks one that runs."""
     first = queue.next_for(running.device)
-    return first is not None and queue.rank(first.id) > queue.rank(running.id)
+    return first is not None and queue.rank_of_job(first.id) > queue.rank_of_job(running.id)
 
 
 def test_important_first_then_oldest() -> None:
@@ -60,7 +60,7 @@ def test_important_first_then_oldest() -> None:
     order = []
     while (first := queue.next_for("x")) is not None:
         order.append(first.id)
-        queue.remove(first.id)
+        queue.remove_job(first.id)
     assert order == [2, 3, 4, 1]
     assert queue.devices == {"y"}
 
@@ -69,28 +69,28 @@ def test_same_work_is_found_whatever_the_order_of_its_keys() -> None:
     """Kernel, problem and device make the work; a key's place does not."""
     queue = JobQueue([job(1, problem={"M": 1, "N": 2})])
     same = job(9, problem={"N": 2, "M": 1}, plan=Plan(trials=3))
-    assert queue.find(same.key) == queue.find(same.key, same.plan) == queue.get(1)
-    assert queue.find(same.key, Plan(seed=1)) is None
+    assert queue.find_matching_job(same.key) == queue.find_matching_job(same.key, same.plan) == queue.get_job(1)
+    assert queue.find_matching_job(same.key, Plan(seed=1)) is None
     for other in ({"problem": {"M": 1, "N": 2.0}}, {"kernel": "p:other"}, {"device": "y"}):
-        assert queue.find(replace(same, **other).key) is None
+        assert queue.find_matching_job(replace(same, **other).key) is None
 
 
 def test_problems_with_one_key_are_the_same_work() -> None:
     """Sizes that do not enter the key make no other job; a job without a key problem stands for its whole problem."""
     key = key_problem({"M": 1})
     queue = JobQueue([job(1, problem={"M": 1, "K": 1}, key_problem=key)])
-    assert queue.find(job(2, problem={"M": 1, "K": 2}, key_problem=key).key) == queue.get(1)
-    assert queue.find(job(2, problem={"M": 1}).key) == queue.get(1)
-    assert queue.find(job(2, problem={"M": 1, "K": 1}).key) is None
+    assert queue.find_matching_job(job(2, problem={"M": 1, "K": 2}, key_problem=key).key) == queue.get_job(1)
+    assert queue.find_matching_job(job(2, problem={"M": 1}).key) == queue.get_job(1)
+    assert queue.find_matching_job(job(2, problem={"M": 1, "K": 1}).key) is None
 
 
 @pytest.mark.parametrize(("asked", "expected"), [(100, (200, "asked")), (200, (200, "asked")), (300, (300, "saved"))])
 def test_priority_only_rises(asked: int, expected: tuple[int, str]) -> None:
     """Someone less important who asks too changes nothing."""
     queue = JobQueue([job(1)])
-    raised = queue.want(job(1), asked, "saved")
+    raised = queue.raise_job(job(1), asked, "saved")
     assert (raised.priority, raised.reason) == expected
-    assert queue.get(1) == raised
+    assert queue.get_job(1) == raised
 
 
 @pytest.mark.parametrize(("running", "expected"), [(100, True), (200, False), (300, False)])
@@ -98,27 +98,27 @@ def test_only_more_important_work_preempts(running: int, expected: bool) -> None
     """Equals wait their turn; so does another device's job."""
     queue = JobQueue([job(1), job(3, device="y", priority=400)])
     assert preempts(queue, works(queue, job(2, priority=running))) is expected
-    queue.remove(1)
+    queue.remove_job(1)
     assert not preempts(queue, job(2))
 
 
 def test_held_job_waits_until_its_kernel_is_released() -> None:
     """It neither runs nor preempts, and others pass it; it is still found, listed and removable."""
     queue = JobQueue([job(1), job(2, kernel="p:other")])
-    queue.hold(1)
-    assert queue.next_for("x") == queue.get(2)
-    assert queue.find(job(1).key) is not None
-    queue.remove(2)
+    queue.hold_job(1)
+    assert queue.next_for("x") == queue.get_job(2)
+    assert queue.find_matching_job(job(1).key) is not None
+    queue.remove_job(2)
     assert queue.next_for("x") is None
     assert not preempts(queue, works(queue, job(3, priority=100)))
-    queue.release("p:other")
+    queue.release_kernel("p:other")
     assert queue.next_for("x") is None
-    queue.release("p:k")
-    assert queue.next_for("x") == queue.get(1)
-    queue.hold(1)
-    queue.remove(1)
-    queue.add(job(1))
-    assert queue.next_for("x") == queue.get(1)
+    queue.release_kernel("p:k")
+    assert queue.next_for("x") == queue.get_job(1)
+    queue.hold_job(1)
+    queue.remove_job(1)
+    queue.add_job(job(1))
+    assert queue.next_for("x") == queue.get_job(1)
 
 
 @pytest.mark.parametrize(
@@ -140,7 +140,7 @@ def test_held_job_waits_until_its_kernel_is_released() -> None:
 )
 def test_budgets_extend_and_manners_part(plan: Plan, asked: Plan, expected: Plan | None) -> None:
     """Two plans that differ in their budget alone are one plan with the larger; any other difference is two jobs."""
-    assert extended(plan, asked) == expected
+    assert extend_plan(plan, asked) == expected
 
 
 class Clock:
@@ -155,39 +155,39 @@ class Clock:
 def test_who_waits_lifts_a_job_until_he_leaves() -> None:
     """The job goes first while someone waits for it, and falls back to what it was asked for with."""
     queue = JobQueue([job(1, priority=300), job(2, priority=100), job(3, priority=100)])
-    queue.attend("me", [2, 99])
-    queue.attend("you", [2])
+    queue.add_waiter("me", [2, 99])
+    queue.add_waiter("you", [2])
     assert [one.id for one in queue] == [2, 1, 3]
-    assert (queue.level(2), queue.waiters(2)) == (400, 2)
+    assert (queue.level_of_job(2), queue.count_waiters(2)) == (400, 2)
     start(queue, 2)
     assert not preempts(queue, job(2))
-    queue.leave("me")
+    queue.remove_waiter("me")
     assert not preempts(queue, job(2))
-    queue.leave("you")
+    queue.remove_waiter("you")
     assert preempts(queue, job(2))
-    queue.add(job(2, priority=100))
+    queue.add_job(job(2, priority=100))
     assert [one.id for one in queue] == [1, 2, 3]
 
 
 def test_given_priority_holds_whoever_waits() -> None:
     """Who gives a priority means it; the next one who asks without giving one may lift the job."""
     queue = JobQueue()
-    queue.add(job(1, priority=100), is_fixed=True)
-    queue.attend("me", [1])
-    assert queue.level(1) == 100
-    queue.want(job(1, priority=100), 200, "looked up")
-    assert queue.level(1) == 400
+    queue.add_job(job(1, priority=100), is_fixed=True)
+    queue.add_waiter("me", [1])
+    assert queue.level_of_job(1) == 100
+    queue.raise_job(job(1, priority=100), 200, "looked up")
+    assert queue.level_of_job(1) == 400
 
 
 def test_lookups_order_equals_by_how_many_and_how_recent() -> None:
     """Of jobs of one rank the one that is looked up more goes first, and old lookups count less and less."""
     clock = Clock()
     queue = JobQueue([job(1), job(2), job(3, priority=300)], clock=clock)
-    queue.ask(job(2).key, 3)
-    queue.ask(job(9).key)
+    queue.count_lookups(job(2).key, 3)
+    queue.count_lookups(job(9).key)
     assert [one.id for one in queue] == [3, 2, 1]
     clock.now += 2 * HALF_LIFE_S - 1
-    queue.ask(job(1).key)
+    queue.count_lookups(job(1).key)
     # Three lookups have become less than one.
     assert [one.id for one in queue] == [3, 1, 2]
 
@@ -196,13 +196,13 @@ def test_what_costs_applications_most_goes_first_among_equals() -> None:
     """By the seconds of a key's launches, whatever it is tuned for; before lookups and age, and after the rank."""
     by_energy = Plan(objective="energy")
     queue = JobQueue([job(1), job(2), job(3, plan=by_energy), job(4, priority=300)])
-    queue.ask(job(1).key, 3)
-    queue.note_use(job(2).key, Use(launches=10, cost_s=2.0))
-    queue.note_use(job(3).key, Use(launches=1000, cost_s=3.0))
+    queue.count_lookups(job(1).key, 3)
+    queue.record_launch_cost(job(2).key, LaunchCost(launches=10, cost_s=2.0))
+    queue.record_launch_cost(job(3).key, LaunchCost(launches=1000, cost_s=3.0))
     assert [one.id for one in queue] == [4, 3, 2, 1]
-    queue.note_use(job(2).key, Use(launches=20, cost_s=4.0))
+    queue.record_launch_cost(job(2).key, LaunchCost(launches=20, cost_s=4.0))
     assert [one.id for one in queue] == [4, 2, 3, 1]
-    assert (queue.use(job(3, plan=by_energy).key).launches, queue.use(job(1).key).launches) == (1000, 0)
+    assert (queue.launch_cost(job(3, plan=by_energy).key).launches, queue.launch_cost(job(1).key).launches) == (1000, 0)
 
 
 def test_only_so_many_uses_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,36 +210,36 @@ def test_only_so_many_uses_are_kept(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ktuned.scheduling.queue.MAX_USES", 2)
     queue = JobQueue()
     for number in (1, 2, 1, 3):
-        queue.note_use(job(number).key, Use(number, 1.0))
-    assert [queue.use(job(number).key).launches for number in (1, 2, 3)] == [1, 0, 3]
+        queue.record_launch_cost(job(number).key, LaunchCost(number, 1.0))
+    assert [queue.launch_cost(job(number).key).launches for number in (1, 2, 3)] == [1, 0, 3]
 
 
 def test_pauses_keep_from_running_and_make_no_age() -> None:
     """A paused job, a paused device and a pause of everything each say why; others pass; a pause is no waiting."""
     clock = Clock()
     queue = JobQueue([job(1), job(2, priority=100), job(3, device="y")], clock=clock)
-    assert queue.pause(1).state is JobState.PAUSED
-    assert [queue.obstacle(one) for one in queue] == ["", "", "it is paused"]
-    assert queue.next_for("x") == queue.get(2)
+    assert queue.pause_job(1).state is JobState.PAUSED
+    assert [queue.why_not_now(one) for one in queue] == ["", "", "it is paused"]
+    assert queue.next_for("x") == queue.get_job(2)
     clock.now += 10 * AGE_S
-    assert queue.resume(1).state is JobState.QUEUED
-    assert queue.rank(1) == 200
+    assert queue.resume_job(1).state is JobState.QUEUED
+    assert queue.rank_of_job(1) == 200
     queue.pauses = {"x"}
-    assert (queue.next_for("x"), queue.next_for("y")) == (None, queue.get(3))
-    assert queue.obstacle(job(1)) == "its device is paused"
+    assert (queue.next_for("x"), queue.next_for("y")) == (None, queue.get_job(3))
+    assert queue.why_not_now(job(1)) == "its device is paused"
     queue.pauses = {EVERYTHING}
     assert queue.next_for("y") is None
-    assert queue.obstacle(job(3, device="y")) == "all tuning is paused"
+    assert queue.why_not_now(job(3, device="y")) == "all tuning is paused"
 
 
 def test_refused_jobs_wait_and_are_passed() -> None:
     """What a policy refuses neither runs nor preempts, and says why."""
     queue = JobQueue([job(1), job(2, priority=400)], refuse=lambda one, level: "busy" if level < 400 else "")
-    assert queue.next_for("x") == queue.get(2)
-    queue.remove(2)
-    assert (queue.next_for("x"), queue.obstacle(job(1))) == (None, "busy")
-    queue.attend("me", [1])
-    assert queue.next_for("x") == queue.get(1)
+    assert queue.next_for("x") == queue.get_job(2)
+    queue.remove_job(2)
+    assert (queue.next_for("x"), queue.why_not_now(job(1))) == (None, "busy")
+    queue.add_waiter("me", [1])
+    assert queue.next_for("x") == queue.get_job(1)
 
 
 def test_a_turn_that_was_waited_for_is_not_taken_away() -> None:
@@ -248,19 +248,19 @@ def test_a_turn_that_was_waited_for_is_not_taken_away() -> None:
     queue = JobQueue([job(1, priority=100)], clock=clock)
     clock.now += 4 * AGE_S
     waits = job(2, priority=400)
-    queue.add(waits)
+    queue.add_job(waits)
     first = queue.next_for("x")
     assert first is not None
-    assert (first.id, queue.rank(1)) == (1, 500)
+    assert (first.id, queue.rank_of_job(1)) == (1, 500)
     start(queue, 1)
     assert not preempts(queue, first)
     clock.now += TURN_S - 1
     assert not preempts(queue, first)
     clock.now += 1
     assert preempts(queue, first)
-    queue.add(first)
+    queue.add_job(first)
     assert queue.next_for("x") == waits
-    assert queue.rank(1) == 100
+    assert queue.rank_of_job(1) == 100
 
 
 def test_a_turn_that_was_cut_short_counts_as_waiting() -> None:
@@ -269,9 +269,9 @@ def test_a_turn_that_was_cut_short_counts_as_waiting() -> None:
     queue = JobQueue([job(1, priority=100)], clock=clock)
     start(queue, 1)
     clock.now += TURN_S - 1
-    queue.add(job(1, priority=100))
+    queue.add_job(job(1, priority=100))
     clock.now += AGE_S - TURN_S + 1
-    assert queue.rank(1) == 200
+    assert queue.rank_of_job(1) == 200
 
 
 @pytest.mark.parametrize("newcomers", [200, 300, 400, 999])
@@ -287,15 +287,15 @@ def test_nothing_starves(newcomers: int, works_s: float) -> None:
     while turns < 3:
         if len(queue) < 3:
             count += 1
-            queue.add(job(count, priority=newcomers))
+            queue.add_job(job(count, priority=newcomers))
         if running is not None and (clock.now >= ends or preempts(queue, running)):
             if running.id == 1:
                 turns += clock.now - turn >= TURN_S
-                queue.add(running)
+                queue.add_job(running)
             elif clock.now < ends:
-                queue.add(running)
+                queue.add_job(running)
             else:
-                queue.forget(running.id)
+                queue.forget_job(running.id)
             running = None
         if running is None:
             running = queue.next_for("x")
@@ -326,7 +326,7 @@ class QueueMachine(RuleBasedStateMachine):
     def add(self, device: str, priority: int, created: int) -> None:
         self.count += 1
         one = job(self.count, device=device, priority=priority, created=float(created))
-        self.queue.add(one)
+        self.queue.add_job(one)
         self.model[one.id] = one
 
     @rule(priority=PRIORITIES, data=st.data())
@@ -334,12 +334,12 @@ class QueueMachine(RuleBasedStateMachine):
         if self.model:
             number = data.draw(st.sampled_from(sorted(self.model)))
             old = self.model[number]
-            self.queue.want(old, priority, "asked")
+            self.queue.raise_job(old, priority, "asked")
             self.model[number] = replace(old, priority=max(priority, old.priority))
 
     @rule(number=st.integers(0, 20))
     def remove(self, number: int) -> None:
-        assert self.queue.remove(number) == self.model.pop(number, None)
+        assert self.queue.remove_job(number) == self.model.pop(number, None)
 
     @rule(device=DEVICES)
     def run_next(self, device: str) -> None:
@@ -347,7 +347,7 @@ class QueueMachine(RuleBasedStateMachine):
         expected = min(mine, key=lambda one: (-one.priority, one.created, one.id), default=None)
         assert self.queue.next_for(device) == expected
         if expected is not None:
-            self.queue.remove(expected.id)
+            self.queue.remove_job(expected.id)
             del self.model[expected.id]
 
     @invariant()

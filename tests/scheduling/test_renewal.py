@@ -8,7 +8,7 @@ import pytest
 
 from ktuned.catalog.project_file import PROJECT_FILE
 from ktuned.model.job import Job, JobState, Priority
-from ktuned.scheduling.job_requests import Wish
+from ktuned.scheduling.job_requests import TuningRequest
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text
 
 GATED = "[dict(us=50.0, does='gate_compile', gate='door')]"
@@ -23,13 +23,13 @@ class TestBeginAgain:
         """Write the kernel file again, and take in that it changed."""
         path = parts.write(kernel_text(configs=GATED, **options))
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
-        await parts.renewal.react(found.changes, saved=saved)
+        await parts.renewal.react_to_changes(found.changes, saved=saved)
 
     async def ended(self, parts: Parts, job: Job) -> Job:
         """Let configs compile, and return how a job ended, which is published once."""
         parts.open_gate("door")
         await parts.told.until(lambda: any(event["job"] == job.id for event in parts.told.of("job_done")))
-        while parts.jobs.live():
+        while parts.jobs.list_live_jobs():
             await parts.told.ended(len(parts.told.of("job_done")) + 1)
         assert len([event for event in parts.told.of("job_done") if event["job"] == job.id]) == 1
         stored = parts.store.get_job(job.id)
@@ -40,15 +40,15 @@ class TestBeginAgain:
         """A running job is stopped and begins again there: its clients still wait for it, and get the winner of now."""
         kernel = await parts.inspect(kernel_text(configs=GATED))
         async with parts.working():
-            (job,) = await parts.requests.tune(kernel, Wish())
-            parts.jobs.attend("a client", [job.id])
+            (job,) = await parts.requests.request_jobs(kernel, TuningRequest())
+            parts.jobs.add_waiter("a client", [job.id])
             await parts.reached("door")
             before = parts.store.list_trials()[0].id
             path = parts.write("env = {FAKE_VERSION = '2'}", PROJECT_FILE)
             found = await parts.inspector.inspect_files(parts.root, [str(path)])
-            await parts.renewal.react(found.changes, saved=True)
-            assert [live.id for live in parts.jobs.live()] == [job.id]
-            assert parts.jobs.describe(parts.jobs.live()[0])["waiters"] == 1
+            await parts.renewal.react_to_changes(found.changes, saved=True)
+            assert [live.id for live in parts.jobs.list_live_jobs()] == [job.id]
+            assert parts.jobs.describe_job(parts.jobs.list_live_jobs()[0])["waiters"] == 1
             stored = await self.ended(parts, job)
         assert (stored.state, stored.outcomes, stored.message) == (JobState.DONE, {"measured": 1}, "")
         assert parts.lookups.lookup("it", {"n": 64}, None, tune=False).status == "fresh"
@@ -62,11 +62,13 @@ class TestBeginAgain:
         kernel = await parts.inspect(kernel_text(configs=GATED))
         async with parts.working():
             running, waiting = [
-                job for n in (64, 1) for job in await parts.requests.tune(kernel, Wish(problem={"n": n}))
+                job
+                for n in (64, 1)
+                for job in await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": n}))
             ]
             await parts.reached("door")
             await self.changed(parts, saved=False, rtol="0.5")
-            assert [live.id for live in parts.jobs.live()] == [running.id, waiting.id]
+            assert [live.id for live in parts.jobs.list_live_jobs()] == [running.id, waiting.id]
             for job in (running, waiting):
                 assert (await self.ended(parts, job)).state is JobState.DONE
         digests = {trial.digest for trial in parts.store.list_trials() if trial.outcome == "measured"}
@@ -76,19 +78,19 @@ class TestBeginAgain:
         """What the save does not tune itself goes on, with its clients."""
         kernel = await parts.inspect(kernel_text(configs=GATED))
         async with parts.working():
-            (asked,) = await parts.requests.tune(kernel, Wish(problem={"n": 1}))
-            (compiled,) = await parts.requests.tune(kernel, Wish(compile_only=True))
+            (asked,) = await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 1}))
+            (compiled,) = await parts.requests.request_jobs(kernel, TuningRequest(compile_only=True))
             await parts.reached("door")
             await self.changed(parts, saved=True, rtol="0.5")
-            assert {asked.id, compiled.id} < {live.id for live in parts.jobs.live()}
+            assert {asked.id, compiled.id} < {live.id for live in parts.jobs.list_live_jobs()}
             assert (await self.ended(parts, asked)).state is JobState.DONE
 
     async def test_a_request_joins_what_begins_again(self, parts: Parts) -> None:
         """It works on the newer state, as the request wants."""
         kernel = await parts.inspect(kernel_text(configs=GATED))
-        (job,) = await parts.requests.tune(kernel, Wish())
+        (job,) = await parts.requests.request_jobs(kernel, TuningRequest())
         await self.changed(parts, saved=False, rtol="0.5")
-        (again,) = await parts.requests.tune(parts.catalog.resolve("it"), Wish())
+        (again,) = await parts.requests.request_jobs(parts.catalog.resolve("it"), TuningRequest())
         assert again.id == job.id
 
     @pytest.mark.parametrize(
@@ -99,7 +101,7 @@ class TestBeginAgain:
     async def test_a_problem_that_the_kernel_no_longer_takes(self, parts: Parts, options: dict[str, str]) -> None:
         """Its job has nothing to do any more, and says so."""
         kernel = await parts.inspect(kernel_text(configs=GATED))
-        (job,) = await parts.requests.tune(kernel, Wish())
+        (job,) = await parts.requests.request_jobs(kernel, TuningRequest())
         await self.changed(parts, saved=False, **options)
         stored = parts.store.get_job(job.id)
         assert stored is not None
@@ -108,10 +110,10 @@ class TestBeginAgain:
     async def test_a_paused_job_stays_paused(self, parts: Parts) -> None:
         """It works on the newer state once it is resumed."""
         kernel = await parts.inspect(kernel_text(configs=GATED))
-        (job,) = await parts.requests.tune(kernel, Wish())
-        await parts.jobs.pause(job.id)
+        (job,) = await parts.requests.request_jobs(kernel, TuningRequest())
+        await parts.jobs.pause_job(job.id)
         await self.changed(parts, saved=False, rtol="0.5")
-        assert [(live.id, live.state) for live in parts.jobs.live()] == [(job.id, JobState.PAUSED)]
+        assert [(live.id, live.state) for live in parts.jobs.list_live_jobs()] == [(job.id, JobState.PAUSED)]
 
 
 @pytest.mark.anyio
@@ -120,8 +122,8 @@ class TestReact:
         """Write the kernel file again, react to what that changed, and return the jobs that wait."""
         path = parts.write(kernel_text(**options))
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
-        await parts.renewal.react(found.changes, saved=saved)
-        return parts.jobs.live()
+        await parts.renewal.react_to_changes(found.changes, saved=saved)
+        return parts.jobs.list_live_jobs()
 
     async def test_save_tunes_what_is_new(self, parts: Parts) -> None:
         """A kernel that was just written is tuned; one that merely was found is not."""
@@ -135,8 +137,8 @@ class TestReact:
         count = len(parts.told.events)
         path = parts.write(f"# a comment\n{kernel_text()}")
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
-        await parts.renewal.react(found.changes, saved=True)
-        assert (parts.jobs.live(), len(parts.told.events)) == ([], count)
+        await parts.renewal.react_to_changes(found.changes, saved=True)
+        assert (parts.jobs.list_live_jobs(), len(parts.told.events)) == ([], count)
 
     async def test_change_retunes_what_was_tuned(self, parts: Parts) -> None:
         """Problems that lookups added are tuned again too, each with all of its keys, in the background."""
@@ -168,8 +170,8 @@ class TestReact:
         path = parts.project / "tune_it.py"
         path.unlink()
         found = await parts.inspector.inspect_files(parts.root, [], [str(path)])
-        await parts.renewal.react(found.changes, saved=True)
-        assert parts.jobs.live() == []
+        await parts.renewal.react_to_changes(found.changes, saved=True)
+        assert parts.jobs.list_live_jobs() == []
         assert parts.told.of("reloaded")[-1]["removed"] == ["project:it"]
 
     async def test_a_mended_file_is_told(self, parts: Parts) -> None:
@@ -178,7 +180,7 @@ class TestReact:
         for text in (kernel_text(), "syntax error", kernel_text()):
             path.write_text(text)
             found = await parts.inspector.inspect_files(parts.root, [str(path)], [])
-            await parts.renewal.react(found.changes, saved=True)
+            await parts.renewal.react_to_changes(found.changes, saved=True)
         told = parts.told.of("reloaded")
         assert [event["mended"] for event in told] == [[], [], [str(path)]]
         assert told[-1]["changed"] == []
@@ -193,7 +195,7 @@ async def test_an_undone_edit_says_at_once_that_its_winner_holds(parts: Parts) -
     told = []
     for written in (kernel_text(configs="us=[10.0, 20.0]", rtol="0.5"), text):
         found = await parts.inspector.inspect_files(parts.root, [str(parts.write(written))])
-        await parts.renewal.react(found.changes, saved=True)
+        await parts.renewal.react_to_changes(found.changes, saved=True)
         told.append([event["type"] for event in parts.told.events if event["type"] in ("stale", "winner")])
     assert told == [["stale"], ["stale", "stale", "winner"]]
     (won,) = parts.told.of("winner")

@@ -35,11 +35,11 @@ async def test_a_new_toolchain_has_winners_measured_again(parts: Parts, digest: 
     if digest:
         await parts.captured_inputs.hold(capture(digest))
     await parts.measured(await parts.inspect(kernel_text()), {50.0: 7.0})
-    assert await parts.daemon.reverification.run() == []
+    assert await parts.daemon.reverification.queue_reverification() == []
 
     newer = Newer(parts.machine.environments, captured=parts.captured_inputs.digest)
     again = Reverification(catalog=parts.catalog, machine=newer, store=parts.store, jobs=parts.jobs)
-    (job,) = await again.run()
+    (job,) = await again.queue_reverification()
     assert job.reason == "a driver or toolchain changed"
 
 
@@ -47,7 +47,7 @@ async def test_captured_inputs_are_no_driver(parts: Parts) -> None:
     """A winner of the declared inputs waits for a request, like one of older sources."""
     await parts.measured(await parts.inspect(kernel_text()), {50.0: 7.0})
     await parts.captured_inputs.hold(capture("the digest of some inputs"))
-    assert await parts.daemon.reverification.run() == []
+    assert await parts.daemon.reverification.queue_reverification() == []
 
 
 async def test_a_job_that_began_after_the_probe_goes_on(parts: Parts) -> None:
@@ -56,12 +56,12 @@ async def test_a_job_that_began_after_the_probe_goes_on(parts: Parts) -> None:
     async with parts.working():
         parts.lookups.lookup("it", {"n": 64}, None, tune=True)
         await parts.reached("door")
-        (job,) = parts.jobs.live()
-        await parts.daemon.reverification.probed([kernel], [kernel])
-        assert [live.id for live in parts.jobs.live()] == [job.id]
-        await parts.jobs.restart(kernel.name, "begun again", lambda work: work.context.device == "Fake CPU")
+        (job,) = parts.jobs.list_live_jobs()
+        await parts.daemon.reverification.reverify_probed([kernel], [kernel])
+        assert [live.id for live in parts.jobs.list_live_jobs()] == [job.id]
+        await parts.jobs.restart_running(kernel.name, "begun again", lambda work: work.context.device == "Fake CPU")
         await parts.told.until(lambda: len(parts.told.of("job_started")) == 2)
-        assert [live.id for live in parts.jobs.live()] == [job.id]
+        assert [live.id for live in parts.jobs.list_live_jobs()] == [job.id]
         parts.open_gate("door")
         (ended,) = await parts.told.ended()
         assert (ended["id"], ended["state"]) == (job.id, "done")

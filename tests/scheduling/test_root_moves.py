@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ktuned.model import canonical
-from ktuned.scheduling.job_requests import Wish
-from ktuned.scheduling.root_moves import Gone, origin
+from ktuned.scheduling.job_requests import TuningRequest
+from ktuned.scheduling.root_moves import MissingRoot, find_moved_root
 from tests.assembled import Parts, kernel_text
 
 FILES = ("tune_a.py", "sub/tune_b.py")
@@ -18,18 +18,18 @@ FILES = ("tune_a.py", "sub/tune_b.py")
     ("gone", "name", "there", "moved"),
     [
         ([], "k", FILES, None),
-        ([Gone("/a", "k", FILES)], "other", FILES, "/a"),
-        ([Gone("/a", "k", FILES)], "other", FILES[:1], "/a"),
-        ([Gone("/a", "k", (*FILES, "tune_c.py"))], "other", FILES[:1], None),
-        ([Gone("/a", "k")], "other", FILES, None),
-        ([Gone("/a", "k")], "k", (), "/a"),
-        ([Gone("/a", "x", FILES), Gone("/b", "k", FILES)], "k", FILES, "/b"),
-        ([Gone("/a", "x", FILES[:1]), Gone("/b", "y", FILES)], "k", FILES, "/b"),
+        ([MissingRoot("/a", "k", FILES)], "other", FILES, "/a"),
+        ([MissingRoot("/a", "k", FILES)], "other", FILES[:1], "/a"),
+        ([MissingRoot("/a", "k", (*FILES, "tune_c.py"))], "other", FILES[:1], None),
+        ([MissingRoot("/a", "k")], "other", FILES, None),
+        ([MissingRoot("/a", "k")], "k", (), "/a"),
+        ([MissingRoot("/a", "x", FILES), MissingRoot("/b", "k", FILES)], "k", FILES, "/b"),
+        ([MissingRoot("/a", "x", FILES[:1]), MissingRoot("/b", "y", FILES)], "k", FILES, "/b"),
     ],
 )
-def test_origin_of_a_directory(gone: list[Gone], name: str, there: tuple[str, ...], moved: str | None) -> None:
+def test_origin_of_a_directory(gone: list[MissingRoot], name: str, there: tuple[str, ...], moved: str | None) -> None:
     """The root of that name, or else the one that has half of its kernel files there, and the most of them."""
-    found = origin(gone, name, there.__contains__)
+    found = find_moved_root(gone, name, there.__contains__)
     assert (found and found.path) == moved
 
 
@@ -63,7 +63,7 @@ async def test_a_copy_of_a_project_is_one_of_its_own(parts: Parts, tmp_path: Pat
     copy.mkdir()
     (copy / "tune_it.py").write_text(kernel_text())
     (parts.project / "tune_it.py").write_text(kernel_text())
-    await parts.intake.tune_path(str(parts.project), None, Wish())
+    await parts.intake.tune_path(str(parts.project), None, TuningRequest())
     await parts.intake.add_path(str(copy), None)
     assert len(parts.catalog.roots) == 2
     parts.project.rename(tmp_path / "elsewhere")

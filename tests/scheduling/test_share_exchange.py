@@ -29,8 +29,8 @@ from ktuned.model.trace import Observation
 from ktuned.model.trial import Context
 from ktuned.model.values import Status
 from ktuned.scheduling import shared_winners
-from ktuned.scheduling.job_requests import Wish
-from ktuned.scheduling.shared_winners import Place, Use
+from ktuned.scheduling.job_requests import TuningRequest
+from ktuned.scheduling.shared_winners import StoreUse, WinnerPlace
 from ktuned.sharing import (
     Found,
     LearnedName,
@@ -57,7 +57,7 @@ SECOND = {"us": 50.0, "joules": 0.03}
 async def member(tmp_path: Path, store: Path) -> AsyncIterator[Parts]:
     """Run a member's parts with a bridge to the shared store."""
     async with assembled(tmp_path) as parts, parts.daemon.bridge.running():
-        parts.daemon.share_exchange.follow(ShareSettings(str(store)))
+        parts.daemon.share_exchange.apply_settings(ShareSettings(str(store)))
         # Its tasks are the fixture's.
         await parts.daemon.bridge.exchange(Hello(), PATIENCE_S)
         yield parts
@@ -84,9 +84,9 @@ def shared(store: Path) -> dict[Path, SharedWinner]:
 async def tuned(parts: Parts, kernel: KernelInfo, **wish: Any) -> Job:
     """Tune a kernel to the end."""
     ended = len(parts.told.of("job_done"))
-    (job,) = await parts.requests.tune(kernel, Wish(**wish))
+    (job,) = await parts.requests.request_jobs(kernel, TuningRequest(**wish))
     await parts.told.ended(ended + 1)
-    done = parts.jobs.job(job.id)
+    done = parts.jobs.get_job(job.id)
     assert done is not None
     return done
 
@@ -152,7 +152,7 @@ async def test_a_shared_winner_is_verified_and_served_without_a_search(member: P
         words = r"the shared config holds here, 0\.02\d* J, 0\.02 J where it was found; nothing else was searched"
         assert re.fullmatch(words, job.message), job.message
         assert looked_up(member) == (Status.FRESH, BEST)
-        assert await member.daemon.share_exchange.push() == 0
+        assert await member.daemon.share_exchange.publish_all() == 0
         # To tune what has a fresh winner is to look for a better one.
         assert (await tuned(member, kernel)).outcomes == {"measured": 5}
     assert len(objects(store)) == 1
@@ -178,7 +178,7 @@ async def test_without_sharing_nothing_is_used_and_nothing_shared(member: Parts,
     async with member.working():
         await tuned(member, kernel, no_share=True, configs=(SECOND,))
         assert looked_up(member) == (Status.FRESH, SECOND)
-        assert (await exchange.push(), objects(store)) == (0, [place])
+        assert (await exchange.publish_all(), objects(store)) == (0, [place])
         pulled = await exchange.look_around()
         await member.told.ended(2)
         assert (len(pulled.jobs), looked_up(member)) == (1, (Status.FRESH, BEST))
@@ -193,16 +193,16 @@ async def test_a_look_around_verifies_for_what_is_stale(member: Parts, store: Pa
     publish(store, member, kernel, BEST, 0.02)
     exchange = member.daemon.share_exchange
     async with member.working():
-        pulled = await exchange.pull([kernel])
+        pulled = await exchange.pull_winners([kernel])
         assert (pulled.found, pulled.fresh, len(pulled.jobs)) == (1, 0, 1)
         # It works on that already.
         assert (await exchange.look_around()).jobs == ()
         await member.told.ended()
-        job = member.jobs.job(pulled.jobs[0].id)
+        job = member.jobs.get_job(pulled.jobs[0].id)
         assert job is not None
         assert (job.reason, job.outcomes) == ("found by others", {"measured": 2})
         assert looked_up(member) == (Status.FRESH, BEST)
-        assert (await exchange.pull([kernel])).fresh == 1
+        assert (await exchange.pull_winners([kernel])).fresh == 1
 
 
 @pytest.mark.parametrize("damage", ["cut", "changed", "empty", "newer", "endless"])
@@ -264,33 +264,33 @@ async def test_a_store_that_is_not_there_is_a_notice(member: Parts, store: Path)
     winners, exchange = member.daemon.shared_winners, member.daemon.share_exchange
     assert await member.daemon.shared_winners.best(kernel, context_of(member, kernel), ENERGY) is None
     with pytest.raises(SharedStoreDown):
-        await exchange.push()
+        await exchange.publish_all()
     (notice,) = winners.notices
     assert "it does not exist (make it, or mount what belongs there); tuning goes on without it" in notice
     store.mkdir()
     # As after its pause.
-    exchange.follow(ShareSettings(str(store), pull_s=60.0))
-    assert await exchange.push() == 1
-    assert (winners.notices, await exchange.push()) == ([], 0)
+    exchange.apply_settings(ShareSettings(str(store), pull_s=60.0))
+    assert await exchange.publish_all() == 1
+    assert (winners.notices, await exchange.publish_all()) == ([], 0)
 
 
 async def test_a_bridge_that_is_killed_is_a_notice(tmp_path: Path, store: Path) -> None:
     """A later call starts another one, and publishes what the first could not."""
     async with assembled(tmp_path) as parts, parts.daemon.bridge.running():
         winners, exchange, bridge = parts.daemon.shared_winners, parts.daemon.share_exchange, parts.daemon.bridge
-        exchange.follow(ShareSettings(str(store)))
+        exchange.apply_settings(ShareSettings(str(store)))
         await decided(parts, await parts.inspect(kernel_text()))
         await bridge.exchange(Hello(), PATIENCE_S)
         bridge.kill("killed by a test")
         with pytest.raises(SharedStoreDown):
-            await exchange.push()
+            await exchange.publish_all()
         assert "killed by a test" in winners.notices[0]
         # As after its pause.
-        exchange.follow(ShareSettings(str(store), pull_s=60.0))
+        exchange.apply_settings(ShareSettings(str(store), pull_s=60.0))
         with anyio.fail_after(PATIENCE_S):
             while bridge.pause_s:  # noqa: ASYNC110 - nothing reports the end of a pause
                 await anyio.sleep(bridge.pause_s)
-        assert (await exchange.push(), len(objects(store))) == (1, 1)
+        assert (await exchange.publish_all(), len(objects(store))) == (1, 1)
 
 
 async def test_what_is_not_decided_here_is_not_published(member: Parts, store: Path) -> None:
@@ -298,24 +298,24 @@ async def test_what_is_not_decided_here_is_not_published(member: Parts, store: P
     kernel = await member.inspect(kernel_text())
     await member.measured(kernel, {50.0: 50.0})
     exchange = member.daemon.share_exchange
-    assert await exchange.push() == 0
+    assert await exchange.publish_all() == 0
     (winner,) = member.store.list_winners(kernel.name)
     await member.store.decide_winner(winner.trial)
     await member.inspect(kernel_text(reference="lambda t: t"))
-    assert await exchange.push() == 0
+    assert await exchange.publish_all() == 0
     await member.inspect(kernel_text())
-    assert await exchange.push() == 1
+    assert await exchange.publish_all() == 1
 
 
 async def test_a_daemon_that_starts_again_sends_nothing_twice(tmp_path: Path, store: Path) -> None:
     """It keeps no account of what it published: the store itself says what it has."""
     for sent in (1, 0):
         async with assembled(tmp_path) as parts, parts.daemon.bridge.running():
-            parts.daemon.share_exchange.follow(ShareSettings(str(store)))
+            parts.daemon.share_exchange.apply_settings(ShareSettings(str(store)))
             kernel = await parts.inspect(kernel_text())
             if sent:
                 await decided(parts, kernel)
-            assert await parts.daemon.share_exchange.push() == sent
+            assert await parts.daemon.share_exchange.publish_all() == sent
     assert len(objects(store)) == 1
 
 
@@ -352,8 +352,8 @@ async def test_a_winner_is_published_when_its_job_ends(
         memory = MemoryStore(settings, parts.daemon.bridge)
         memory.refusals = refusals
         parts.daemon.shared_winners._opened = lambda settings, bridge: memory
-        parts.daemon.share_exchange.follow(settings)
-        tasks.start_soon(parts.daemon.share_exchange.run)
+        parts.daemon.share_exchange.apply_settings(settings)
+        tasks.start_soon(parts.daemon.share_exchange.run_until_cancelled)
         await tuned(parts, await parts.inspect(KERNEL))
         with anyio.fail_after(PATIENCE_S):
             await memory.written.wait()
@@ -370,11 +370,11 @@ async def test_a_winner_is_published_when_its_job_ends(
 async def test_a_store_that_is_wrong_harms_nothing(member: Parts) -> None:
     """One that raises anything is a notice; so is a winner that has no figure, and another one beside it counts."""
     kernel = await member.inspect(KERNEL)
-    place = Place(kernel, {"n": 64}, context_of(member, kernel), ENERGY)
+    place = WinnerPlace(kernel, {"n": 64}, context_of(member, kernel), ENERGY)
     memory = MemoryStore(ShareSettings("memory://"), member.daemon.bridge)
     winners = member.daemon.shared_winners
     winners._opened = lambda settings, bridge: memory
-    member.daemon.share_exchange.follow(memory.settings)
+    member.daemon.share_exchange.apply_settings(memory.settings)
     sound = shared_winner(place.context, BEST, 0.02)
     memory.winners = [StoredWinner(place.address, one, 1.0) for one in (replace(sound, metrics={}), sound)]
     best = await winners.best(kernel, place.context, ENERGY)
@@ -392,7 +392,7 @@ async def test_a_store_that_is_wrong_harms_nothing(member: Parts) -> None:
 
 async def test_a_missing_plugin_is_known_before_there_is_anything_to_share(member: Parts) -> None:
     """A look around without kernels says so, too."""
-    member.daemon.share_exchange.follow(ShareSettings("corp://kernels"))
+    member.daemon.share_exchange.apply_settings(ShareSettings("corp://kernels"))
     with pytest.raises(SharedStoreDown, match="no plugin that serves corp://"):
         await member.daemon.share_exchange.look_around()
 
@@ -402,21 +402,21 @@ async def test_a_url_that_no_plugin_serves_is_a_notice_with_the_remedy(member: P
     kernel = await member.inspect(kernel_text())
     await decided(member, kernel)
     exchange = member.daemon.share_exchange
-    exchange.follow(ShareSettings("corp://kernels"))
+    exchange.apply_settings(ShareSettings("corp://kernels"))
     assert await member.daemon.shared_winners.best(kernel, context_of(member, kernel), ENERGY) is None
     words = "corp://kernels: no plugin that serves corp:// is installed (pip install 'ktuned[team]')"
     assert member.daemon.shared_winners.notices == [f"the shared store: {words}; tuning goes on without it"]
     with pytest.raises(SharedStoreDown, match="no plugin that serves corp://"):
-        await exchange.push()
+        await exchange.publish_all()
 
 
 async def test_read_only_writes_nothing(member: Parts, store: Path) -> None:
     """However long it runs; others' winners are read."""
     kernel = await member.inspect(kernel_text())
     await decided(member, kernel)
-    member.daemon.share_exchange.follow(ShareSettings(str(store), read_only=True))
+    member.daemon.share_exchange.apply_settings(ShareSettings(str(store), read_only=True))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(member.daemon.share_exchange.run)
+        tasks.start_soon(member.daemon.share_exchange.run_until_cancelled)
         with anyio.fail_after(PATIENCE_S):
             while member.daemon.share_exchange.last_look is None:
                 await anyio.lowlevel.checkpoint()
@@ -433,7 +433,7 @@ async def test_retention_and_cap_hold_after_publishing(member: Parts, store: Pat
     for path in (old, mine):
         os.utime(path, (0.0, 0.0))
     await decided(member, kernel)
-    assert await member.daemon.share_exchange.push() == 1
+    assert await member.daemon.share_exchange.publish_all() == 1
     assert not old.exists()
     assert mine.exists()
     assert len(objects(store)) == 2
@@ -453,7 +453,7 @@ async def test_learned_names_are_compared_by_content(tmp_path: Path, store: Path
         directory = tmp_path / str(is_found)
         directory.mkdir()
         async with assembled(directory) as parts, parts.daemon.bridge.running():
-            parts.daemon.share_exchange.follow(ShareSettings(str(store)))
+            parts.daemon.share_exchange.apply_settings(ShareSettings(str(store)))
             parts.write(content, "cfg.h")
             kernel = await parts.inspect(KERNEL)
             assert place.parent.name == address_of(context_of(parts, kernel), (), ENERGY)
@@ -467,10 +467,10 @@ async def test_a_store_that_was_emptied_is_filled_again(member: Parts, store: Pa
     kernel = await member.inspect(kernel_text())
     await decided(member, kernel)
     exchange = member.daemon.share_exchange
-    assert (await exchange.push(), await exchange.push()) == (1, 0)
+    assert (await exchange.publish_all(), await exchange.publish_all()) == (1, 0)
     before = shared(store)
     shutil.rmtree(store / "v1")
-    assert (await exchange.push(), shared(store)) == (1, before)
+    assert (await exchange.publish_all(), shared(store)) == (1, before)
     shutil.rmtree(store / "v1")
     assert ((await exchange.look_around()).sent, shared(store)) == (1, before)
 
@@ -480,13 +480,13 @@ async def test_what_still_holds_is_sent_again_before_it_expires(member: Parts, s
     kernel = await member.inspect(kernel_text())
     await decided(member, kernel)
     exchange = member.daemon.share_exchange
-    assert await exchange.push() == 1
+    assert await exchange.publish_all() == 1
     (place,) = objects(store)
     days = {age: time() - age * 86_400 for age in (89, 91)}
     os.utime(place, (days[89], days[89]))
-    assert await exchange.push() == 0
+    assert await exchange.publish_all() == 0
     os.utime(place, (days[91], days[91]))
-    assert await exchange.push() == 1
+    assert await exchange.publish_all() == 1
     assert objects(store) == [place]
     assert place.stat().st_mtime > days[89]
 
@@ -503,10 +503,10 @@ async def test_a_store_that_cannot_be_written_is_read_nevertheless(member: Parts
     (store / kernel_prefix(other.name)).write_text("in the way")
     winners, exchange = member.daemon.shared_winners, member.daemon.share_exchange
     with pytest.raises(SharedStoreDown):
-        await exchange.push()
-    assert winners.pause_s(Use.WRITE) > 0
+        await exchange.publish_all()
+    assert winners.pause_s(StoreUse.WRITE) > 0
     best = await member.daemon.shared_winners.best(kernel, context_of(member, kernel), ENERGY)
-    assert (None if best is None else best.config, winners.pause_s(Use.READ)) == (SECOND, 0.0)
+    assert (None if best is None else best.config, winners.pause_s(StoreUse.READ)) == (SECOND, 0.0)
     (notice,) = winners.notices
     assert "Not a directory; tuning goes on without it" in notice
 
@@ -521,7 +521,7 @@ async def test_a_sweep_that_is_refused_loses_nothing(
 
     await decided(member, await member.inspect(kernel_text()))
     monkeypatch.setattr(TeamStore, "tidy", refused)
-    assert (await member.daemon.share_exchange.push(), len(objects(store))) == (1, 1)
+    assert (await member.daemon.share_exchange.publish_all(), len(objects(store))) == (1, 1)
     (notice,) = member.daemon.shared_winners.notices
     assert "access denied" in notice
 

@@ -113,7 +113,7 @@ async def test_wrong_parameters_are_one_clear_error(desk: Desk, parts: Parts) ->
             await desk.call(method, **params)
         assert words in refused.value.message, (method, params)
         assert "\n" not in refused.value.message
-    assert parts.jobs.live() == []
+    assert parts.jobs.list_live_jobs() == []
 
 
 async def test_unknown_fields_are_left_aside(desk: Desk, parts: Parts) -> None:
@@ -225,7 +225,7 @@ async def test_a_path_is_added_without_jobs_and_unwatched_again(desk: Desk, part
     (place / "tune_it.py").write_text(kernel_text("other"))
     added = await desk.call("add", path=str(place))
     assert ([kernel["name"] for kernel in added["kernels"]], added["errors"]) == (["elsewhere:other"], [])
-    assert parts.jobs.live() == []
+    assert parts.jobs.list_live_jobs() == []
     with pytest.raises(UsageError, match="part of") as refused:
         await desk.call("unwatch", path=str(place / "tune_it.py"))
     assert str(place) in refused.value.hint
@@ -236,7 +236,7 @@ async def test_a_path_is_added_without_jobs_and_unwatched_again(desk: Desk, part
     await desk.call("tune", kernel="other")
     gone = await desk.call("unwatch", path=str(place))
     assert (gone["path"], gone["kernels"]) == (str(place.resolve()), ["elsewhere:other"])
-    assert ([root.path for root in parts.catalog.roots], parts.jobs.live()) == ([str(parts.project)], [])
+    assert ([root.path for root in parts.catalog.roots], parts.jobs.list_live_jobs()) == ([str(parts.project)], [])
     assert parts.store.load_roots() == []
     (job,) = parts.store.list_jobs(kernel="elsewhere:other")
     assert job.state is JobState.CANCELLED
@@ -373,7 +373,7 @@ async def test_job_that_ends_by_itself_spoils_no_cancel(tmp_path: Path) -> None:
         desk = Desk(parts)
         await parts.inspect(kernel_text(problems="[dict(n=1), dict(n=2)]"))
         await desk.call("tune", kernel="it")
-        first, second = (job.id for job in parts.jobs.live())
+        first, second = (job.id for job in parts.jobs.list_live_jobs())
         assert isinstance(parts.store, SlowEnd)
         ending = parts.store.ending = anyio.Event()
         cancelled: list[int] = []
@@ -385,7 +385,7 @@ async def test_job_that_ends_by_itself_spoils_no_cancel(tmp_path: Path) -> None:
             tasks.start_soon(cancel_all)
             await ending.wait()
             # While the first is being cancelled, the second ends.
-            tasks.start_soon(parts.jobs.cancel, second)
+            tasks.start_soon(parts.jobs.cancel_job, second)
         assert cancelled == [first]
         with pytest.raises(KtunedError, match="is cancelled already"):
             await desk.call("cancel", job=second)
@@ -397,9 +397,9 @@ async def test_forget_takes_trials_and_jobs_of_one_kernel(desk: Desk, parts: Par
     await parts.measured(kernel, {50.0: 7.0, 90.0: 3.0})
     await desk.call("tune", kernel="it")
     assert (await desk.call("forget", kernel="it", outcome="crashed"))["trials"] == 0
-    assert len(parts.jobs.live()) == 1
+    assert len(parts.jobs.list_live_jobs()) == 1
     assert await desk.call("forget", kernel="it") == {"kernel": "project:it", "trials": 2}
-    assert parts.jobs.live() == []
+    assert parts.jobs.list_live_jobs() == []
     assert (await desk.call("lookup", kernel="it", problem={"n": 64}, tune=False))["status"] == "default"
 
 

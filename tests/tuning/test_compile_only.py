@@ -14,7 +14,7 @@ import pytest
 from ktuned.ipc.manifest import MANIFEST_NAME
 from ktuned.model.errors import BackendError
 from ktuned.model.job import Job, JobState
-from ktuned.scheduling.job_requests import Wish
+from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.tuning.batches import MAX_BATCH
 from tests.assembled import Parts, kernel_text
 
@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 
 DOES = {50.0: "work", 60.0: "compile_error", 70.0: "unsupported_here", 90.0: "work"}
 MIXED = str([{"us": us, "does": does} for us, does in DOES.items()])
-COMPILE = Wish(compile_only=True)
+COMPILE = TuningRequest(compile_only=True)
 
 
 def without_device(parts: Parts, **env: str) -> None:
@@ -32,13 +32,13 @@ def without_device(parts: Parts, **env: str) -> None:
     parts.environment = parts.catalog.environment(parts.catalog.resolve("it"))
 
 
-async def ask(parts: Parts, wish: Wish) -> Job:
+async def ask(parts: Parts, wish: TuningRequest) -> Job:
     """Have the kernel ``it`` tuned or compiled as wished."""
-    (job,) = await parts.requests.tune(parts.catalog.resolve("it"), wish)
+    (job,) = await parts.requests.request_jobs(parts.catalog.resolve("it"), wish)
     return job
 
 
-async def ended(parts: Parts, *wishes: Wish) -> dict[str, Any]:
+async def ended(parts: Parts, *wishes: TuningRequest) -> dict[str, Any]:
     """Carry wishes out one after the other, and return the last job as it ended."""
     async with parts.working():
         for number, wish in enumerate(wishes, len(parts.told.of("job_done")) + 1):
@@ -127,7 +127,7 @@ async def test_without_a_device_the_first_error_is_the_reason(parts: Parts) -> N
     """A job that was to measure says why nothing could be compiled for the machine that has one."""
     await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]"))
     without_device(parts, FAKE_TARGET="fake")
-    job = await ended(parts, Wish())
+    job = await ended(parts, TuningRequest())
     assert job["state"] == "failed"
     assert re.match(r"no device: .*; no config could be compiled for [^:]*: .*error", job["message"]), job["message"]
 
@@ -143,7 +143,7 @@ async def test_job_without_a_device_leaves_its_artifacts(parts: Parts) -> None:
     """It ends failed with the reason, and says for what its artifacts are ready: what the backend aims at."""
     await parts.inspect(kernel_text())
     without_device(parts, FAKE_TARGET="fake")
-    job = await ended(parts, Wish())
+    job = await ended(parts, TuningRequest())
     assert job["state"] == "failed"
     assert job["message"] == (
         "no device: backend 'fake' cannot run here: there is no fake device; 2 artifacts are ready for fake"
@@ -169,7 +169,7 @@ async def test_without_device_and_target_there_is_nothing_to_compile_for(parts: 
     """A backend that runs only on what is here fails at once, with its reason; a target that is named is followed."""
     await parts.inspect(kernel_text())
     without_device(parts)
-    tuned, compiled = await ask(parts, Wish()), await ask(parts, COMPILE)
+    tuned, compiled = await ask(parts, TuningRequest()), await ask(parts, COMPILE)
     reason = (
         "backend 'fake' cannot run here: there is no fake device; "
         "set FAKE_DEVICES=1; or name what to compile for: `ktuned tune --compile-only --arch`"
@@ -188,8 +188,8 @@ async def test_cancelling_stops_the_compilers(parts: Parts) -> None:
     async with parts.working():
         job = await ask(parts, COMPILE)
         await parts.reached("door")
-        assert parts.jobs.channels()
-        await parts.jobs.cancel(job.id)
+        assert parts.jobs.channel_statistics()
+        await parts.jobs.cancel_job(job.id)
         (over,) = await parts.told.ended()
     assert over["state"] == "cancelled"
 
@@ -201,15 +201,15 @@ async def test_endless_space_is_not_held(parts: Parts) -> None:
     async with parts.working():
         job = await ask(parts, COMPILE)
         await parts.reached("door")
-        (channel,) = parts.jobs.channels().values()
+        (channel,) = parts.jobs.channel_statistics().values()
         assert channel["size"] == parts.fleet.compile_slots.total_tokens * MAX_BATCH
-        await parts.jobs.cancel(job.id)
+        await parts.jobs.cancel_job(job.id)
         await parts.told.ended()
 
 
 async def test_a_trial_has_the_facts_of_the_artifact_that_was_there(parts: Parts) -> None:
     """What the compiler reported registers is the trial's, whichever job compiled it."""
     await parts.inspect(kernel_text())
-    assert (await ended(parts, COMPILE, Wish()))["state"] == "done"
+    assert (await ended(parts, COMPILE, TuningRequest()))["state"] == "done"
     details = [parts.store.get_trial(trial.id) for trial in parts.store.list_trials()]
     assert [trial.detail["facts"]["registers"] for trial in details if trial is not None] == [32, 32]

@@ -36,7 +36,7 @@ async def begun(parts: Parts, **options: str) -> Work:
     await parts.inspect(kernel_text(**options))
     plan = Plan(preset="fast", strategy="exhaustive")
     job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
-    return parts.preparation.prepare(job)
+    return parts.preparation.prepare_work(job)
 
 
 async def outcomes(parts: Parts, *does: str, group_size: int = 1) -> list[tuple[Outcome | None, str]]:

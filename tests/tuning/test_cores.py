@@ -11,7 +11,7 @@ import pytest
 
 from ktuned.model.job import Priority
 from ktuned.model.plan import Plan
-from ktuned.scheduling.job_requests import Wish
+from ktuned.scheduling.job_requests import TuningRequest
 from tests.assembled import PATIENCE_S, Parts, assembled, kernel_text, wanted
 
 pytestmark = [
@@ -35,7 +35,7 @@ async def submit(parts: Parts, *configs: str, **options: str) -> None:
     """Have configs tried in their order."""
     await parts.inspect(kernel_text(configs=f"[{', '.join(f'dict({config})' for config in configs)}]", **options))
     plan = Plan(preset="fast", strategy="exhaustive")
-    await parts.jobs.submit(wanted({"n": 64}), {"n": 64}, priority=Priority.REQUESTED, reason="test", plan=plan)
+    await parts.jobs.submit_job(wanted({"n": 64}), {"n": 64}, priority=Priority.REQUESTED, reason="test", plan=plan)
 
 
 async def waits_for_cores(parts: Parts) -> None:
@@ -102,9 +102,11 @@ async def test_a_config_on_all_cores_waits_for_the_code_that_runs(parts: Parts, 
         elif asked == "looked up":
             parts.lookups.lookup("other", {"n": 128}, None, tune=False)
         else:
-            await parts.requests.tune(parts.catalog.resolve("other"), Wish(problem={"n": 64}, compile_only=True))
+            await parts.requests.request_jobs(
+                parts.catalog.resolve("other"), TuningRequest(problem={"n": 64}, compile_only=True)
+            )
         await parts.reached("door")
-        await parts.jobs.submit(
+        await parts.jobs.submit_job(
             wanted({"n": 64}), {"n": 64}, priority=Priority.REQUESTED, reason="test", plan=Plan(preset="fast")
         )
         await waits_for_cores(parts)

@@ -10,7 +10,7 @@ import pytest
 from ktuned.catalog.catalog import environment_of
 from ktuned.catalog.roots import make_root
 from ktuned.model.kernel import Root
-from ktuned.scheduling.job_requests import Wish
+from ktuned.scheduling.job_requests import TuningRequest
 from tests.assembled import Parts, assembled, kernel_text
 
 pytestmark = pytest.mark.anyio
@@ -46,7 +46,7 @@ async def tuned(parts: Parts, *names: str) -> list[dict[str, Any]]:
     async with parts.working():
         jobs = 0
         for name in names:
-            jobs += len(await parts.requests.tune(parts.catalog.resolve(name), Wish()))
+            jobs += len(await parts.requests.request_jobs(parts.catalog.resolve(name), TuningRequest()))
             ended = await parts.told.ended(jobs)
         assert {one["state"] for one in ended} == {"done"}
         found = parts.fleet.describe()

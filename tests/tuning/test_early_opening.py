@@ -21,7 +21,7 @@ REFERENCE = "lambda x: (ktuned_fake.wait_at('reference'), 2 * x)[1]"
 async def submitted(parts: Parts, configs: str, reference: str = REFERENCE) -> int:
     """Ask for a job on configs whose reference waits; return its id."""
     await parts.inspect("import ktuned_fake\n" + kernel_text(configs=configs, reference=reference))
-    arrival = await parts.jobs.submit(
+    arrival = await parts.jobs.submit_job(
         wanted({"n": 64}),
         {"n": 64},
         priority=Priority.REQUESTED,
@@ -33,7 +33,7 @@ async def submitted(parts: Parts, configs: str, reference: str = REFERENCE) -> i
 
 def lane_of(parts: Parts) -> Lane:
     """Return the only lane."""
-    (lane,) = parts.jobs.lanes()
+    (lane,) = parts.jobs.list_lanes()
     return lane
 
 
@@ -67,7 +67,7 @@ async def test_compile_workers_of_a_new_kernel_start_beside_its_strategy(parts: 
     await parts.inspect(kernel_text(configs=f"us=[10.0], {where}"))
     plan = Plan(preset="fast", strategy="exhaustive")
     key = wanted({"n": 128})
-    await parts.jobs.submit(key, {"n": 128}, priority=Priority.REQUESTED, reason="test", plan=plan)
+    await parts.jobs.submit_job(key, {"n": 128}, priority=Priority.REQUESTED, reason="test", plan=plan)
     async with parts.working():
         await parts.reached("door")
         await until(lambda: "compile" in {worker["role"] for worker in parts.fleet.describe()})
@@ -93,7 +93,7 @@ async def test_a_job_that_is_stopped_leaves_its_opening(parts: Parts) -> None:
     async with parts.working():
         await parts.reached("reference")
         await parts.reached("door")
-        await parts.jobs.cancel(job)
+        await parts.jobs.cancel_job(job)
         (ended,) = await parts.told.ended()
         assert ended["state"] == "cancelled"
         assert (lane_of(parts).state, lane_of(parts).worker_pid) == ("ready", None)

@@ -13,7 +13,7 @@ import pytest
 from ktuned.model.keys import DeviceModel, KernelName
 from ktuned.model.trial import Trial
 from ktuned.model.values import Config, Outcome, Scalar
-from ktuned.scheduling import Wish
+from ktuned.scheduling import TuningRequest
 from ktuned.tuning.findings import COMPARED, Dissent, Findings, without_effect
 from tests.assembled import Parts, kernel_text
 from tests.tuning.test_pipeline import tune
@@ -221,7 +221,7 @@ class TestAJob:
         parts.root = replace(parts.root, env={"FAKE_LOG": str(log)})
         parts.catalog.add_root(parts.root)
         async with parts.working():
-            await parts.requests.tune(parts.catalog.resolve("it"), Wish())
+            await parts.requests.request_jobs(parts.catalog.resolve("it"), TuningRequest())
             (ended,) = await parts.told.ended()
         assert ended["outcomes"] == {"measured": 3}, ended
         keys = log.read_text().splitlines()

@@ -26,7 +26,7 @@ async def prepared(parts: Parts, deadline_s: float = PATIENCE_S) -> Work:
     await parts.inspect(kernel_text(deadlines=f"dict(compile={deadline_s})"))
     plan = Plan(preset="fast", strategy="exhaustive")
     job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
-    work = parts.preparation.prepare(job)
+    work = parts.preparation.prepare_work(job)
     work.lowers = True
     return work
 

@@ -107,7 +107,7 @@ class TestJobs:
     async def tune(parts: Parts, **plan: object) -> dict[str, object]:
         """Run one job to its end."""
         full = Plan(**{"preset": "fast", "strategy": "exhaustive", **plan})  # type: ignore[arg-type]
-        await parts.jobs.submit(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=full)
+        await parts.jobs.submit_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=full)
         async with parts.working():
             (ended,) = await parts.told.ended()
         return ended

@@ -22,7 +22,7 @@ pytestmark = pytest.mark.anyio
 async def tune(parts: Parts, configs: str) -> None:
     """Ask for the tuning of a space."""
     await parts.inspect(kernel_text(configs=configs))
-    await parts.jobs.submit(
+    await parts.jobs.submit_job(
         wanted({"n": 64}),
         {"n": 64},
         priority=100,
@@ -56,9 +56,9 @@ async def test_config_that_is_killed_each_time_is_the_cause(parts: Parts) -> Non
 class AsOnDisk(Preparation):
     """Takes a kernel file as it is now for the one that was inspected."""
 
-    def prepare(self, job: Job) -> Work:
+    def prepare_work(self, job: Job) -> Work:
         """Return the work with the stamp of now."""
-        work = super().prepare(job)
+        work = super().prepare_work(job)
         stamps = {work.kernel.file: hashlib.sha256(Path(work.kernel.file).read_bytes()).hexdigest()}
         return msgspec.structs.replace(work, kernel=replace(work.kernel, stamps=stamps))
 

@@ -8,7 +8,7 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.model.keys import DeviceName
-from ktuned.scheduling import Wish
+from ktuned.scheduling import TuningRequest
 from tests.assembled import Parts, kernel_text
 
 pytestmark = pytest.mark.anyio
@@ -23,9 +23,9 @@ async def test_a_device_that_comes_measures_the_rest(parts: Parts, monkeypatch: 
     """While the only lane is held up, the other configs of the running job are measured on the one that has come."""
     kernel = await parts.inspect(kernel_text(configs=CONFIGS, default=DEFAULT))
     async with parts.working():
-        await parts.requests.tune(kernel, Wish())
+        await parts.requests.request_jobs(kernel, TuningRequest())
         await parts.reached("first")
-        (lane,) = parts.jobs.lanes()
+        (lane,) = parts.jobs.list_lanes()
         found = parts.machine.aim
 
         def aim(*given: object, **named: object) -> object:
@@ -41,14 +41,14 @@ async def test_a_device_that_comes_measures_the_rest(parts: Parts, monkeypatch: 
         parts.open_gate("first")
         (job,) = await parts.told.ended()
     assert (job["state"], job["done"]) == ("done", 3)
-    assert {lane.device.name for lane in parts.jobs.lanes()} == {"cpu:0", "cpu:1"}
+    assert {lane.device.name for lane in parts.jobs.list_lanes()} == {"cpu:0", "cpu:1"}
 
 
 async def test_after_its_end_a_job_takes_no_lane(parts: Parts) -> None:
     """Nodes that come when nothing runs change nothing."""
     kernel = await parts.inspect(kernel_text())
     async with parts.working():
-        await parts.requests.tune(kernel, Wish())
+        await parts.requests.request_jobs(kernel, TuningRequest())
         await parts.told.ended()
         parts.jobs.join_devices()
-    assert len(parts.jobs.lanes()) == 1
+    assert len(parts.jobs.list_lanes()) == 1

@@ -53,7 +53,7 @@ class Libraries:
             await parts.inspect(kernel_text(is_data="True"))
         plan = Plan(preset="fast", strategy="exhaustive")
         job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=1, reason="test", plan=plan, now=0.0)
-        work = parts.preparation.prepare(job)
+        work = parts.preparation.prepare_work(job)
         work.lowers = True
         work.deadlines = {**work.deadlines, **deadlines}
         return work

@@ -23,7 +23,7 @@ from ktuned.ipc import replies, requests
 from ktuned.model.device import Device
 from ktuned.model.keys import DeviceModel, DeviceName, KernelName, Phase, Target
 from ktuned.model.values import Outcome
-from ktuned.scheduling.job_requests import Wish
+from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.store.artifacts import Artifacts
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
@@ -417,13 +417,13 @@ async def test_devices_that_are_alike_share_a_job(parts: Parts) -> None:
     parts.catalog.add_root(parts.root)
     parts.environment = parts.catalog.environment(parts.catalog.resolve("it"))
     async with parts.working():
-        await parts.requests.tune(parts.catalog.resolve("it"), Wish())
+        await parts.requests.request_jobs(parts.catalog.resolve("it"), TuningRequest())
         await parts.reached("door")
         await parts.told.until(lambda: len(parts.told.of("trial_done")) == 2)
         parts.open_gate("door")
         (ended,) = await parts.told.ended()
     assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 3})
-    assert sorted(lane.device.name for lane in parts.jobs.lanes() if lane.busy_s) == ["cpu:0", "cpu:1"]
+    assert sorted(lane.device.name for lane in parts.jobs.list_lanes() if lane.busy_s) == ["cpu:0", "cpu:1"]
     assert len(list(parts.daemon.current.settings.scratch.glob("*/expected/*"))) == 1 + len(SEEDS)
 
 
@@ -434,10 +434,10 @@ async def test_job_goes_on_without_a_device_that_is_gone(parts: Parts) -> None:
     parts.catalog.add_root(parts.root)
     parts.environment = parts.catalog.environment(parts.catalog.resolve("it"))
     async with parts.working():
-        (job,) = await parts.requests.tune(parts.catalog.resolve("it"), Wish())
+        (job,) = await parts.requests.request_jobs(parts.catalog.resolve("it"), TuningRequest())
         (ended,) = await parts.told.ended()
     assert (ended["id"], ended["state"], ended["outcomes"]) == (job.id, "done", {"measured": 3})
-    states = {lane.device.name: lane.state for lane in parts.jobs.lanes()}
+    states = {lane.device.name: lane.state for lane in parts.jobs.list_lanes()}
     assert states == {"cuda:97": "sick", "cpu:0": "ready"}
     (told, *_) = parts.told.of("lane")
     assert (told["device"], told["state"]) == ("cuda:97", "sick")

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ktuned.model.values import Outcome
-from ktuned.scheduling.job_requests import Wish
+from ktuned.scheduling.job_requests import TuningRequest
 from tests.assembled import Parts, kernel_text
 
 pytestmark = pytest.mark.anyio
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.anyio
 async def _tuned(parts: Parts, metrics: str) -> None:
     kernel = await parts.inspect(kernel_text(metrics=metrics))
     async with parts.working():
-        await parts.requests.tune(kernel, Wish())
+        await parts.requests.request_jobs(kernel, TuningRequest())
         await parts.told.ended()
 
 

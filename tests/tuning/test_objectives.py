@@ -14,7 +14,7 @@ from ktuned.model.errors import UsageError
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.objective import EDP, ENERGY, LATENCY, Objective, maximize, minimize
 from ktuned.model.values import Outcome, Status
-from ktuned.scheduling.job_requests import Wish
+from ktuned.scheduling.job_requests import TuningRequest
 from tests.assembled import Parts, assembled, kernel_text
 from tests.fake_tensors import REFERENCE
 
@@ -29,7 +29,7 @@ FAST, FRUGAL = {"us": 50.0, "joules": 0.004}, {"us": 90.0, "joules": 0.001}
 async def _tune(parts: Parts, kernel: KernelInfo, objective: Objective | None = None) -> dict[str, Any]:
     """Tune by an objective; return the job as it was published at its end."""
     ended = len(parts.told.of("job_done"))
-    await parts.requests.tune(kernel, Wish(objective=objective))
+    await parts.requests.request_jobs(kernel, TuningRequest(objective=objective))
     return (await parts.told.ended(ended + 1))[-1]
 
 
@@ -97,7 +97,7 @@ async def test_a_device_without_a_counter_is_unsupported(tmp_path: Path) -> None
         kernel = await parts.inspect(kernel_text(objective="'edp'"))
         answer = parts.lookups.lookup("it", {"n": 64}, None, tune=True)
         assert answer.message.startswith("unsupported: the objective 'edp' on cpu:0 (Fake CPU)")
-        assert not parts.jobs.live()
+        assert not parts.jobs.list_live_jobs()
         job = await _tune(parts, kernel)
         assert job["state"] == "failed"
         assert job["message"] == "unsupported: the objective 'edp' on cpu:0 (Fake CPU): it has no energy counter"
@@ -136,10 +136,10 @@ async def test_an_unknown_objective_is_refused_before_any_job(parts: Parts, obje
     """A request that names none changes nothing, and says what there is."""
     kernel = await parts.inspect(kernel_text(metrics="dict(tflops=lambda p, t: 1.0)"))
     with pytest.raises(UsageError, match=message):
-        await parts.requests.tune(kernel, Wish(objective=Objective(objective)))
+        await parts.requests.request_jobs(kernel, TuningRequest(objective=Objective(objective)))
     with pytest.raises(UsageError, match=message):
         _look_up(parts, objective)
-    assert not parts.jobs.live()
+    assert not parts.jobs.list_live_jobs()
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ async def test_a_save_tunes_again_by_every_objective(parts: Parts) -> None:
         path = parts.write(changed)
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
         assert _look_up(parts, "energy").status is Status.STALE
-        await parts.renewal.react(found.changes, saved=True)
+        await parts.renewal.react_to_changes(found.changes, saved=True)
         jobs = (await parts.told.ended(4))[2:]
     assert [job["objective"] for job in jobs] == ["latency", "energy"]
     assert _look_up(parts, "energy").status is Status.FRESH

@@ -15,7 +15,7 @@ from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
 from ktuned.model.plan import Plan
 from ktuned.model.trial import Context, Winner
 from ktuned.model.values import Config, Outcome, Status, canonical
-from ktuned.scheduling.job_requests import Wish
+from ktuned.scheduling.job_requests import TuningRequest
 from ktuned.store.winner_rule import Effect, Standing, judge_result
 from ktuned.tuning.opening import Opening, served_configs
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text
@@ -158,11 +158,11 @@ async def test_a_tuning_never_worsens_the_answer(parts: Parts) -> None:
         return len(parts.told.of("job_done")) == 2
 
     async with parts.working():
-        await parts.requests.tune(kernel, Wish(problem={"n": 128}))
+        await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 128}))
         await parts.told.ended(1)
         near = parts.lookups.lookup("it", {"n": 64}, None, tune=False)
         assert (near.status, near.config, near.is_final) == (Status.NEAR, {"us": 50.0}, False)
-        await parts.requests.tune(kernel, Wish(problem={"n": 64}))
+        await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 64}))
         await parts.told.until(look_up)
         parts.kill_workers()
     assert {canonical(answer["config"]) for answer in answers} == {canonical({"us": 50.0})}
@@ -180,9 +180,9 @@ async def test_a_job_for_some_configs_never_worsens_the_answer(parts: Parts, def
     problems = "[dict(n=64), dict(n=128)]"
     kernel = await parts.inspect(kernel_text(configs=configs, problems=problems, default=default))
     async with parts.working():
-        await parts.requests.tune(kernel, Wish(problem={"n": 128}))
+        await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 128}))
         await parts.told.ended(1)
-        await parts.requests.tune(kernel, Wish(problem={"n": 64}, configs=({"us": 2000.0},)))
+        await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 64}, configs=({"us": 2000.0},)))
         (_, ended) = await parts.told.ended(2)
         parts.kill_workers()
     answer = parts.lookups.lookup("it", {"n": 64}, None, tune=False)
@@ -202,6 +202,6 @@ async def test_an_undone_edit_serves_nothing_that_no_final_round_decided(parts: 
     await parts.measured(kernel, {50.0: 50.0}, rounds=ALL_ROUNDS)
     path = parts.write(text)
     found = await parts.inspector.inspect_files(parts.root, [str(path)])
-    await parts.renewal.react(found.changes, saved=True)
+    await parts.renewal.react_to_changes(found.changes, saved=True)
     answer = parts.lookups.lookup("it", {"n": 64}, None, tune=False)
     assert (answer.status, answer.config) == (Status.STALE, {"us": 50.0})

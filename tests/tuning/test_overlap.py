@@ -19,7 +19,7 @@ CONFIGS = f"[dict(us={SLOW['us']}), dict(us={FAST['us']})]"
 async def submit(parts: Parts, problem: Problem, strategy: str = "exhaustive", seconds: float | None = None) -> int:
     """Ask for a job; return its id."""
     plan = Plan(preset="fast", strategy=strategy, early_stop=100.0, seconds=seconds)
-    arrival = await parts.jobs.submit(wanted(problem), problem, priority=100, reason="test", plan=plan)
+    arrival = await parts.jobs.submit_job(wanted(problem), problem, priority=100, reason="test", plan=plan)
     return arrival.job.id
 
 
@@ -32,7 +32,7 @@ async def inspect(parts: Parts, configs: str = CONFIGS, does: str = "work") -> N
 
 def in_channel(parts: Parts, name: str) -> int:
     """Return how many configs are in a job's channel."""
-    return parts.jobs.channels().get(name, {"used": 0})["used"]
+    return parts.jobs.channel_statistics().get(name, {"used": 0})["used"]
 
 
 async def test_the_second_job_begins_with_what_the_first_has_found(parts: Parts) -> None:

@@ -24,7 +24,7 @@ FIGURES = {1.0: 10.0, 2.0: 20.0, 3.0: 30.0}
 async def tune(parts: Parts, preset: str = "fast") -> dict[str, object]:
     """Run one job to its end."""
     before = len(parts.told.of("job_done"))
-    await parts.jobs.submit(
+    await parts.jobs.submit_job(
         wanted({"n": 64}),
         {"n": 64},
         priority=100,
@@ -118,10 +118,10 @@ async def test_configs_are_compiled_ahead_within_a_bound(parts: Parts) -> None:
     await parts.inspect(kernel_text(configs=configs))
     # With a limit of time, after which they would be measured; without one there are more while the lane is opened.
     plan = Plan(preset="fast", strategy="exhaustive", seconds=600.0)
-    await parts.jobs.submit(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan)
+    await parts.jobs.submit_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan)
 
     def channel(name: str) -> Mapping[str, int]:
-        return parts.jobs.channels().get(f"{name} (job 1)", {"used": 0, "size": 1})
+        return parts.jobs.channel_statistics().get(f"{name} (job 1)", {"used": 0, "size": 1})
 
     async with parts.working():
         await parts.reached("door")

@@ -94,7 +94,7 @@ async def test_a_long_compile_begins_in_time(
     job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
     known = [replace(past(number), compile_s=1.0 if number < 19 else 6.0) for number in range(20)]
     monkeypatch.setattr(parts.store, "load_past_searches", lambda *arguments, **options: known)
-    found = PriorResults(parts.preparation.prepare(job), parts.store).order((), slots=2)
+    found = PriorResults(parts.preparation.prepare_work(job), parts.store).order((), slots=2)
     assert [config["n"] for config in found.first if "n" in config] == numbers
 
 
@@ -119,15 +119,15 @@ SPACE = "[dict(us=50.0), dict(us=90.0)]"
 async def _tuned(parts: Parts, count: int, **options: str) -> dict[str, Any]:
     parts.write(kernel_text(configs=SPACE, **options))
     kernel = await parts.inspect()
-    (job,) = await parts.requests.tune(kernel, _wish())
+    (job,) = await parts.requests.request_jobs(kernel, _wish())
     ended = await parts.told.ended(count)
     return next(entry for entry in ended if entry["id"] == job.id)
 
 
 def _wish() -> Any:
-    from ktuned.scheduling.job_requests import Wish
+    from ktuned.scheduling.job_requests import TuningRequest
 
-    return Wish()
+    return TuningRequest()
 
 
 @pytest.mark.anyio
@@ -139,7 +139,7 @@ async def test_equal_artifacts_keep_their_measurements(parts: Parts) -> None:
         # The function means something else, and makes the same Builds.
         text = kernel_text(configs=SPACE).replace("return Build(**c)", "d = dict(**c)\n    return Build(**d)")
         kernel = await parts.inspect(text)
-        await parts.requests.tune(kernel, _wish())
+        await parts.requests.request_jobs(kernel, _wish())
         second = (await parts.told.ended(2))[1]
         assert second["state"] == "done"
         assert second["outcomes"] == {"measured": 2}
@@ -171,7 +171,7 @@ async def test_config_that_the_space_has_lost_gives_up_its_seat(parts: Parts, co
     parts.write(kernel_text(configs=configs))
     found = await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_it.py")])
     assert found.changes.replanned == ("project:it",)
-    await parts.renewal.react(found.changes, saved=True)
+    await parts.renewal.react_to_changes(found.changes, saved=True)
     seated = parts.store.get_winner(wanted({"n": 64}))
     assert seated is not None
     assert seated.config == {"us": 50.0}
@@ -191,7 +191,7 @@ async def test_job_seats_what_is_slower_than_a_config_that_is_gone(parts: Parts)
     await parts.measured(kernel, {10.0: 0.001}, rounds=ALL_ROUNDS)
     kernel = await parts.inspect(kernel_text(configs="us=[50.0, 90.0]"))
     async with parts.working():
-        await parts.requests.tune(kernel, _wish())
+        await parts.requests.request_jobs(kernel, _wish())
         await parts.told.ended()
     seated = parts.store.get_winner(wanted({"n": 64}))
     assert seated is not None
@@ -205,7 +205,7 @@ async def test_a_job_that_is_asked_for_again_has_nothing_to_do(parts: Parts) -> 
     async with parts.working():
         kernel = await parts.inspect(kernel_text(configs=configs, strategy="'guided'", trials="10"))
         for count in (1, 2):
-            await parts.requests.tune(kernel, _wish())
+            await parts.requests.request_jobs(kernel, _wish())
             ended = await parts.told.ended(count)
             assert ended[-1]["done"] == 10
     assert len(parts.store.list_trials(kernel=kernel.name)) == 10

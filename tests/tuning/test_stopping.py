@@ -24,18 +24,18 @@ Stop = Callable[[Parts, int], Awaitable[object]]
 async def submit(parts: Parts, problem: dict[str, int]) -> int:
     """Ask for a tuning; return the job."""
     plan = Plan(preset="fast", strategy="exhaustive")
-    arrival = await parts.jobs.submit(wanted(problem), problem, priority=100, reason="test", plan=plan)
+    arrival = await parts.jobs.submit_job(wanted(problem), problem, priority=100, reason="test", plan=plan)
     return arrival.job.id
 
 
 async def cancel(parts: Parts, job: int) -> None:
     """Stop a job because someone says so."""
-    await parts.jobs.cancel(job)
+    await parts.jobs.cancel_job(job)
 
 
 async def supersede(parts: Parts, job: int) -> None:
     """Stop a job because its kernel changed."""
-    await parts.jobs.supersede("project:it")
+    await parts.jobs.cancel_jobs_of_kernel("project:it")
 
 
 @pytest.mark.parametrize(("configs", "stop"), [(COMPILING, cancel), (MEASURING, supersede)])
@@ -47,14 +47,14 @@ async def test_a_stopped_job_leaves_slot_and_seat_at_once(parts: Parts, configs:
         await parts.reached("door")
         # Of a lane that is open, and has nothing to measure yet, the worker may stay.
         compilers = [entry["pid"] for entry in parts.fleet.describe() if entry["role"] == "compile"]
-        benches = [lane.worker_pid for lane in parts.jobs.lanes() if lane.worker_pid]
+        benches = [lane.worker_pid for lane in parts.jobs.list_lanes() if lane.worker_pid]
         at_work = compilers if configs == COMPILING else benches
         assert at_work
         await stop(parts, job)
         (ended,) = await parts.told.ended()
         assert ended["id"] == job
         assert (parts.fleet.compile_slots.borrowed_tokens, parts.fleet.gate.state) == (0, "open")
-        assert all(lane.state == "ready" for lane in parts.jobs.lanes())
+        assert all(lane.state == "ready" for lane in parts.jobs.list_lanes())
         await gone(at_work)
         assert {trial.outcome for trial in parts.store.list_trials()} == {Outcome.CANCELLED}
         assert parts.store.list_winners() == []
