@@ -220,7 +220,7 @@ def _read(path: Path, *, must_exist: bool) -> tuple[File, Mapping[str, msgspec.S
         value = getattr(file, field)
         if value is not None and not 0 < value < math.inf:
             raise SettingsError(f"{path}: {field} is {value}", hint="give GiB above 0")
-    if fault := file.share.fault():
+    if fault := file.share.find_fault():
         name, _, _ = fault.partition(" is ")
         raise SettingsError(f"{path}: [share] {fault}", hint=f"docs/settings.md describes `{name}`")
     if file.idle_exit_s is not None and not 0 <= file.idle_exit_s < math.inf:

@@ -44,16 +44,16 @@ from ktuned.scheduling.shared_winners import FIRST_PAUSE_S, SharedWinners, Store
 from ktuned.sharing import (
     Action,
     Candidate,
-    Decided,
     LearnedName,
-    Ours,
+    OwnWinner,
     SharedStoreDown,
     SharedWinner,
     ShareSettings,
     StoredWinner,
-    action,
-    candidates,
+    WinnerFacts,
+    choose_action,
     is_published,
+    rank_candidates,
 )
 from ktuned.store import Store
 
@@ -234,7 +234,7 @@ class ShareExchange:
                         ours = self._find_ours(now)
                         found += 1
                         fresh += ours is not None and ours.is_current
-                        best = candidates(one.winner for one in matching)[0]
+                        best = rank_candidates(one.winner for one in matching)[0]
                         job = None if priority is None else await self._queue_trial(now, best, ours, priority)
                         if job is not None:
                             jobs[job.id] = job
@@ -262,7 +262,7 @@ class ShareExchange:
             return False
         # Half way to its removal a winner that still holds is sent again.
         half_way = time() - settings.retention_s / 2 if settings.retention_s else 0.0
-        known = candidates(one.winner for one in matching if one.written >= half_way)
+        known = rank_candidates(one.winner for one in matching if one.written >= half_way)
         if not is_published(self._describe_decision(winner, place), cost, winner.config, known):
             return False
         shared = _to_shared_winner(winner, place)
@@ -274,10 +274,10 @@ class ShareExchange:
         _log.info("winner_shared", kernel=shared.kernel, problem=place.context.problem)
         return True
 
-    def _describe_decision(self, winner: Winner, place: WinnerPlace) -> Decided:
+    def _describe_decision(self, winner: Winner, place: WinnerPlace) -> WinnerFacts:
         trial = self._store.get_trial(winner.trial)
         job = None if trial is None else self._store.get_job(trial.job)
-        return Decided(
+        return WinnerFacts(
             is_final=winner.is_final,
             is_current=winner.context == place.context and not place.kernel.unobserved,
             is_imported=trial is None or trial.detail.get("phase") == "import",
@@ -285,12 +285,12 @@ class ShareExchange:
         )
 
     async def _queue_trial(
-        self, place: WinnerPlace, candidate: Candidate, ours: Ours | None, priority: Priority
+        self, place: WinnerPlace, candidate: Candidate, ours: OwnWinner | None, priority: Priority
     ) -> Job | None:
         """Queue the job that a candidate calls for; return it, or the one that is open."""
         key = place.context.key_for(place.objective)
         known = self._store.known_trial(place.context, candidate.config)
-        wanted = action(
+        wanted = choose_action(
             candidate,
             ours,
             is_tried=known is not None and known.outcome is not None,
@@ -313,11 +313,11 @@ class ShareExchange:
         )
         return arrival.job
 
-    def _find_ours(self, place: WinnerPlace) -> Ours | None:
+    def _find_ours(self, place: WinnerPlace) -> OwnWinner | None:
         winner = self._store.get_winner(place.context.key_for(place.objective))
         if winner is None or self._admission.known(place.kernel, place.problem, winner.config) is False:
             return None
-        return Ours(cost_of(winner.objective, winner.figure), winner.context == place.context)
+        return OwnWinner(cost_of(winner.objective, winner.figure), winner.context == place.context)
 
     def _of_winners(self, kernels: Iterable[str] | None = None) -> Iterator[list[WinnerPlace]]:
         """Yield the keys of our winners as they are now, kernel by kernel: of some kernels, or of all."""

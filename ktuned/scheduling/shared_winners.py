@@ -28,9 +28,9 @@ from ktuned.sharing import (
     ShareSettings,
     StoredWinner,
     address_of,
-    candidates,
     hide_secrets,
     open_shared_store,
+    rank_candidates,
 )
 
 _log = structlog.get_logger()
@@ -158,14 +158,14 @@ class SharedWinners:
         """
         addresses = {place.address for place in places}
         found = await self.call_store(StoreUse.READ, lambda shared: shared.find(kernel.name, addresses))
-        wrong = {one.address: fault for one in found.winners if (fault := one.winner.fault())}
+        wrong = {one.address: fault for one in found.winners if (fault := one.winner.find_fault())}
         faults = [*found.faults, *(f"a winner at {address} {fault}" for address, fault in wrong.items())]
         self._damage.pop(kernel.name, None)
         if faults:
             more = f", and {len(faults) - 1} more" if len(faults) > 1 else ""
             self._damage[kernel.name] = f"the shared store has damaged winners, which are left out: {faults[0]}{more}"
             _log.warning("shared_winners_damaged", kernel=kernel.name, count=len(faults), reason=faults[0])
-        return Found(tuple(one for one in found.winners if not one.winner.fault()))
+        return Found(tuple(one for one in found.winners if not one.winner.find_fault()))
 
     async def best(self, kernel: KernelInfo, context: Context, objective: Objective) -> Candidate | None:
         """Return the best config that others have found in this very context; waits for the store briefly."""
@@ -179,7 +179,7 @@ class SharedWinners:
                 # There is a notice of it.
                 return None
             matching = await self.match_contexts(place, found)
-            return candidates(one.winner for one in matching)[0] if matching else None
+            return rank_candidates(one.winner for one in matching)[0] if matching else None
         return None
 
     async def match_contexts(self, place: WinnerPlace, found: Found) -> list[StoredWinner]:

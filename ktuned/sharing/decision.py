@@ -28,7 +28,7 @@ class Candidate(msgspec.Struct, frozen=True):
     cost: float
 
 
-def candidates(shared: Iterable[SharedWinner]) -> list[Candidate]:
+def rank_candidates(shared: Iterable[SharedWinner]) -> list[Candidate]:
     """Return the configs of one context's shared winners, the cheapest first.
 
     Of a config that several have measured the median counts: one bad clock decides nothing.
@@ -41,7 +41,7 @@ def candidates(shared: Iterable[SharedWinner]) -> list[Candidate]:
     return sorted(found, key=lambda candidate: (candidate.cost, canonical(candidate.config)))
 
 
-def holds(shared_cost: float, cost: float | None) -> bool:
+def cost_holds(shared_cost: float, cost: float | None) -> bool:
     """Return whether a shared config costs here what it did there; ``None`` for one that was not measured.
 
     One that is far faster here says nothing of its search: the figure that it won by was another.
@@ -57,14 +57,14 @@ class Action(Enum):
     COMPETE = auto()
 
 
-class Ours(msgspec.Struct, frozen=True):
+class OwnWinner(msgspec.Struct, frozen=True):
     """Our own winner of a key: what its figure costs, and whether it was measured in the present context."""
 
     cost: float | None
     is_current: bool
 
 
-def action(candidate: Candidate, ours: Ours | None, *, is_tried: bool, is_open: bool) -> Action:
+def choose_action(candidate: Candidate, ours: OwnWinner | None, *, is_tried: bool, is_open: bool) -> Action:
     """Decide what a candidate of the present context is good for.
 
     ``is_tried`` if its config has an outcome here, in this very context; ``is_open`` if a job works on the key. Without
@@ -77,7 +77,7 @@ def action(candidate: Candidate, ours: Ours | None, *, is_tried: bool, is_open: 
     return Action.COMPETE if ours.cost is not None and candidate.cost < BETTER_BY * ours.cost else Action.NOTHING
 
 
-class Decided(msgspec.Struct, frozen=True):
+class WinnerFacts(msgspec.Struct, frozen=True):
     """A winner of ours that may be published: whether a final round decided it, here, in the present context."""
 
     is_final: bool
@@ -86,7 +86,7 @@ class Decided(msgspec.Struct, frozen=True):
     is_withheld: bool
 
 
-def is_published(decided: Decided, cost: float, config: Config, known: Sequence[Candidate]) -> bool:
+def is_published(decided: WinnerFacts, cost: float, config: Config, known: Sequence[Candidate]) -> bool:
     """Decide whether a winner of ours is worth publishing; ``known`` are the context's candidates so far.
 
     One that was imported was not measured here, one that is withheld was tuned with ``--no-share``. A config whose

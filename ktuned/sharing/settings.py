@@ -38,9 +38,9 @@ class ShareSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         """The time after which a winner is removed; 0 is never."""
         return self.retention_days * DAY_S
 
-    def fault(self) -> str:
+    def find_fault(self) -> str:
         """Return the first field that cannot be followed and why; nothing if all can be."""
-        if self.url and (wrong := _wrong(self.url)):
+        if self.url and (wrong := _find_url_fault(self.url)):
             return f"url is {hide_secrets(self.url)!r}: {wrong}"
         if not 0 < self.cap_gib < math.inf:
             return f"cap_gib is {self.cap_gib}: give GiB above 0"
@@ -51,7 +51,7 @@ class ShareSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
         return ""
 
 
-def _wrong(url: str) -> str:
+def _find_url_fault(url: str) -> str:
     """Return what is wrong with a URL; nothing if a plugin may be asked for it."""
     if url.startswith(("/", "~")):
         return ""

@@ -102,7 +102,7 @@ class SharedWinner(Record):
         assert cost is not None
         return cost
 
-    def fault(self) -> str:
+    def find_fault(self) -> str:
         """Return why the winner cannot be believed, as what it `has`; nothing if it can be."""
         try:
             objective = read_objective(self.objective)

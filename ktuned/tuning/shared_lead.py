@@ -21,7 +21,7 @@ from ktuned.model import (
     is_maximized,
     unit_of,
 )
-from ktuned.sharing import Candidate, holds
+from ktuned.sharing import Candidate, cost_holds
 
 
 class SharedConfigs(Protocol):
@@ -64,7 +64,7 @@ class SharedLead:
     @property
     def ends_job(self) -> bool:
         """True if no search is needed."""
-        return self._is_decisive and self._candidate is not None and holds(self._candidate.cost, self._cost)
+        return self._is_decisive and self._candidate is not None and cost_holds(self._candidate.cost, self._cost)
 
     def words(self) -> str:
         """Return what became of the shared config, in one sentence; nothing without one, or before its outcome."""
@@ -76,7 +76,7 @@ class SharedLead:
         here = self._figure(self._cost)
         if self.ends_job:
             return f"the shared config holds here, {here}, {there} where it was found; nothing else was searched"
-        if not holds(self._candidate.cost, self._cost):
+        if not cost_holds(self._candidate.cost, self._cost):
             return f"the shared config takes {here} here, {there} where it was found; the search went on"
         return ""
 

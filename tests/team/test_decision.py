@@ -12,12 +12,12 @@ from ktuned.sharing.decision import (
     MAX_CANDIDATES,
     Action,
     Candidate,
-    Decided,
-    Ours,
-    action,
-    candidates,
-    holds,
+    OwnWinner,
+    WinnerFacts,
+    choose_action,
+    cost_holds,
     is_published,
+    rank_candidates,
 )
 from ktuned_team.retention import surplus
 from ktuned_team.storage import Entry
@@ -32,14 +32,14 @@ SHARED = Candidate({"BM": 64}, 100.0)
 )
 def test_a_config_holds_within_a_tenth(cost: float | None, wanted: bool) -> None:
     """One that is far faster here does not, nor one that failed."""
-    assert holds(100.0, cost) is wanted
+    assert cost_holds(100.0, cost) is wanted
 
 
 def test_every_case_of_an_action() -> None:
     """Without a present winner it is verified, beside one only what is better competes; known work is not repeated."""
-    standings = [None, *(Ours(cost, current) for cost in (None, 50.0, 102.0, 200.0) for current in (False, True))]
+    standings = [None, *(OwnWinner(cost, current) for cost in (None, 50.0, 102.0, 200.0) for current in (False, True))]
     for ours, is_tried, is_open in itertools.product(standings, (False, True), (False, True)):
-        found = action(SHARED, ours, is_tried=is_tried, is_open=is_open)
+        found = choose_action(SHARED, ours, is_tried=is_tried, is_open=is_open)
         if is_tried or is_open:
             assert found is Action.NOTHING
         elif ours is None or not ours.is_current:
@@ -54,21 +54,21 @@ def test_candidates_are_the_cheapest_configs_by_the_median() -> None:
     quick = replace(WINNER, config={"BM": 1}, latency_us=5.0)
     figures = [(1.0, 10.0), (2.0, 20.0), (3.0, 21.0)]
     often = [replace(WINNER, config={"BM": 2}, decided=at, latency_us=us) for at, us in figures]
-    found = candidates([*often, quick])
+    found = rank_candidates([*often, quick])
     assert [(dict(one.config), one.cost) for one in found] == [({"BM": 1}, 5.0), ({"BM": 2}, 20.0)]
 
 
 def test_candidates_are_bounded() -> None:
     """The newest count."""
     many = [replace(WINNER, config={"BM": at}, decided=float(at)) for at in range(2 * MAX_CANDIDATES)]
-    assert {one.config["BM"] for one in candidates(many)} == set(range(MAX_CANDIDATES, 2 * MAX_CANDIDATES))
-    assert candidates([]) == []
+    assert {one.config["BM"] for one in rank_candidates(many)} == set(range(MAX_CANDIDATES, 2 * MAX_CANDIDATES))
+    assert rank_candidates([]) == []
 
 
 def test_every_case_of_publishing() -> None:
     """Only what a final round decided, here, in the present context, by a job that shares."""
     for flags in itertools.product((False, True), repeat=4):
-        decided = Decided(*flags)
+        decided = WinnerFacts(*flags)
         wanted = flags == (True, True, False, False)
         assert is_published(decided, 100.0, {"BM": 64}, []) is wanted
         # A better config of others does not make ours less of a finding; the same figure again is none.

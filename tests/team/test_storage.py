@@ -216,7 +216,7 @@ async def test_a_file_is_no_store(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="is no directory"):
         await DirectoryStorage(str(tmp_path / "file")).entries("v1/")
-    assert ShareSettings("file://srv/team").fault().endswith("give a full path: file:///srv/team")
+    assert ShareSettings("file://srv/team").find_fault().endswith("give a full path: file:///srv/team")
 
 
 async def test_objects_in_a_directory_have_its_rights(tmp_path: Path) -> None:
@@ -344,7 +344,7 @@ def test_passwords_are_never_hide_secrets(url: str, password: str) -> None:
     """Neither a URL's, however it is written, nor one that a library repeats in its message."""
     url = url.format(password)
     message = fault(ValueError(f"cannot connect to {url} with {password}, {unquote(password)}"), "listing it", url)
-    for words in (hide_secrets(url), message.message, ShareSettings(url).fault()):
+    for words in (hide_secrets(url), message.message, ShareSettings(url).find_fault()):
         assert "hush" not in words
         assert "user" not in words
     with suppress(StorageError, ValueError):
@@ -354,7 +354,7 @@ def test_passwords_are_never_hide_secrets(url: str, password: str) -> None:
 def test_urls_without_secrets_are_shown_as_they_are() -> None:
     """A bucket, a directory and a database are no secrets."""
     for url in ("s3://bucket/x", "/srv/a?b@c", "~/x", "file:///srv/x", "redis://host:6379/0", "unix:///run/x?db=1"):
-        assert (hide_secrets(url), ShareSettings(url).fault()) == (url, "")
+        assert (hide_secrets(url), ShareSettings(url).find_fault()) == (url, "")
 
 
 @pytest.mark.parametrize("wrong", ["ftp://host/x", "s3://", "redis://host:port/0"])

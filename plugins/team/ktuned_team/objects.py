@@ -127,7 +127,7 @@ def read_object(name: str, data: bytes) -> SharedWinner:
         winner = from_plain(SharedWinner, plain)
     except (ValueError, TypeError, RecursionError, InvalidMessage) as error:
         raise DamagedObject(f"{name} holds no winner: {error}") from error
-    if fault := winner.fault():
+    if fault := winner.find_fault():
         raise DamagedObject(f"{name} {fault}")
     if (kernel_path(winner.kernel), config_digest(winner.config)) != (parts.kernel, parts.config):
         raise DamagedObject(f"{name} holds the winner of {winner.kernel!r} with another config than its name says")
