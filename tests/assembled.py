@@ -78,10 +78,10 @@ class Told(Events):
         self.events: list[dict[str, Any]] = []
         self._news = anyio.Event()
 
-    def publish(self, type: str, **fields: Any) -> dict[str, Any]:  # noqa: A002 - the protocol's word
+    def publish_event(self, type: str, **fields: Any) -> dict[str, Any]:  # noqa: A002 - the protocol's word
         """Publish and keep an event."""
         self.events.append({"type": type, **fields})
-        published = super().publish(type, **fields)
+        published = super().publish_event(type, **fields)
         self._news.set()
         return published
 

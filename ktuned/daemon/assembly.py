@@ -432,9 +432,9 @@ def assemble(
         notifier,
         watchdog_s=watchdog_s,
         idle_exit_s=current.idle_exit_s,
-        busy=activity.busy,
-        counters=activity.counters,
-        describe=activity.line,
+        busy=activity.count_busy,
+        counters=activity.read_counters,
+        describe=activity.describe_activity,
         stop=stopping.set,
     )
     notices = Notices(
@@ -478,7 +478,7 @@ def assemble(
         artifacts=artifacts,
         catalog=catalog,
         executors=executors,
-        describe=activity.line,
+        describe=activity.describe_activity,
         fleet=fleet,
         idle_policy=idle_policy,
         jobs=jobs,
@@ -499,8 +499,8 @@ def assemble(
         jobs=jobs,
         store=store,
         events=events,
-        explain=Explainer(catalog, admission, machine, store, lookups.doubt).explain,
-        status=status.figures,
+        explain=Explainer(catalog, admission, machine, store, lookups.doubt).explain_winners,
+        status=status.collect_figures,
         probe=probes.reports,
         stop=stopping.set,
         applications=applications,
@@ -517,10 +517,10 @@ def assemble(
     )
     subscriptions = Subscriptions(events, jobs)
     table = {
-        **methods.table(),
-        **subscriptions.table(),
-        **Control(catalog=catalog, machine=machine, jobs=jobs).table(),
-        **exchange.table(),
+        **methods.list_methods(),
+        **subscriptions.list_methods(),
+        **Control(catalog=catalog, machine=machine, jobs=jobs).list_methods(),
+        **exchange.list_methods(),
         **Checks(
             catalog=catalog,
             store=store,
@@ -529,19 +529,19 @@ def assemble(
             prepare=preparation.prepare_work,
             lane=dispatcher.get_lane,
             scratch=executor.scratch / "sanitizers",
-        ).table(),
+        ).list_methods(),
         **DevicePeaks(
             machine=machine, store=store, fleet=fleet, environments=probes.asked, lane=dispatcher.get_lane
-        ).table(),
-        **CallMethods(adoptions, applications).table(),
-        **Captures(captured_inputs, catalog, jobs, lookups.results_changed).table(),
+        ).list_methods(),
+        **CallMethods(adoptions, applications).list_methods(),
+        **Captures(captured_inputs, catalog, jobs, lookups.results_changed).list_methods(),
         **RootMethods(
             catalog=catalog, intake=intake, renewal=renewal, store=store, configured=configured_roots
-        ).table(),
+        ).list_methods(),
         **ShareMethods(
             catalog=catalog, events=events, exchange=share_exchange, jobs=jobs, shared=shared_winners
-        ).table(),
-        **PortfolioMethods(catalog, portfolios).table(),
+        ).list_methods(),
+        **PortfolioMethods(catalog, portfolios).list_methods(),
         **artifact_cleanup.table(),
         **reload.table(),
     }

@@ -30,7 +30,7 @@ class EventRouter:
         """Deliver one event."""
         for route in self._table.get(type, ()):
             route(fields)
-        self._events.publish(type, **fields)
+        self._events.publish_event(type, **fields)
 
 
 def routes(
@@ -62,7 +62,7 @@ def routes(
 
     def trial_ended(event: Mapping[str, Any]) -> None:
         if event.get("trial") is not None:
-            trial_count.count()
+            trial_count.count_trial()
 
     return {
         "job_done": (kernel_changed, artifacts_grew, winner_decided),

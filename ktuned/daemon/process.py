@@ -107,8 +107,8 @@ class Daemon:
         parts.artifacts.clean_staging()
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._await_signals)
-            await tasks.start(parts.server.serve, listening)
-            parts.notifier.ready(parts.activity.line())
+            await tasks.start(parts.server.serve_until_cancelled, listening)
+            parts.notifier.ready(parts.activity.describe_activity())
             _log.info("ready", socket=place, pid=os.getpid())
             for work in (
                 parts.lookups.run,
@@ -127,7 +127,7 @@ class Daemon:
             await parts.stopping.wait()
             parts.notifier.stopping()
             _log.info("stopping")
-            await parts.server.drain()
+            await parts.server.drain_requests()
             tasks.cancel_scope.cancel()
 
     async def _await_signals(self, *, task_status: anyio.abc.TaskStatus[None]) -> None:

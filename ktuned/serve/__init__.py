@@ -10,7 +10,7 @@ from ktuned.serve.events import Events
 from ktuned.serve.exchange import WinnerExchange
 from ktuned.serve.explain import Explainer
 from ktuned.serve.listener import bind_socket, inherit_socket, keep_reachable
-from ktuned.serve.method import Later, Method
+from ktuned.serve.method import DeferredAnswer, Method
 from ktuned.serve.methods import Methods
 from ktuned.serve.params import CollectParams, NoParams, UnpinParams
 from ktuned.serve.peaks import DevicePeaks
@@ -30,10 +30,10 @@ __all__ = [
     "CollectParams",
     "Connection",
     "Control",
+    "DeferredAnswer",
     "DevicePeaks",
     "Events",
     "Explainer",
-    "Later",
     "Method",
     "Methods",
     "NoParams",

@@ -16,7 +16,7 @@ class TrialCount:
     def __init__(self) -> None:
         self.ended = 0
 
-    def count(self) -> None:
+    def count_trial(self) -> None:
         """Count one more."""
         self.ended += 1
 
@@ -33,12 +33,12 @@ class Activity:
         self._traffic = traffic
         self._trial_count = trial_count
 
-    def counters(self) -> dict[str, int]:
+    def read_counters(self) -> dict[str, int]:
         """Return totals that only rise: answered ``requests`` and ``lookups``, ended ``trials``."""
         answered = self._traffic.statistics()["answered"]
         return {"requests": answered, "lookups": self._lookups.answered, "trials": self._trial_count.ended}
 
-    def busy(self) -> list[str]:
+    def count_busy(self) -> list[str]:
         """Return what keeps an idle daemon from ending: ``clients``, ``jobs``, ``watches``."""
         reasons = {
             "clients": self._traffic.statistics()["connections"] > 0,
@@ -47,7 +47,7 @@ class Activity:
         }
         return [reason for reason, holds in reasons.items() if holds]
 
-    def line(self) -> str:
+    def describe_activity(self) -> str:
         """Return jobs and clients as one line."""
         live = self._jobs.list_live_jobs()
         running = sum(job.state == "running" for job in live)

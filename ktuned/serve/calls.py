@@ -51,10 +51,10 @@ class CallMethods:
         self._adoptions = adoptions
         self._applications = applications
 
-    def table(self) -> dict[str, Method[Any]]:
+    def list_methods(self) -> dict[str, Method[Any]]:
         """Return every method by its name on the wire."""
         return {
-            "calls": Method(CallsParams, self.calls),
+            "calls": Method(CallsParams, self.answer_calls),
             "prepare_library": Method(LibraryParams, self.prepare_library),
         }
 
@@ -63,7 +63,7 @@ class CallMethods:
         self._adoptions.prepare_library(wanted.tool, wanted.python, wanted.variables, wanted.library)
         return {}
 
-    async def calls(self, wanted: CallsParams, connection: Connection) -> dict[str, Any]:
+    async def answer_calls(self, wanted: CallsParams, connection: Connection) -> dict[str, Any]:
         """Say what is known of each key, in their order."""
         if len(wanted.keys) > MAX_KEYS:
             raise UsageError(f"{len(wanted.keys)} keys are asked for at once", hint=f"ask for {MAX_KEYS} at most")

@@ -46,11 +46,11 @@ class Captures:
         self._jobs = jobs
         self._changed = changed
 
-    def table(self) -> dict[str, Method[Any]]:
+    def list_methods(self) -> dict[str, Method[Any]]:
         """Return the methods by their names on the wire."""
-        return {"capture": Method(CaptureParams, self.capture)}
+        return {"capture": Method(CaptureParams, self.handle_capture)}
 
-    async def capture(self, wanted: CaptureParams, connection: Connection) -> dict[str, Any]:
+    async def handle_capture(self, wanted: CaptureParams, connection: Connection) -> dict[str, Any]:
         """Say where to write a problem's tensors, or take those that were written."""
         kernel = self._catalog.resolve(wanted.kernel, wanted.directory)
         check_problem(kernel, wanted.problem)

@@ -39,11 +39,11 @@ class Checks:
         self._lane = lane
         self._scratch = scratch
 
-    def table(self) -> dict[str, Method[Any]]:
+    def list_methods(self) -> dict[str, Method[Any]]:
         """Return the methods by their names on the wire."""
-        return {"check": Method(CheckParams, self.check)}
+        return {"check": Method(CheckParams, self.check_winners)}
 
-    async def check(self, wanted: CheckParams, connection: Connection) -> dict[str, Any]:
+    async def check_winners(self, wanted: CheckParams, connection: Connection) -> dict[str, Any]:
         """Check the winners of a kernel, or the one of a problem; each has its verdict.
 
         Raises:
@@ -55,9 +55,9 @@ class Checks:
         if not winners:
             raise NotFound(f"{kernel.name} has no winner to check", hint="`ktuned tune` finds one")
         sanitizers = Sanitizers(wanted.address, wanted.compute) if wanted.sanitize else None
-        return {"kernel": kernel.name, "winners": [await self._entry(kernel, one, sanitizers) for one in winners]}
+        return {"kernel": kernel.name, "winners": [await self._check_entry(kernel, one, sanitizers) for one in winners]}
 
-    async def _entry(self, kernel: KernelInfo, winner: Winner, sanitizers: Sanitizers | None) -> dict[str, Any]:
+    async def _check_entry(self, kernel: KernelInfo, winner: Winner, sanitizers: Sanitizers | None) -> dict[str, Any]:
         entry = {
             "problem": dict(winner.problem),
             "device": winner.context.device,
@@ -65,7 +65,7 @@ class Checks:
             "config": dict(winner.config),
         }
         try:
-            checked = await self._checked(winner, sanitizers)
+            checked = await self._check_winner(winner, sanitizers)
         except KtunedError as error:
             return {**entry, "verdict": "not_checked", "message": error.message, "hint": error.hint}
         return {
@@ -76,7 +76,7 @@ class Checks:
             "checks": list(checked.checks),
         }
 
-    async def _checked(self, winner: Winner, sanitizers: Sanitizers | None) -> Checked:
+    async def _check_winner(self, winner: Winner, sanitizers: Sanitizers | None) -> Checked:
         trial = self._store.get_trial(winner.trial)
         job = None if trial is None else self._store.get_job(trial.job)
         if trial is None or job is None or not trial.detail.get("build"):

@@ -23,25 +23,25 @@ class Host(Protocol):
     shortcuts: Shortcuts | None
     read_buffer: memoryview
 
-    def admit(self, connection: Connection) -> bool:
+    def admit_connection(self, connection: Connection) -> bool:
         """Count a new connection in, if there is room for it."""
 
-    def release(self, connection: Connection) -> None:
+    def release_connection(self, connection: Connection) -> None:
         """Count a connection out that is closed and waits for nothing."""
 
-    def resume(self, connection: Connection) -> None:
+    def resume_sending(self, connection: Connection) -> None:
         """Send a connection that takes bytes again the events that it has missed."""
 
-    def unsubscribe(self, connection: Connection) -> None:
+    def remove_subscription(self, connection: Connection) -> None:
         """Send a connection that is gone no more events."""
 
-    def settled(self) -> None:
+    def count_settled(self) -> None:
         """Note that a waiting method has ended."""
 
-    def refuse(self, what: str, why: str) -> None:
+    def record_refusal(self, what: str, why: str) -> None:
         """Note that a connection is closed for what its peer did."""
 
-    def answer(self, connection: Connection, message: wire.Request | wire.Notification) -> bytes | None:
+    def answer_message(self, connection: Connection, message: wire.Request | wire.Notification) -> bytes | None:
         """Return the response to a client's message, or ``None`` if a task will send it."""
 
 
@@ -81,12 +81,12 @@ class Connection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
 
-    def finished(self) -> None:
+    def finish_request(self) -> None:
         """Note that one of the waiting methods has ended."""
         self.pending -= 1
-        self._server.settled()
+        self._server.count_settled()
         if self._transport is None and not self.pending:
-            self._server.release(self)
+            self._server.release_connection(self)
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """Admit the peer, if it runs as us and there is room."""
@@ -95,10 +95,10 @@ class Connection(asyncio.BufferedProtocol):
         try:
             paths.check_peer(transport.get_extra_info("socket"))
         except OSError as error:
-            self._server.refuse("peer", str(error))
+            self._server.record_refusal("peer", str(error))
             transport.abort()
             return
-        if not self._server.admit(self):
+        if not self._server.admit_connection(self):
             transport.abort()
             return
         transport.set_write_buffer_limits(self._server.limits.write_buffer_bytes)
@@ -123,12 +123,12 @@ class Connection(asyncio.BufferedProtocol):
         try:
             self._unhandled.extend(self._decoder.feed(data))
         except wire.ProtocolError as error:
-            self._refuse("protocol", str(error))
+            self._refuse_peer("protocol", str(error))
             return
         is_one = (
             shortcuts is not None and begins_here and len(self._unhandled) == 1 and self._decoder.is_between_messages
         )
-        self._handle(data if is_one else None)
+        self._answer_buffered(data if is_one else None)
 
     def pause_writing(self) -> None:
         """Stop reading from a peer that does not read."""
@@ -139,7 +139,7 @@ class Connection(asyncio.BufferedProtocol):
     def resume_writing(self) -> None:
         """Go on where :meth:`pause_writing` stopped."""
         self._is_paused = False
-        self._handle()
+        self._answer_buffered()
         if self._transport is not None and not self._is_paused:
             self._transport.resume_reading()
 
@@ -149,30 +149,30 @@ class Connection(asyncio.BufferedProtocol):
             return
         self._transport = None
         self._unhandled.clear()
-        self._server.unsubscribe(self)
+        self._server.remove_subscription(self)
         if not self.pending:
-            self._server.release(self)
+            self._server.release_connection(self)
 
-    def _handle(self, data: bytes | None = None) -> None:
+    def _answer_buffered(self, data: bytes | None = None) -> None:
         """Answer what waits to be; ``data`` are the bytes of the one request that does, if they are nothing else."""
         while self._unhandled and self.is_writable:
             message = self._unhandled.popleft()
             if type(message) is wire.Response:
-                self._refuse("protocol", "a response to nothing")
+                self._refuse_peer("protocol", "a response to nothing")
                 return
             assert not isinstance(message, wire.Response)
             if self.pending >= self._server.limits.pending:
-                self._refuse("pending", f"{self.pending} requests wait already")
+                self._refuse_peer("pending", f"{self.pending} requests wait already")
                 return
-            response = self._server.answer(self, message)
+            response = self._server.answer_message(self, message)
             if response is not None:
                 self.send(response)
                 if self._server.shortcuts is not None and data is not None and type(message) is wire.Request:
                     self._server.shortcuts.keep(data, response)
         if self.is_writable:
-            self._server.resume(self)
+            self._server.resume_sending(self)
 
-    def _refuse(self, what: str, why: str) -> None:
+    def _refuse_peer(self, what: str, why: str) -> None:
         self._unhandled.clear()
-        self._server.refuse(what, why)
+        self._server.record_refusal(what, why)
         self.abort()

@@ -23,19 +23,19 @@ class Control:
         self._machine = machine
         self._jobs = jobs
 
-    def table(self) -> dict[str, Method[Any]]:
+    def list_methods(self) -> dict[str, Method[Any]]:
         """Return the methods by their names on the wire."""
-        return {"pause": Method(PauseParams, self.pause), "resume": Method(PauseParams, self.resume)}
+        return {"pause": Method(PauseParams, self.handle_pause), "resume": Method(PauseParams, self.handle_resume)}
 
-    async def pause(self, wanted: PauseParams, connection: Connection) -> dict[str, Any]:
+    async def handle_pause(self, wanted: PauseParams, connection: Connection) -> dict[str, Any]:
         """Let something wait until it is resumed, in the next daemon's life too."""
-        return await self._set(wanted, self._jobs.pause_job, is_paused=True)
+        return await self._set_paused(wanted, self._jobs.pause_job, is_paused=True)
 
-    async def resume(self, wanted: PauseParams, connection: Connection) -> dict[str, Any]:
+    async def handle_resume(self, wanted: PauseParams, connection: Connection) -> dict[str, Any]:
         """Undo a pause. A job that was paused by itself stays paused: it is not resumed with its device."""
-        return await self._set(wanted, self._jobs.resume_job, is_paused=False)
+        return await self._set_paused(wanted, self._jobs.resume_job, is_paused=False)
 
-    async def _set(
+    async def _set_paused(
         self, wanted: PauseParams, act: Callable[[int], Awaitable[Job]], *, is_paused: bool
     ) -> dict[str, Any]:
         if sum(given is not None for given in (wanted.job, wanted.kernel, wanted.device)) > 1:

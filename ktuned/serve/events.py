@@ -30,8 +30,8 @@ _BATCH_BYTES: Final = 64 * 1024
 class Sink(Protocol):
     """Destination of a subscriber's events, whose queue is bounded.
 
-    Its owner calls :meth:`Events.resume` whenever it takes bytes again, and :meth:`Events.unsubscribe` once it
-    never will.
+    Its owner calls :meth:`Events.resume_sending` whenever it takes bytes again, and
+    :meth:`Events.remove_subscription` once it never will.
     """
 
     @property
@@ -80,7 +80,14 @@ class Events:
         self._max_bytes = ring_bytes
         self._subscriptions: dict[int, _Subscription] = {}
 
-    def publish(self, type: str, *, kernel: str | None = None, job: int | None = None, **fields: Any) -> dict[str, Any]:  # noqa: A002 - the protocol's word
+    def publish_event(
+        self,
+        type: str,  # noqa: A002 - the protocol's word
+        *,
+        kernel: str | None = None,
+        job: int | None = None,
+        **fields: Any,
+    ) -> dict[str, Any]:
         """Number an event, send it to every subscriber that wants and takes it, and return its map.
 
         ``kernel`` is the full name; ``fields`` hold what MessagePack can carry.
@@ -94,10 +101,10 @@ class Events:
             self._bytes -= len(self._ring.pop(self._oldest).encoded)
             self._oldest += 1
         for subscription in list(self._subscriptions.values()):
-            self._pump(subscription)
+            self._send_missed(subscription)
         return event
 
-    def subscribe(
+    def add_subscription(
         self,
         sink: Sink,
         *,
@@ -108,30 +115,30 @@ class Events:
     ) -> dict[str, int]:
         """Give a sink the events that pass every filter, and return where the stream stands.
 
-        ``since`` is an (epoch, seq): what followed it is given too, at the next :meth:`resume`. A sink has one
+        ``since`` is an (epoch, seq): what followed it is given too, at the next :meth:`resume_sending`. A sink has one
         subscription; a second one takes the first one's place.
 
         Raises:
             UsageError: an argument is not of its shape.
         """
-        place, is_lost = self._place(since)
+        place, is_lost = self._find_start(since)
         self._subscriptions[id(sink)] = _Subscription(
             sink,
-            _chosen(kernels, str, "kernels"),
-            _chosen(jobs, int, "jobs"),
-            _chosen(types, str, "types"),
+            _parse_filter(kernels, str, "kernels"),
+            _parse_filter(jobs, int, "jobs"),
+            _parse_filter(types, str, "types"),
             place,
             is_lost,
         )
         return {"epoch": self.epoch, "seq": self.seq}
 
-    def resume(self, sink: Sink) -> None:
+    def resume_sending(self, sink: Sink) -> None:
         """Give a sink what it has not had; one that does not subscribe gets nothing."""
         subscription = self._subscriptions.get(id(sink))
         if subscription is not None:
-            self._pump(subscription)
+            self._send_missed(subscription)
 
-    def unsubscribe(self, sink: Sink) -> bool:
+    def remove_subscription(self, sink: Sink) -> bool:
         """Give a sink no more events; return whether it had any to get."""
         return self._subscriptions.pop(id(sink), None) is not None
 
@@ -145,7 +152,7 @@ class Events:
             "lagging": sum(one.place < self.seq for one in self._subscriptions.values()),
         }
 
-    def _place(self, since: Any) -> tuple[int, bool]:
+    def _find_start(self, since: Any) -> tuple[int, bool]:
         """Return the seq that ``since`` stands for, and whether it is one that cannot be gone on from."""
         if since is None:
             return self.seq, False
@@ -156,13 +163,13 @@ class Events:
             return self.seq, True
         return seq, False
 
-    def _pump(self, subscription: _Subscription) -> None:
+    def _send_missed(self, subscription: _Subscription) -> None:
         """Give a subscriber what it has not had, as far as its sink takes it."""
         while subscription.sink.is_writable and (subscription.is_lost or subscription.place < self.seq):
             if subscription.is_lost or subscription.place + 1 < self._oldest:
                 subscription.is_lost = False
                 subscription.place = self.seq
-                subscription.sink.send(self._gap())
+                subscription.sink.send(self._gap_event())
                 continue
             batch: list[bytes] = []
             room = _BATCH_BYTES
@@ -175,11 +182,11 @@ class Events:
             if batch:
                 subscription.sink.send(b"".join(batch))
 
-    def _gap(self) -> bytes:
+    def _gap_event(self) -> bytes:
         return encode_notification("event", {"fresh": True, "epoch": self.epoch, "seq": self.seq})
 
 
-def _chosen(values: Any, kind: type, name: str) -> frozenset[Any] | None:
+def _parse_filter(values: Any, kind: type, name: str) -> frozenset[Any] | None:
     if values is None:
         return None
     if (

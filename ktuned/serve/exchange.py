@@ -72,11 +72,14 @@ class WinnerExchange:
         self._served = served
         self._publish = publish
 
-    def table(self) -> dict[str, Method[Any]]:
+    def list_methods(self) -> dict[str, Method[Any]]:
         """Return the methods by their names on the wire."""
-        return {"export": Method(ExportParams, self.give), "import": Method(ImportParams, self.take)}
+        return {
+            "export": Method(ExportParams, self.export_winners),
+            "import": Method(ImportParams, self.import_winners),
+        }
 
-    async def give(self, wanted: ExportParams, connection: Connection) -> dict[str, Any]:
+    async def export_winners(self, wanted: ExportParams, connection: Connection) -> dict[str, Any]:
         """List the kernels and device models that have winners, or return the document of one of each.
 
         It is read in a thread, so that lookups do not wait for it.
@@ -95,9 +98,9 @@ class WinnerExchange:
         winners = self._as_served(name, wanted.device, winners)
         if not winners:
             raise NotFound(f"{name} has no winner on {wanted.device!r}", hint="`ktuned results` lists what it has")
-        places = {winner.artifact: self._place(winner) for winner in winners if winner.artifact is not None}
+        places = {winner.artifact: self._describe_place(winner) for winner in winners if winner.artifact is not None}
         return {
-            "document": self._document(name, wanted.device, winners),
+            "document": self._build_document(name, wanted.device, winners),
             "artifacts": {key: place for key, place in places.items() if place is not None},
         }
 
@@ -111,7 +114,7 @@ class WinnerExchange:
         known = {winner.key for winner in winners}
         return [winner for winner in served if winner.context.device == device and winner.key in known]
 
-    async def take(self, wanted: ImportParams, connection: Connection) -> dict[str, Any]:
+    async def import_winners(self, wanted: ImportParams, connection: Connection) -> dict[str, Any]:
         """Take in the winners of a document that may be believed; with ``dry_run``, only say what would be."""
         from ktuned_client import winners
 
@@ -128,14 +131,14 @@ class WinnerExchange:
         try:
             kernel: KernelInfo = self._catalog.resolve(document["kernel"])
         except NotFound as error:
-            raise self._unknown(document["kernel"]) from error
+            raise self._unknown_kernel(document["kernel"]) from error
         kernel, exported = await self._with_names(
             kernel, document.get("names"), [winner for _, winner in offered], is_dry=wanted.dry_run
         )
         taken: list[Offer] = []
         entries = []
         for objective, winner in offered:
-            verdict, offer = await self._judged(kernel, exported, document["device"], winner, objective)
+            verdict, offer = await self._judge_winner(kernel, exported, document["device"], winner, objective)
             place = {
                 "problem": kernel.problem_in_order(winner["problem"]),
                 "config": kernel.config_in_order(winner["config"]),
@@ -144,10 +147,10 @@ class WinnerExchange:
             if offer is not None:
                 taken.append(offer)
         if taken and not wanted.dry_run:
-            await self._adopt(kernel, taken)
+            await self._adopt_offers(kernel, taken)
         return {"kernel": kernel.name, "device": document["device"], "winners": entries}
 
-    def _unknown(self, name: str) -> NotFound:
+    def _unknown_kernel(self, name: str) -> NotFound:
         """Return the error of a document's kernel that is not here: what was sought, where, and what comes near."""
         project, _, short = name.rpartition(":")
         alike = [kernel for kernel in self._catalog.kernels if kernel.kernel == short]
@@ -187,11 +190,11 @@ class WinnerExchange:
         named, exported = await self._foreign_names.match(kernel, entries, known, learns=not is_dry)
         return named, exported or kernel.digest
 
-    def _digest(self, kernel: KernelInfo, specialized: str, digest: str = "") -> str:
+    def _digest_for_problem(self, kernel: KernelInfo, specialized: str, digest: str = "") -> str:
         """Return what a kernel means for a specialised problem; with another ``digest``, what that would mean."""
         return self._machine.digest(replace(kernel, digest=digest or kernel.digest), specialized)
 
-    async def _judged(
+    async def _judge_winner(
         self, kernel: KernelInfo, exported: str, device: str, winner: Mapping[str, Any], objective: str
     ) -> tuple[dict[str, Any], Offer | None]:
         """Return the decision about one winner, in the protocol's form, and the offer if it becomes the winner.
@@ -219,13 +222,13 @@ class WinnerExchange:
         if not is_admitted:
             return {**refused, "reason": "refused: the kernel's space has no such config"}, None
         specialized = canonical(problem)
-        is_known = winner["digest"] == self._digest(kernel, specialized, exported)
+        is_known = winner["digest"] == self._digest_for_problem(kernel, specialized, exported)
         offer = Offer(
             Context(
                 kernel.name,
                 KeyProblem(specialized),
                 DeviceModel(device),
-                self._digest(kernel, specialized) if is_known else winner["digest"],
+                self._digest_for_problem(kernel, specialized) if is_known else winner["digest"],
                 winner["toolchain"],
                 winner["device_fingerprint"],
                 winner["measuring_version"],
@@ -241,7 +244,7 @@ class WinnerExchange:
         )
         if offer.figure is None:
             return {**refused, "reason": f"refused: it has no {metric_of(by)}"}, None
-        today = self._today(kernel, problem, device)
+        today = self._context_today(kernel, problem, device)
         ours = self._store.get_winner(offer.key)
         if ours is not None and self._admission.known(kernel, problem, ours.config) is False:
             # It is served no more.
@@ -259,7 +262,7 @@ class WinnerExchange:
         (is_admitted,) = await self._admission.ask(kernel, problem, [config])
         return is_admitted
 
-    def _today(self, kernel: KernelInfo, problem: Mapping[str, Any], model: str) -> Context | None:
+    def _context_today(self, kernel: KernelInfo, problem: Mapping[str, Any], model: str) -> Context | None:
         """Return what a measurement made here now would stand on; ``None`` where the device is not here."""
         try:
             environment = self._catalog.environment(kernel)
@@ -268,7 +271,7 @@ class WinnerExchange:
             return None
         return self._machine.context(kernel, environment, problem, found)
 
-    async def _adopt(self, kernel: KernelInfo, offers: list[Offer]) -> None:
+    async def _adopt_offers(self, kernel: KernelInfo, offers: list[Offer]) -> None:
         device = offers[0].context.device
         job = await self._store.adopt_winners(kernel.name, device, offers)
         for offer in offers:
@@ -292,7 +295,7 @@ class WinnerExchange:
         except NotFound:
             return name
 
-    def _document(self, name: str, device: str, winners: list[Winner]) -> dict[str, Any]:
+    def _build_document(self, name: str, device: str, winners: list[Winner]) -> dict[str, Any]:
         from ktuned_client.winners import FORMAT
 
         try:
@@ -303,7 +306,7 @@ class WinnerExchange:
         for winner in winners:
             if winner.objective != LATENCY:
                 figures = {"metrics": dict(winner.metrics)}
-                objectives.setdefault(winner.objective, []).append(_entry(winner) | figures)
+                objectives.setdefault(winner.objective, []).append(_winner_entry(winner) | figures)
         return {
             "ktuned_winners": FORMAT,
             "kernel": name,
@@ -312,24 +315,24 @@ class WinnerExchange:
             **_declared_objective(kernel),
             "specialize": None if kernel is None or kernel.specialize is None else list(kernel.specialize),
             "bucket": {} if kernel is None else dict(kernel.bucket),
-            "names": {} if kernel is None else {name: _ends(entry) for name, entry in kernel.learned.items()},
-            "winners": [_entry(winner) for winner in winners if winner.objective == LATENCY],
+            "names": {} if kernel is None else {name: _ends_of_name(entry) for name, entry in kernel.learned.items()},
+            "winners": [_winner_entry(winner) for winner in winners if winner.objective == LATENCY],
             # Apart, because a reader that knows of no objectives takes every winner there for the fastest.
             **({"objectives": objectives} if objectives else {}),
         }
 
-    def _place(self, winner: Winner) -> str | None:
+    def _describe_place(self, winner: Winner) -> str | None:
         assert winner.artifact is not None
         path = self._artifacts.find_artifact(winner.artifact)
         return None if path is None else str(path)
 
 
-def _ends(entry: Observation) -> list[str]:
+def _ends_of_name(entry: Observation) -> list[str]:
     """Return the ends for which a learned name was read."""
     return ["source"] * entry.is_source + ["data"] * entry.is_data
 
 
-def _entry(winner: Winner) -> dict[str, Any]:
+def _winner_entry(winner: Winner) -> dict[str, Any]:
     """Return a winner as a document holds it."""
     return {
         "problem": dict(winner.problem),

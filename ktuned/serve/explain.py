@@ -47,7 +47,7 @@ class Explainer:
         self._machine = machine
         self._store = store
 
-    def explain(self, kernel: KernelInfo) -> list[dict[str, Any]]:
+    def explain_winners(self, kernel: KernelInfo) -> list[dict[str, Any]]:
         """Return an entry for each winner: ``problem device objective status decided trial changes message``.
 
         ``changes`` is empty for a winner that is fresh, or whose device is not here; ``message`` says how the newest
@@ -57,9 +57,9 @@ class Explainer:
         winners = self._store.list_winners(kernel.name)
         # What was tuned when other keys of the problem were specialised answers no lookup any more.
         keys = None if kernel.specialize is None else set(kernel.specialize)
-        return [self._entry(kernel, winner) for winner in winners if keys in (None, set(winner.problem))]
+        return [self._explain_winner(kernel, winner) for winner in winners if keys in (None, set(winner.problem))]
 
-    def _entry(self, kernel: KernelInfo, winner: Winner) -> dict[str, Any]:
+    def _explain_winner(self, kernel: KernelInfo, winner: Winner) -> dict[str, Any]:
         entry: dict[str, Any] = {
             "problem": dict(winner.problem),
             "device": winner.context.device,
@@ -69,18 +69,18 @@ class Explainer:
             "trial": winner.trial,
             "changes": [],
             "message": "",
-            "notices": self._notices(winner),
+            "notices": self._collect_notices(winner),
         }
         fault = self._catalog.fault(kernel)
         if fault:
             return {**entry, "status": "stale", "message": fault}
         try:
-            now = self._ground(kernel, winner)
+            now = self._find_ground(kernel, winner)
         except KtunedError as error:
             return {**entry, "status": "stale", "message": error.message}
         if now != winner.context:
             entry["status"] = "stale"
-            entry["changes"] = [change.to_wire() for change in self._changes(kernel, winner.context, now)]
+            entry["changes"] = [change.to_wire() for change in self._describe_changes(kernel, winner.context, now)]
             entry["message"] = self._last_words(winner)
         elif kernel.unobserved:
             entry["status"] = "stale"
@@ -88,18 +88,18 @@ class Explainer:
         elif doubt := self._doubt(kernel):
             entry["status"] = "stale"
             entry["message"] = doubt
-        outside = self._outside(kernel, winner)
+        outside = self._why_outside_space(kernel, winner)
         if outside is not None:
             entry["status"] = "stale"
             entry["changes"].append(outside.to_wire())
         return entry
 
-    def _outside(self, kernel: KernelInfo, winner: Winner) -> Change | None:
+    def _why_outside_space(self, kernel: KernelInfo, winner: Winner) -> Change | None:
         """Return why the present space keeps a winner's config from being served as it is, if it does."""
         file = os.path.basename(kernel.file)
         config = completed(kernel, winner.config)
         held = canonical(winner.config)
-        verdict = self._admission.known(kernel, self._asked(kernel, winner), config)
+        verdict = self._admission.known(kernel, self._whole_problem(kernel, winner), config)
         if verdict and config == winner.config:
             return None
         if verdict:
@@ -108,18 +108,18 @@ class Explainer:
             return Change(SPACE, file, f"{held} is not in the space any more: it is not served", "", "")
         return Change(SPACE, file, f"{held} is served once a worker has found it in the space", "", "")
 
-    def _asked(self, kernel: KernelInfo, winner: Winner) -> Problem:
+    def _whole_problem(self, kernel: KernelInfo, winner: Winner) -> Problem:
         """Return a whole problem that a winner is for: constraints see all of it."""
         wanted = winner.context.problem
         declared = (problem for problem in kernel.problems if kernel.key_problem(problem) == wanted)
         return next(declared, winner.problem)
 
-    def _ground(self, kernel: KernelInfo, winner: Winner) -> Context:
+    def _find_ground(self, kernel: KernelInfo, winner: Winner) -> Context:
         environment = self._catalog.environment(kernel)
         device = self._machine.device(environment, kernel.backend, winner.context.device)
         return self._machine.context(kernel, environment, winner.problem, device)
 
-    def _changes(self, kernel: KernelInfo, then: Context, now: Context) -> list[Change]:
+    def _describe_changes(self, kernel: KernelInfo, then: Context, now: Context) -> list[Change]:
         versions = self._store.load_fingerprint_versions
         # A winner of the declared inputs, where others were captured since: they are the one part that is new.
         captured = {CAPTURED: now.digest[:16]} if then.digest == kernel.digest != now.digest else {}
@@ -133,18 +133,18 @@ class Explainer:
         )
 
     def _last_words(self, winner: Winner) -> str:
-        return next((job.message for job in self._jobs(winner)), "")
+        return next((job.message for job in self._find_jobs(winner)), "")
 
-    def _notices(self, winner: Winner) -> list[str]:
-        return next((notices(job.message) for job in self._jobs(winner) if job.state is JobState.DONE), [])
+    def _collect_notices(self, winner: Winner) -> list[str]:
+        return next((notices(job.message) for job in self._find_jobs(winner) if job.state is JobState.DONE), [])
 
-    def _jobs(self, winner: Winner) -> Iterator[Job]:
+    def _find_jobs(self, winner: Winner) -> Iterator[Job]:
         """Return the newest jobs that a winner may be of."""
         for job in self._store.list_jobs(kernel=winner.context.kernel, limit=20):
             is_alike = job.device == winner.context.device and job.objective == winner.objective
-            if is_alike and _covers(job.problem, winner.problem):
+            if is_alike and _covers_problem(job.problem, winner.problem):
                 yield job
 
 
-def _covers(problem: Mapping[str, Any], specialised: Mapping[str, Any]) -> bool:
+def _covers_problem(problem: Mapping[str, Any], specialised: Mapping[str, Any]) -> bool:
     return all(problem.get(key) == value for key, value in specialised.items())

@@ -40,12 +40,12 @@ def bind_socket(path: str) -> Iterator[socket.socket]:
     except paths.UntrustedSocket as error:
         raise CannotListen(error.message, hint=error.hint) from error
     except OSError as error:
-        raise _cannot(path, error) from error
+        raise _cannot_listen(path, error) from error
     with _held_lock(path):
         try:
-            listening = _listen(path)
+            listening = _listen_at(path)
         except OSError as error:
-            raise _cannot(path, error) from error
+            raise _cannot_listen(path, error) from error
         try:
             with listening:
                 yield listening
@@ -67,7 +67,7 @@ async def keep_reachable(path: str, listen: Callable[[socket.socket], Awaitable[
             continue
         try:
             paths.make_directory(os.path.dirname(path))
-            listening = _listen(path)
+            listening = _listen_at(path)
         except OSError as error:
             _log.error("socket_lost", socket=path, reason=str(error))
             continue
@@ -96,7 +96,7 @@ def inherit_socket(descriptor: int) -> Iterator[socket.socket]:
             paths.check_socket(path)
             os.chmod(path, paths.SOCKET_MODE)
         except OSError as error:
-            raise _cannot(path, error) from error
+            raise _cannot_listen(path, error) from error
         with _held_lock(path):
             yield listening
 
@@ -108,7 +108,7 @@ def _held_lock(path: str) -> Iterator[None]:
     try:
         descriptor = os.open(lock_path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, paths.SOCKET_MODE)
     except OSError as error:
-        raise _cannot(path, error) from error
+        raise _cannot_listen(path, error) from error
     try:
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -118,7 +118,7 @@ def _held_lock(path: str) -> Iterator[None]:
                 f"a daemon (pid {holder}) already serves {path}", hint="stop it with `ktuned stop`"
             ) from error
         except OSError as error:
-            raise _cannot(path, error) from error
+            raise _cannot_listen(path, error) from error
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
         yield
@@ -126,7 +126,7 @@ def _held_lock(path: str) -> Iterator[None]:
         os.close(descriptor)
 
 
-def _listen(path: str) -> socket.socket:
+def _listen_at(path: str) -> socket.socket:
     # No other process holds the lock, so an existing socket was left behind.
     with contextlib.suppress(FileNotFoundError):
         paths.check_socket(path)
@@ -141,7 +141,7 @@ def _listen(path: str) -> socket.socket:
     return listening
 
 
-def _cannot(path: str, error: OSError) -> CannotListen:
+def _cannot_listen(path: str, error: OSError) -> CannotListen:
     if isinstance(error, paths.UntrustedSocket):
         return CannotListen(error.message, hint=error.hint)
     return CannotListen(

@@ -19,13 +19,14 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 class Method(msgspec.Struct, Generic[P], frozen=True):
     """One method: the type of its params, and what is called with them and the connection that they came by.
 
-    A function that is ``async`` may wait. One that is not must not block; it returns :class:`Later` where it has to.
+    An ``async`` function may wait. Any other must not block: where it would have to, it returns a
+    :class:`DeferredAnswer`.
     """
 
     params: type[P]
     answer: Callable[[P, Connection], Any]
 
-    def read(self, params: dict[str, Any]) -> P:
+    def read_params(self, params: dict[str, Any]) -> P:
         """Return the params that a request holds; fields that the method does not have are passed over.
 
         Raises:
@@ -42,7 +43,7 @@ class Method(msgspec.Struct, Generic[P], frozen=True):
             raise UsageError(str(error), hint="docs/protocol.md has every method's fields") from error
 
 
-class Later(msgspec.Struct, frozen=True):
+class DeferredAnswer(msgspec.Struct, frozen=True):
     """Returned by a method that has to wait this time, though it mostly need not: the rest of it."""
 
     rest: Callable[[], Awaitable[Any]]

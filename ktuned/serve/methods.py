@@ -34,7 +34,7 @@ from ktuned.model import (
 from ktuned.scheduling import Intake, Jobs, TuningRequest
 from ktuned.serve.connection import Connection
 from ktuned.serve.events import Events
-from ktuned.serve.method import Later, Method
+from ktuned.serve.method import DeferredAnswer, Method
 from ktuned.serve.params import (
     CancelParams,
     CompileParams,
@@ -98,27 +98,27 @@ class Methods:
         self._probe = probe
         self._stop = stop
 
-    def table(self) -> dict[str, Method[Any]]:
+    def list_methods(self) -> dict[str, Method[Any]]:
         """Return every method by its name on the wire."""
         return {
-            "hello": Method(NoParams, self.hello),
-            "lookup": Method(LookupParams, self.lookup),
+            "hello": Method(NoParams, self.handle_hello),
+            "lookup": Method(LookupParams, self.handle_lookup),
             "lookup_many": Method(LookupManyParams, self.lookup_many),
-            "tune": Method(TuneParams, self.tune),
-            "compile": Method(CompileParams, self.compile),
-            "cancel": Method(CancelParams, self.cancel),
-            "jobs": Method(JobsParams, self.jobs),
-            "kernels": Method(KernelsParams, self.kernels),
-            "results": Method(ResultsParams, self.results),
-            "pins": Method(NoParams, self.pins),
-            "unpin": Method(UnpinParams, self.unpin),
-            "forget": Method(ForgetParams, self.forget),
-            "backends": Method(NoParams, self.backends),
-            "status": Method(NoParams, self.status),
-            "shutdown": Method(NoParams, self.shutdown),
+            "tune": Method(TuneParams, self.handle_tune),
+            "compile": Method(CompileParams, self.handle_compile),
+            "cancel": Method(CancelParams, self.handle_cancel),
+            "jobs": Method(JobsParams, self.handle_jobs),
+            "kernels": Method(KernelsParams, self.handle_kernels),
+            "results": Method(ResultsParams, self.handle_results),
+            "pins": Method(NoParams, self.handle_pins),
+            "unpin": Method(UnpinParams, self.handle_unpin),
+            "forget": Method(ForgetParams, self.handle_forget),
+            "backends": Method(NoParams, self.handle_backends),
+            "status": Method(NoParams, self.handle_status),
+            "shutdown": Method(NoParams, self.handle_shutdown),
         }
 
-    def hello(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+    def handle_hello(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
         """Say who serves here."""
         return {
             "protocol": PROTOCOL_VERSION,
@@ -129,30 +129,32 @@ class Methods:
             "pid": os.getpid(),
         }
 
-    def lookup(self, wanted: LookupParams, connection: Connection) -> dict[str, Any] | Later:
+    def handle_lookup(self, wanted: LookupParams, connection: Connection) -> dict[str, Any] | DeferredAnswer:
         """Answer one lookup, from memory; the first of a problem under a pin waits for the disk."""
         return self._look_up(wanted)
 
-    def lookup_many(self, wanted: LookupManyParams, connection: Connection) -> dict[str, Any] | Later:
+    def lookup_many(self, wanted: LookupManyParams, connection: Connection) -> dict[str, Any] | DeferredAnswer:
         """Answer several lookups, in their order; one that is refused has its error in its place."""
         answers = [self._look_up_or_explain(entry) for entry in wanted.lookups]
-        if not any(type(answer) is Later for answer in answers):
+        if not any(type(answer) is DeferredAnswer for answer in answers):
             return {"answers": answers}
 
         async def rest() -> dict[str, Any]:
-            return {"answers": [await answer.rest() if type(answer) is Later else answer for answer in answers]}
+            return {
+                "answers": [await answer.rest() if type(answer) is DeferredAnswer else answer for answer in answers]
+            }
 
-        return Later(rest)
+        return DeferredAnswer(rest)
 
-    def pins(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+    def handle_pins(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
         """List the pins, and how many answers each holds since when."""
         return {"pins": [asdict(pin) for pin in self._lookups.pins.held()]}
 
-    async def unpin(self, wanted: UnpinParams, connection: Connection) -> dict[str, Any]:
+    async def handle_unpin(self, wanted: UnpinParams, connection: Connection) -> dict[str, Any]:
         """Give up a pin."""
         return {"pin": wanted.pin, "questions": await self._lookups.pins.give_up(wanted.pin)}
 
-    def _look_up(self, wanted: LookupParams) -> dict[str, Any] | Later:
+    def _look_up(self, wanted: LookupParams) -> dict[str, Any] | DeferredAnswer:
         settle_until = monotonic() + min(wanted.settle, SETTLE_S)
         if wanted.pin is not None:
             found = self._lookups.lookup_pinned(
@@ -165,7 +167,7 @@ class Methods:
                 objective=wanted.objective,
                 settle_until=settle_until,
             )
-            return found.to_wire() if isinstance(found, Answer) else _later(found)
+            return found.to_wire() if isinstance(found, Answer) else _answer_later(found)
         look_up = partial(
             self._lookups.lookup,
             wanted.kernel,
@@ -177,28 +179,28 @@ class Methods:
         )
         answer = look_up()
         if answer.undecided and wanted.settle > 0:
-            return _later(partial(self._lookups.settle_answer, answer, look_up, settle_until))
+            return _answer_later(partial(self._lookups.settle_answer, answer, look_up, settle_until))
         return answer.to_wire()
 
-    def _look_up_or_explain(self, wanted: LookupParams) -> dict[str, Any] | Later:
+    def _look_up_or_explain(self, wanted: LookupParams) -> dict[str, Any] | DeferredAnswer:
         try:
             return self._look_up(wanted)
         except KtunedError as error:
             return {"error": error.to_wire()}
 
-    async def tune(self, wanted: TuneParams, connection: Connection) -> dict[str, Any]:
+    async def handle_tune(self, wanted: TuneParams, connection: Connection) -> dict[str, Any]:
         """Ask for a tuning; its progress is to be had by ``subscribe`` since the place that is returned."""
         if wanted.beside is not None:
             self._applications.note(wanted.beside)
         request = replace(
-            _wish(wanted),
+            _parse_request(wanted),
             device=wanted.device,
             preset=wanted.preset,
             priority=Priority.REQUESTED if wanted.priority is None else wanted.priority,
             is_fixed=wanted.priority is not None,
             stale_only=wanted.stale_only,
             until=wanted.until,
-            configs=_configs(wanted.configs),
+            configs=_parse_configs(wanted.configs),
             again=wanted.again,
             no_share=wanted.no_share,
             objective=None if wanted.objective is None else read_objective(wanted.objective),
@@ -208,12 +210,12 @@ class Methods:
         )
         return await self._take_in(wanted, request)
 
-    async def compile(self, wanted: CompileParams, connection: Connection) -> dict[str, Any]:
+    async def handle_compile(self, wanted: CompileParams, connection: Connection) -> dict[str, Any]:
         """Request only a space's artifacts; each config is reported by the event ``config_compiled``."""
         if wanted.arch is not None and not wanted.arch.strip():
             raise UsageError("arch is empty", hint="name what to compile for, e.g. sm_90a, or leave it out")
         request = replace(
-            _wish(wanted),
+            _parse_request(wanted),
             # However many follow it: a tuning that is waited for goes first.
             is_fixed=True,
             reason="compile",
@@ -242,9 +244,9 @@ class Methods:
             for root in self._catalog.roots
             if root.path not in watched
         ]
-        notices += [self._ambiguity(kernel) for kernel in self._catalog.kernels if kernel.name not in known]
+        notices += [self._describe_ambiguity(kernel) for kernel in self._catalog.kernels if kernel.name not in known]
         if wanted.trials is not None or wanted.seconds is not None:
-            notices += [_joined(job) for job in jobs if job.id in live]
+            notices += [_explain_joined_job(job) for job in jobs if job.id in live]
         return {
             "jobs": entries,
             "errors": [error.to_wire() for error in errors],
@@ -252,7 +254,7 @@ class Methods:
             **place,
         }
 
-    def _ambiguity(self, kernel: KernelInfo) -> str:
+    def _describe_ambiguity(self, kernel: KernelInfo) -> str:
         """Return a line about a new kernel whose short name means another project's kernel as well, or nothing."""
         others = [other.name for other in self._catalog.namesakes(kernel)]
         if not others:
@@ -265,7 +267,7 @@ class Methods:
             "the full name"
         )
 
-    async def cancel(self, wanted: CancelParams, connection: Connection) -> dict[str, Any]:
+    async def handle_cancel(self, wanted: CancelParams, connection: Connection) -> dict[str, Any]:
         """Cancel one job, or all of a kernel."""
         if wanted.job is not None:
             return {"jobs": [(await self._jobs.cancel_job(wanted.job)).to_wire()]}
@@ -279,7 +281,7 @@ class Methods:
                 cancelled.append(await self._jobs.cancel_job(job.id))
         return {"jobs": [job.to_wire() for job in cancelled]}
 
-    def jobs(self, wanted: JobsParams, connection: Connection) -> dict[str, Any]:
+    def handle_jobs(self, wanted: JobsParams, connection: Connection) -> dict[str, Any]:
         """List jobs: what runs and waits in its order, then what has ended, newest first."""
         if wanted.job is not None:
             job = self._jobs.get_job(wanted.job)
@@ -293,23 +295,23 @@ class Methods:
         live = self._jobs.list_live_jobs()
         ids = {job.id for job in live}
         states = None if wanted.state is None else [wanted.state]
-        stored = self._store.list_jobs(kernel=name, states=states, limit=_rows(wanted.limit))
+        stored = self._store.list_jobs(kernel=name, states=states, limit=_check_limit(wanted.limit))
         ended = [job for job in stored if job.id not in ids]
         chosen = [
             job
             for job in (*live, *ended)
             if (name is None or job.kernel == name) and (wanted.state is None or job.state is wanted.state)
         ]
-        return {"jobs": [self._described(job) for job in chosen[: _rows(wanted.limit)]]}
+        return {"jobs": [self._describe_job(job) for job in chosen[: _check_limit(wanted.limit)]]}
 
-    def _described(self, job: Job) -> dict[str, Any]:
+    def _describe_job(self, job: Job) -> dict[str, Any]:
         """Return a job's map, with its problem in the declared order while its kernel is known."""
         public = self._jobs.describe_job(job)
         with suppress(NotFound):
             public["problem"] = self._catalog.resolve(job.kernel).problem_in_order(job.problem)
         return public
 
-    def kernels(self, wanted: KernelsParams, connection: Connection) -> dict[str, Any]:
+    def handle_kernels(self, wanted: KernelsParams, connection: Connection) -> dict[str, Any]:
         """List kernels, what is wrong with kernel files, and the roots."""
         kernels, errors = self._catalog.kernels, self._catalog.errors
         if wanted.path is not None:
@@ -326,14 +328,14 @@ class Methods:
             "roots": [root.to_wire() for root in self._catalog.roots],
         }
 
-    def results(self, wanted: ResultsParams, connection: Connection) -> dict[str, Any]:
+    def handle_results(self, wanted: ResultsParams, connection: Connection) -> dict[str, Any]:
         """List trials; ``detail`` comes with a single one, or where it is asked for."""
         if wanted.trial is not None:
             trial = self._store.get_trial(wanted.trial)
             if trial is None:
                 raise NotFound(f"there is no trial {wanted.trial}", hint="`ktuned results KERNEL` lists them")
             won = [winner.objective for winner in self._store.list_winners(trial.kernel) if winner.trial == trial.id]
-            public = _public(trial, won)
+            public = _trial_to_wire(trial, won)
             with suppress(NotFound):
                 known = self._catalog.resolve(trial.kernel)
                 public["config"] = known.config_in_order(trial.config)
@@ -351,10 +353,10 @@ class Methods:
             check_problem(kernel, wanted.problem)
             bucket = self._lookups.buckets.known(kernel, wanted.problem)
             problem = canonical(kernel.specialized(wanted.problem if bucket is None else bucket.problem))
-        device = None if wanted.device is None else self._model(kernel, wanted.device)
+        device = None if wanted.device is None else self._resolve_model(kernel, wanted.device)
         tried = self._store.list_problems(kernel.name) if wanted.current else []
         digests = {self._machine.digest(kernel, found) for found in tried} if wanted.current else None
-        limit = min(_rows(wanted.limit), MAX_DETAILED_ROWS if wanted.details else MAX_ROWS)
+        limit = min(_check_limit(wanted.limit), MAX_DETAILED_ROWS if wanted.details else MAX_ROWS)
         chosen = partial(
             self._store.list_trials,
             kernel=kernel.name,
@@ -375,14 +377,14 @@ class Methods:
         won_by: dict[int, list[Objective]] = {}
         for winner in self._lookups.served.of(kernel, self._catalog.environment(kernel)):
             won_by.setdefault(winner.trial, []).append(winner.objective)
-        listed = [_public(trial, won_by.get(trial.id, [])) for trial in trials[:limit]]
+        listed = [_trial_to_wire(trial, won_by.get(trial.id, [])) for trial in trials[:limit]]
         for entry in listed:
             entry["config"] = kernel.config_in_order(entry["config"])
             entry["problem"] = kernel.problem_in_order(entry["problem"])
-            entry["facts"] = _figures(entry["detail"].get("facts"))
+            entry["facts"] = _numeric_facts(entry["detail"].get("facts"))
             if not wanted.details:
                 del entry["detail"]
-        classes = self._classes(trials[:limit])
+        classes = self._load_bit_classes(trials[:limit])
         for trial, entry in zip(trials, listed, strict=False):
             found = classes.get(_context_of(trial))
             entry["class"] = "" if found is None else found.letter(trial.detail)
@@ -395,7 +397,7 @@ class Methods:
         total = self._store.count_trials(kernel.name, problem, device, wanted.outcome, wanted.job, digests)
         return {"trials": listed, "total": total, "numerics": numerics}
 
-    def _classes(self, trials: Sequence[Trial]) -> dict[tuple[str, str, str], BitClasses]:
+    def _load_bit_classes(self, trials: Sequence[Trial]) -> dict[tuple[str, str, str], BitClasses]:
         """Return the classes of equal bits in the contexts of some trials, where bits were compared."""
         is_known = [bool(trial.detail.get("bits")) or is_nondeterministic(trial.detail) for trial in trials]
         compared = {_context_of(trial): trial.kernel for trial, known in zip(trials, is_known, strict=True) if known}
@@ -405,12 +407,12 @@ class Methods:
             found[problem, device, digest] = BitClasses.of(known(limit=MAX_ROWS, order="fastest"))
         return found
 
-    def _model(self, kernel: KernelInfo, device: str) -> str:
+    def _resolve_model(self, kernel: KernelInfo, device: str) -> str:
         """Return the model of a device that is named as it is here (``cuda:1``); any other word is a model itself."""
         here = self._machine.devices(self._catalog.environment(kernel), kernel.backend)
         return next((found.model for found in here if found.name == device), device)
 
-    async def forget(self, wanted: ForgetParams, connection: Connection) -> dict[str, Any]:
+    async def handle_forget(self, wanted: ForgetParams, connection: Connection) -> dict[str, Any]:
         """Delete a kernel's trials, all or those of one outcome: they may be tried again then."""
         name = self._catalog.resolve(wanted.kernel, wanted.directory).name
         if wanted.outcome is None:
@@ -420,21 +422,21 @@ class Methods:
         self._lookups.results_changed(name)
         return {"kernel": name, "trials": forgotten}
 
-    async def backends(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+    async def handle_backends(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
         """Say what every environment's backends are and can do, asking those that have not been asked yet."""
         return {"environments": await self._probe()}
 
-    def status(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+    def handle_status(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
         """Say how every part does."""
         return self._status()
 
-    def shutdown(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+    def handle_shutdown(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
         """Stop the daemon; what is unfinished is taken up by the next one."""
         self._stop()
         return {}
 
 
-def _public(trial: Trial, won: Sequence[Objective]) -> dict[str, Any]:
+def _trial_to_wire(trial: Trial, won: Sequence[Objective]) -> dict[str, Any]:
     """Return a trial's map with its metrics, and the objectives that it is the winner by."""
     return {**trial.to_wire(), "winner": bool(won), "objectives": list(won), "metrics": dict(trial.metrics)}
 
@@ -444,13 +446,13 @@ def _context_of(trial: Trial) -> tuple[str, str, str]:
     return canonical(trial.problem), trial.device, trial.digest
 
 
-def _joined(job: Job) -> str:
+def _explain_joined_job(job: Job) -> str:
     """Return a line about a request that became part of an older job, whose budget may be larger."""
     seconds = "" if job.plan.seconds is None else f" within {job.plan.seconds:g} s"
     return f"joined job {job.id}, which does this already and tries up to {job.plan.trials:,} configs{seconds}"
 
 
-def _configs(wanted: list[dict[str, Any]] | None) -> tuple[dict[str, Any], ...]:
+def _parse_configs(wanted: list[dict[str, Any]] | None) -> tuple[dict[str, Any], ...]:
     """Return the configs that a request names.
 
     Raises:
@@ -463,19 +465,19 @@ def _configs(wanted: list[dict[str, Any]] | None) -> tuple[dict[str, Any], ...]:
     return tuple({canonical(config): config for config in wanted}.values())
 
 
-def _figures(facts: object) -> dict[str, float]:
+def _numeric_facts(facts: object) -> dict[str, float]:
     """Return those of a backend's facts that are numbers: registers, spills, shared memory."""
     found = facts if isinstance(facts, dict) else {}
     return {name: value for name, value in found.items() if type(value) in (int, float)}
 
 
-def _rows(limit: int) -> int:
+def _check_limit(limit: int) -> int:
     if limit < 1:
         raise UsageError(f"limit is {limit}", hint="give at least 1")
     return min(limit, MAX_ROWS)
 
 
-def _wish(wanted: JobParams) -> TuningRequest:
+def _parse_request(wanted: JobParams) -> TuningRequest:
     return TuningRequest(
         problem=wanted.problem,
         trials=wanted.trials,
@@ -486,8 +488,8 @@ def _wish(wanted: JobParams) -> TuningRequest:
     )
 
 
-def _later(find: Callable[[], Awaitable[Answer]]) -> Later:
+def _answer_later(find: Callable[[], Awaitable[Answer]]) -> DeferredAnswer:
     async def rest() -> dict[str, Any]:
         return (await find()).to_wire()
 
-    return Later(rest)
+    return DeferredAnswer(rest)

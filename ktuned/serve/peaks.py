@@ -38,21 +38,25 @@ class DevicePeaks:
         self._environments = environments
         self._lane = lane
 
-    def table(self) -> dict[str, Method[Any]]:
+    def list_methods(self) -> dict[str, Method[Any]]:
         """Return the methods by their names on the wire."""
-        return {"peaks": Method(PeaksParams, self.peaks)}
+        return {"peaks": Method(PeaksParams, self.handle_peaks)}
 
-    async def peaks(self, wanted: PeaksParams, connection: Connection) -> dict[str, Any]:
+    async def handle_peaks(self, wanted: PeaksParams, connection: Connection) -> dict[str, Any]:
         """Return the limits that are kept; with ``measure`` those of other devices too, with ``again`` those of all."""
         if wanted.measure or wanted.again:
             known = {} if wanted.again else self._store.load_peaks()
             done: set[str] = set()
-            for environment, device in await self._devices():
-                if device.model not in known and device.model not in done and await self._measure(environment, device):
+            for environment, device in await self._find_devices():
+                if (
+                    device.model not in known
+                    and device.model not in done
+                    and await self._measure_device(environment, device)
+                ):
                     done.add(device.model)
         return {"peaks": [asdict(peaks) for peaks in self._store.load_peaks().values()]}
 
-    async def _devices(self) -> list[tuple[Environment, Device]]:
+    async def _find_devices(self) -> list[tuple[Environment, Device]]:
         """Return the devices of all interpreters; one that lacks torch is followed by another that may have it."""
         found = []
         for environment in self._environments():
@@ -60,7 +64,7 @@ class DevicePeaks:
             found += [(environment, device) for device in report.devices]
         return found
 
-    async def _measure(self, environment: Environment, device: Device) -> bool:
+    async def _measure_device(self, environment: Environment, device: Device) -> bool:
         """Measure a device in a worker of its own, while its lane measures nothing else; return whether it worked."""
         # In the order of a final round.
         async with self._fleet.gate.quiet(), self._lane(device).hold(NO_JOB):

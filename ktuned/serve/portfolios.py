@@ -33,11 +33,11 @@ class PortfolioMethods:
         self._catalog = catalog
         self._portfolios = portfolios
 
-    def table(self) -> dict[str, Method[Any]]:
+    def list_methods(self) -> dict[str, Method[Any]]:
         """Return the method by its name on the wire."""
-        return {"portfolio": Method(PortfolioParams, self.portfolio)}
+        return {"portfolio": Method(PortfolioParams, self.handle_portfolio)}
 
-    def portfolio(self, wanted: PortfolioParams, connection: Connection) -> dict[str, Any]:
+    def handle_portfolio(self, wanted: PortfolioParams, connection: Connection) -> dict[str, Any]:
         """Have a portfolio made, if that is asked for, and return what there is."""
         kernel = self._catalog.resolve(wanted.kernel, wanted.directory)
         if wanted.make:

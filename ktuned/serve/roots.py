@@ -33,11 +33,11 @@ class RootMethods:
         self._store = store
         self._configured = configured
 
-    def table(self) -> dict[str, Method[Any]]:
+    def list_methods(self) -> dict[str, Method[Any]]:
         """Return the methods by their names on the wire."""
-        return {"add": Method(AddParams, self.add), "unwatch": Method(UnwatchParams, self.unwatch)}
+        return {"add": Method(AddParams, self.handle_add), "unwatch": Method(UnwatchParams, self.handle_unwatch)}
 
-    async def add(self, wanted: AddParams, connection: Connection) -> dict[str, Any]:
+    async def handle_add(self, wanted: AddParams, connection: Connection) -> dict[str, Any]:
         """Inspect and watch what is at a path; no job comes of it."""
         moves = self._intake.moves
         added = await self._intake.add_path(wanted.path, wanted.python)
@@ -48,7 +48,7 @@ class RootMethods:
             "notices": [line for line in self._intake.moves if line not in moves],
         }
 
-    async def unwatch(self, wanted: UnwatchParams, connection: Connection) -> dict[str, Any]:
+    async def handle_unwatch(self, wanted: UnwatchParams, connection: Connection) -> dict[str, Any]:
         """Stop watching a root: its jobs are cancelled, its kernels forgotten, its results kept.
 
         Raises:

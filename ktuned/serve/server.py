@@ -21,7 +21,7 @@ from ktuned.lookup import Shortcuts
 from ktuned.model import KtunedError
 from ktuned.serve.connection import Connection
 from ktuned.serve.limits import Limits
-from ktuned.serve.method import Later, Method
+from ktuned.serve.method import DeferredAnswer, Method
 from ktuned.serve.traffic import Traffic
 from ktuned_client import wire
 
@@ -49,10 +49,10 @@ log = structlog.get_logger()
 class Subscribers(Protocol):
     """The connections that are sent events."""
 
-    def resume(self, connection: Connection, /) -> None:
+    def resume_sending(self, connection: Connection, /) -> None:
         """Send one that takes bytes again what it has missed; nothing to one that does not subscribe."""
 
-    def unsubscribe(self, connection: Connection, /) -> object:
+    def remove_subscription(self, connection: Connection, /) -> object:
         """Send one that is gone no more events."""
 
 
@@ -84,7 +84,7 @@ class Server:
         self._is_draining = False
         self.read_buffer = memoryview(bytearray(READ_BYTES))
 
-    async def serve(
+    async def serve_until_cancelled(
         self, listening: socket.socket, *, task_status: anyio.abc.TaskStatus[None] = anyio.TASK_STATUS_IGNORED
     ) -> None:
         """Serve until cancelled; then stop accepting, cancel what waits, and let the last answers be read."""
@@ -106,7 +106,7 @@ class Server:
             lambda: Connection(self), sock=listening, backlog=self.limits.connections, **_KEEP_THE_FILE
         )
 
-    async def drain(self) -> None:
+    async def drain_requests(self) -> None:
         """Take no more connections, and no more requests that wait; let those end that wait already, for a while."""
         self._is_draining = True
         if self._acceptor is not None:
@@ -131,56 +131,60 @@ class Server:
         for connection in list(self._connections):
             connection.abort()
 
-    def admit(self, connection: Connection) -> bool:
+    def admit_connection(self, connection: Connection) -> bool:
         """Count a new connection in, if there is room for it."""
         if len(self._connections) >= self.limits.connections:
-            self.refuse("connections", f"{self.limits.connections} are open")
+            self.record_refusal("connections", f"{self.limits.connections} are open")
             return False
         self._connections.add(connection)
         return True
 
-    def release(self, connection: Connection) -> None:
+    def release_connection(self, connection: Connection) -> None:
         """Count a connection out that is closed and waits for nothing."""
         self._connections.discard(connection)
         if not self._connections:
             self._is_empty.set()
 
-    def resume(self, connection: Connection) -> None:
+    def resume_sending(self, connection: Connection) -> None:
         """Send a connection that takes bytes again the events that it has missed."""
         if self._subscribers is not None:
-            self._subscribers.resume(connection)
+            self._subscribers.resume_sending(connection)
 
-    def unsubscribe(self, connection: Connection) -> None:
+    def remove_subscription(self, connection: Connection) -> None:
         """Send a connection that is gone no more events."""
         if self._subscribers is not None:
-            self._subscribers.unsubscribe(connection)
+            self._subscribers.remove_subscription(connection)
 
-    def settled(self) -> None:
+    def count_settled(self) -> None:
         """Note that a waiting method has ended."""
         self._settled.set()
 
-    def refuse(self, what: str, why: str) -> None:
+    def record_refusal(self, what: str, why: str) -> None:
         """Note that a connection is closed for what its peer did."""
-        self._traffic.refuse(what, why)
+        self._traffic.count_refusal(what, why)
 
-    def answer(self, connection: Connection, message: wire.Request | wire.Notification) -> bytes | None:
+    def answer_message(self, connection: Connection, message: wire.Request | wire.Notification) -> bytes | None:
         """Return the server's response to a client's message, or ``None`` if a task will send it."""
         method, waits = self._methods.get(message.method, (None, False))
         if method is None or message.params is None:
-            return self._respond(message, self._complaint(message), None)
+            return self._encode_response(message, self._find_complaint(message), None)
         if waits and self._is_draining:
-            return self._respond(message, _STOPPING, None)
+            return self._encode_response(message, _STOPPING, None)
         try:
-            params = method.read(message.params)
-            result = Later(partial(method.answer, params, connection)) if waits else method.answer(params, connection)
+            params = method.read_params(message.params)
+            result = (
+                DeferredAnswer(partial(method.answer, params, connection))
+                if waits
+                else method.answer(params, connection)
+            )
         except Exception as error:
-            return self._respond(message, _explained(error, message.method), None)
-        if type(result) is Later:
-            self._begin(result.rest, message, connection)
+            return self._encode_response(message, _explain_error(error, message.method), None)
+        if type(result) is DeferredAnswer:
+            self._begin_waiting(result.rest, message, connection)
             return None
-        return self._respond(message, None, result)
+        return self._encode_response(message, None, result)
 
-    def _begin(
+    def _begin_waiting(
         self,
         work: Callable[[], Awaitable[Any]],
         message: wire.Request | wire.Notification,
@@ -200,15 +204,15 @@ class Server:
             try:
                 result = await work()
             except Exception as error:
-                response = self._respond(message, _explained(error, message.method), None)
+                response = self._encode_response(message, _explain_error(error, message.method), None)
             else:
-                response = self._respond(message, None, result)
+                response = self._encode_response(message, None, result)
             if response is not None:
                 connection.send(response)
         finally:
-            connection.finished()
+            connection.finish_request()
 
-    def _complaint(self, message: wire.Request | wire.Notification) -> dict[str, str]:
+    def _find_complaint(self, message: wire.Request | wire.Notification) -> dict[str, str]:
         if message.method not in self._methods:
             methods = ", ".join(sorted(self._methods))
             return {
@@ -218,7 +222,7 @@ class Server:
             }
         return {"code": "usage", "message": f"the params of {message.method} are not one map", "hint": "send [{…}]"}
 
-    def _respond(
+    def _encode_response(
         self, message: wire.Request | wire.Notification, error: Mapping[str, Any] | None, result: Any
     ) -> bytes | None:
         self._traffic.answered += 1
@@ -227,7 +231,7 @@ class Server:
         try:
             response = wire.encode_response(message.id, error, result)
         except (TypeError, ValueError) as failure:
-            response = wire.encode_response(message.id, _explained(failure, message.method), None)
+            response = wire.encode_response(message.id, _explain_error(failure, message.method), None)
         if len(response) > self.limits.response_bytes:
             too_large = {
                 "code": "too_large",
@@ -238,7 +242,7 @@ class Server:
         return response
 
 
-def _explained(error: Exception, method: str) -> dict[str, str]:
+def _explain_error(error: Exception, method: str) -> dict[str, str]:
     if isinstance(error, KtunedError):
         return error.to_wire()
     log.error("method_failed", method=method, exc_info=error)

@@ -35,15 +35,15 @@ class ShareMethods:
         self._jobs = jobs
         self._shared = shared
 
-    def table(self) -> dict[str, Method[Any]]:
+    def list_methods(self) -> dict[str, Method[Any]]:
         """Return the methods by their names on the wire."""
         return {
-            "share": Method(NoParams, self.status),
-            "share_push": Method(NoParams, self.push),
-            "share_pull": Method(SharePullParams, self.pull),
+            "share": Method(NoParams, self.handle_status),
+            "share_push": Method(NoParams, self.handle_push),
+            "share_pull": Method(SharePullParams, self.handle_pull),
         }
 
-    def status(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+    def handle_status(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
         """Return where the store is, and how the exchange with it stands."""
         settings = self._shared.settings
         if not settings.is_on:
@@ -59,21 +59,21 @@ class ShareMethods:
             "notices": self._shared.notices,
         }
 
-    async def push(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+    async def handle_push(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
         """Publish what the store lacks, and return when it is there.
 
         Raises:
             UsageError: there is no store, or it is only read.
             SharedStoreDown: it cannot be used now.
         """
-        settings = self._required()
+        settings = self._require_store()
         if settings.read_only:
             raise UsageError(
                 "the shared store is only read here", hint="leave out `read_only` of [share] in config.toml"
             )
         return {"url": hide_secrets(settings.url), "sent": await self._exchange.publish_all()}
 
-    async def pull(self, wanted: SharePullParams, connection: Connection) -> dict[str, Any]:
+    async def handle_pull(self, wanted: SharePullParams, connection: Connection) -> dict[str, Any]:
         """Look for others' winners of declared problems, and queue what verifies them; return the jobs.
 
         Raises:
@@ -81,7 +81,7 @@ class ShareMethods:
             NotFound: there is no such kernel.
             SharedStoreDown: the store cannot be used now.
         """
-        settings = self._required()
+        settings = self._require_store()
         kernels = self._catalog.kernels
         if wanted.kernel is not None:
             kernels = [self._catalog.resolve(wanted.kernel, wanted.directory)]
@@ -97,7 +97,7 @@ class ShareMethods:
             **place,
         }
 
-    def _required(self) -> ShareSettings:
+    def _require_store(self) -> ShareSettings:
         settings = self._shared.settings
         if not settings.is_on:
             raise UsageError("there is no shared store", hint="set `url` of [share] in config.toml")

@@ -73,7 +73,7 @@ class StatusReport:
         self._traffic = traffic
         self._started = monotonic()
 
-    def figures(self) -> dict[str, Any]:
+    def collect_figures(self) -> dict[str, Any]:
         """Return everything that ``ktuned status`` shows."""
         live = self._jobs.list_live_jobs()
         writer = self._store.statistics()
@@ -88,8 +88,8 @@ class StatusReport:
             "cpu_s": round(sum(os.times()[:2]), 3),
             "epoch": self._events.epoch,
             "seq": self._events.seq,
-            "idle": {"exit_s": self._pace.idle_exit_s, "busy": self._activity.busy()},
-            "totals": self._activity.counters(),
+            "idle": {"exit_s": self._pace.idle_exit_s, "busy": self._activity.count_busy()},
+            "totals": self._activity.read_counters(),
             "rates": dict(self._pace.rates()),
             "lanes": [lane.describe() for lane in self._jobs.list_lanes()],
             "workers": self._fleet.describe(),

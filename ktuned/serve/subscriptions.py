@@ -18,25 +18,25 @@ class Subscriptions:
         self._events = events
         self._jobs = jobs
 
-    def table(self) -> dict[str, Method[Any]]:
+    def list_methods(self) -> dict[str, Method[Any]]:
         """Return the methods by their names on the wire."""
         return {
-            "subscribe": Method(SubscribeParams, self._subscribe),
-            "unsubscribe": Method(NoParams, self._unsubscribe),
+            "subscribe": Method(SubscribeParams, self._handle_subscribe),
+            "unsubscribe": Method(NoParams, self._handle_unsubscribe),
         }
 
-    def resume(self, connection: Connection) -> None:
+    def resume_sending(self, connection: Connection) -> None:
         """Send a connection that takes bytes again what it has missed."""
-        self._events.resume(connection)
+        self._events.resume_sending(connection)
 
-    def unsubscribe(self, connection: Connection) -> None:
+    def remove_subscription(self, connection: Connection) -> None:
         """Send a connection no more events: it is closed, or does not want them."""
-        if self._events.unsubscribe(connection):
+        if self._events.remove_subscription(connection):
             self._jobs.remove_waiter(connection)
 
-    def _subscribe(self, wanted: SubscribeParams, connection: Connection) -> dict[str, Any]:
+    def _handle_subscribe(self, wanted: SubscribeParams, connection: Connection) -> dict[str, Any]:
         """Send events to this connection, in place of those that it subscribed to before."""
-        place = self._events.subscribe(
+        place = self._events.add_subscription(
             connection, since=wanted.since, kernels=wanted.kernels, jobs=wanted.jobs, types=wanted.types
         )
         self._jobs.remove_waiter(connection)
@@ -44,6 +44,6 @@ class Subscriptions:
             self._jobs.add_waiter(connection, wanted.jobs)
         return {**place}
 
-    def _unsubscribe(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
-        self.unsubscribe(connection)
+    def _handle_unsubscribe(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+        self.remove_subscription(connection)
         return {}

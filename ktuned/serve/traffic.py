@@ -39,7 +39,7 @@ class Traffic:
             "refused": self._refused,
         }
 
-    def refuse(self, limit: str, reason: str) -> None:
+    def count_refusal(self, limit: str, reason: str) -> None:
         """Count a connection that is closed for what its peer did."""
         self._refused += 1
         now = monotonic()

@@ -55,9 +55,9 @@ async def test_what_a_compiler_read_makes_the_answer_stale(tmp_path: Path) -> No
         edited = await parts.inspect()
         assert edited.digest == combine(before.digest, [Observation("cfg.txt", edited.learned["cfg.txt"].digest)])
         assert _status(parts) is Status.STALE
-        why = Explainer(parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.lookups.doubt).explain(
-            edited
-        )
+        why = Explainer(
+            parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.lookups.doubt
+        ).explain_winners(edited)
         assert [change["where"] for entry in why for change in entry["changes"]] == ["cfg.txt"]
 
         count = _compiled(parts)

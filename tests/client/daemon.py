@@ -144,20 +144,20 @@ class Daemon:
 
     def publish(self, params: dict[str, Any], connection: Connection) -> None:
         for _ in range(params["count"]):
-            self.events.publish("noise", job=params.get("job"))
+            self.events.publish_event("noise", job=params.get("job"))
 
     def subscribe(self, params: dict[str, Any], connection: Connection) -> dict[str, int]:
-        return self.events.subscribe(connection, **params)
+        return self.events.add_subscription(connection, **params)
 
     def _note(self, job: int, kernel: str, state: str) -> None:
         self.jobs[job] = {"id": job, "kernel": kernel, "state": state}
         name = "job_done" if state == "done" else "job_started"
-        self.events.publish(name, kernel=kernel, job=job, job_state=self.jobs[job])
+        self.events.publish_event(name, kernel=kernel, job=job, job_state=self.jobs[job])
 
     async def run(self, ready: multiprocessing.connection.Connection) -> None:
         with bind_socket(self.path) as listening:
             async with anyio.create_task_group() as tasks:
-                await tasks.start(self.server.serve, listening)
+                await tasks.start(self.server.serve_until_cancelled, listening)
                 ready.send_bytes(b"ready")
                 with anyio.open_signal_receiver(signal.SIGTERM) as signals:
                     async for _ in signals:

@@ -79,7 +79,9 @@ async def test_an_upgraded_compiler_is_probed_again_and_renews_what_it_made(
     (job,) = parts.jobs.list_live_jobs()
     assert (job.kernel, job.reason) == (kernel.name, REASON)
     daemon = parts.daemon
-    explain = Explainer(daemon.catalog, daemon.admission, daemon.machine, daemon.store, daemon.lookups.doubt).explain
+    explain = Explainer(
+        daemon.catalog, daemon.admission, daemon.machine, daemon.store, daemon.lookups.doubt
+    ).explain_winners
     (entry,) = explain(kernel)
     reasons = [sentence(change) for change in entry["changes"]]
     assert "toolchain: compiler was fakecc 1.0, is fakecc 2.0" in reasons

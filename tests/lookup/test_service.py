@@ -160,7 +160,9 @@ async def test_constraint_is_asked_before_the_winner_is_served(parts: Parts) -> 
     """A winner that a constraint may refuse by now is not served until a worker has found it in the space."""
     kernel = await tuned(parts, configs=CONSTRAINED, default="dict(us=10.0)")
     generation = parts.lookups.table.generation(kernel.name)
-    explain = Explainer(parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.lookups.doubt).explain
+    explain = Explainer(
+        parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.lookups.doubt
+    ).explain_winners
     assert ask(parts)["status"] == "default"
     (entry,) = explain(kernel)
     assert entry["changes"][0]["name"] == '{"us":20.0} is served once a worker has found it in the space'
@@ -188,7 +190,9 @@ async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) 
         assert edited["message"].endswith("tune_it.py changed")
         kernel = parts.catalog.resolve("it")
         daemon = parts.daemon
-        explain = Explainer(parts.catalog, daemon.admission, parts.machine, parts.store, parts.lookups.doubt).explain
+        explain = Explainer(
+            parts.catalog, daemon.admission, parts.machine, parts.store, parts.lookups.doubt
+        ).explain_winners
         (entry,) = explain(kernel)
         assert (entry["status"], entry["message"]) == ("stale", edited["message"])
         held = parts.lookups.lookup_pinned("run", "it", {"n": 64}, None, tune=True)

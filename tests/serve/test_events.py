@@ -38,7 +38,7 @@ class FakeSink:
         """Become writable, as a connection does that has been read."""
         self.room = None
         self.is_writable = True
-        events.resume(self)
+        events.resume_sending(self)
 
     @property
     def heard(self) -> list[int | str]:
@@ -48,15 +48,15 @@ class FakeSink:
 def _events(count: int = 0, **settings: int) -> Events:
     events = Events(epoch=EPOCH, **settings)
     for _ in range(count):
-        events.publish("noise")
+        events.publish_event("noise")
     return events
 
 
 def test_an_event_has_the_fields_of_the_protocol() -> None:
     """What is published, returned and sent is one map: seq, epoch, type, kernel, job, and the type's own fields."""
     events, sink = _events(), FakeSink()
-    assert events.subscribe(sink) == {"epoch": EPOCH, "seq": 0}
-    published = events.publish("winner", kernel="p:k", job=3, latency_us=1.5)
+    assert events.add_subscription(sink) == {"epoch": EPOCH, "seq": 0}
+    published = events.publish_event("winner", kernel="p:k", job=3, latency_us=1.5)
     expected = {"seq": 1, "epoch": EPOCH, "type": "winner", "kernel": "p:k", "job": 3, "latency_us": 1.5}
     assert published == expected
     assert sink.events == [expected]
@@ -82,15 +82,15 @@ def test_a_subscriber_hears_what_passes_every_filter(
 ) -> None:
     """Of all combinations exactly those that every given filter names are heard, live and replayed alike."""
     events, live, late = _events(), FakeSink(), FakeSink()
-    events.subscribe(live, kernels=kernels, jobs=jobs, types=types)
+    events.add_subscription(live, kernels=kernels, jobs=jobs, types=types)
     wanted = []
     for kernel, job, type_ in product(KERNELS, JOBS, TYPES):
-        event = events.publish(type_, kernel=kernel, job=job)
+        event = events.publish_event(type_, kernel=kernel, job=job)
         passes = (kernels is None or kernel in kernels, jobs is None or job in jobs, types is None or type_ in types)
         if all(passes):
             wanted.append(event)
     assert live.events == wanted
-    events.subscribe(late, since=[EPOCH, 0], kernels=kernels, jobs=jobs, types=types)
+    events.add_subscription(late, since=[EPOCH, 0], kernels=kernels, jobs=jobs, types=types)
     late.drain(events)
     assert late.events == wanted
 
@@ -100,14 +100,14 @@ def test_a_subscriber_hears_what_passes_every_filter(
 def test_a_subscriber_goes_on_from_where_it_was(epoch: int, since: int) -> None:
     """Everything after `since` that the ring holds is replayed; anything else is one `fresh`, and then what follows."""
     events, sink = _events(10, ring_events=4), FakeSink()
-    events.subscribe(sink, since=[epoch, since])
+    events.add_subscription(sink, since=[epoch, since])
     assert sink.heard == []  # the answer to `subscribe` goes first
     sink.drain(events)
     is_known = epoch == EPOCH and 6 <= since <= 10
     assert sink.heard == (list(range(since + 1, 11)) if is_known else ["fresh"])
     if not is_known:
         assert sink.events == [{"fresh": True, "epoch": EPOCH, "seq": 10}]
-    events.publish("noise")
+    events.publish_event("noise")
     assert sink.heard[-1] == 11
     assert len(sink.heard) == (11 - since if is_known else 2)
 
@@ -115,9 +115,9 @@ def test_a_subscriber_goes_on_from_where_it_was(epoch: int, since: int) -> None:
 def test_without_since_only_what_follows_is_heard() -> None:
     """A new subscriber starts now."""
     events, sink = _events(3), FakeSink()
-    events.subscribe(sink)
+    events.add_subscription(sink)
     sink.drain(events)
-    events.publish("noise")
+    events.publish_event("noise")
     assert sink.heard == [4]
 
 
@@ -125,18 +125,18 @@ def test_without_since_only_what_follows_is_heard() -> None:
 def test_a_slow_subscriber_loses_nothing_that_the_ring_holds(missed: int) -> None:
     """One that was not writable gets what it missed once it drains, or `fresh` when it missed more than the ring."""
     events, slow, quick = _events(ring_events=4), FakeSink(), FakeSink()
-    events.subscribe(slow)
-    events.subscribe(quick)
-    events.publish("noise")
+    events.add_subscription(slow)
+    events.add_subscription(quick)
+    events.publish_event("noise")
     slow.is_writable = False
     for _ in range(missed):
-        events.publish("noise")
+        events.publish_event("noise")
     assert slow.heard == [1]
     assert quick.heard == list(range(1, missed + 2))
     assert events.statistics()["lagging"] == (1 if missed else 0)
     slow.drain(events)
     assert slow.heard[1:] == (list(range(2, missed + 2)) if missed <= 4 else ["fresh"])
-    events.publish("noise")
+    events.publish_event("noise")
     assert slow.heard[-1] == missed + 2
 
 
@@ -144,10 +144,10 @@ def test_a_replay_stops_where_the_sink_is_full() -> None:
     """A long replay is handed over in batches, and goes on where it stopped."""
     events, sink = Events(epoch=EPOCH), FakeSink()
     for _ in range(100):
-        events.publish("noise", text="x" * 10_000)
-    events.subscribe(sink, since=[EPOCH, 0])
+        events.publish_event("noise", text="x" * 10_000)
+    events.add_subscription(sink, since=[EPOCH, 0])
     sink.room = 1
-    events.resume(sink)
+    events.resume_sending(sink)
     heard = len(sink.heard)
     assert 0 < heard < 20
     sink.drain(events)
@@ -159,14 +159,14 @@ def test_the_ring_is_bounded_in_bytes() -> None:
     """Large events push older ones out sooner, down to none at all."""
     events = Events(epoch=EPOCH, ring_bytes=10_000)
     for _ in range(100):
-        events.publish("noise", text="x" * 1000)
+        events.publish_event("noise", text="x" * 1000)
     assert events.statistics()["bytes"] <= 10_000
     assert events.statistics()["events"] == 9
     sink = FakeSink()
-    events.subscribe(sink, since=[EPOCH, 91])
+    events.add_subscription(sink, since=[EPOCH, 91])
     sink.drain(events)
     assert sink.heard == list(range(92, 101))
-    events.publish("noise", text="x" * 20_000)
+    events.publish_event("noise", text="x" * 20_000)
     assert events.statistics()["events"] == 0
     assert sink.heard[-1] == "fresh"
 
@@ -174,10 +174,10 @@ def test_the_ring_is_bounded_in_bytes() -> None:
 def test_a_second_subscription_replaces_the_first() -> None:
     """A sink has one subscription, so that no event comes twice."""
     events, sink = _events(), FakeSink()
-    events.subscribe(sink)
-    events.subscribe(sink, types=["winner"])
-    events.publish("noise")
-    events.publish("winner")
+    events.add_subscription(sink)
+    events.add_subscription(sink, types=["winner"])
+    events.publish_event("noise")
+    events.publish_event("winner")
     assert sink.heard == [2]
 
 
@@ -185,14 +185,14 @@ def test_a_second_subscription_replaces_the_first() -> None:
 def test_who_leaves_hears_nothing_more(is_closed: bool) -> None:
     """Unsubscribing and closing both end a subscription, and doing so twice does no harm."""
     events, sink = _events(), FakeSink()
-    events.subscribe(sink)
+    events.add_subscription(sink)
     if is_closed:
-        assert events.unsubscribe(sink)
-    assert events.unsubscribe(sink) != is_closed
-    assert not events.unsubscribe(sink)
-    events.publish("noise")
+        assert events.remove_subscription(sink)
+    assert events.remove_subscription(sink) != is_closed
+    assert not events.remove_subscription(sink)
+    events.publish_event("noise")
     assert sink.heard == []
-    events.resume(sink)
+    events.resume_sending(sink)
     assert sink.heard == []
     assert events.statistics()["subscribers"] == 0
 
@@ -219,7 +219,7 @@ def test_a_malformed_subscription_is_refused(arguments: dict[str, Any]) -> None:
     """An argument of a wrong shape is a usage error, and leaves nothing behind."""
     events, sink = _events(), FakeSink()
     with pytest.raises(UsageError):
-        events.subscribe(sink, **arguments)
+        events.add_subscription(sink, **arguments)
     assert events.statistics()["subscribers"] == 0
 
 
@@ -227,18 +227,18 @@ def test_an_event_that_cannot_travel_has_no_number() -> None:
     """A mistaken field fails the publisher, and leaves no hole in the numbering."""
     events = _events(1)
     with pytest.raises(TypeError):
-        events.publish("noise", what=object())
-    assert events.publish("noise")["seq"] == 2
+        events.publish_event("noise", what=object())
+    assert events.publish_event("noise")["seq"] == 2
 
 
 @given(st.lists(st.sampled_from(["publish", "stall", "drain"]), max_size=60), st.integers(1, 6))
 def test_no_interleaving_loses_an_event_silently(steps: list[str], ring: int) -> None:
     """Numbers only rise, and wherever one is missing a `fresh` stands."""
     events, sink = Events(epoch=EPOCH, ring_events=ring), FakeSink()
-    events.subscribe(sink)
+    events.add_subscription(sink)
     for step in steps:
         if step == "publish":
-            events.publish("noise")
+            events.publish_event("noise")
         elif step == "stall":
             sink.is_writable = False
         else:

@@ -87,7 +87,7 @@ class Desk:
     async def call(self, method: str, **params: Any) -> dict[str, Any]:
         """Return a method's result."""
         asked = self._table[method]
-        found = asked.answer(asked.read(params), self.peer)  # type: ignore[arg-type]
+        found = asked.answer(asked.read_params(params), self.peer)  # type: ignore[arg-type]
         result: dict[str, Any] = await found if inspect.isawaitable(found) else found
         return result
 
@@ -139,7 +139,7 @@ async def test_tune_says_where_to_subscribe_from(desk: Desk, parts: Parts) -> No
     """The place is one before anything that the request sets off."""
     parts.write(kernel_text())
     parts.write("def (", "tune_bad.py")
-    desk.events.publish("earlier")
+    desk.events.publish_event("earlier")
     told = await desk.call("tune", path=str(parts.project), trials=3, priority=300)
     assert (told["epoch"], told["seq"]) == (7, 1)
     (job,) = told["jobs"]
@@ -339,11 +339,11 @@ async def test_answers_are_bounded(tmp_path: Path) -> None:
 async def test_events_come_and_go_by_connection(desk: Desk) -> None:
     """``unsubscribe`` ends what ``subscribe`` began."""
     assert await desk.call("subscribe", types=["winner"]) == {"epoch": 7, "seq": 0}
-    desk.events.publish("winner")
-    desk.events.publish("lane")
+    desk.events.publish_event("winner")
+    desk.events.publish_event("lane")
     assert desk.peer.sent == 1
     await desk.call("unsubscribe")
-    desk.events.publish("winner")
+    desk.events.publish_event("winner")
     assert desk.peer.sent == 1
 
 
@@ -417,7 +417,7 @@ async def test_who_subscribes_to_a_job_waits_for_it(desk: Desk, parts: Parts) ->
     for leave in (
         lambda: desk.call("unsubscribe"),
         lambda: desk.call("subscribe", types=["winner"]),
-        lambda: parts.daemon.server.unsubscribe(desk.peer),  # type: ignore[arg-type]
+        lambda: parts.daemon.server.remove_subscription(desk.peer),  # type: ignore[arg-type]
     ):
         await desk.call("subscribe", jobs=[job["id"]])
         assert await standing() == (400, 1)

@@ -126,7 +126,7 @@ class Running:
         raise RuntimeError("boom")
 
     def subscribe(self, params: dict[str, Any], connection: Connection) -> dict[str, int]:
-        return self.events.subscribe(connection, **params)
+        return self.events.add_subscription(connection, **params)
 
     async def until(self, **statistics: int) -> None:
         """Let the loop run until the server's figures are these."""
@@ -147,7 +147,7 @@ async def running(listening: socket.socket) -> AsyncIterator[Running]:
     """Run a server, and cancel it at the end."""
     running = Running(listening.getsockname())
     async with anyio.create_task_group() as tasks:
-        await tasks.start(running.server.serve, listening)
+        await tasks.start(running.server.serve_until_cancelled, listening)
         try:
             yield running
         finally:
@@ -316,9 +316,9 @@ async def test_a_slow_subscriber_gets_fresh_and_slows_nobody(running: Running) -
     assert await slow.ask("subscribe") == {"epoch": 5, "seq": 0}
     assert await quick.ask("subscribe", types=["last"]) == {"epoch": 5, "seq": 0}
     for _ in range(10_000):
-        running.events.publish("noise", text="x" * 1000)
+        running.events.publish_event("noise", text="x" * 1000)
     assert running.events.statistics()["lagging"] == 1
-    running.events.publish("last")
+    running.events.publish_event("last")
     message = await quick.receive()
     assert isinstance(message, Notification)
     assert message.params is not None
@@ -332,7 +332,7 @@ async def test_a_slow_subscriber_gets_fresh_and_slows_nobody(running: Running) -
     assert [event["seq"] for event in seen[:-1]] == list(range(1, len(seen)))
     assert len(seen) < 2000
     assert seen[-1] == {"fresh": True, "epoch": 5, "seq": 10_001}
-    running.events.publish("noise")
+    running.events.publish_event("noise")
     message = await slow.receive()
     assert isinstance(message, Notification)
     assert message.params is not None
@@ -342,7 +342,7 @@ async def test_a_slow_subscriber_gets_fresh_and_slows_nobody(running: Running) -
 async def test_a_replay_follows_the_answer(running: Running) -> None:
     """The response to `subscribe` comes first, then what was missed, all of it, then what happens."""
     for _ in range(2000):
-        running.events.publish("noise", text="x" * 500)
+        running.events.publish_event("noise", text="x" * 500)
     peer = running.peer()
     assert await peer.ask("subscribe", since=[5, 10]) == {"epoch": 5, "seq": 2000}
     for seq in range(11, 2001):
@@ -366,7 +366,7 @@ async def test_stopping_delivers_what_was_answered(listening: socket.socket) -> 
     """A server that is cancelled right after an answer still delivers it, and closes every connection."""
     running = Running(listening.getsockname())
     async with anyio.create_task_group() as tasks:
-        await tasks.start(running.server.serve, listening)
+        await tasks.start(running.server.serve_until_cancelled, listening)
         peer, waiting = running.peer(), running.peer()
         await waiting.send(wire.encode_request(1, "hold", {}))
         await peer.send(wire.encode_request(1, "big", {"size": 3_000_000}))

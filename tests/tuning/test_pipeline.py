@@ -143,7 +143,7 @@ async def test_a_knob_that_the_kernel_forgets_gets_a_notice(parts: Parts) -> Non
     (notice,) = notices(str(ended["message"]))
     assert notice.startswith("spare has no effect: configs that differ in it alone compile to the same bytes")
     explainer = Explainer(parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.lookups.doubt)
-    assert [entry["notices"] for entry in explainer.explain(kernel)] == [[notice]]
+    assert [entry["notices"] for entry in explainer.explain_winners(kernel)] == [[notice]]
 
 
 async def test_with_the_fast_preset_nobody_waits_for_one_long_compile(
