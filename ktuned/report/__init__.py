@@ -8,31 +8,31 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from ktuned.report.pareto import figure_of, front
+from ktuned.report.pareto import figure_of, pareto_front
 from ktuned.report.terminal_plot import best_so_far
-from ktuned.report.trial_formats import FORMATS, rendered
+from ktuned.report.trial_formats import FORMATS, render_trials
 from ktuned.report.winner_formats import c_file, vllm_files
 
 if TYPE_CHECKING:
     from ktuned.report.document import Document, Standing
-    from ktuned.report.html_page import fragment, page
-    from ktuned.report.live import Latest, LiveServer
-    from ktuned.report.store_survey import survey, surveyed_key
+    from ktuned.report.html_page import render_fragment, render_page
+    from ktuned.report.live import DocumentCache, LiveServer
+    from ktuned.report.store_survey import survey_store, surveyed_key
 
 __all__ = [
     "FORMATS",
     "Document",
-    "Latest",
+    "DocumentCache",
     "LiveServer",
     "Standing",
     "best_so_far",
     "c_file",
     "figure_of",
-    "fragment",
-    "front",
-    "page",
-    "rendered",
-    "survey",
+    "pareto_front",
+    "render_fragment",
+    "render_page",
+    "render_trials",
+    "survey_store",
     "surveyed_key",
     "vllm_files",
 ]

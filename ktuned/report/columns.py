@@ -45,7 +45,7 @@ class Column(Struct, frozen=True):
     steps: int = 1
 
 
-class Packed(Struct, frozen=True):
+class PackedColumns(Struct, frozen=True):
     """Columns of so many trials; ``data`` is base64 of zlib of their bytes, one column after the other."""
 
     count: int
@@ -61,7 +61,7 @@ class Packer:
         self._columns: list[Column] = []
         self._parts: list[bytes] = []
 
-    def codes(self, name: str, values: Sequence[Any], known: Iterable[Any] = ()) -> None:
+    def add_codes(self, name: str, values: Sequence[Any], known: Iterable[Any] = ()) -> None:
         """Add a column of any values; those that are ``known`` come first, in their order."""
         places: dict[tuple[type, Any], int] = {}
         found: list[Any] = []
@@ -82,9 +82,9 @@ class Packer:
                 else:
                     place = 0
             coded[row] = place
-        self._add(Column(name, "codes", 1 if len(found) <= 256 else 2, found), coded)
+        self._add_column(Column(name, "codes", 1 if len(found) <= 256 else 2, found), coded)
 
-    def figures(self, name: str, values: Sequence[float | None], steps: int = FINE) -> None:
+    def add_figures(self, name: str, values: Sequence[float | None], steps: int = FINE) -> None:
         """Add a column of figures: logarithmic where all are positive, else linear."""
         present = [value for value in values if value is not None and math.isfinite(value)]
         low, high = min(present, default=1.0), max(present, default=1.0)
@@ -96,9 +96,9 @@ class Packer:
         for row, value in enumerate(values):
             if value is not None and math.isfinite(value):
                 coded[row] = 1 + round(((log(value) if is_log else value) - start) * factor)
-        self._add(Column(name, "log" if is_log else "linear", 2, (), low, high, steps), coded)
+        self._add_column(Column(name, "log" if is_log else "linear", 2, (), low, high, steps), coded)
 
-    def times(self, name: str, values: Sequence[float]) -> None:
+    def add_times(self, name: str, values: Sequence[float]) -> None:
         """Add a column of Unix times in s."""
         low, high = min(values, default=0.0), max(values, default=0.0)
         span = max(high - low, 1e-3)
@@ -108,14 +108,14 @@ class Packer:
             now = round((value - low) / span * INSTANTS)
             coded[row] = (now - before) & 0xFFFFFFFF
             before = now
-        self._add(Column(name, "time", 4, (), low, low + span, INSTANTS), coded)
+        self._add_column(Column(name, "time", 4, (), low, low + span, INSTANTS), coded)
 
-    def packed(self) -> Packed:
+    def pack_columns(self) -> PackedColumns:
         """Return all columns."""
         data = zlib.compress(b"".join(self._parts))
-        return Packed(self._count, self._columns, base64.b64encode(data).decode("ascii"))
+        return PackedColumns(self._count, self._columns, base64.b64encode(data).decode("ascii"))
 
-    def _add(self, column: Column, coded: array[int]) -> None:
+    def _add_column(self, column: Column, coded: array[int]) -> None:
         # The bytes of each place stand together: the high ones hardly vary, so that they take next to no room.
         raw = coded.tobytes()
         size, width = coded.itemsize, column.width

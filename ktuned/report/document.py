@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from ktuned.model import Scalar
-from ktuned.report.columns import Packed
+from ktuned.report.columns import PackedColumns
 
 
 class Standing(Struct, frozen=True):
@@ -29,7 +29,7 @@ class Bar(Struct, frozen=True):
     spread_us: float | None = None
 
 
-class Reached(Struct, frozen=True):
+class PeakShare(Struct, frozen=True):
     """The share of a device's limit that a winner reaches; ``figure`` is the metric's value with its unit."""
 
     what: str
@@ -37,14 +37,14 @@ class Reached(Struct, frozen=True):
     figure: str
 
 
-class Roof(Struct, frozen=True):
+class DevicePeaks(Struct, frozen=True):
     """The measured limits of a device: GB/s, and TFLOP/s by the metric that they limit."""
 
     gbps: float | None
     tflops: Mapping[str, float]
 
 
-class Won(Struct, frozen=True):
+class WinnerSummary(Struct, frozen=True):
     """The winner of a section; ``row`` is its place among the section's trials, or -1."""
 
     trial: int
@@ -56,7 +56,7 @@ class Won(Struct, frozen=True):
     is_final: bool
     note: str
     metrics: Mapping[str, float]
-    share: Reached | None = None
+    share: PeakShare | None = None
 
 
 class Failure(Struct, frozen=True):
@@ -69,7 +69,7 @@ class Failure(Struct, frozen=True):
     config: Mapping[str, Scalar]
 
 
-class Save(Struct, frozen=True):
+class SourceState(Struct, frozen=True):
     """One state of the sources and the tools that trials were made in, and what changed since the one before."""
 
     first: float
@@ -125,18 +125,18 @@ class Section(Struct, frozen=True):
     problem: Mapping[str, Scalar]
     device: str
     standing: Standing
-    winner: Won | None
+    winner: WinnerSummary | None
     default: Mapping[str, Scalar] | None
     bars: Sequence[Bar]
     knobs: Sequence[str]
     facts: Sequence[str]
     metrics: Sequence[str]
-    trials: Packed
+    trials: PackedColumns
     left_out: int
     failures: Sequence[Failure]
-    history: Sequence[Save]
+    history: Sequence[SourceState]
     jobs: Sequence[JobFigures]
-    roof: Roof | None = None
+    roof: DevicePeaks | None = None
     others: Sequence[OtherWinner] = ()
     numerics: Sequence[str] = ()
 

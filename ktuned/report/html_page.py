@@ -29,10 +29,10 @@ FRAME_HEIGHT = 900
 """Pixels of a notebook's cell; the page scrolls within."""
 
 
-def page(document: Document) -> str:
+def render_page(document: Document) -> str:
     """Return the report as HTML."""
-    program = "".join(_asset(name) for name in _PROGRAM)
-    scripts = " ".join(f"'sha256-{_digest(text)}'" for text in (program, _asset(LIBRARY)))
+    program = "".join(_read_asset(name) for name in _PROGRAM)
+    scripts = " ".join(f"'sha256-{_digest_text(text)}'" for text in (program, _read_asset(LIBRARY)))
     policy = [
         "default-src 'none'",
         f"script-src {scripts}",
@@ -43,18 +43,18 @@ def page(document: Document) -> str:
         "base-uri 'none'",
         "form-action 'none'",
     ]
-    return Template(_asset("report.html")).substitute(
+    return Template(_read_asset("report.html")).substitute(
         policy="; ".join(policy),
-        style=_asset("report.css"),
+        style=_read_asset("report.css"),
         document=as_json(document),
-        library=_library(),
+        library=_read_library(),
         program=program,
     )
 
 
-def fragment(document: Document, height: int = FRAME_HEIGHT) -> str:
+def render_fragment(document: Document, height: int = FRAME_HEIGHT) -> str:
     """Return the report as HTML for a notebook's cell: a frame of its own, which shares nothing with the notebook."""
-    text = html.escape(page(document), quote=True)
+    text = html.escape(render_page(document), quote=True)
     style = f"width: 100%; height: {height}px; border: 0"
     return f'<iframe sandbox="allow-scripts" referrerpolicy="no-referrer" style="{style}" srcdoc="{text}"></iframe>'
 
@@ -78,14 +78,14 @@ def _show_controls_within(value: Any) -> Any:
 
 
 @cache
-def _asset(name: str) -> str:
+def _read_asset(name: str) -> str:
     return (files("ktuned.report") / "assets" / name).read_text("utf-8")
 
 
 @cache
-def _library() -> str:
-    return base64.b64encode(zlib.compress(_asset(LIBRARY).encode(), 9)).decode("ascii")
+def _read_library() -> str:
+    return base64.b64encode(zlib.compress(_read_asset(LIBRARY).encode(), 9)).decode("ascii")
 
 
-def _digest(text: str) -> str:
+def _digest_text(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")

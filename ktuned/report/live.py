@@ -16,7 +16,7 @@ from time import monotonic
 from urllib.parse import parse_qs, urlsplit
 
 from ktuned.report.document import Document
-from ktuned.report.html_page import as_json, page
+from ktuned.report.html_page import as_json, render_page
 
 HOST = "127.0.0.1"
 
@@ -38,7 +38,7 @@ _HEADERS = {
 }
 
 
-class Latest:
+class DocumentCache:
     """The newest document: ``read`` again if ``version``, which is cheap, has changed since, but not all the time."""
 
     def __init__(self, read: Callable[[], Document], version: Callable[[], object]) -> None:
@@ -49,7 +49,7 @@ class Latest:
         self._next = 0.0
         self._document: Document | None = None
 
-    def get(self) -> Document:
+    def get_document(self) -> Document:
         """Return the document as it is now, or was a moment ago."""
         with self._lock:
             began = monotonic()
@@ -66,7 +66,7 @@ class LiveServer(ThreadingHTTPServer):
     daemon_threads = True
     allow_reuse_address = False
 
-    def __init__(self, latest: Latest, port: int = 0) -> None:
+    def __init__(self, latest: DocumentCache, port: int = 0) -> None:
         self.latest = latest
         self.token = secrets.token_urlsafe(TOKEN_BYTES)
         super().__init__((HOST, port), _Handler)
@@ -95,17 +95,17 @@ class _Handler(BaseHTTPRequestHandler):
             compare_digest(token.encode(), self.server.token.encode()) and host == f"{HOST}:{self.server.server_port}"
         )
         if not is_known or place not in ("", "data"):
-            self._answer(HTTPStatus.NOT_FOUND, "text/plain", b"")
+            self._send_answer(HTTPStatus.NOT_FOUND, "text/plain", b"")
             return
-        document = self.server.latest.get()
+        document = self.server.latest.get_document()
         if place == "":
-            self._answer(HTTPStatus.OK, "text/html; charset=utf-8", page(document).encode())
+            self._send_answer(HTTPStatus.OK, "text/html; charset=utf-8", render_page(document).encode())
         elif parse_qs(parts.query).get("since") == [repr(document.made)]:
-            self._answer(HTTPStatus.NO_CONTENT, "application/json", b"")
+            self._send_answer(HTTPStatus.NO_CONTENT, "application/json", b"")
         else:
-            self._answer(HTTPStatus.OK, "application/json", as_json(document).encode())
+            self._send_answer(HTTPStatus.OK, "application/json", as_json(document).encode())
 
-    def _answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+    def _send_answer(self, status: HTTPStatus, kind: str, body: bytes) -> None:
         self.send_response(status)
         for name, value in _HEADERS.items():
             self.send_header(name, value)

@@ -23,7 +23,7 @@ def figure_of(trial: Mapping[str, Any], name: str) -> float | None:
     return value if plain in LESS_IS_BETTER or name != plain else -value
 
 
-def front(trials: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Mapping[str, Any]]:
+def pareto_front(trials: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Mapping[str, Any]]:
     """Return the measured trials that no other beats, by problem and device, ordered by the first figure."""
     groups: dict[tuple[str, str], list[tuple[tuple[float, ...], Mapping[str, Any]]]] = {}
     for trial in trials:
@@ -36,11 +36,11 @@ def front(trials: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Map
         best: list[tuple[float, ...]] = []
         for figures, trial in group:
             # In this order only an earlier one can beat a later one; equal ones stand side by side.
-            if not any(_beats(other, figures) for other in best):
+            if not any(_dominates(other, figures) for other in best):
                 best.append(figures)
                 kept.append(trial)
     return kept
 
 
-def _beats(one: Sequence[float], other: Sequence[float]) -> bool:
+def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
     return one != other and all(left <= right for left, right in zip(one, other, strict=True))

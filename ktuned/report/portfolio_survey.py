@@ -19,7 +19,7 @@ def survey_portfolio(overview: Overview, stored: StoredPortfolio, contexts: Sequ
     fitted = Portfolio.from_wire(stored.document)
     matrix = Matrix.from_wire(stored.document["matrix"])
     rows = [
-        _row(
+        _portfolio_row(
             fitted,
             problem,
             {config: matrix.loss(number, config) for config in matrix.costs[number] if matrix.works(number, config)},
@@ -35,7 +35,7 @@ def survey_portfolio(overview: Overview, stored: StoredPortfolio, contexts: Sequ
         if set(fitted.configs) <= figures.keys():
             best = min(figures.values())
             losses = {config: figures[config] / best - 1 for config in fitted.configs}
-            rows.append(_row(fitted, key_values(sums.context.problem), losses, is_new=True))
+            rows.append(_portfolio_row(fitted, key_values(sums.context.problem), losses, is_new=True))
     return ShownPortfolio(
         stored.kernel,
         stored.device,
@@ -43,12 +43,14 @@ def survey_portfolio(overview: Overview, stored: StoredPortfolio, contexts: Sequ
         [json.loads(config) for config in fitted.configs],
         fitted.expected_loss,
         fitted.single_loss,
-        list(_lines(fitted.tree, fitted.configs, 0)),
+        list(_tree_lines(fitted.tree, fitted.configs, 0)),
         rows,
     )
 
 
-def _row(fitted: Portfolio, problem: Problem, losses: Mapping[str, float], *, is_new: bool = False) -> PortfolioRow:
+def _portfolio_row(
+    fitted: Portfolio, problem: Problem, losses: Mapping[str, float], *, is_new: bool = False
+) -> PortfolioRow:
     leaf = fitted.leaf(problem)
     return PortfolioRow(
         problem,
@@ -59,11 +61,11 @@ def _row(fitted: Portfolio, problem: Problem, losses: Mapping[str, float], *, is
     )
 
 
-def _lines(tree: Tree, configs: Sequence[str], depth: int) -> Iterator[tuple[int, str]]:
+def _tree_lines(tree: Tree, configs: Sequence[str], depth: int) -> Iterator[tuple[int, str]]:
     if not isinstance(tree, Branch):
         yield depth, f"config {configs.index(tree.config)}, expected loss {tree.expected_loss:.1%}"
         return
     yield depth, f"{describe_condition(tree.condition)}:"
-    yield from _lines(tree.passing, configs, depth + 1)
+    yield from _tree_lines(tree.passing, configs, depth + 1)
     yield depth, "else:"
-    yield from _lines(tree.failing, configs, depth + 1)
+    yield from _tree_lines(tree.failing, configs, depth + 1)

@@ -34,19 +34,19 @@ from ktuned.model import (
     since,
     unit_of,
 )
-from ktuned.report.columns import COARSE, Packed, Packer
+from ktuned.report.columns import COARSE, PackedColumns, Packer
 from ktuned.report.document import (
     Bar,
+    DevicePeaks,
     Document,
     Failure,
     JobFigures,
     OtherWinner,
-    Reached,
-    Roof,
-    Save,
+    PeakShare,
     Section,
+    SourceState,
     Standing,
-    Won,
+    WinnerSummary,
 )
 from ktuned.report.portfolio_survey import survey_portfolio
 from ktuned.store import ContextSums, Overview, TrialRow
@@ -74,7 +74,7 @@ _UNTUNED = Standing("untuned")
 _KEPT = (Outcome.MEASURED.value, Outcome.SLOWER.value)
 
 
-def survey(
+def survey_store(
     overview: Overview,
     version: str,
     *,
@@ -103,7 +103,7 @@ def survey(
     for sums in overview.load_contexts():
         if kernels is None or sums.context.kernel in kernels:
             groups.setdefault(sums.context.key, []).append(sums)
-    shown = {key: _shown(group, winners.get(key)) for key, group in groups.items()}
+    shown = {key: _choose_context(group, winners.get(key)) for key, group in groups.items()}
     total = sum(sums.trials for sums in shown.values())
     jobs: dict[str, list[Job]] = {}
     sections = []
@@ -114,7 +114,7 @@ def survey(
         winner = winners.get(key)
         standing = _UNTUNED if winner is None else (standings or {}).get(key, _NO_STANDING)
         sections.append(
-            _section(
+            _build_section(
                 overview,
                 key,
                 known.get(key.kernel),
@@ -140,7 +140,7 @@ def survey(
     return Document(time(), version, sections, is_live, portfolios=portfolios)
 
 
-def _shown(group: Sequence[ContextSums], winner: Winner | None) -> ContextSums:
+def _choose_context(group: Sequence[ContextSums], winner: Winner | None) -> ContextSums:
     """Return the context whose trials a section shows: the winner's, else the newest."""
     if winner is not None:
         for sums in group:
@@ -149,7 +149,7 @@ def _shown(group: Sequence[ContextSums], winner: Winner | None) -> ContextSums:
     return group[-1]
 
 
-def _section(
+def _build_section(
     overview: Overview,
     key: WinnerKey,
     kernel: KernelInfo | None,
@@ -163,11 +163,11 @@ def _section(
     others: Sequence[Winner],
 ) -> Section:
     rows = overview.load_trials(shown.id)
-    kept = _thinned(rows, room, -1 if winner is None else winner.trial)
-    configs = _configs(kept)
-    knobs = _knobs(kernel, configs)
-    facts = [_numbers(row.facts) for row in kept]
-    metrics = [_numbers(row.metrics) for row in kept]
+    kept = _thin_rows(rows, room, -1 if winner is None else winner.trial)
+    configs = _parse_configs(kept)
+    knobs = _list_knobs(kernel, configs)
+    facts = [_parse_numbers(row.facts) for row in kept]
+    metrics = [_parse_numbers(row.metrics) for row in kept]
     fact_names = list(dict.fromkeys(name for found in facts for name in found))
     metric_names = list(dict.fromkeys(name for found in metrics for name in found))
     axes: Mapping[str, Sequence[Any]] = (kernel.space.get("axes") or {}) if kernel is not None else {}
@@ -177,24 +177,24 @@ def _section(
         problem=problem if kernel is None else kernel.problem_in_order(problem),
         device=key.device,
         standing=standing,
-        winner=None if winner is None else _won(winner, kept, knobs, peaks),
+        winner=None if winner is None else _describe_winner(winner, kept, knobs, peaks),
         default=None if kernel is None or kernel.default is None else kernel.config_in_order(kernel.default),
-        bars=_bars(winner, jobs),
+        bars=_compare_with_default(winner, jobs),
         knobs=knobs,
         facts=fact_names,
         metrics=metric_names,
-        trials=_packed(kept, configs, knobs, axes, (facts, fact_names), (metrics, metric_names)),
+        trials=_pack_trials(kept, configs, knobs, axes, (facts, fact_names), (metrics, metric_names)),
         left_out=len(rows) - len(kept),
-        failures=_failures(kept, configs, knobs),
-        history=_history(overview, group, shown, kernel),
-        jobs=[_figures(job) for job in jobs],
-        roof=None if peaks is None else _roof(peaks),
-        others=[other for won in others if (other := _other(won, winner, knobs)) is not None],
+        failures=_count_failures(kept, configs, knobs),
+        history=_describe_history(overview, group, shown, kernel),
+        jobs=[_job_figures(job) for job in jobs],
+        roof=None if peaks is None else _describe_peaks(peaks),
+        others=[other for won in others if (other := _describe_difference(won, winner, knobs)) is not None],
         numerics=overview.load_bit_classes(shown.id).lines(),
     )
 
 
-def _thinned(rows: Sequence[TrialRow], room: int, winner: int) -> Sequence[TrialRow]:
+def _thin_rows(rows: Sequence[TrialRow], room: int, winner: int) -> Sequence[TrialRow]:
     """Return all rows where there is room, else the fastest, the winner, and an even sample of the others."""
     if len(rows) <= room:
         return rows
@@ -206,11 +206,11 @@ def _thinned(rows: Sequence[TrialRow], room: int, winner: int) -> Sequence[Trial
     return [row for row in rows if row.id in best]
 
 
-def _configs(rows: Sequence[TrialRow]) -> list[Config]:
+def _parse_configs(rows: Sequence[TrialRow]) -> list[Config]:
     return [msgspec.json.decode(row.config) for row in rows]
 
 
-def _knobs(kernel: KernelInfo | None, configs: Sequence[Config]) -> list[str]:
+def _list_knobs(kernel: KernelInfo | None, configs: Sequence[Config]) -> list[str]:
     """Return the names of all knobs, in the order in which the space declares them."""
     found = list(dict.fromkeys(knob for config in configs for knob in config))
     if kernel is None:
@@ -222,7 +222,7 @@ def _in_order(config: Config, knobs: Sequence[str]) -> dict[str, Any]:
     return {knob: config[knob] for knob in knobs if knob in config}
 
 
-def _numbers(text: str | None) -> dict[str, float]:
+def _parse_numbers(text: str | None) -> dict[str, float]:
     """Return the numbers of a map of facts or metrics; texts and lists say nothing on an axis."""
     if not text:
         return {}
@@ -232,42 +232,42 @@ def _numbers(text: str | None) -> dict[str, float]:
     return {name: value for name, value in found.items() if isinstance(value, int | float)}
 
 
-def _packed(
+def _pack_trials(
     rows: Sequence[TrialRow],
     configs: Sequence[Config],
     knobs: Sequence[str],
     axes: Mapping[str, Sequence[Any]],
     facts: tuple[Sequence[Mapping[str, float]], Sequence[str]],
     metrics: tuple[Sequence[Mapping[str, float]], Sequence[str]],
-) -> Packed:
+) -> PackedColumns:
     packer = Packer(len(rows))
-    packer.codes("outcome", [row.outcome for row in rows], [Outcome.MEASURED.value])
-    packer.codes("job", [row.job for row in rows])
-    packer.codes("message", _messages(rows), [""])
-    packer.figures("latency", [row.latency_us for row in rows])
-    packer.figures("spread", [row.spread_us for row in rows], COARSE)
-    packer.figures("compile_s", [row.compile_s or None for row in rows], COARSE)
-    packer.figures("lane_s", [row.lane_s or None for row in rows], COARSE)
-    packer.times("ended", [row.updated for row in rows])
-    spans = [_spans(row) for row in rows]
+    packer.add_codes("outcome", [row.outcome for row in rows], [Outcome.MEASURED.value])
+    packer.add_codes("job", [row.job for row in rows])
+    packer.add_codes("message", _collect_messages(rows), [""])
+    packer.add_figures("latency", [row.latency_us for row in rows])
+    packer.add_figures("spread", [row.spread_us for row in rows], COARSE)
+    packer.add_figures("compile_s", [row.compile_s or None for row in rows], COARSE)
+    packer.add_figures("lane_s", [row.lane_s or None for row in rows], COARSE)
+    packer.add_times("ended", [row.updated for row in rows])
+    spans = [_trial_spans(row) for row in rows]
     for place in (COMPILE, LANE):
         found = [one.get(place) for one in spans]
-        packer.codes(f"{place}_place", ["" if span is None else span[0] for span in found], [""])
-        packer.times(
+        packer.add_codes(f"{place}_place", ["" if span is None else span[0] for span in found], [""])
+        packer.add_times(
             f"{place}_began",
             [row.updated if span is None else span[1] for row, span in zip(rows, found, strict=True)],
         )
     for number, knob in enumerate(knobs):
-        packer.codes(
-            f"knob {number}", [config.get(knob) for config in configs], _sorted(axes.get(knob, ()), configs, knob)
+        packer.add_codes(
+            f"knob {number}", [config.get(knob) for config in configs], _sort_values(axes.get(knob, ()), configs, knob)
         )
     for prefix, (values, names) in (("fact", facts), ("metric", metrics)):
         for number, name in enumerate(names):
-            packer.figures(f"{prefix} {number}", [found.get(name) for found in values])
-    return packer.packed()
+            packer.add_figures(f"{prefix} {number}", [found.get(name) for found in values])
+    return packer.pack_columns()
 
 
-def _sorted(declared: Sequence[Any], configs: Sequence[Config], knob: str) -> list[Any]:
+def _sort_values(declared: Sequence[Any], configs: Sequence[Config], knob: str) -> list[Any]:
     """Return a knob's values that were tried: numbers by size, others as they are declared."""
     tried = list(
         {(type(value), value): value for config in configs if (value := config.get(knob)) is not None}.values()
@@ -278,7 +278,7 @@ def _sorted(declared: Sequence[Any], configs: Sequence[Config], knob: str) -> li
     return sorted(tried, key=lambda value: (places.get(value, len(places)), str(value)))
 
 
-def _messages(rows: Sequence[TrialRow]) -> list[str]:
+def _collect_messages(rows: Sequence[TrialRow]) -> list[str]:
     """Return the first line of each failure's message; rare ones are left out."""
     lines = ["" if row.outcome == Outcome.MEASURED else _first_line(row.message) for row in rows]
     frequent = {line for line, _ in Counter(lines).most_common(4 * MAX_FAILURES)}
@@ -290,7 +290,7 @@ def _first_line(message: str) -> str:
     return line if len(line) <= MESSAGE_CHARACTERS else line[: MESSAGE_CHARACTERS - 1] + "…"
 
 
-def _spans(row: TrialRow) -> dict[str, tuple[str, float]]:
+def _trial_spans(row: TrialRow) -> dict[str, tuple[str, float]]:
     """Return the slot and the lane that a trial was in last, and since when."""
     found: dict[str, tuple[str, float]] = {}
     for place, name, began in msgspec.json.decode(row.spans) if row.spans else ():
@@ -298,9 +298,11 @@ def _spans(row: TrialRow) -> dict[str, tuple[str, float]]:
     return found
 
 
-def _won(winner: Winner, rows: Sequence[TrialRow], knobs: Sequence[str], peaks: Peaks | None) -> Won:
+def _describe_winner(
+    winner: Winner, rows: Sequence[TrialRow], knobs: Sequence[str], peaks: Peaks | None
+) -> WinnerSummary:
     place = next((place for place, row in enumerate(rows) if row.id == winner.trial), -1)
-    return Won(
+    return WinnerSummary(
         winner.trial,
         place,
         _in_order(winner.config, knobs) or winner.config,
@@ -310,11 +312,11 @@ def _won(winner: Winner, rows: Sequence[TrialRow], knobs: Sequence[str], peaks: 
         winner.is_final,
         winner.note,
         winner.metrics,
-        None if peaks is None else _reached(winner.metrics, peaks),
+        None if peaks is None else _share_of_peaks(winner.metrics, peaks),
     )
 
 
-def _other(won: Winner, fastest: Winner | None, knobs: Sequence[str]) -> OtherWinner | None:
+def _describe_difference(won: Winner, fastest: Winner | None, knobs: Sequence[str]) -> OtherWinner | None:
     figure = figure_of(won.objective, won.latency_us, won.metrics)
     if figure is None:
         return None
@@ -331,19 +333,19 @@ def _other(won: Winner, fastest: Winner | None, knobs: Sequence[str]) -> OtherWi
     )
 
 
-def _roof(peaks: Peaks) -> Roof:
-    return Roof(peaks.gbps, {arithmetic_metric(kind): figure for kind, figure in peaks.tflops.items()})
+def _describe_peaks(peaks: Peaks) -> DevicePeaks:
+    return DevicePeaks(peaks.gbps, {arithmetic_metric(kind): figure for kind, figure in peaks.tflops.items()})
 
 
-def _reached(metrics: Mapping[str, float], peaks: Peaks) -> Reached | None:
+def _share_of_peaks(metrics: Mapping[str, float], peaks: Peaks) -> PeakShare | None:
     found = shares(metrics, asdict(peaks))
     if not found:
         return None
     figure = f"{metrics[found[0].metric]:.4g} {'GB/s' if found[0].metric == BANDWIDTH_METRIC else 'TFLOP/s'}"
-    return Reached(found[0].of, found[0].share, figure)
+    return PeakShare(found[0].of, found[0].share, figure)
 
 
-def _bars(winner: Winner | None, jobs: Sequence[Job]) -> list[Bar]:
+def _compare_with_default(winner: Winner | None, jobs: Sequence[Job]) -> list[Bar]:
     """Return the winner beside the default and the reference, as the newest job that has them measured them."""
     bars = [] if winner is None else [Bar("winner", winner.latency_us, winner.spread_us)]
     for name in ("default", "reference"):
@@ -355,7 +357,7 @@ def _bars(winner: Winner | None, jobs: Sequence[Job]) -> list[Bar]:
     return bars
 
 
-def _failures(rows: Sequence[TrialRow], configs: Sequence[Config], knobs: Sequence[str]) -> list[Failure]:
+def _count_failures(rows: Sequence[TrialRow], configs: Sequence[Config], knobs: Sequence[str]) -> list[Failure]:
     counts: Counter[tuple[str, str]] = Counter()
     first: dict[tuple[str, str], int] = {}
     for place, row in enumerate(rows):
@@ -369,17 +371,17 @@ def _failures(rows: Sequence[TrialRow], configs: Sequence[Config], knobs: Sequen
     ]
 
 
-def _history(
+def _describe_history(
     overview: Overview, group: Sequence[ContextSums], shown: ContextSums, kernel: KernelInfo | None
-) -> list[Save]:
+) -> list[SourceState]:
     """Return the states that trials were made in, the first first, with their changes in words."""
     ordered = sorted(group, key=lambda sums: sums.first)[-MAX_SAVES:]
     changes: list[list[str]] = [
         [],
-        *(_changes(overview, old.context, new.context, kernel) for old, new in pairwise(ordered)),
+        *(_describe_changes(overview, old.context, new.context, kernel) for old, new in pairwise(ordered)),
     ]
     return [
-        Save(
+        SourceState(
             sums.first,
             sums.last,
             sums.trials,
@@ -394,7 +396,7 @@ def _history(
     ]
 
 
-def _changes(overview: Overview, then: Context, now: Context, kernel: KernelInfo | None) -> list[str]:
+def _describe_changes(overview: Overview, then: Context, now: Context, kernel: KernelInfo | None) -> list[str]:
     file = "the kernel file" if kernel is None else kernel.file.rpartition("/")[2]
     found = since(
         then,
@@ -410,7 +412,7 @@ def _changes(overview: Overview, then: Context, now: Context, kernel: KernelInfo
     return [sentence(change.to_wire()) for change in found]
 
 
-def _figures(job: Job) -> JobFigures:
+def _job_figures(job: Job) -> JobFigures:
     return JobFigures(
         job.id,
         job.reason,

@@ -48,7 +48,7 @@ def best_so_far(trials: Sequence[Mapping[str, Any]], width: int, height: int = H
     lines = []
     for number, cells in enumerate(grid):
         level = low * (high / low) ** (1 - number / (height - 1))
-        label = _latency(level) if number % 3 == 0 or number == height - 1 else ""
+        label = _format_latency(level) if number % 3 == 0 or number == height - 1 else ""
         lines.append(f"{label:>{MARGIN - 1}} ┤{''.join(cells)}".rstrip())
     count = f"{len(ordered)} trials" if len(ordered) > 1 else "trial"
     lines.append(f"{'':>{MARGIN}}└{'─' * columns}")
@@ -56,7 +56,7 @@ def best_so_far(trials: Sequence[Mapping[str, Any]], width: int, height: int = H
     return lines
 
 
-def _latency(value_us: float) -> str:
+def _format_latency(value_us: float) -> str:
     value, unit = (
         (value_us, "µs")
         if value_us < 999.5

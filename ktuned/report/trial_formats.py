@@ -40,16 +40,16 @@ _CSV_FIELDS = ("trial", "kernel", "device", "outcome", "winner", "latency_us", "
 """Columns before ``p.KEY`` of the problem, ``c.KNOB`` of the config, ``m.NAME`` of metrics and ``f.NAME`` of facts."""
 
 
-def rendered(trials: Trials, kind: str) -> str:
+def render_trials(trials: Trials, kind: str) -> str:
     """Return trials in one of :data:`FORMATS`."""
     return FORMATS[kind](trials)
 
 
-def _json(trials: Trials) -> str:
+def _render_json(trials: Trials) -> str:
     return json.dumps(list(trials), ensure_ascii=False)
 
 
-def _csv(trials: Trials) -> str:
+def _render_csv(trials: Trials) -> str:
     keys = list(dict.fromkeys(key for trial in trials for key in trial["problem"]))
     knobs = list(dict.fromkeys(knob for trial in trials for knob in trial["config"]))
     written = io.StringIO()
@@ -69,14 +69,14 @@ def _csv(trials: Trials) -> str:
                 *(trial["config"].get(knob) for knob in knobs),
                 *((trial.get("metrics") or {}).get(name) for name in metrics),
                 *((trial.get("facts") or {}).get(name) for name in facts),
-                _timestamp(trial),
+                _format_timestamp(trial),
                 trial["message"],
             ]
         )
     return written.getvalue().rstrip("\n")
 
 
-def _t4(trials: Trials) -> str:
+def _render_t4(trials: Trials) -> str:
     results = [_t4_result(trial) for trial in trials if trial["outcome"] in _INVALIDITY]
     return json.dumps({"schema_version": T4_VERSION, "results": results}, ensure_ascii=False)
 
@@ -88,7 +88,7 @@ def _t4_result(trial: Mapping[str, Any]) -> dict[str, Any]:
     if trial["spread_us"] is not None:
         measurements.append(_t4_time("spread", trial["spread_us"]))
     return {
-        "timestamp": _timestamp(trial),
+        "timestamp": _format_timestamp(trial),
         "configuration": dict(trial["config"]),
         "times": {
             "compilation": trial["compile_s"] * _MS_PER_S,
@@ -109,9 +109,9 @@ def _t4_time(name: str, microseconds: float) -> dict[str, Any]:
     return {"name": name, "value": microseconds / _US_PER_MS, "unit": "ms"}
 
 
-def _timestamp(trial: Mapping[str, Any]) -> str:
+def _format_timestamp(trial: Mapping[str, Any]) -> str:
     return datetime.fromtimestamp(trial["updated"], UTC).isoformat(timespec="milliseconds")
 
 
-FORMATS: Mapping[str, Callable[[Trials], str]] = {"json": _json, "csv": _csv, "t4": _t4}
+FORMATS: Mapping[str, Callable[[Trials], str]] = {"json": _render_json, "csv": _render_csv, "t4": _render_t4}
 """Each format's function by its name."""

@@ -54,19 +54,19 @@ def c_file(document: Document) -> tuple[str, str]:
     Raises:
         UsageError: a value has no place in C.
     """
-    name = _identifier(f"ktuned_{document['kernel'].rpartition(':')[2]}")
+    name = _cpp_identifier(f"ktuned_{document['kernel'].rpartition(':')[2]}")
     winners: Winners = document["winners"]
-    problem = _members(document, [winner["problem"] for winner in winners], "problem")
-    config = _members(document, [winner["config"] for winner in winners], "config")
-    guard = _identifier(f"{name}_{document['device']}_H").upper()
+    problem = _struct_members(document, [winner["problem"] for winner in winners], "problem")
+    config = _struct_members(document, [winner["config"] for winner in winners], "config")
+    guard = _cpp_identifier(f"{name}_{document['device']}_H").upper()
     rows = [
-        f"    {{{{{_row(winner['problem'], problem)}}}, {{{_row(winner['config'], config)}}}, "
-        f"{_literal(float(winner['latency_us']), float)}}},"
+        f"    {{{{{_initialise_row(winner['problem'], problem)}}}, {{{_initialise_row(winner['config'], config)}}}, "
+        f"{_cpp_literal(float(winner['latency_us']), float)}}},"
         for winner in winners
     ]
     terms = [f"  total += {_c_distance(name, key, kind)};" for key, kind in problem.items()]
     lines = [
-        f"/* Winners of {_comment(document['kernel'])} on {_comment(document['device'])}, by ktuned. */",
+        f"/* Winners of {_escape_comment(document['kernel'])} on {_escape_comment(document['device'])}, by ktuned. */",
         f"#ifndef {guard}",
         f"#define {guard}",
         "",
@@ -76,9 +76,9 @@ def c_file(document: Document) -> tuple[str, str]:
         "#include <stdint.h>",
         "#include <string.h>",
         "",
-        *_struct(f"{name}_problem", problem),
+        *_declare_struct(f"{name}_problem", problem),
         "",
-        *_struct(f"{name}_config", config),
+        *_declare_struct(f"{name}_config", config),
         "",
         f"typedef struct {name}_winner {{",
         f"  {name}_problem problem;",
@@ -116,7 +116,7 @@ def c_file(document: Document) -> tuple[str, str]:
     return f"{guard.lower().removesuffix('_h')}.h", "\n".join(lines) + "\n"
 
 
-def _members(document: Document, rows: Iterable[Mapping[str, Scalar]], what: str) -> dict[str, type]:
+def _struct_members(document: Document, rows: Iterable[Mapping[str, Scalar]], what: str) -> dict[str, type]:
     """Return the members of a structure that holds every row, with their types."""
     found: dict[str, type] = {}
     names: dict[str, str] = {}
@@ -131,22 +131,22 @@ def _members(document: Document, rows: Iterable[Mapping[str, Scalar]], what: str
                     f"{document['kernel']}: the {what}'s {key} is a {known.__name__} here and a {kind.__name__} there",
                     hint="C needs one type",
                 )
-            if names.setdefault(_identifier(key), key) != key:
-                raise UsageError(f"{document['kernel']}: {key} and {names[_identifier(key)]} are one name in C")
+            if names.setdefault(_cpp_identifier(key), key) != key:
+                raise UsageError(f"{document['kernel']}: {key} and {names[_cpp_identifier(key)]} are one name in C")
     return found
 
 
-def _struct(name: str, members: Mapping[str, type]) -> list[str]:
+def _declare_struct(name: str, members: Mapping[str, type]) -> list[str]:
     # C knows no empty structure.
-    inner = [f"  {_C_TYPES[kind]} {_identifier(key)};".replace("* ", "*") for key, kind in members.items()]
+    inner = [f"  {_C_TYPES[kind]} {_cpp_identifier(key)};".replace("* ", "*") for key, kind in members.items()]
     return [f"typedef struct {name} {{", *(inner or ["  char none;"]), f"}} {name};"]
 
 
-def _row(values: Mapping[str, Scalar], members: Mapping[str, type]) -> str:
-    return ", ".join(_literal(values.get(key, kind()), kind) for key, kind in members.items()) or "0"
+def _initialise_row(values: Mapping[str, Scalar], members: Mapping[str, type]) -> str:
+    return ", ".join(_cpp_literal(values.get(key, kind()), kind) for key, kind in members.items()) or "0"
 
 
-def _literal(value: Scalar, kind: type) -> str:
+def _cpp_literal(value: Scalar, kind: type) -> str:
     if kind is bool:
         return "true" if value else "false"
     if kind is int:
@@ -163,7 +163,7 @@ def _literal(value: Scalar, kind: type) -> str:
 
 
 def _c_distance(name: str, key: str, kind: type) -> str:
-    member = _identifier(key)
+    member = _cpp_identifier(key)
     if kind is str:
         # An unset string is a null pointer.
         return f"a->{member} && b->{member} && strcmp(a->{member}, b->{member}) == 0 ? 0.0 : 4.0"
@@ -181,10 +181,10 @@ _C_WORDS = frozenset(
 """Keywords of C and C++, which no member may be called."""
 
 
-def _identifier(text: str) -> str:
+def _cpp_identifier(text: str) -> str:
     name = re.sub(r"[^A-Za-z0-9]+", "_", text).strip("_") or "unnamed"
     return f"k_{name}" if name in _C_WORDS or name[0].isdigit() else name
 
 
-def _comment(text: str) -> str:
+def _escape_comment(text: str) -> str:
     return " ".join(text.split()).replace("*/", "* /")

@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from ktuned.report.columns import COARSE, FINE, INSTANTS, Column, Packed, Packer
+from ktuned.report.columns import COARSE, FINE, INSTANTS, Column, PackedColumns, Packer
 
 
-def unpacked(packed: Packed) -> dict[str, list[Any]]:
+def unpacked(packed: PackedColumns) -> dict[str, list[Any]]:
     """Return the columns as the page's program reads them."""
     data, place, found = zlib.decompress(base64.b64decode(packed.data)), 0, {}
     for column in packed.columns:
@@ -47,8 +47,8 @@ def test_codes_keep_values_and_their_types() -> None:
     """1, True, 1.0 and "1" are four values; those that are known come first; more than 256 take two bytes."""
     values = [1, True, 1.0, "1", None, 1, *range(300)]
     packer = Packer(len(values))
-    packer.codes("a", values, known=["1", 7])
-    packed = packer.packed()
+    packer.add_codes("a", values, known=["1", 7])
+    packed = packer.pack_columns()
     assert [(type(value), value) for value in unpacked(packed)["a"]] == [(type(value), value) for value in values]
     assert list(packed.columns[0].values[:2]) == ["1", 7]
     assert packed.columns[0].width == 2
@@ -60,8 +60,8 @@ def test_scales_are_close(steps: int, within: float) -> None:
     source = random.Random(1)
     values = [10 ** source.uniform(0, 6) for _ in range(500)]
     packer = Packer(3 + len(values))
-    packer.figures("a", [None, math.inf, math.nan, *values], steps)
-    found = unpacked(packer.packed())["a"]
+    packer.add_figures("a", [None, math.inf, math.nan, *values], steps)
+    found = unpacked(packer.pack_columns())["a"]
     assert found[:3] == [None, None, None]
     assert all(math.isclose(one, other, rel_tol=within) for one, other in zip(found[3:], values, strict=True))
 
@@ -70,8 +70,8 @@ def test_scales_are_close(steps: int, within: float) -> None:
 def test_scales_of_any_figures(values: list[float | None]) -> None:
     """Zeros, negative figures, a single one or none are as exact as the linear scale."""
     packer = Packer(len(values))
-    packer.figures("a", values)
-    assert unpacked(packer.packed())["a"] == pytest.approx(values, abs=1e-3)
+    packer.add_figures("a", values)
+    assert unpacked(packer.pack_columns())["a"] == pytest.approx(values, abs=1e-3)
 
 
 def test_times_keep_their_order() -> None:
@@ -79,6 +79,6 @@ def test_times_keep_their_order() -> None:
     source = random.Random(2)
     values = [1.79e9 + source.uniform(0, 86_400) for _ in range(400)]
     packer = Packer(len(values))
-    packer.times("a", values)
-    found = unpacked(packer.packed())["a"]
+    packer.add_times("a", values)
+    found = unpacked(packer.pack_columns())["a"]
     assert max(abs(one - other) for one, other in zip(found, values, strict=True)) <= 86_400 / INSTANTS

@@ -11,8 +11,8 @@ from threading import Thread
 
 import pytest
 
-from ktuned.report import survey
-from ktuned.report.live import HOST, Latest, LiveServer
+from ktuned.report import survey_store
+from ktuned.report.live import HOST, DocumentCache, LiveServer
 from ktuned.store import Overview
 from tests.report.browser import Opened, chromium
 from tests.report.sample_store import SampleStore
@@ -24,7 +24,7 @@ PROBLEM = {"N": 8}
 def serving(path: Path) -> Iterator[LiveServer]:
     """Serve a store's report."""
     with Overview(path) as overview:
-        latest = Latest(lambda: survey(overview, "1.2.3", is_live=True), overview.data_version)
+        latest = DocumentCache(lambda: survey_store(overview, "1.2.3", is_live=True), overview.data_version)
         with LiveServer(latest) as server:
             thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
             thread.start()

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
-from ktuned.report import Standing, fragment, page, survey, surveyed_key
+from ktuned.report import Standing, render_fragment, render_page, survey_store, surveyed_key
 from ktuned.store import Overview
 from tests.report.browser import Opened, chromium, file
 from tests.report.sample_store import SampleStore
@@ -66,9 +66,9 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ),
     }
     with Overview(home / "ktuned.sqlite") as overview:
-        document = survey(overview, "1.2.3", standings=standings)
+        document = survey_store(overview, "1.2.3", standings=standings)
     place = home / "report.html"
-    place.write_text(page(document))
+    place.write_text(render_page(document))
     return place
 
 
@@ -187,9 +187,9 @@ def test_names_and_messages_are_data(browser: Browser, tmp_path: Path) -> None:
         f"{HOSTILE}:{HOSTILE}", {HOSTILE: HOSTILE}, 80, device=HOSTILE, messages=[HOSTILE], axes=axes, default=False
     )
     with Overview(tmp_path / "ktuned.sqlite") as overview:
-        document = survey(overview, HOSTILE)
+        document = survey_store(overview, HOSTILE)
     place = tmp_path / "report.html"
-    text = page(document)
+    text = render_page(document)
     place.write_text(text)
     assert "<img" not in text
     with Opened(browser, file(place)) as opened:
@@ -208,9 +208,9 @@ def test_names_and_messages_are_data(browser: Browser, tmp_path: Path) -> None:
 def test_shows_in_a_notebook(browser: Browser, report: Path, tmp_path: Path) -> None:
     """The fragment is one frame, which draws within a page that it cannot reach."""
     with Overview(report.parent / "ktuned.sqlite") as overview:
-        document = survey(overview, "1.2.3", kernels={"kernels:softmax"})
+        document = survey_store(overview, "1.2.3", kernels={"kernels:softmax"})
     place = tmp_path / "notebook.html"
-    place.write_text(f"<!doctype html><title>notebook</title><body>{fragment(document)}</body>")
+    place.write_text(f"<!doctype html><title>notebook</title><body>{render_fragment(document)}</body>")
     found = browser.new_page()
     try:
         found.goto(file(place))
@@ -227,8 +227,8 @@ def test_a_hundred_thousand_trials(browser: Browser, tmp_path: Path) -> None:
     store.multiply(50)
     began = process_time()
     with Overview(tmp_path / "ktuned.sqlite") as overview:
-        document = survey(overview, "1.2.3")
-    content = page(document).encode()
+        document = survey_store(overview, "1.2.3")
+    content = render_page(document).encode()
     # CPU time, and the browser's below: other tests run beside this one.
     assert process_time() - began < MADE_S
     assert document.sections[0].trials.count == 100_000
@@ -351,5 +351,5 @@ def _page_of(directory: Path) -> Path:
     """Write the report of a directory's store."""
     with Overview(directory / "ktuned.sqlite") as overview:
         place = directory / "report.html"
-        place.write_text(page(survey(overview, "1.0")))
+        place.write_text(render_page(survey_store(overview, "1.0")))
     return place

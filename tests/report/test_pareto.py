@@ -5,7 +5,7 @@ from typing import Any
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktuned.report.pareto import figure_of, front
+from ktuned.report.pareto import figure_of, pareto_front
 
 
 def _trial(number: int, latency_us: float | None, device: str = "cpu", **metrics: float) -> dict[str, Any]:
@@ -15,7 +15,7 @@ def _trial(number: int, latency_us: float | None, device: str = "cpu", **metrics
 
 
 def _ids(trials: list[dict[str, Any]], *names: str) -> list[int]:
-    return [trial["id"] for trial in front(trials, names)]
+    return [trial["id"] for trial in pareto_front(trials, names)]
 
 
 def test_front_of_latency_and_energy() -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from ktuned.model import StoreError
-from ktuned.report import Document, Standing, survey, surveyed_key
+from ktuned.report import Document, Standing, survey_store, surveyed_key
 from ktuned.store import Overview
 from tests.report.sample_store import MODEL, SampleStore
 from tests.report.test_columns import unpacked
@@ -23,7 +23,7 @@ PROBLEM = {"M": 64, "N": 32}
 def surveyed(path: Path, **options: object) -> Document:
     """Return the document of a store."""
     with Overview(path) as overview:
-        return survey(overview, "1.2.3", **options)  # type: ignore[arg-type]
+        return survey_store(overview, "1.2.3", **options)  # type: ignore[arg-type]
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from ktuned.model import Outcome
-from ktuned.report import FORMATS, rendered
+from ktuned.report import FORMATS, render_trials
 from ktuned.search import read_recorded_space
 from tests.cli.samples import trial_map
 
@@ -23,12 +23,12 @@ TRIALS = [
 
 def test_json_is_the_protocols_maps() -> None:
     """JSON holds the trials as the protocol has them."""
-    assert json.loads(rendered(TRIALS, "json")) == TRIALS
+    assert json.loads(render_trials(TRIALS, "json")) == TRIALS
 
 
 def test_csv_has_a_row_for_each_trial() -> None:
     """CSV has a column for each problem key and knob, and survives quotes and line breaks in messages."""
-    first, second, third = csv.DictReader(io.StringIO(rendered(TRIALS, "csv")))
+    first, second, third = csv.DictReader(io.StringIO(render_trials(TRIALS, "csv")))
     assert (first["trial"], first["winner"], first["latency_us"], first["c.BM"]) == ("1", "1", "12.5", "1")
     assert (second["p.N"], second["message"]) == ("3", 'it said "no",\nand more')
     assert (third["p.N"], third["outcome"]) == ("", "interrupted")
@@ -37,7 +37,7 @@ def test_csv_has_a_row_for_each_trial() -> None:
 def test_t4_is_read_back(tmp_path: Path) -> None:
     """T4 gives the configs and their objectives in ms; a trial that says nothing of its config is left out."""
     path = tmp_path / "results.json"
-    path.write_text(rendered(TRIALS, "t4"))
+    path.write_text(render_trials(TRIALS, "t4"))
     found = read_recorded_space(path)
     assert found.configs == ({"BM": 1}, {"BM": 2})
     assert found.objectives == (0.0125, None)
@@ -49,4 +49,4 @@ def test_t4_is_read_back(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", FORMATS)
 def test_every_outcome_has_a_place(form: str) -> None:
     """No outcome stops an export."""
-    assert rendered([trial_map(1, outcome) for outcome in Outcome], form)
+    assert render_trials([trial_map(1, outcome) for outcome in Outcome], form)

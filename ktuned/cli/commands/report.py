@@ -48,7 +48,7 @@ def report(targets: tuple[str, ...], place: Path, opens: bool, live: bool) -> in
     each the charts. Without KERNEL or PATH it has the whole store.
     """
     # Not at the top: `--help` imports every command, and needs no database.
-    from ktuned.report import page, survey
+    from ktuned.report import render_page, survey_store
     from ktuned.store import STORE_NAME, Overview
 
     if live and place != DEFAULT_OUTPUT:
@@ -60,11 +60,11 @@ def report(targets: tuple[str, ...], place: Path, opens: bool, live: bool) -> in
             return _follow(client, store, kernels, opens=opens)
         standings = _standings(client)
     with Overview(store) as overview:
-        document = survey(overview, version(), kernels=kernels, standings=standings)
+        document = survey_store(overview, version(), kernels=kernels, standings=standings)
     if not document.sections:
         output.complain("there are no trials to report", "`ktuned tune PATH` makes some")
         return Exit.NOT_REACHED
-    content = page(document).encode()
+    content = render_page(document).encode()
     try:
         _write(place, content)
     except OSError as error:
@@ -81,7 +81,7 @@ def _follow(client: Client, store: Path, kernels: set[str] | None, *, opens: boo
     """Serve the report until Ctrl-C."""
     from msgspec.structs import replace
 
-    from ktuned.report import Latest, LiveServer, survey
+    from ktuned.report import DocumentCache, LiveServer, survey_store
     from ktuned.store import Overview
 
     def read() -> Document:
@@ -90,10 +90,10 @@ def _follow(client: Client, store: Path, kernels: set[str] | None, *, opens: boo
         except (DaemonUnavailable, DaemonError):
             # It may be restarting; the store says the rest.
             standings = {}
-        found = survey(overview, version(), kernels=kernels, standings=standings, is_live=True)
+        found = survey_store(overview, version(), kernels=kernels, standings=standings, is_live=True)
         return replace(found, notices=(*_running(client, kernels), *found.notices))
 
-    with Overview(store) as overview, LiveServer(Latest(read, overview.data_version)) as server:
+    with Overview(store) as overview, LiveServer(DocumentCache(read, overview.data_version)) as server:
         output.emit(server.address)
         output.say("it follows the store until Ctrl-C; the address is its key, for this machine alone")
         with _doorway(server.address) as doorway:

@@ -17,7 +17,7 @@ from ktuned.cli.options import WholeNumber, device_option, given, json_option, p
 from ktuned.cli.trial_facts import facts_of, messages_of
 from ktuned.cli.trial_pages import all_trials
 from ktuned.model import LATENCY, Outcome, canonical, is_noisy
-from ktuned.report import FORMATS, best_so_far, figure_of, front, rendered
+from ktuned.report import FORMATS, best_so_far, figure_of, pareto_front, render_trials
 from ktuned_client import Client
 
 DEFAULT_LIMIT = 50
@@ -105,7 +105,7 @@ def results(
     if form == PLOT:
         _draw(trials)
     elif form != TABLE:
-        output.emit(rendered(trials, form))
+        output.emit(render_trials(trials, form))
     elif trial is not None:
         for found in trials:
             _show_one(found)
@@ -134,7 +134,7 @@ def _front(trials: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Ma
             f"no trial has the metric {unknown[0]!r}; there are {', '.join(['latency', *known])}",
             click.get_current_context(),
         )
-    return front(trials, names)
+    return pareto_front(trials, names)
 
 
 def _draw(trials: Sequence[Mapping[str, Any]]) -> None:
