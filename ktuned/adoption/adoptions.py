@@ -515,7 +515,7 @@ class Adoptions:
     def _await_change(self, stop: threading.Event) -> None:
         try:
             with Notifications([str(self._spool)], [], stop) as notifications:
-                notifications.wait(SURVEY_S, _STEP_MS)
+                notifications.wait_for_changes(SURVEY_S, _STEP_MS)
         except (DirectoryGone, WatchError):
             # The survey finds what comes meanwhile.
             stop.wait(SURVEY_S)

@@ -113,7 +113,7 @@ class Daemon:
             for work in (
                 parts.lookups.run,
                 parts.portfolios.run_until_cancelled,
-                parts.watcher.run,
+                parts.watcher.watch_until_cancelled,
                 parts.renewal.retry_unrecorded,
                 parts.root_expiry.check_periodically,
                 parts.artifact_cleanup.run,

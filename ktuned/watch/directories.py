@@ -10,7 +10,7 @@ import msgspec
 from msgspec.structs import replace
 
 from ktuned.catalog import Listing, is_below, is_kernel_file, is_looked_into, walk
-from ktuned.watch.snapshot import Stamp, look
+from ktuned.watch.snapshot import Stamp, stamp_of_path
 
 NEVER_WATCHED = frozenset(
     {".git", ".hg", ".svn", ".venv", ".tox", ".nox", "__pycache__", "node_modules", "site-packages", "dist-packages"}
@@ -33,7 +33,7 @@ class Plan(msgspec.Struct, frozen=True):
     directories: frozenset[str] = frozenset()
     polled: Mapping[str, str] = msgspec.field(default_factory=dict)
 
-    def owner(self, path: str) -> str:
+    def find_owner(self, path: str) -> str:
         """Return the innermost root that a path lies below, or :data:`ELSEWHERE`."""
         return max((root for root in self.roots if is_below(path, root)), key=len, default=ELSEWHERE)
 
@@ -79,7 +79,7 @@ class DirectorySet(msgspec.Struct, frozen=True):
     watched: frozenset[str] = frozenset()
 
     @classmethod
-    def scan(cls, plan: Plan) -> DirectorySet:
+    def scan_directories(cls, plan: Plan) -> DirectorySet:
         """Find the directories of a plan. Blocks as long as the disk does."""
         groups = {
             root: Group(root, root in plan.polled, plan.polled.get(root, "")) for root in (*plan.roots, ELSEWHERE)
@@ -89,19 +89,19 @@ class DirectorySet(msgspec.Struct, frozen=True):
             if not os.path.isdir(root):
                 missing.add(root)
             for listing in walk(root):
-                owner = plan.owner(listing.directory)
-                groups[owner].trees[listing.directory] = _contents(listing)
+                owner = plan.find_owner(listing.directory)
+                groups[owner].trees[listing.directory] = _directory_contents(listing)
                 if not groups[owner].is_polled and not _is_utf8(listing):
                     groups[owner] = replace(groups[owner], is_polled=True, reason=NOT_UTF8)
         for directory in sorted({*plan.directories, *missing}):
-            owner = plan.owner(directory)
+            owner = plan.find_owner(directory)
             if directory in groups[owner].trees or (directory not in missing and _is_never_watched(directory, owner)):
                 continue
-            nearest = _nearest(directory)
+            nearest = _nearest_existing(directory)
             if nearest != directory:
                 missing.add(directory)
-            holder = groups[plan.owner(nearest)]
-            found = look(nearest)
+            holder = groups[plan.find_owner(nearest)]
+            found = stamp_of_path(nearest)
             # What may not be read has no watch; it is surveyed, as all known files are.
             if found is not None and nearest not in holder.trees and os.access(nearest, os.R_OK):
                 holder.singles[nearest] = (found.device, found.inode)
@@ -110,13 +110,13 @@ class DirectorySet(msgspec.Struct, frozen=True):
         watched = frozenset(path for group in ordered for path in (*group.trees, *group.singles))
         return cls(plan, ordered, frozenset(missing), watched)
 
-    def native(self) -> list[str]:
+    def native_directories(self) -> list[str]:
         """Return the directories that are watched by events."""
-        return list(_watchable(group for group in self.groups if not group.is_polled))
+        return list(_order_watches(group for group in self.groups if not group.is_polled))
 
-    def polled(self) -> list[str]:
+    def polled_directories(self) -> list[str]:
         """Return the directories that are polled."""
-        return list(_watchable(group for group in self.groups if group.is_polled))
+        return list(_order_watches(group for group in self.groups if group.is_polled))
 
     def raises_events(self, path: str) -> bool:
         """Return whether a change of a file is announced by an event."""
@@ -124,7 +124,7 @@ class DirectorySet(msgspec.Struct, frozen=True):
 
     def is_polled(self, path: str) -> bool:
         """Return whether a path lies where nothing but polling shows that it changed."""
-        owner = self.plan.owner(path)
+        owner = self.plan.find_owner(path)
         return any(group.is_polled for group in self.groups if group.root == owner)
 
     def to_blame(self, reason: str) -> str | None:
@@ -143,12 +143,12 @@ class DirectorySet(msgspec.Struct, frozen=True):
             return max(named)[1]
         return native[-1].root if native else None
 
-    def lacks(self, plan: Plan) -> bool:
+    def lacks_directories(self, plan: Plan) -> bool:
         """Return whether a newer plan asks for what this set does not watch."""
         if (plan.roots, plan.polled) != (self.plan.roots, self.plan.polled):
             return True
         added = plan.directories - self.plan.directories - self.watched
-        return any(not _is_never_watched(directory, plan.owner(directory)) for directory in added)
+        return any(not _is_never_watched(directory, plan.find_owner(directory)) for directory in added)
 
     def is_outdated_by(self, moved: Iterable[str]) -> bool:
         """Return whether the set is not the right one, now that these paths came or went. Blocks as the disk does."""
@@ -162,7 +162,7 @@ class DirectorySet(msgspec.Struct, frozen=True):
                 return True
         return False
 
-    def differences(self, *, polled_only: bool = False) -> Differences:
+    def find_differences(self, *, polled_only: bool = False) -> Differences:
         """Compare the directories with what was found in them, and remember how they are now.
 
         Blocks as long as the disk does.
@@ -172,28 +172,28 @@ class DirectorySet(msgspec.Struct, frozen=True):
         for group in self.groups:
             if polled_only and not group.is_polled:
                 continue
-            is_outdated |= any(_identity(path) != identity for path, identity in group.singles.items())
+            is_outdated |= any(_directory_identity(path) != identity for path, identity in group.singles.items())
             for directory, before in group.trees.items():
-                stamp = look(directory)
+                stamp = stamp_of_path(directory)
                 if stamp is not None and stamp == before.stamp:
                     continue
                 listing = next(walk(directory), None)
                 if listing is None:
                     is_outdated = True
                     continue
-                now = group.trees[directory] = _contents(listing)
+                now = group.trees[directory] = _directory_contents(listing)
                 is_outdated |= now.directories != before.directories
                 came_or_went = now.kernel_files ^ before.kernel_files
                 kernel_files.update(os.path.join(directory, name) for name in came_or_went)
         return Differences(frozenset(kernel_files), is_outdated)
 
-    def since(self, before: DirectorySet) -> set[str]:
+    def changed_kernel_files(self, before: DirectorySet) -> set[str]:
         """Return the kernel files that came or went between two scans, in roots that both know."""
         known = _kernel_files(before)
         now = _kernel_files(self)
         return {path for root in known.keys() & now.keys() for path in known[root] ^ now[root]}
 
-    def kept(self, before: DirectorySet) -> set[str]:
+    def common_kernel_files(self, before: DirectorySet) -> set[str]:
         """Return the kernel files that are there in both of two scans."""
         known = _kernel_files(before)
         now = _kernel_files(self)
@@ -213,7 +213,7 @@ def _kernel_files(directories: DirectorySet) -> dict[str, set[str]]:
     }
 
 
-def _watchable(groups: Iterable[Group]) -> Iterator[str]:
+def _order_watches(groups: Iterable[Group]) -> Iterator[str]:
     """Yield directories in the order in which watches are asked for.
 
     Of two paths to one directory, inotify's events name the one that was added last: a root's.
@@ -225,20 +225,20 @@ def _watchable(groups: Iterable[Group]) -> Iterator[str]:
         yield from filter(_is_text, group.trees)
 
 
-def _contents(listing: Listing) -> Contents:
+def _directory_contents(listing: Listing) -> Contents:
     now_ns = time_ns()
-    stamp = look(listing.directory)
+    stamp = stamp_of_path(listing.directory)
     # What came between the listing and the look has made the stamp a young one.
     settled = stamp if stamp is not None and stamp.is_settled(now_ns) else None
     return Contents(settled, frozenset(filter(is_kernel_file, listing.files)), frozenset(listing.directories))
 
 
-def _identity(path: str) -> tuple[int, int] | None:
-    found = look(path)
+def _directory_identity(path: str) -> tuple[int, int] | None:
+    found = stamp_of_path(path)
     return None if found is None else (found.device, found.inode)
 
 
-def _nearest(directory: str) -> str:
+def _nearest_existing(directory: str) -> str:
     while not os.path.isdir(directory) and directory != "/":
         directory = os.path.dirname(directory)
     return directory

@@ -66,7 +66,7 @@ class DirectoryGone(Exception):
 class Notifications:
     """The watches on a fixed set of directories, not recursive; closed at the end of ``with``.
 
-    All calls block. Another thread ends :meth:`wait` by setting ``stop``.
+    All calls block. Another thread ends :meth:`wait_for_changes` by setting ``stop``.
 
     Raises:
         DirectoryGone: one of the directories does not exist.
@@ -76,14 +76,14 @@ class Notifications:
     def __init__(self, native: Sequence[str], polled: Sequence[str], stop: threading.Event) -> None:
         self._stop = stop
         self._native = self._polled = None
-        self._native = _open(native, is_polling=False)
+        self._native = _open_watches(native, is_polling=False)
         try:
-            self._polled = _open(polled, is_polling=True)
+            self._polled = _open_watches(polled, is_polling=True)
         except BaseException:
             self.close()
             raise
 
-    def wait(self, timeout_s: float, step_ms: int) -> Batch:
+    def wait_for_changes(self, timeout_s: float, step_ms: int) -> Batch:
         """Return what happened since the last call: a batch that is over, or an empty one after ``timeout_s``.
 
         Raises:
@@ -91,7 +91,7 @@ class Notifications:
         """
         end = monotonic() + timeout_s
         while True:
-            batch = self._next(end - monotonic(), step_ms)
+            batch = self._next_batch(end - monotonic(), step_ms)
             if batch.paths:
                 return self._until_still(batch, step_ms)
             if batch.is_stopped or monotonic() >= end:
@@ -104,19 +104,19 @@ class Notifications:
                 one.close()
         self._native = self._polled = None
 
-    def _next(self, timeout_s: float, step_ms: int) -> Batch:
+    def _next_batch(self, timeout_s: float, step_ms: int) -> Batch:
         if self._native is None and self._polled is None:
             return Batch(is_stopped=self._stop.wait(max(0.0, timeout_s)))
         if self._native is None:
-            return self._read(self._polled, timeout_s, step_ms, is_polling=True)
+            return self._read_events(self._polled, timeout_s, step_ms, is_polling=True)
         if self._polled is None:
-            return self._read(self._native, timeout_s, step_ms, is_polling=False)
-        batch = self._read(self._native, min(timeout_s, POLL_MS / 1000), step_ms, is_polling=False)
+            return self._read_events(self._native, timeout_s, step_ms, is_polling=False)
+        batch = self._read_events(self._native, min(timeout_s, POLL_MS / 1000), step_ms, is_polling=False)
         if batch.is_stopped:
             return batch
-        return _joined(batch, self._read(self._polled, 0.0, 1, is_polling=True))
+        return _join_batches(batch, self._read_events(self._polled, 0.0, 1, is_polling=True))
 
-    def _read(self, source: RustNotify | None, timeout_s: float, step_ms: int, *, is_polling: bool) -> Batch:
+    def _read_events(self, source: RustNotify | None, timeout_s: float, step_ms: int, *, is_polling: bool) -> Batch:
         assert source is not None
         try:
             found = source.watch(DEBOUNCE_MS, step_ms, max(1, int(timeout_s * 1000)), self._stop)
@@ -131,7 +131,7 @@ class Notifications:
     def _until_still(self, batch: Batch, step_ms: int) -> Batch:
         end = monotonic() + HOLD_S
         while monotonic() < end and not batch.is_stopped and _is_written_to(batch):
-            batch = _joined(batch, self._next(step_ms / 1000, step_ms))
+            batch = _join_batches(batch, self._next_batch(step_ms / 1000, step_ms))
         return batch
 
     def __enter__(self) -> Self:
@@ -143,7 +143,7 @@ class Notifications:
         self.close()
 
 
-def _watches() -> type[RustNotify]:
+def _import_watches() -> type[RustNotify]:
     """Return watchfiles' watches, without the package around them, which brings multiprocessing: 20 ms, 0.4 MiB.
 
     Called late, in a thread, so that a daemon that starts can already answer.
@@ -159,12 +159,12 @@ def _watches() -> type[RustNotify]:
     return kind
 
 
-def _open(directories: Sequence[str], *, is_polling: bool) -> RustNotify | None:
+def _open_watches(directories: Sequence[str], *, is_polling: bool) -> RustNotify | None:
     if not directories:
         return None
     try:
         # To ignore denied permissions would be to ignore all errors, exhausted watches among them.
-        return _watches()(
+        return _import_watches()(
             list(directories),
             debug=False,
             force_polling=is_polling,
@@ -178,7 +178,7 @@ def _open(directories: Sequence[str], *, is_polling: bool) -> RustNotify | None:
         raise WatchError(str(error), is_polling=is_polling) from error
 
 
-def _joined(one: Batch, other: Batch) -> Batch:
+def _join_batches(one: Batch, other: Batch) -> Batch:
     return Batch(one.paths | other.paths, one.moved | other.moved, one.is_stopped or other.is_stopped)
 
 

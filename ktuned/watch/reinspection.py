@@ -14,7 +14,7 @@ import structlog
 from ktuned.catalog import Catalog, Changes, FileInspector, find_kernel_files, is_kernel_file, is_looked_into, printable
 from ktuned.ipc import trail
 from ktuned.model import KtunedError, Root
-from ktuned.watch.snapshot import Sight, Snapshot
+from ktuned.watch.snapshot import FileSight, Snapshot
 
 _log = structlog.get_logger()
 
@@ -47,25 +47,25 @@ class Reinspection:
         self._seen: frozenset[str] = frozenset()
         self._under_way: frozenset[str] = frozenset()
 
-    async def prune(self, entries: set[tuple[str, str]]) -> None:
+    async def prune_stamps(self, entries: set[tuple[str, str]]) -> None:
         """Forget the stamps of all files but these."""
-        await anyio.to_thread.run_sync(self._snapshot.prune, entries)
+        await anyio.to_thread.run_sync(self._snapshot.prune_entries, entries)
 
-    async def affected(self, paths: Iterable[str]) -> set[str]:
+    async def affected_kernel_files(self, paths: Iterable[str]) -> set[str]:
         """Return the kernel files to inspect because of paths that something happened to."""
         changed = set(paths)
         if not changed:
             return set()
         # A generated header may lie where no kernel file is looked for.
-        differing = await self.differing(self._catalog.stamps(self._catalog.dependents(changed)))
+        differing = await self.differing_paths(self._catalog.stamps(self._catalog.dependents(changed)))
         affected = self._catalog.dependents(differing)
-        if linked := await anyio.to_thread.run_sync(_linked, changed):
+        if linked := await anyio.to_thread.run_sync(_paths_behind_links, changed):
             alike = self._catalog.dependents(linked) - affected
             recorded = {file: {path for path, _ in self._catalog.stamps({file})} for file in alike}
             affected |= await anyio.to_thread.run_sync(_led_elsewhere, recorded, linked)
         if self._seen:
             # An edit that was taken back leaves nothing to inspect.
-            await self._look()
+            await self._look_for_suspects()
         for path in changed:
             if os.path.isdir(path) and not self._is_skipped(path):
                 root = self._catalog.root_of(path)
@@ -76,10 +76,10 @@ class Reinspection:
                 affected.add(path)
         return affected
 
-    async def differing(self, entries: set[tuple[str, str]]) -> set[str]:
+    async def differing_paths(self, entries: set[tuple[str, str]]) -> set[str]:
         """Return the paths of entries that are not what was inspected."""
-        sights = await anyio.to_thread.run_sync(self._snapshot.look, {path for path, _ in entries})
-        return self._snapshot.differing(entries, sights)
+        sights = await anyio.to_thread.run_sync(self._snapshot.look_at_files, {path for path, _ in entries})
+        return self._snapshot.differing_paths(entries, sights)
 
     def is_news(self, path: str) -> bool:
         """Return whether a kernel file came that was not inspected, or went that was."""
@@ -91,9 +91,9 @@ class Reinspection:
         root = self._catalog.root_of(path)
         return not is_known and root is not None and bool(find_kernel_files(path, root.path))
 
-    async def appear(self, paths: Iterable[str]) -> None:
+    async def inspect_new_roots(self, paths: Iterable[str]) -> None:
         """Inspect roots that are watched from now on: they may have changed, but were not saved just now."""
-        async with self._looking():
+        async with self._keep_looking():
             for path in sorted(paths):
                 root = self._catalog.root_of(path)
                 if root is not None and root.path == path and os.path.isdir(path):
@@ -101,9 +101,9 @@ class Reinspection:
                         found = await self._inspector.inspect_root(root)
                         await self._on_changes(found.changes, False)
                     except Exception as error:
-                        self._refuse(error)
+                        self._record_failure(error)
 
-    async def inspect(self, affected: set[str]) -> None:
+    async def inspect_files(self, affected: set[str]) -> None:
         """Inspect kernel files, and pass on what that changed."""
         by_root = self._by_root(affected)
         if not by_root:
@@ -111,15 +111,15 @@ class Reinspection:
         for _, files in by_root:
             self._catalog.suspect(files)
         self._doubts_changed()
-        async with self._looking():
+        async with self._keep_looking():
             for root, files in by_root:
                 # What is noted of a project file before its kernels are inspected clears no doubt.
                 self._under_way = frozenset(files)
-                sights = await self._sights(files)
+                sights = await self._look_at_files(files)
                 present = [file for file in files if os.path.isfile(file)]
                 try:
                     found = await self._inspector.inspect_files(root, present, set(files) - set(present))
-                    self._snapshot.accept(self._catalog.stamps(set(files)), sights)
+                    self._snapshot.accept_differences(self._catalog.stamps(set(files)), sights)
                     self._catalog.clear(files)
                     await self._on_changes(found.changes, True)
                     # For those that an edit changed nothing about.
@@ -127,12 +127,12 @@ class Reinspection:
                     self.notice = ""
                 except Exception as error:
                     self._seen |= {*files}
-                    self._refuse(error)
+                    self._record_failure(error)
                 finally:
                     self._under_way = frozenset()
 
     @asynccontextmanager
-    async def _looking(self) -> AsyncIterator[None]:
+    async def _keep_looking(self) -> AsyncIterator[None]:
         """Look for further suspects while a block takes long: user code may take a minute to import."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._look_repeatedly)
@@ -140,29 +140,29 @@ class Reinspection:
             tasks.cancel_scope.cancel()
         if self._seen:
             # What is still to be inspected has its event under way.
-            await self._look()
+            await self._look_for_suspects()
 
     async def _look_repeatedly(self) -> None:
         await anyio.sleep(PATIENCE_S)
         while True:
-            await self._look()
+            await self._look_for_suspects()
             await anyio.sleep(LOOK_S)
 
-    async def _look(self) -> None:
+    async def _look_for_suspects(self) -> None:
         """Have all files suspected that differ from what was inspected, and no longer those that did and do not."""
-        found = frozenset(self._catalog.dependents(await self.differing(self._catalog.stamps())))
+        found = frozenset(self._catalog.dependents(await self.differing_paths(self._catalog.stamps())))
         if found != self._seen:
             self._catalog.clear(self._seen - found - self._under_way)
             self._catalog.suspect(found)
             self._seen = found
             self._doubts_changed()
 
-    async def _sights(self, files: Iterable[str]) -> dict[str, Sight]:
+    async def _look_at_files(self, files: Iterable[str]) -> dict[str, FileSight]:
         """Return how kernel files are now, and all that they depend on."""
         entries = self._catalog.stamps(set(files))
-        return await anyio.to_thread.run_sync(self._snapshot.look, {*files, *(path for path, _ in entries)})
+        return await anyio.to_thread.run_sync(self._snapshot.look_at_files, {*files, *(path for path, _ in entries)})
 
-    def _refuse(self, error: Exception) -> None:
+    def _record_failure(self, error: Exception) -> None:
         # The next survey finds the files as they are.
         if isinstance(error, KtunedError):
             self.notice = f"a save was not taken in: {error.message}"
@@ -188,7 +188,7 @@ class Reinspection:
         return list(grouped.values())
 
 
-def _linked(paths: set[str]) -> set[str]:
+def _paths_behind_links(paths: set[str]) -> set[str]:
     """Return the paths that are links, or lie behind one."""
     return {path for path in paths if os.path.realpath(path) != path}
 

@@ -29,7 +29,7 @@ class Stamp(NamedTuple):
         return self.changed_ns < now_ns - SETTLED_NS
 
 
-def look(path: str) -> Stamp | None:
+def stamp_of_path(path: str) -> Stamp | None:
     """Return the stamp of what a path leads to, or ``None`` if there is nothing."""
     try:
         found = os.stat(path)
@@ -38,7 +38,7 @@ def look(path: str) -> Stamp | None:
     return Stamp(found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns)
 
 
-class Sight(NamedTuple):
+class FileSight(NamedTuple):
     """A file's stamp, and the SHA-256 of the bytes that it held then (``ABSENT`` if it could not be read)."""
 
     stamp: Stamp | None
@@ -52,14 +52,14 @@ class Snapshot:
     """
 
     def __init__(self) -> None:
-        self._sights: dict[str, Sight] = {}
+        self._sights: dict[str, FileSight] = {}
         self._accepted: dict[tuple[str, str], str] = {}
 
-    def look(self, paths: Iterable[str]) -> dict[str, Sight]:
+    def look_at_files(self, paths: Iterable[str]) -> dict[str, FileSight]:
         """Return how each file is now. Blocks as long as the disk does."""
-        return {path: self._look(path) for path in paths}
+        return {path: self._look_at_file(path) for path in paths}
 
-    def differing(self, entries: Iterable[tuple[str, str]], sights: Mapping[str, Sight]) -> set[str]:
+    def differing_paths(self, entries: Iterable[tuple[str, str]], sights: Mapping[str, FileSight]) -> set[str]:
         """Return the paths whose digest is not the recorded one, nor one that was accepted in its place."""
         return {
             path
@@ -67,7 +67,7 @@ class Snapshot:
             if sights[path].digest != held and self._accepted.get((path, held)) != sights[path].digest
         }
 
-    def accept(self, entries: Iterable[tuple[str, str]], sights: Mapping[str, Sight]) -> None:
+    def accept_differences(self, entries: Iterable[tuple[str, str]], sights: Mapping[str, FileSight]) -> None:
         """Let entries differ from files that have just been inspected, as ``sights`` had shown them.
 
         The inspection failed, so that the recorded digests are still those from before it: to inspect the same bytes
@@ -75,24 +75,24 @@ class Snapshot:
         """
         for path, held in entries:
             sight = sights.get(path)
-            if sight is not None and sight.digest != held and look(path) == sight.stamp:
+            if sight is not None and sight.digest != held and stamp_of_path(path) == sight.stamp:
                 self._accepted[path, held] = sight.digest
 
-    def prune(self, entries: Iterable[tuple[str, str]]) -> None:
+    def prune_entries(self, entries: Iterable[tuple[str, str]]) -> None:
         """Forget all files and entries but these."""
         kept = set(entries)
         paths = {path for path, _ in kept}
         self._sights = {path: sight for path, sight in self._sights.items() if path in paths}
         self._accepted = {entry: digest for entry, digest in self._accepted.items() if entry in kept}
 
-    def _look(self, path: str) -> Sight:
+    def _look_at_file(self, path: str) -> FileSight:
         now_ns = time_ns()
-        found = look(path)
+        found = stamp_of_path(path)
         known = self._sights.get(path)
         if known is not None and known.stamp == found:
             return known
         # The stamp is older than the bytes: a change between the two shows in the next stamp.
-        sight = Sight(found, ABSENT if found is None else stamp(Path(path)))
+        sight = FileSight(found, ABSENT if found is None else stamp(Path(path)))
         if found is None or found.is_settled(now_ns):
             self._sights[path] = sight
         else:

@@ -96,7 +96,7 @@ class Watcher:
     def notice(self) -> str:
         """Faults of the watches, in one line."""
         polled = [
-            f"watching {group.root or 'files outside of all roots'} by polling: {_mended(group.reason)}"
+            f"watching {group.root or 'files outside of all roots'} by polling: {_explain_with_remedy(group.reason)}"
             for group in self._directories.groups
             if group.is_polled and group.reason
         ]
@@ -115,16 +115,16 @@ class Watcher:
 
     def _kernels_changed(self, names: Collection[str]) -> None:
         """Have the directories watched too that an inspection has found, whichever part of the daemon asked for it."""
-        if self._directories.lacks(self._plan()):
+        if self._directories.lacks_directories(self._make_plan()):
             self._lacks_directories = True
             self._stop.set()
 
-    async def run(self) -> None:
+    async def watch_until_cancelled(self) -> None:
         """Watch until cancelled."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._stop_when_cancelled)
             while True:
-                await self._watch()
+                await self._watch_directories()
 
     async def _stop_when_cancelled(self) -> None:
         try:
@@ -133,7 +133,7 @@ class Watcher:
             # The thread that waits for events cannot be cancelled.
             self._stop.set()
 
-    async def _watch(self) -> None:
+    async def _watch_directories(self) -> None:
         """Watch one set of directories until it is out of date."""
         self._stop.clear()
         began = monotonic()
@@ -142,9 +142,9 @@ class Watcher:
             self._failed.clear()
             self._poller_failed = ""
         before = self._directories
-        self._directories = await anyio.to_thread.run_sync(DirectorySet.scan, self._plan())
+        self._directories = await anyio.to_thread.run_sync(DirectorySet.scan_directories, self._make_plan())
         try:
-            notifications = await self._open()
+            notifications = await self._open_notifications()
         except DirectoryGone:
             self._directories = before
             await anyio.sleep(REBUILD_PAUSE_S)
@@ -155,23 +155,27 @@ class Watcher:
             is_outdated = await self._catch_up(before)
             self.caught_up.set()
             try:
-                await self._follow(notifications, rebuild_at, is_outdated=is_outdated)
+                await self._follow_changes(notifications, rebuild_at, is_outdated=is_outdated)
             except WatchError as error:
-                self._fail(error)
+                self._handle_failure(error)
 
     async def _catch_up(self, before: DirectorySet) -> bool:
         """Inspect what changed before the watches stood, and so raised no event; return whether the set is outdated."""
-        differences = await anyio.to_thread.run_sync(self._directories.differences)
-        await self._inspections.appear(self._directories.found_roots() - before.found_roots())
+        differences = await anyio.to_thread.run_sync(self._directories.find_differences)
+        await self._inspections.inspect_new_roots(self._directories.found_roots() - before.found_roots())
         # One that went, was inspected as gone, and came back before this scan is in both.
-        kept = {path for path in self._directories.kept(before) if not self._catalog.has_inspected(printable(path))}
-        candidates = differences.kernel_files | self._directories.since(before) | kept
+        kept = {
+            path
+            for path in self._directories.common_kernel_files(before)
+            if not self._catalog.has_inspected(printable(path))
+        }
+        candidates = differences.kernel_files | self._directories.changed_kernel_files(before) | kept
         news = filter(self._inspections.is_news, candidates)
-        differing = await self._inspections.differing(self._catalog.stamps())
-        await self._inspections.inspect(await self._inspections.affected({*news, *differing}))
+        differing = await self._inspections.differing_paths(self._catalog.stamps())
+        await self._inspections.inspect_files(await self._inspections.affected_kernel_files({*news, *differing}))
         return differences.is_outdated
 
-    async def _open(self) -> Notifications:
+    async def _open_notifications(self) -> Notifications:
         """Open the watches; a root whose watches cannot be had is polled.
 
         Raises:
@@ -179,14 +183,16 @@ class Watcher:
         """
         while True:
             directories = self._directories
-            polled = [] if self._poller_failed else directories.polled()
+            polled = [] if self._poller_failed else directories.polled_directories()
             try:
-                return await anyio.to_thread.run_sync(self._open_watches, directories.native(), polled, self._stop)
+                return await anyio.to_thread.run_sync(
+                    self._open_watches, directories.native_directories(), polled, self._stop
+                )
             except WatchError as error:
-                self._fail(error)
-                self._directories = await anyio.to_thread.run_sync(DirectorySet.scan, self._plan())
+                self._handle_failure(error)
+                self._directories = await anyio.to_thread.run_sync(DirectorySet.scan_directories, self._make_plan())
 
-    def _fail(self, error: WatchError) -> None:
+    def _handle_failure(self, error: WatchError) -> None:
         """Have the root polled whose watch failed, or surveyed if that was the poller's."""
         _log.warning("watch_failed", reason=error.reason, polling=error.is_polling)
         root = self._directories.to_blame(error.reason)
@@ -196,12 +202,12 @@ class Watcher:
             self._failed[root] = error.reason
         self._retry_at = monotonic() + self._intervals.retry_s
 
-    def _plan(self) -> Plan:
+    def _make_plan(self) -> Plan:
         roots = self._catalog.roots
         polled = {**self._failed, **{root.path: "" for root in roots if root.polling}}
         return Plan(tuple(root.path for root in roots), frozenset(self._catalog.directories()), polled)
 
-    async def _follow(self, notifications: Notifications, rebuild_at: float, *, is_outdated: bool) -> None:
+    async def _follow_changes(self, notifications: Notifications, rebuild_at: float, *, is_outdated: bool) -> None:
         """Take in events, and survey, until the set of directories is to be rebuilt.
 
         Raises:
@@ -212,7 +218,7 @@ class Watcher:
         suspects: set[str] = set()
         while not (is_outdated and now >= rebuild_at):
             until = min(all_at, recent_at, rebuild_at if is_outdated else all_at)
-            batch = await self._next(notifications, until - now)
+            batch = await self._next_changes(notifications, until - now)
             if batch.is_stopped and not self._lacks_directories:
                 return
             if self._lacks_directories:
@@ -221,38 +227,40 @@ class Watcher:
                 self._stop.clear()
             if batch.paths:
                 is_outdated |= await anyio.to_thread.run_sync(self._directories.is_outdated_by, batch.moved)
-                affected = await self._inspections.affected(batch.paths)
+                affected = await self._inspections.affected_kernel_files(batch.paths)
                 if affected:
                     self._active_until = monotonic() + ACTIVE_S
-                await self._inspections.inspect(affected)
+                await self._inspections.inspect_files(affected)
                 # Also where nothing has changed: a file may be a link now, to another directory.
-                is_outdated |= self._directories.lacks(self._plan())
+                is_outdated |= self._directories.lacks_directories(self._make_plan())
             now = monotonic()
             is_outdated |= 0.0 < self._retry_at <= now
             if now < min(all_at, recent_at):
                 continue
             if now >= all_at:
                 found = await self._survey_all(suspects)
-                suspects = await self._confirm(found, suspects)
+                suspects = await self._confirm_survey(found, suspects)
                 all_at = monotonic() + (GRACE_S if suspects else self._intervals.all_s)
             else:
                 found = await self._survey_recent(suspects)
-                suspects = await self._confirm(found, suspects)
+                suspects = await self._confirm_survey(found, suspects)
             is_outdated |= found.is_outdated
             now = monotonic()
             recent_at = now + (GRACE_S if suspects else self._intervals.recent_s)
 
-    async def _next(self, notifications: Notifications, timeout_s: float) -> Batch:
+    async def _next_changes(self, notifications: Notifications, timeout_s: float) -> Batch:
         step_ms = STEP_ACTIVE_MS if monotonic() < self._active_until else STEP_AT_REST_MS
-        return await anyio.to_thread.run_sync(notifications.wait, max(0.0, timeout_s), step_ms, limiter=self._waiting)
+        return await anyio.to_thread.run_sync(
+            notifications.wait_for_changes, max(0.0, timeout_s), step_ms, limiter=self._waiting
+        )
 
     async def _survey_all(self, suspects: set[str]) -> _Found:
         """Look at every known file and directory."""
         entries = self._catalog.stamps()
-        await self._inspections.prune(entries)
-        differences = await anyio.to_thread.run_sync(self._directories.differences)
+        await self._inspections.prune_stamps(entries)
+        differences = await anyio.to_thread.run_sync(self._directories.find_differences)
         news = filter(self._inspections.is_news, differences.kernel_files | suspects)
-        return _Found({*news, *await self._inspections.differing(entries)}, differences.is_outdated)
+        return _Found({*news, *await self._inspections.differing_paths(entries)}, differences.is_outdated)
 
     async def _survey_recent(self, suspects: set[str]) -> _Found:
         """Look at polled roots, and at the files of the kernels that were looked up lately."""
@@ -263,19 +271,21 @@ class Watcher:
                 files.update(self._catalog.declared_in(self._catalog.resolve(name)))
         differences = Differences()
         if roots:
-            differences = await anyio.to_thread.run_sync(partial(self._directories.differences, polled_only=True))
+            differences = await anyio.to_thread.run_sync(partial(self._directories.find_differences, polled_only=True))
         news = filter(self._inspections.is_news, differences.kernel_files | suspects)
-        differing = await self._inspections.differing(self._catalog.stamps(files)) if files else set()
+        differing = await self._inspections.differing_paths(self._catalog.stamps(files)) if files else set()
         return _Found({*news, *differing}, differences.is_outdated)
 
-    async def _confirm(self, found: _Found, suspects: set[str]) -> set[str]:
+    async def _confirm_survey(self, found: _Found, suspects: set[str]) -> set[str]:
         """Inspect what a survey found; return the paths to look at again, because their events may be under way."""
         announced = {path for path in found.paths if self._directories.raises_events(path)}
         lost = announced & suspects
         if lost:
             self._lost += 1
             _log.warning("events_lost", paths=len(lost))
-        await self._inspections.inspect(await self._inspections.affected((found.paths - announced) | lost))
+        await self._inspections.inspect_files(
+            await self._inspections.affected_kernel_files((found.paths - announced) | lost)
+        )
         return announced - lost
 
 
@@ -286,7 +296,7 @@ class _Found(msgspec.Struct, frozen=True):
     is_outdated: bool
 
 
-def _mended(reason: str) -> str:
+def _explain_with_remedy(reason: str) -> str:
     """Return why a watch failed, with what mends it."""
     for words, mend in _MENDS.items():
         if words in reason:

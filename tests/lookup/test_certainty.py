@@ -88,7 +88,7 @@ async def test_answers_are_stale_while_what_they_depend_on_is_inspected(
     reinspection = Reinspection(parts.catalog, paused, take_in, doubts_changed)
     (parts.project / name).write_text(("" if name == "ktuned.toml" else kernel_text()) + "\n# another line\n")
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(reinspection.inspect, {str(parts.project / name)})
+        tasks.start_soon(reinspection.inspect_files, {str(parts.project / name)})
         await paused.begun.wait()
         answer = parts.lookups.lookup("it", {"n": 64}, None, tune=True)
         assert (answer.status, changes) == ("stale", 1)

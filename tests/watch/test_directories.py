@@ -23,7 +23,7 @@ def make(root: Path, *names: str) -> None:
 
 def native(directories: DirectorySet, below: Path) -> set[str]:
     """Return the directories that are watched by events, relative to one."""
-    return {os.path.relpath(path, below) for path in directories.native()}
+    return {os.path.relpath(path, below) for path in directories.native_directories()}
 
 
 def test_directories_of_other_programs_are_never_watched(tmp_path: Path) -> None:
@@ -35,10 +35,10 @@ def test_directories_of_other_programs_are_never_watched(tmp_path: Path) -> None
     outside = tmp_path / "opt" / "site-packages" / "cuda"
     outside.mkdir(parents=True)
     needed = (root / "build/include", root / ".venv/lib", root / "node_modules/a", outside, root / "__pycache__")
-    found = DirectorySet.scan(plan(root, directories=needed))
+    found = DirectorySet.scan_directories(plan(root, directories=needed))
     assert native(found, root) == {".", "a", "a/b", "build/include"}
-    assert not found.lacks(plan(root, directories=(*needed, root / "node_modules" / "c")))
-    assert found.lacks(plan(root, directories=(*needed, root / "dist")))
+    assert not found.lacks_directories(plan(root, directories=(*needed, root / "node_modules" / "c")))
+    assert found.lacks_directories(plan(root, directories=(*needed, root / "dist")))
 
 
 def test_directory_that_is_not_there_is_awaited(tmp_path: Path) -> None:
@@ -46,49 +46,49 @@ def test_directory_that_is_not_there_is_awaited(tmp_path: Path) -> None:
     root, away = tmp_path / "root", tmp_path / "away" / "from" / "it"
     root.mkdir()
     later = plan(root, tmp_path / "later" / "root", directories=(away,))
-    found = DirectorySet.scan(later)
+    found = DirectorySet.scan_directories(later)
     assert native(found, tmp_path) == {"root", "."}
     assert found.found_roots() == {str(root)}
-    assert not found.differences().is_outdated
+    assert not found.find_differences().is_outdated
     assert not found.is_outdated_by([str(tmp_path / "else")])
     assert found.is_outdated_by([str(tmp_path / "away")])
     assert found.is_outdated_by([str(tmp_path / "later")])
     away.mkdir(parents=True)
-    assert found.differences().is_outdated
-    assert native(DirectorySet.scan(later), tmp_path) == {"root", ".", "away/from/it"}
+    assert found.find_differences().is_outdated
+    assert native(DirectorySet.scan_directories(later), tmp_path) == {"root", ".", "away/from/it"}
 
 
 def test_directories_that_come_and_go_outdate_a_set(tmp_path: Path) -> None:
     """So does one that is replaced, or becomes a virtual environment; files, and directories of others, do not."""
     make(tmp_path, "a/b", "c", ".git", "away")
     (tmp_path / "a" / "tune_it.py").touch()
-    found = DirectorySet.scan(plan(tmp_path))
+    found = DirectorySet.scan_directories(plan(tmp_path))
     assert not found.is_outdated_by([str(tmp_path / name) for name in ("a/tune_it.py", ".git", "gone.txt", "x/y")])
     for name in ("a", "a/b", "a/pyvenv.cfg"):
         assert found.is_outdated_by([str(tmp_path / name)])
-    assert not found.differences().is_outdated
+    assert not found.find_differences().is_outdated
     make(tmp_path, "a/new")
     assert found.is_outdated_by([str(tmp_path / "a" / "new")])
-    assert found.differences().is_outdated
-    single = DirectorySet.scan(plan(directories=(tmp_path / "c",)))
+    assert found.find_differences().is_outdated
+    single = DirectorySet.scan_directories(plan(directories=(tmp_path / "c",)))
     (tmp_path / "c").rmdir()
-    assert single.differences().is_outdated
+    assert single.find_differences().is_outdated
 
 
 def test_kernel_files_that_come_and_go_are_differences(tmp_path: Path) -> None:
     """They are found without their events: by a later look at the same set, once, and between two scans."""
     make(tmp_path, "a")
     (tmp_path / "tune_gone.py").touch()
-    found = DirectorySet.scan(plan(tmp_path))
+    found = DirectorySet.scan_directories(plan(tmp_path))
     (tmp_path / "tune_gone.py").unlink()
     (tmp_path / "a" / "tune_new.py").touch()
     (tmp_path / "a" / "other.py").touch()
     changed = {str(tmp_path / "tune_gone.py"), str(tmp_path / "a" / "tune_new.py")}
-    later = DirectorySet.scan(plan(tmp_path))
-    assert later.since(found) == changed
-    assert later.since(DirectorySet()) == set()
-    assert found.differences().kernel_files == changed
-    assert found.differences().kernel_files == frozenset()
+    later = DirectorySet.scan_directories(plan(tmp_path))
+    assert later.changed_kernel_files(found) == changed
+    assert later.changed_kernel_files(DirectorySet()) == set()
+    assert found.find_differences().kernel_files == changed
+    assert found.find_differences().kernel_files == frozenset()
 
 
 def test_linked_directory_is_watched_by_its_name_in_the_root(tmp_path: Path) -> None:
@@ -96,7 +96,7 @@ def test_linked_directory_is_watched_by_its_name_in_the_root(tmp_path: Path) -> 
     root, away = tmp_path / "root", tmp_path / "away"
     make(tmp_path, "root", "away")
     (root / "linked").symlink_to(away)
-    found = DirectorySet.scan(plan(root, directories=(away,))).native()
+    found = DirectorySet.scan_directories(plan(root, directories=(away,))).native_directories()
     assert found.index(str(away)) < found.index(str(root / "linked"))
 
 
@@ -105,9 +105,9 @@ def test_each_root_is_watched_in_its_own_way(tmp_path: Path) -> None:
     make(tmp_path, "a/inner/deep", "b", "c")
     (tmp_path / "b" / os.fsdecode(b"x\xff")).touch()
     roots = tuple(tmp_path / name for name in ("a", "a/inner", "b", "c"))
-    found = DirectorySet.scan(plan(*roots, polled={str(tmp_path / "a" / "inner"): ""}))
+    found = DirectorySet.scan_directories(plan(*roots, polled={str(tmp_path / "a" / "inner"): ""}))
     assert native(found, tmp_path) == {"a", "c"}
-    assert {os.path.relpath(path, tmp_path) for path in found.polled()} == {"a/inner", "a/inner/deep", "b"}
+    assert {os.path.relpath(path, tmp_path) for path in found.polled_directories()} == {"a/inner", "a/inner/deep", "b"}
     reasons = {group.root: group.reason for group in found.groups if group.is_polled}
     assert reasons == {str(tmp_path / "a" / "inner"): "", str(tmp_path / "b"): NOT_UTF8}
     assert found.is_polled(str(tmp_path / "b" / "y"))
@@ -129,8 +129,8 @@ def test_each_root_is_watched_in_its_own_way(tmp_path: Path) -> None:
 def test_root_of_a_failed_watch_is_found(tmp_path: Path, reason: str, root: str) -> None:
     """It is the one that the message names, or else the one with the most directories."""
     make(tmp_path, "a/big/bigger", "b", "away")
-    found = DirectorySet.scan(plan(tmp_path / "a", tmp_path / "b", directories=(tmp_path / "away",)))
+    found = DirectorySet.scan_directories(plan(tmp_path / "a", tmp_path / "b", directories=(tmp_path / "away",)))
     assert found.to_blame(reason.format(tmp_path)) == root.format(tmp_path)
     polled = {str(tmp_path / "a"): "", str(tmp_path / "b"): "", ELSEWHERE: ""}
-    nothing_native = DirectorySet.scan(plan(tmp_path / "a", tmp_path / "b", polled=polled))
+    nothing_native = DirectorySet.scan_directories(plan(tmp_path / "a", tmp_path / "b", polled=polled))
     assert nothing_native.to_blame(reason.format(tmp_path)) is None

@@ -87,7 +87,7 @@ async def watching(
     watched = Watched(Watcher(parts.catalog, parts.inspector, take, lambda: looked_up, intervals, open_watches))
     told.append(watched)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(watched.watcher.run)
+        tasks.start_soon(watched.watcher.watch_until_cancelled)
         yield watched
         tasks.cancel_scope.cancel()
     parts.kill_workers()

@@ -33,16 +33,16 @@ def test_events_of_both_kinds_arrive(watches: Notifications, tmp_path: Path) -> 
     path = tmp_path / "native" / "it"
     path.write_text("x")
     path.rename(tmp_path / "native" / "other")
-    batch = watches.wait(PATIENCE_S, STEP_ACTIVE_MS)
+    batch = watches.wait_for_changes(PATIENCE_S, STEP_ACTIVE_MS)
     assert paths(batch, tmp_path) == {"native/it", "native/other"} == paths(Batch(batch.moved), tmp_path)
     with (tmp_path / "native" / "other").open("w") as stream:
         stream.write("y")
-    batch = watches.wait(PATIENCE_S, STEP_ACTIVE_MS)
+    batch = watches.wait_for_changes(PATIENCE_S, STEP_ACTIVE_MS)
     assert (paths(batch, tmp_path), batch.moved) == ({"native/other"}, frozenset())
     (tmp_path / "polled" / "it").touch()
     # Polling may see the directory's own change, too.
-    assert paths(watches.wait(PATIENCE_S, STEP_ACTIVE_MS), tmp_path) - {"polled"} == {"polled/it"}
-    assert watches.wait(0.05, STEP_ACTIVE_MS) == Batch()
+    assert paths(watches.wait_for_changes(PATIENCE_S, STEP_ACTIVE_MS), tmp_path) - {"polled"} == {"polled/it"}
+    assert watches.wait_for_changes(0.05, STEP_ACTIVE_MS) == Batch()
 
 
 def test_file_is_complete_when_its_writing_pauses(watches: Notifications, tmp_path: Path) -> None:
@@ -59,12 +59,12 @@ def test_file_is_complete_when_its_writing_pauses(watches: Notifications, tmp_pa
 
     writer = threading.Thread(target=write)
     writer.start()
-    batch = watches.wait(PATIENCE_S, STEP_ACTIVE_MS)
+    batch = watches.wait_for_changes(PATIENCE_S, STEP_ACTIVE_MS)
     was_over = ended.is_set()
     writer.join()
     assert was_over
     assert paths(batch, tmp_path) == {"native/it"}
-    assert watches.wait(0.1, STEP_ACTIVE_MS) == Batch()
+    assert watches.wait_for_changes(0.1, STEP_ACTIVE_MS) == Batch()
 
 
 def test_waiting_can_be_stopped(tmp_path: Path) -> None:
@@ -73,7 +73,7 @@ def test_waiting_can_be_stopped(tmp_path: Path) -> None:
     stop.set()
     for native, polled in (([], []), ([str(tmp_path)], []), ([], [str(tmp_path)]), ([str(tmp_path)], [str(tmp_path)])):
         with Notifications(native, polled, stop) as watches:
-            assert watches.wait(PATIENCE_S, STEP_ACTIVE_MS).is_stopped
+            assert watches.wait_for_changes(PATIENCE_S, STEP_ACTIVE_MS).is_stopped
 
 
 def test_what_cannot_be_watched_is_an_error(watches: Notifications, tmp_path: Path) -> None:
@@ -85,10 +85,10 @@ def test_what_cannot_be_watched_is_an_error(watches: Notifications, tmp_path: Pa
         Notifications([os.fsdecode(b"/\xff")], [], threading.Event())
     (tmp_path / "native" / os.fsdecode(b"x\xff")).touch()
     with pytest.raises(WatchError, match="decode") as failed:
-        watches.wait(PATIENCE_S, STEP_ACTIVE_MS)
+        watches.wait_for_changes(PATIENCE_S, STEP_ACTIVE_MS)
     assert not failed.value.is_polling
     (tmp_path / "polled" / "loop").symlink_to("loop")
     with Notifications([], [str(tmp_path / "polled")], threading.Event()) as polling:
         with pytest.raises(WatchError, match="symbolic links") as failed:
-            polling.wait(PATIENCE_S, STEP_ACTIVE_MS)
+            polling.wait_for_changes(PATIENCE_S, STEP_ACTIVE_MS)
         assert failed.value.is_polling

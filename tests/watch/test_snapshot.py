@@ -6,12 +6,12 @@ import os
 from pathlib import Path
 
 from ktuned.ipc.stamps import ABSENT, stamp
-from ktuned.watch.snapshot import SETTLED_NS, Snapshot, Stamp, look
+from ktuned.watch.snapshot import SETTLED_NS, Snapshot, Stamp, stamp_of_path
 
 
 def differing(snapshot: Snapshot, entries: set[tuple[str, str]]) -> set[str]:
     """Return the paths that differ now."""
-    return snapshot.differing(entries, snapshot.look(path for path, _ in entries))
+    return snapshot.differing_paths(entries, snapshot.look_at_files(path for path, _ in entries))
 
 
 def test_paths_that_came_went_and_changed_differ(tmp_path: Path) -> None:
@@ -33,16 +33,16 @@ def test_same_size_and_time_hide_no_change(tmp_path: Path) -> None:
     """A file that is replaced, or rewritten with its old time, has another stamp."""
     path = tmp_path / "it"
     path.write_text("x")
-    old = look(str(path))
+    old = stamp_of_path(str(path))
     assert old is not None
     path.write_text("y")
     os.utime(path, ns=(old.modified_ns, old.modified_ns))
-    rewritten = look(str(path))
+    rewritten = stamp_of_path(str(path))
     beside = tmp_path / "beside"
     beside.write_text("z")
     os.utime(beside, ns=(old.modified_ns, old.modified_ns))
     beside.replace(path)
-    assert len({old, rewritten, look(str(path))}) == 3
+    assert len({old, rewritten, stamp_of_path(str(path))}) == 3
 
 
 def test_only_settled_stamps_stand_for_bytes() -> None:
@@ -59,12 +59,12 @@ def test_settled_files_are_read_once(tmp_path: Path) -> None:
     path.write_text("x")
     snapshot = Snapshot()
     entries = {("/usr/bin/env", stamp(Path("/usr/bin/env"))), (str(path), stamp(path))}
-    first = snapshot.look(path for path, _ in entries)
-    again = snapshot.look(path for path, _ in entries)
+    first = snapshot.look_at_files(path for path, _ in entries)
+    again = snapshot.look_at_files(path for path, _ in entries)
     assert again["/usr/bin/env"] is first["/usr/bin/env"]
     assert again[str(path)] is not first[str(path)]
-    snapshot.prune([])
-    assert snapshot.look(["/usr/bin/env"])["/usr/bin/env"] is not first["/usr/bin/env"]
+    snapshot.prune_entries([])
+    assert snapshot.look_at_files(["/usr/bin/env"])["/usr/bin/env"] is not first["/usr/bin/env"]
 
 
 def test_failed_inspections_are_not_repeated(tmp_path: Path) -> None:
@@ -73,13 +73,13 @@ def test_failed_inspections_are_not_repeated(tmp_path: Path) -> None:
     path.write_text("broken")
     snapshot = Snapshot()
     entries = {(str(path), ABSENT)}
-    sights = snapshot.look([str(path)])
-    snapshot.accept(entries, sights)
+    sights = snapshot.look_at_files([str(path)])
+    snapshot.accept_differences(entries, sights)
     assert differing(snapshot, entries) == set()
     assert differing(snapshot, {(str(path), "another digest")}) == {str(path)}
     path.write_text("mended")
     assert differing(snapshot, entries) == {str(path)}
-    snapshot.prune([])
+    snapshot.prune_entries([])
     path.write_text("broken")
     assert differing(snapshot, entries) == {str(path)}
 
@@ -90,7 +90,7 @@ def test_change_during_an_inspection_is_not_accepted(tmp_path: Path) -> None:
     path.write_text("before")
     snapshot = Snapshot()
     entries = {(str(path), ABSENT)}
-    sights = snapshot.look([str(path)])
+    sights = snapshot.look_at_files([str(path)])
     path.write_text("during it")
-    snapshot.accept(entries, sights)
+    snapshot.accept_differences(entries, sights)
     assert differing(snapshot, entries) == {str(path)}

@@ -52,7 +52,7 @@ async def watched(parts: Parts) -> AsyncIterator[None]:
     parts.write(kernel_text("slow"), "tune_slow.py")
     await parts.inspector.inspect_root(parts.root)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(parts.daemon.watcher.run)
+        tasks.start_soon(parts.daemon.watcher.watch_until_cancelled)
         with anyio.fail_after(PATIENCE_S):
             await parts.daemon.watcher.caught_up.wait()
         parts.lookups.caught_up()
@@ -147,7 +147,7 @@ async def test_a_project_file_is_suspect_until_its_kernels_were_inspected(parts:
     kernel = await parts.inspect(kernel_text())
     following = Following(parts, kernel)
     path = str(parts.write("env = { ROWS = '2' }\n", "ktuned.toml"))
-    await Reinspection(parts.catalog, following, take, following.note).inspect({path})
+    await Reinspection(parts.catalog, following, take, following.note).inspect_files({path})
     assert following.suspicion == path
     assert parts.catalog.suspicion(kernel) == ""
 
@@ -171,14 +171,14 @@ async def test_a_save_that_could_not_be_taken_in_stays_suspect(parts: Parts) -> 
 
     kernel = await parts.inspect(kernel_text())
     path = str(parts.write(kernel_text(rtol="0.5")))
-    await Reinspection(parts.catalog, Refusing(), take, lambda: None).inspect({path})
+    await Reinspection(parts.catalog, Refusing(), take, lambda: None).inspect_files({path})
     assert parts.catalog.suspicion(kernel) == path
     refused = Reinspection(parts.catalog, Refusing(), take, lambda: None)
-    await refused.inspect({path})
+    await refused.inspect_files({path})
     parts.write(kernel_text())
-    assert await refused.affected([path]) == set()
+    assert await refused.affected_kernel_files([path]) == set()
     assert parts.catalog.suspicion(kernel) == "", "it was taken back"
     path = str(parts.write(kernel_text(rtol="0.5")))
-    await refused.inspect({path})
-    await Reinspection(parts.catalog, parts.inspector, take, lambda: None).inspect({path})
+    await refused.inspect_files({path})
+    await Reinspection(parts.catalog, parts.inspector, take, lambda: None).inspect_files({path})
     assert parts.catalog.suspicion(kernel) == ""

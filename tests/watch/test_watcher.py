@@ -55,7 +55,7 @@ async def watching(parts: Parts, *, all_s: float = 1.0) -> AsyncIterator[Watched
     watcher = Watcher(parts.catalog, parts.inspector, pass_on, lambda: (), Intervals(all_s=all_s))
     with send, receive:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(watcher.run)
+            tasks.start_soon(watcher.watch_until_cancelled)
             yield Watched(parts, watcher, receive)
             assert watcher.notice == ""
             tasks.cancel_scope.cancel()
