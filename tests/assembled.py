@@ -249,7 +249,7 @@ async def assembled(
                 # One worker is up, and is no one's leak.
                 pass
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(parts.lookups.run)
+                tasks.start_soon(parts.lookups.run_until_cancelled)
                 yield parts
                 tasks.cancel_scope.cancel()
         parts.lookups.table.close()

@@ -211,7 +211,7 @@ class Adoptions:
             self.look()
             return KeyAnswer(Status.UNKNOWN)
         if pin is None:
-            found = self._lookups.lookup(kernel.name, problem, device, tune=False, admits=_admits_any)
+            found = self._lookups.find_answer(kernel.name, problem, device, tune=False, admits=_admits_any)
         else:
             held = self._lookups.lookup_pinned(pin, kernel.name, problem, device, tune=False, admits=_admits_any)
             found = held if isinstance(held, Answer) else await held()
@@ -355,7 +355,7 @@ class Adoptions:
             if kernel is None:
                 continue
             del self._launches[place]
-            found = self._lookups.lookup(kernel.name, problem, device or None, tune=False, admits=_admits_any)
+            found = self._lookups.find_answer(kernel.name, problem, device or None, tune=False, admits=_admits_any)
             if found.device is not None:
                 known[kernel.winner_key(problem, DeviceModel(found.device), kernel.objective(None))] = number
                 if (choice := self._choices.get((kernel.name, device))) is not None:
@@ -494,7 +494,7 @@ class Adoptions:
         return None
 
     def _is_served(self, kernel: KernelInfo, record: CallRecord) -> bool:
-        found = self._lookups.lookup(
+        found = self._lookups.find_answer(
             kernel.name, dict(record.problem), record.device or None, tune=False, admits=_admits_any
         )
         configs = {canonical(config) for config in record.configs}

@@ -254,8 +254,8 @@ def assemble(
     # What acts on events, and the router.
     events = replaced.events or Events()
     caches = AnswerCaches(WinnerTable(os.path.dirname(settings.socket), epoch=events.epoch))
-    artifact_cleanup = ArtifactCleanup(store, artifacts, on_collected=caches.changed_all)
-    probes = Probes(catalog, environments, str(settings.state), changed=caches.changed_all)
+    artifact_cleanup = ArtifactCleanup(store, artifacts, on_collected=caches.forget_all_answers)
+    probes = Probes(catalog, environments, str(settings.state), changed=caches.forget_all_answers)
 
     to_share = DueKernels()
 
@@ -276,12 +276,12 @@ def assemble(
 
     def project_renamed() -> None:
         captured_inputs.reload()
-        caches.changed_all()
+        caches.forget_all_answers()
 
     inspector = FileInspector(catalog, fleet, store, deadlines, trust, probe=probe, renamed=project_renamed)
 
     def names_learned(kernel: KernelName, names: Sequence[Observation]) -> None:
-        caches.renamed(kernel, store.list_winners(kernel), names)
+        caches.rename_contexts(kernel, store.list_winners(kernel), names)
 
     traces = Traces(catalog, store, renamed=names_learned, publish=router.publish)
 
@@ -304,7 +304,7 @@ def assemble(
         deadlines=deadlines,
         captured=captured_inputs.digest_for,
         anchor=store.anchors.find_anchor,
-        served=served.of,
+        served=served.list_winners,
         portfolios=kept_portfolios,
         shared=shared_winners,
     )
@@ -365,7 +365,7 @@ def assemble(
         requests=requests,
         store=store,
         deadlines=deadlines,
-        changed=caches.changed,
+        changed=caches.forget_answers,
     )
 
     # What answers and watches.
@@ -405,7 +405,7 @@ def assemble(
     )
 
     async def toolchain_probed(kernels: Sequence[KernelInfo], outdated: Sequence[KernelInfo]) -> None:
-        caches.changed_all()
+        caches.forget_all_answers()
         for kernel in outdated:
             if store.list_winners(kernel.name):
                 router.publish("stale", kernel=kernel.name, digest=kernel.digest)
@@ -415,7 +415,7 @@ def assemble(
         catalog,
         environments,
         in_use=in_use,
-        doubted=caches.changed_all,
+        doubted=caches.forget_all_answers,
         probed=toolchain_probed,
         intervals=replaced.toolchain_intervals,
     )
@@ -423,7 +423,7 @@ def assemble(
     async def take_in(changes: Changes, saved: bool) -> None:
         await renewal.react_to_changes(changes, saved=saved)
 
-    watcher = Watcher(catalog, inspector, take_in, lookups.looked_up, doubts_changed=caches.changed_all)
+    watcher = Watcher(catalog, inspector, take_in, lookups.looked_up, doubts_changed=caches.forget_all_answers)
 
     # What reports, and what the server calls.
     traffic = Traffic(caches.shortcuts)
@@ -499,7 +499,7 @@ def assemble(
         jobs=jobs,
         store=store,
         events=events,
-        explain=Explainer(catalog, admission, machine, store, lookups.doubt).explain_winners,
+        explain=Explainer(catalog, admission, machine, store, lookups.find_doubt).explain_winners,
         status=status.collect_figures,
         probe=probes.reports,
         stop=stopping.set,

@@ -44,11 +44,11 @@ def routes(
     """Return the table: for each type of event the parts that act on it."""
 
     def kernel_changed(event: Mapping[str, Any]) -> None:
-        caches.changed(event["kernel"])
+        caches.forget_answers(event["kernel"])
 
     def names_changed(event: Mapping[str, Any]) -> None:
         # A name that is new may make another one ambiguous, or known.
-        caches.changed_all()
+        caches.forget_all_answers()
 
     def artifacts_grew(event: Mapping[str, Any]) -> None:
         artifact_cleanup.due()

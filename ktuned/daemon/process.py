@@ -111,7 +111,7 @@ class Daemon:
             parts.notifier.ready(parts.activity.describe_activity())
             _log.info("ready", socket=place, pid=os.getpid())
             for work in (
-                parts.lookups.run,
+                parts.lookups.run_until_cancelled,
                 parts.portfolios.run_until_cancelled,
                 parts.watcher.watch_until_cancelled,
                 parts.renewal.retry_unrecorded,
@@ -145,7 +145,7 @@ class Daemon:
         if self.parts.catalog.roots:
             await self.parts.probes.reports()
             # What was served in doubt of an older report is known now.
-            self.parts.lookups.caches.changed_all()
+            self.parts.lookups.caches.forget_all_answers()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.parts.jobs.run_until_cancelled)
             tasks.start_soon(self._catch_up)

@@ -26,28 +26,28 @@ class AnswerCaches:
         self.shortcuts = Shortcuts()
         self.winners: dict[str, list[Winner]] = {}
 
-    def changed(self, kernel: str) -> None:
+    def forget_answers(self, kernel: str) -> None:
         """Forget answers: a kernel's winners, or their context, have changed; kernels of its name may share them."""
         short = kernel.rpartition(":")[2]
         for other in [name for name in self.winners if name.rpartition(":")[2] == short]:
             del self.winners[other]
             if other != kernel:
-                self.table.bump(other)
-        self.shortcuts.clear()
-        self.table.bump(kernel)
+                self.table.bump_generation(other)
+        self.shortcuts.forget_responses()
+        self.table.bump_generation(kernel)
         self.when_changed()
 
-    def renamed(self, kernel: str, winners: list[Winner], names: Sequence[Observation]) -> None:
+    def rename_contexts(self, kernel: str, winners: list[Winner], names: Sequence[Observation]) -> None:
         """Keep answers while a kernel's contexts are renamed in the store, because it has learned names."""
         self.winners[kernel] = [
             replace(winner, context=replace(winner.context, digest=combine(winner.context.digest, names)))
             for winner in winners
         ]
-        self.shortcuts.clear()
+        self.shortcuts.forget_responses()
 
-    def changed_all(self) -> None:
+    def forget_all_answers(self) -> None:
         """Forget all answers: any kernel may have changed."""
         self.winners.clear()
-        self.shortcuts.clear()
-        self.table.bump_all()
+        self.shortcuts.forget_responses()
+        self.table.bump_all_generations()
         self.when_changed()

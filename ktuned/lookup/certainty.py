@@ -54,7 +54,7 @@ class Certainty:
         self.is_caught_up = True
         self._looks.clear()
 
-    def doubt(self, kernel: KernelInfo, environment: Environment, device: Device | None = None) -> str:
+    def find_doubt(self, kernel: KernelInfo, environment: Environment, device: Device | None = None) -> str:
         """Return why the present context of a kernel is not known for certain; nothing if it is.
 
         Of a ``device`` on another host the toolchain there counts, too.
@@ -74,19 +74,19 @@ class Certainty:
         known = self._looks.get(kernel.name)
         if known is not None and known.stamps is kernel.stamps and self._clock() < known.until:
             return known.reason
-        reason = _difference(kernel.stamps)
+        reason = _first_difference(kernel.stamps)
         self._looks[kernel.name] = _Look(self._clock() + LOOK_S, kernel.stamps, reason)
         return reason
 
 
-def _difference(stamps: Mapping[str, str]) -> str:
+def _first_difference(stamps: Mapping[str, str]) -> str:
     """Return the first file that no longer holds what was inspected, or why that is not looked at here."""
-    if len(stamps) > MAX_FILES or sum(map(_size, stamps)) > MAX_BYTES:
+    if len(stamps) > MAX_FILES or sum(map(_file_size, stamps)) > MAX_BYTES:
         return "its files are many"
     return next((f"{path} changed" for path, held in stamps.items() if stamp(Path(path)) != held), "")
 
 
-def _size(path: str) -> int:
+def _file_size(path: str) -> int:
     try:
         return os.stat(path).st_size
     except OSError:

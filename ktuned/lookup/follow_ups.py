@@ -87,7 +87,11 @@ class _Bucket(msgspec.Struct, frozen=True):
 
 
 class FollowUps:
-    """Takes follow-ups at once, by :meth:`tune`, :meth:`check` and :meth:`represent`; :meth:`run` does them."""
+    """Queues what a lookup leaves to be done, so that no lookup waits for it.
+
+    :meth:`queue_tuning`, :meth:`queue_check` and :meth:`queue_bucket` return at once; :meth:`run_until_cancelled` does
+    the work.
+    """
 
     def __init__(
         self, admission: Admission, buckets: Buckets, jobs: Jobs, caches: AnswerCaches, gate: QuietGate
@@ -109,7 +113,9 @@ class FollowUps:
         """Follow-ups that wait."""
         return self._queue.statistics().current_buffer_used + sum(map(len, self._checks.values()))
 
-    def tune(self, kernel: KernelInfo, problem: Problem, context: Context, objective: Objective = LATENCY) -> None:
+    def queue_tuning(
+        self, kernel: KernelInfo, problem: Problem, context: Context, objective: Objective = LATENCY
+    ) -> None:
         """Have a problem's winner tuned, once for each change of the kernel's state; again if that failed."""
         tuning = _Tuning(kernel, problem, context, objective)
         if self._tuned.get(tuning.key) == tuning.state:
@@ -122,21 +128,21 @@ class FollowUps:
             self._tuned.clear()
         self._tuned[tuning.key] = tuning.state
 
-    def check(self, kernel: KernelInfo, problem: Problem, configs: tuple[Config, ...]) -> None:
+    def queue_check(self, kernel: KernelInfo, problem: Problem, configs: tuple[Config, ...]) -> None:
         """Have a worker say whether configs are valid for a problem, if that is not under way."""
-        self._ask(_Check(kernel, problem, configs))
+        self._queue_question(_Check(kernel, problem, configs))
 
-    async def checked(self, kernel: KernelInfo, problem: Problem, configs: tuple[Config, ...]) -> None:
-        """Wait until the worker that :meth:`check` has asked for has answered, or could not."""
+    async def await_check(self, kernel: KernelInfo, problem: Problem, configs: tuple[Config, ...]) -> None:
+        """Wait until the worker that :meth:`queue_check` has asked for has answered, or could not."""
         ended = self._checked.get(_Check(kernel, problem, configs).key)
         if ended is not None:
             await ended.wait()
 
-    def represent(self, kernel: KernelInfo, problem: Problem) -> None:
+    def queue_bucket(self, kernel: KernelInfo, problem: Problem) -> None:
         """Have a worker say which problem stands for a problem, if that is not under way."""
-        self._ask(_Bucket(kernel, problem))
+        self._queue_question(_Bucket(kernel, problem))
 
-    def _ask(self, check: _Check | _Bucket) -> None:
+    def _queue_question(self, check: _Check | _Bucket) -> None:
         if check.key in self._checked or len(self._checked) >= MAX_FOLLOW_UPS:
             return
         try:
@@ -145,18 +151,18 @@ class FollowUps:
             return
         self._checked[check.key] = anyio.Event()
 
-    def forget(self, kernel: str) -> None:
+    def forget_tunings(self, kernel: str) -> None:
         """Let a kernel's tunings be queued again: what they found is gone, or holds for other inputs."""
         for key in [key for key in self._tuned if key.kernel == kernel]:
             del self._tuned[key]
 
-    async def run(self) -> None:
+    async def run_until_cancelled(self) -> None:
         """Do the follow-ups until cancelled; each kernel's checks run one after the other."""
         async with anyio.create_task_group() as tasks:
             with self._queue, self._arriving:
                 async for follow_up in self._arriving:
                     if isinstance(follow_up, _Tuning):
-                        await self._submit(follow_up)
+                        await self._submit_tuning(follow_up)
                         continue
                     name = follow_up.kernel.name
                     if name not in self._checks:
@@ -164,7 +170,7 @@ class FollowUps:
                         tasks.start_soon(self._check_all, name)
                     self._checks[name].append(follow_up)
 
-    async def _submit(self, tuning: _Tuning) -> None:
+    async def _submit_tuning(self, tuning: _Tuning) -> None:
         try:
             await self._jobs.submit_job(
                 tuning.key,
@@ -189,7 +195,7 @@ class FollowUps:
                             await self._buckets.ask(check.kernel, check.problem)
                         else:
                             await self._admission.ask(check.kernel, check.problem, check.configs)
-                    self._caches.changed(kernel)
+                    self._caches.forget_answers(kernel)
                 except KtunedError as error:
                     _log.warning("kernel_file_not_asked", kernel=kernel, reason=error.message)
                 finally:

@@ -67,7 +67,7 @@ class Decision(msgspec.Struct, frozen=True):
         return self.is_certain and self.status in (Status.STALE, Status.NEAR, Status.DEFAULT)
 
 
-def decide(
+def decide_answer(
     kernel: KernelInfo,
     problem: Problem,
     device: str | None,

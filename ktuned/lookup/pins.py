@@ -37,7 +37,7 @@ class Pins:
         self._store = store
         self._changed = changed
 
-    def find(
+    def find_answer(
         self, pin: str, kernel: str, problem: Problem, device: str | None, objective: str | None = None
     ) -> Answer | None:
         """Return the answer that a pin holds, under any name of the kernel, the device and the objective.
@@ -52,7 +52,7 @@ class Pins:
         held = self._store.pinned.find_answer(pin, pinned_question(kernel, problem, device, objective))
         return None if held is None else Answer.from_pin(held)
 
-    async def freeze(
+    async def freeze_answer(
         self, pin: str, kernel: str, problem: Problem, device: str | None, objective: str | None, answer: Answer
     ) -> Answer:
         """Hold ``answer`` for the question, and for the same one by full names; return the answer held, the first one.
@@ -68,7 +68,7 @@ class Pins:
         )
         return replace(Answer.from_pin(held), generation=answer.generation)
 
-    def held(self) -> list[PinInfo]:
+    def list_pins(self) -> list[PinInfo]:
         """Return every pin."""
         return [PinInfo(*row) for row in self._store.pinned.list_pins()]
 

@@ -85,7 +85,7 @@ class Publication:
         """The generation under which all winners of a kernel were published last."""
         self._change = anyio.Event()
 
-    def changed(self) -> None:
+    def request_publication(self) -> None:
         """Take in that winners may have to be published again."""
         self._change.set()
 
@@ -95,9 +95,9 @@ class Publication:
         """Publish the answer to a question, and which kernel its name means in its directory."""
         if answer.status is Status.STALE and not tune:
             return
-        if not self._publish(kernel, problem, answer):
+        if not self._publish_answer(kernel, problem, answer):
             return
-        self._write(kernel.name, kernel_key(name, directory), self._describe(kernel))
+        self._write_entry(kernel.name, kernel_key(name, directory), self._describe_kernel(kernel))
         if self._published.get(kernel.name) != self._table.generation(kernel.name):
             self._change.set()
 
@@ -110,14 +110,14 @@ class Publication:
         if kernel.name != answer.kernel or answer.config is None or answer.device is None:
             return
         prefix = pinned_prefix(pin, kernel.name, answer.device, answer.objective)
-        key = _pack(dict(sorted(problem.items())))
-        self._write(kernel.name, prefix + key, _payload(answer.config, answer, answer.measured))
-        self._write(kernel.name, kernel_key(name, directory), self._describe(kernel))
+        key = _pack_value(dict(sorted(problem.items())))
+        self._write_entry(kernel.name, prefix + key, _encode_answer(answer.config, answer, answer.measured))
+        self._write_entry(kernel.name, kernel_key(name, directory), self._describe_kernel(kernel))
 
-    async def run(self) -> None:
+    async def run_until_cancelled(self) -> None:
         """Publish the winners of kernels in use, and confirm that this daemon watches, until cancelled."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._confirm)
+            tasks.start_soon(self._confirm_watching)
             while True:
                 await self._change.wait()
                 self._change = anyio.Event()
@@ -125,7 +125,7 @@ class Publication:
                     await self._publish_winners(name)
                 await anyio.sleep(SHORTEST_PAUSE_S)
 
-    async def _confirm(self) -> None:
+    async def _confirm_watching(self) -> None:
         while True:
             self._table.confirm_watch()
             await anyio.sleep(CONFIRM_EVERY_S)
@@ -141,14 +141,14 @@ class Publication:
         except NotFound:
             self._published.pop(name, None)
             return
-        self._write(name, kernel_key(name, None), self._describe(kernel))
+        self._write_entry(name, kernel_key(name, None), self._describe_kernel(kernel))
         start = perf_counter()
         for winner in winners:
             # What enters the key is enough to answer for it; a kernel without such a rule has the whole problem.
             if set(kernel.specialize or ()) <= set(winner.problem):
                 found = self._answer(kernel, winner.problem, winner.context.device, winner.objective)
                 if found.status is Status.FRESH:
-                    self._publish(kernel, winner.problem, found)
+                    self._publish_answer(kernel, winner.problem, found)
             took_s = perf_counter() - start
             if took_s >= SLICE_S:
                 await anyio.sleep(took_s / SHARE)
@@ -157,7 +157,7 @@ class Publication:
                 start = perf_counter()
         self._published[name] = generation
 
-    def _publish(self, kernel: KernelInfo, problem: Problem, answer: Answer) -> bool:
+    def _publish_answer(self, kernel: KernelInfo, problem: Problem, answer: Answer) -> bool:
         """Publish an answer if it stands for all problems of its key; return whether it does."""
         config = answer.config
         if (
@@ -173,31 +173,31 @@ class Publication:
         if not is_whole and not declared_admission(kernel, config):
             return False
         measured = answer.measured or (None if is_whole else problem)
-        key = _pack(dict(sorted(kernel.specialized(problem).items())))
+        key = _pack_value(dict(sorted(kernel.specialized(problem).items())))
         prefix = winner_prefix(kernel.name, answer.device, answer.objective)
-        return self._write(kernel.name, prefix + key, _payload(config, answer, measured))
+        return self._write_entry(kernel.name, prefix + key, _encode_answer(config, answer, measured))
 
-    def _describe(self, kernel: KernelInfo) -> bytes:
+    def _describe_kernel(self, kernel: KernelInfo) -> bytes:
         """Return the payload by which clients form keys of a kernel's winners."""
         devices = self._machine.devices(self._catalog.environment(kernel), kernel.backend)
         keys = None
         if kernel.specialize is not None or kernel.bucket:
             keys = sorted({tuple(sorted(problem)) for problem in kernel.problems}) or None
-        described = [kernel.name, kernel.file, kernel.objective(None), _models(devices), keys]
+        described = [kernel.name, kernel.file, kernel.objective(None), _models_by_name(devices), keys]
         rules = [kernel.specialize, dict(kernel.bucket)]
-        if len(packed := _pack(described + rules)) > MAX_DESCRIPTION_BYTES:
+        if len(packed := _pack_value(described + rules)) > MAX_DESCRIPTION_BYTES:
             # Of many devices the names are not listed: a question that names one is asked of the daemon.
-            described[3] = _models(devices[:1])
-            packed = _pack(described + rules)
+            described[3] = _models_by_name(devices[:1])
+            packed = _pack_value(described + rules)
         return packed
 
-    def _write(self, kernel: str, key: bytes, payload: bytes) -> bool:
-        return self._table.holds(kernel, key, payload) or self._table.publish(kernel, key, payload)
+    def _write_entry(self, kernel: str, key: bytes, payload: bytes) -> bool:
+        return self._table.holds_entry(kernel, key, payload) or self._table.publish_entry(kernel, key, payload)
 
 
-def _payload(config: Config, answer: Answer, measured: Problem | None) -> bytes:
+def _encode_answer(config: Config, answer: Answer, measured: Problem | None) -> bytes:
     """Return an entry's payload; ``measured`` is the winner's problem where that may be another one than is asked."""
-    return _pack(
+    return _pack_value(
         [
             dict(config),
             answer.status.value,
@@ -212,7 +212,7 @@ def _payload(config: Config, answer: Answer, measured: Problem | None) -> bytes:
     )
 
 
-def _models(devices: Iterable[Device]) -> Mapping[str, str]:
+def _models_by_name(devices: Iterable[Device]) -> Mapping[str, str]:
     """Return the models of devices by name, and of the first one by no name.
 
     A device that is unlike the first of its model has contexts of its own, and is asked for by name over the socket.
@@ -227,6 +227,6 @@ def _models(devices: Iterable[Device]) -> Mapping[str, str]:
     return models
 
 
-def _pack(value: Any) -> bytes:
+def _pack_value(value: Any) -> bytes:
     packed: bytes = msgpack.packb(value)
     return packed

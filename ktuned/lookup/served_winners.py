@@ -26,7 +26,7 @@ class ServedWinners:
         self._admission = admission
         self._known = caches.winners
 
-    def of(self, kernel: KernelInfo, environment: Environment) -> list[Winner]:
+    def list_winners(self, kernel: KernelInfo, environment: Environment) -> list[Winner]:
         """Return a kernel's winners on all devices, by all objectives."""
         known = self._known.get(kernel.name)
         if known is None:
@@ -72,10 +72,10 @@ class ServedWinners:
         objectives = sorted({winner.objective for winner in own})
         for device in sorted(models & {winner.context.device for winner in own}):
             for objective in objectives:
-                own = with_common(own, self._common(kernel, environment, device, objective))
+                own = with_common(own, self._common_trials(kernel, environment, device, objective))
         return own
 
-    def _common(
+    def _common_trials(
         self, kernel: KernelInfo, environment: Environment, model: str, objective: Objective
     ) -> Iterable[Common]:
         """Return the trials of the config that is best for all problems by an objective, once all are tuned."""

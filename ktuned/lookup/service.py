@@ -17,7 +17,7 @@ from ktuned.lookup.answer import Answer
 from ktuned.lookup.answer_caches import AnswerCaches
 from ktuned.lookup.certainty import Certainty
 from ktuned.lookup.follow_ups import MAX_FOLLOW_UPS, FollowUps
-from ktuned.lookup.ladder import Admits, decide, not_observed
+from ktuned.lookup.ladder import Admits, decide_answer, not_observed
 from ktuned.lookup.pins import Pins
 from ktuned.lookup.publication import Publication
 from ktuned.lookup.served_winners import ServedWinners
@@ -59,7 +59,7 @@ Pinning = Callable[[], Awaitable[Answer]]
 
 
 class Lookups:
-    """Answers lookups; :meth:`run` does their follow-ups.
+    """Answers lookups; :meth:`run_until_cancelled` does their follow-ups.
 
     ``shortcuts`` are its answers by their questions' bytes, ``served`` the winners that they give.
     """
@@ -83,7 +83,7 @@ class Lookups:
         self.caches = caches
         self.shortcuts = caches.shortcuts
         self.table = caches.table
-        self.pins = Pins(store, caches.changed_all)
+        self.pins = Pins(store, caches.forget_all_answers)
         self._catalog = catalog
         self._certainty = certainty
         self._admission = admission
@@ -104,10 +104,10 @@ class Lookups:
             machine,
             certainty,
             in_use=self.looked_up,
-            winners=served.of,
+            winners=served.list_winners,
             answer=partial(self._best_known, tune=False, admits=None),
         )
-        caches.when_changed = self._publication.changed
+        caches.when_changed = self._publication.request_publication
 
     @property
     def answered(self) -> int:
@@ -133,7 +133,7 @@ class Lookups:
             },
         }
 
-    def lookup(
+    def find_answer(
         self,
         name: str,
         problem: Problem,
@@ -154,7 +154,9 @@ class Lookups:
             UsageError: the kernel has no such problem, or no such objective.
         """
         self._answered += 1
-        return self._answer(name, problem, device, tune=tune, directory=directory, objective=objective, admits=admits)
+        return self._find_answer(
+            name, problem, device, tune=tune, directory=directory, objective=objective, admits=admits
+        )
 
     def lookup_pinned(
         self,
@@ -169,7 +171,7 @@ class Lookups:
         admits: Admits | None = None,
         settle_until: float = 0.0,
     ) -> Answer | Pinning:
-        """As :meth:`lookup`, but with the answer that the pin holds, or with a function that saves the first one.
+        """As :meth:`find_answer`, but with the answer that the pin holds, or with a function that saves the first one.
 
         An answer that is not certain is not held: the next one may be better. The first one has until ``settle_until``
         to be settled (:meth:`settle_answer`), because it holds for good.
@@ -179,11 +181,11 @@ class Lookups:
         """
         # A pin's short name must not stand for another project's kernel.
         asked, name = name, self._catalog.specified(name, directory)
-        held = self.pins.find(pin, name, problem, device, objective)
+        held = self.pins.find_answer(pin, name, problem, device, objective)
         if held is None:
-            look_up = partial(self.lookup, name, problem, device, tune=tune, objective=objective, admits=admits)
+            look_up = partial(self.find_answer, name, problem, device, tune=tune, objective=objective, admits=admits)
             first = look_up()
-            held = self.pins.find(pin, first.kernel, problem, first.device, first.objective)
+            held = self.pins.find_answer(pin, first.kernel, problem, first.device, first.objective)
             if held is None and not first.is_certain:
                 return first
             if held is None:
@@ -192,7 +194,7 @@ class Lookups:
                     answer = await self.settle_answer(first, look_up, settle_until)
                     if not answer.is_certain:
                         return answer
-                    return await self.pins.freeze(pin, name, problem, device, objective, answer)
+                    return await self.pins.freeze_answer(pin, name, problem, device, objective, answer)
 
                 return pin_answer
         self._answered += 1
@@ -202,18 +204,18 @@ class Lookups:
     def caught_up(self) -> None:
         """Take in that the watcher has looked at every file since the start, which ends the doubts of a start."""
         self._certainty.caught_up()
-        self.caches.changed_all()
+        self.caches.forget_all_answers()
 
-    def doubt(self, kernel: KernelInfo) -> str:
+    def find_doubt(self, kernel: KernelInfo) -> str:
         """Return why answers for a kernel cannot be relied on now; nothing if they can."""
-        return self._certainty.doubt(kernel, self._catalog.environment(kernel))
+        return self._certainty.find_doubt(kernel, self._catalog.environment(kernel))
 
     def results_changed(self, kernel: str) -> None:
         """Take in that results of a kernel were forgotten, or its inputs replaced: it may be tuned again."""
-        self._follow_ups.forget(kernel)
-        self.caches.changed(kernel)
+        self._follow_ups.forget_tunings(kernel)
+        self.caches.forget_answers(kernel)
 
-    def _answer(
+    def _find_answer(
         self,
         name: str,
         problem: Problem,
@@ -263,25 +265,25 @@ class Lookups:
         # No winner was measured with a file that cannot be read.
         bucket = self.buckets.known(kernel, problem)
         if bucket is None or not bucket.is_current:
-            self._follow_ups.represent(kernel, problem)
+            self._follow_ups.queue_bucket(kernel, problem)
         key_problem = dict(problem) if bucket is None else bucket.problem
         context = (
             None
             if measured_on is None or fault
             else self._machine.context(kernel, environment, key_problem, measured_on)
         )
-        doubt = "" if context is None else self._certainty.doubt(kernel, environment, measured_on)
+        doubt = "" if context is None else self._certainty.find_doubt(kernel, environment, measured_on)
         if context is not None and (bucket is None or not bucket.is_current):
             doubt = doubt or NO_BUCKET
         if is_exact(by) and model is not None:
             kernel = kernel.anchored(self._store.anchors.find_anchor(kernel.winner_key(key_problem, model, by)), by)
         kept = self._portfolios.kept.find_portfolio(kernel, model, by)
-        found = decide(
+        found = decide_answer(
             kernel,
             key_problem,
             model,
             context,
-            self.served.of(kernel, environment),
+            self.served.list_winners(kernel, environment),
             admits or (lambda config: self._admission.known(kernel, problem, config)),
             is_certain=not doubt,
             objective=by,
@@ -289,7 +291,7 @@ class Lookups:
             portfolio=None if kept is None else kept.portfolio,
         )
         if found.undecided:
-            self._follow_ups.check(kernel, problem, found.undecided)
+            self._follow_ups.queue_check(kernel, problem, found.undecided)
         # A tuning that failed for these very files would fail again: the answer says so instead.
         failed = "" if context is None else self._jobs.last_failure(context, by, kernel.plan_digest)
         failure = f"its tuning failed: {failed}" if failed else fault
@@ -300,7 +302,7 @@ class Lookups:
             # Nobody compares the bits of a portfolio's configs on a problem that it was not measured on.
             is_its = not is_exact(by) and (found.expected_loss is not None or awaits_portfolio)
             if not (is_its and self._portfolios.count_lookup(kernel, context.device, by, problem)):
-                self._follow_ups.tune(kernel, key_problem, context, by)
+                self._follow_ups.queue_tuning(kernel, key_problem, context, by)
                 # This lookup, and those that got the last answer from its shortcut.
                 self._jobs.count_lookups(context.key_for(by), 1 + self.shortcuts.repeats)
         incumbent = found.winner
@@ -319,7 +321,7 @@ class Lookups:
         if found.status is Status.DEFAULT and found.config is None and kernel.default is not None:
             message = failure or "the space does not admit the default for this problem"
         if found.status is Status.DEFAULT and not message:
-            message = _untuned(found.wants_tuning and tune, device, is_here=context is not None)
+            message = _why_untuned(found.wants_tuning and tune, device, is_here=context is not None)
         return Answer(
             kernel.name,
             problem,
@@ -336,7 +338,7 @@ class Lookups:
             is_final=found.is_final and not is_noisy_one,
             metrics={} if incumbent is None else incumbent.metrics,
             file=kernel.file,
-            measured=None if incumbent is None else self._measured(kernel, problem, incumbent),
+            measured=None if incumbent is None else self._measured_problem(kernel, problem, incumbent),
             objective=by,
             undecided=found.undecided,
             expected_loss=found.expected_loss,
@@ -354,11 +356,11 @@ class Lookups:
                 if not answer.undecided:
                     break
                 kernel = self._catalog.resolve(answer.kernel)
-                await self._follow_ups.checked(kernel, answer.problem, answer.undecided)
+                await self._follow_ups.await_check(kernel, answer.problem, answer.undecided)
                 answer = look_up()
         return answer
 
-    def _measured(self, kernel: KernelInfo, problem: Problem, incumbent: Winner) -> Problem | None:
+    def _measured_problem(self, kernel: KernelInfo, problem: Problem, incumbent: Winner) -> Problem | None:
         """Return the problem that a winner was measured for, if it is not the one that was asked for."""
         if kernel.specialize is None:
             measured = incumbent.problem
@@ -376,14 +378,14 @@ class Lookups:
         self._artifacts.mark_served(incumbent.artifact)
         return str(path)
 
-    async def run(self) -> None:
+    async def run_until_cancelled(self) -> None:
         """Do the follow-ups of lookups, and keep the table of winners up to date, until cancelled."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._follow_ups.run)
-            tasks.start_soon(self._publication.run)
+            tasks.start_soon(self._follow_ups.run_until_cancelled)
+            tasks.start_soon(self._publication.run_until_cancelled)
 
 
-def _untuned(is_queued: bool, device: str | None, *, is_here: bool) -> str:
+def _why_untuned(is_queued: bool, device: str | None, *, is_here: bool) -> str:
     """Return why an answer is only the default."""
     if is_queued:
         return "not tuned yet for this problem; its tuning is queued"

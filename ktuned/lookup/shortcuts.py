@@ -41,7 +41,7 @@ class _Kept(msgspec.Struct):
 class Shortcuts:
     """From a request's bytes to its answer's; ``taken`` counts requests answered here, ``lookups`` the lookups in them.
 
-    ``repeats`` is how often :meth:`find` returned the answer that it has just found too old.
+    ``repeats`` is how often :meth:`find_response` returned the answer that it has just found too old.
     """
 
     def __init__(
@@ -68,7 +68,7 @@ class Shortcuts:
         """Lookups whose answers are kept."""
         return sum(kept.lookups for kept in self._answers.values())
 
-    def find(self, data: bytes) -> bytes | None:
+    def find_response(self, data: bytes) -> bytes | None:
         """Return the response to ``data``, if that is one request that was answered a moment ago."""
         end = _ID_ENDS.get(data[2]) if len(data) > 2 else None
         if end is None:
@@ -85,7 +85,7 @@ class Shortcuts:
         kept.given += 1
         return _RESPONSE_OPENS + data[2:end] + kept.answer
 
-    def keep(self, data: bytes, response: bytes) -> None:
+    def keep_response(self, data: bytes, response: bytes) -> None:
         """Keep the response to ``data``, one whole request, if it answers lookups and is no error."""
         if len(data) > MAX_QUESTION_BYTES or len(response) > MAX_ANSWER_BYTES:
             return
@@ -99,11 +99,11 @@ class Shortcuts:
         if before is not None:
             self._bytes -= len(question) + len(before.answer)
         if len(self._answers) >= self._max_questions or self._bytes + size > self._max_bytes:
-            self.clear()
+            self.forget_responses()
         self._answers[question] = _Kept(self._clock() + HOLDS_S, answer, lookups)
         self._bytes += size
 
-    def clear(self) -> None:
+    def forget_responses(self) -> None:
         """Forget all: something changed."""
         self._answers.clear()
         self._bytes = 0

@@ -2,8 +2,8 @@
 
 Each daemon begins with an empty file of its own, so it never has to trust or repair what another one left half written;
 it renames the file into place and then ends the one before. Nothing here waits, and no change leaves a state in which a
-reader could take something for an answer that is none: see the order of the steps in :meth:`WinnerTable.bump`,
-:meth:`WinnerTable.publish` and :meth:`WinnerTable._grow`.
+reader could take something for an answer that is none: see the order of the steps in
+:meth:`WinnerTable.bump_generation`, :meth:`WinnerTable.publish_entry` and :meth:`WinnerTable._grow_table`.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class WinnerTable:
         self._max_entries = max_entries
         self._remove_unfinished()
         before = _open_table(self.path)
-        self._map, has_file = self._make(FIRST_ENTRIES)
+        self._map, has_file = self._make_table(FIRST_ENTRIES)
         if not has_file:
             self.path = None
         self._open_views()
@@ -78,12 +78,12 @@ class WinnerTable:
                 self._words[slot] = start
         else:
             self._bytes[_GENERATIONS] = before[_GENERATIONS]
-            self.bump_all()
+            self.bump_all_generations()
         self.confirm_watch()
         # Killed between these two, this daemon leaves a table in which nothing holds; the other way round, one without
         # a daemon would go on to confirm answers.
         if before is not None:
-            _end(before)
+            _end_table(before)
         if self.path is not None:
             os.rename(self._staged, self.path)
         self._uses = _make_uses(os.path.join(directory, USES_NAME))
@@ -92,41 +92,41 @@ class WinnerTable:
         """Return a kernel's generation, by its full name."""
         return self._words[slot_of(kernel)]
 
-    def bump(self, kernel: str) -> None:
+    def bump_generation(self, kernel: str) -> None:
         """Announce that the answers for a kernel may have changed; to be called after they have.
 
         From here on no entry of the kernel holds, until it is published again.
         """
-        self._add(slot_of(kernel))
+        self._add_kernel(slot_of(kernel))
 
-    def bump_all(self) -> None:
+    def bump_all_generations(self) -> None:
         """Announce that any answer may have changed."""
         for slot in range(FIRST_SLOT, WORDS):
-            self._add(slot)
+            self._add_kernel(slot)
 
     def confirm_watch(self) -> None:
         """Say that this daemon watches the files behind fresh answers, for a while from now on."""
         self._words[WATCHED_WORD] = clock_gettime_ns(CLOCK_MONOTONIC) + int(WATCHED_S * 1e9)
 
-    def publish(self, kernel: str, key: bytes, payload: bytes) -> bool:
+    def publish_entry(self, kernel: str, key: bytes, payload: bytes) -> bool:
         """Publish an entry under a kernel's present generation; return whether there was room for it."""
         if self.path is None or len(key) + len(payload) > MAX_CONTENT_BYTES:
             return False
         slot = slot_of(kernel)
-        at = self._place(key)
-        while at is None and self._grow():
-            at = self._place(key)
+        at = self._find_place(key)
+        while at is None and self._grow_table():
+            at = self._find_place(key)
         if at is None:
             # The largest table is full here: what was published longest ago is not known, so any may go.
-            at = self._at(crc32(key))
-        self._write(at, slot, key, payload)
+            at = self._entry_offset(crc32(key))
+        self._write_entry(at, slot, key, payload)
         return True
 
-    def holds(self, kernel: str, key: bytes, payload: bytes) -> bool:
+    def holds_entry(self, kernel: str, key: bytes, payload: bytes) -> bool:
         """Return whether an entry is published as it is."""
-        for at in self._probed(key) if self.path is not None else ():
+        for at in self._probe_offsets(key) if self.path is not None else ():
             if self._is_of(at, key):
-                _, _, content = self._read(at)
+                _, _, content = self._read_entry(at)
                 return self._words[at + 3] == self.generation(kernel) and content == key + payload
         return False
 
@@ -154,22 +154,22 @@ class WinnerTable:
         self._bytes.release()
         self._map.close()
 
-    def _add(self, slot: int) -> None:
+    def _add_kernel(self, slot: int) -> None:
         self._words[slot] = (self._words[slot] + 1) % 2**64
 
     # Entries.
 
-    def _at(self, number: int) -> int:
+    def _entry_offset(self, number: int) -> int:
         return WORDS + (number & (self._words[ENTRIES_WORD] - 1)) * ENTRY_WORDS
 
-    def _probed(self, key: bytes) -> Iterator[int]:
+    def _probe_offsets(self, key: bytes) -> Iterator[int]:
         tag = crc32(key)
-        return (self._at(number) for number in range(tag, tag + PROBES))
+        return (self._entry_offset(number) for number in range(tag, tag + PROBES))
 
-    def _place(self, key: bytes) -> int | None:
+    def _find_place(self, key: bytes) -> int | None:
         """Return where a key's entry is, or may be written: in its own place, an unused one, or one that ended."""
         free = None
-        for at in self._probed(key):
+        for at in self._probe_offsets(key):
             if not self._words[at]:
                 return at if free is None else free
             if self._is_of(at, key):
@@ -181,20 +181,20 @@ class WinnerTable:
     def _is_of(self, at: int, key: bytes) -> bool:
         if self._words[at + 1] >> 32 != crc32(key):
             return False
-        _, key_bytes, content = self._read(at)
+        _, key_bytes, content = self._read_entry(at)
         return content[:key_bytes] == key
 
     def _has_ended(self, at: int) -> bool:
         return self._words[self._words[at + 2] >> 32] != self._words[at + 3]
 
-    def _read(self, at: int) -> tuple[int, int, bytes]:
+    def _read_entry(self, at: int) -> tuple[int, int, bytes]:
         """Return an entry's slot, the length of its key, and its key and payload."""
         lengths = self._words[at + 2]
         key_bytes, payload_bytes = lengths >> 16 & 0xFFFF, lengths & 0xFFFF
         start = 8 * at + 32
         return lengths >> 32, key_bytes, bytes(self._bytes[start : start + key_bytes + payload_bytes])
 
-    def _write(self, at: int, slot: int, key: bytes, payload: bytes) -> None:
+    def _write_entry(self, at: int, slot: int, key: bytes, payload: bytes) -> None:
         lengths = slot << 32 | len(key) << 16 | len(payload)
         rest = _HEAD.pack(lengths, self._words[slot]) + key + payload
         sequence = self._words[at]
@@ -206,10 +206,10 @@ class WinnerTable:
 
     # The file.
 
-    def _make(self, entries: int) -> tuple[mmap.mmap, bool]:
+    def _make_table(self, entries: int) -> tuple[mmap.mmap, bool]:
         """Return a new table without entries, and whether it is in a file, which is not in place yet."""
         size = 8 * (WORDS + entries * ENTRY_WORDS)
-        mapped = None if self.path is None else _allocate(self._staged, size)
+        mapped = None if self.path is None else _map_new_file(self._staged, size)
         has_file = mapped is not None
         if mapped is None:
             entries, size = 0, 8 * WORDS
@@ -223,12 +223,12 @@ class WinnerTable:
     def _staged(self) -> str:
         return f"{self.path}.{os.getpid()}"
 
-    def _grow(self) -> bool:
+    def _grow_table(self) -> bool:
         """Replace the file by one of twice the entries; return whether that was possible."""
         entries = self._words[ENTRIES_WORD]
         if 2 * entries > self._max_entries:
             return False
-        larger, has_file = self._make(2 * entries)
+        larger, has_file = self._make_table(2 * entries)
         if not has_file:
             larger.close()
             return False
@@ -246,13 +246,13 @@ class WinnerTable:
         before_words.release()
         before_bytes.release()
         # In this order, as at the start: what a reader finds until the file is in place is a table without answers.
-        _end(before)
+        _end_table(before)
         assert self.path is not None
         os.rename(self._staged, self.path)
         return True
 
     def _tag_probed(self, tag: int) -> Iterator[int]:
-        return (self._at(number) for number in range(tag, tag + PROBES))
+        return (self._entry_offset(number) for number in range(tag, tag + PROBES))
 
     def _remove_unfinished(self) -> None:
         """Remove what a daemon left that was killed before its file was in place."""
@@ -264,7 +264,7 @@ class WinnerTable:
                     os.unlink(entry.path)
 
 
-def _allocate(path: str, size: int) -> mmap.mmap | None:
+def _map_new_file(path: str, size: int) -> mmap.mmap | None:
     """Map a new file; ``None`` where there is no room for one."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, paths.SOCKET_MODE)
@@ -304,7 +304,7 @@ def _open_table(path: str) -> mmap.mmap | None:
     return mapped
 
 
-def _end(mapped: mmap.mmap) -> None:
+def _end_table(mapped: mmap.mmap) -> None:
     """End all that holds in a table, and send its readers to the one that takes its place."""
     with memoryview(mapped) as raw, raw.cast("Q") as words:
         words[REPLACED_WORD] = 1

@@ -116,7 +116,7 @@ class Connection(asyncio.BufferedProtocol):
         begins_here = self._decoder.is_between_messages and not self._unhandled
         shortcuts = self._server.shortcuts
         if shortcuts is not None and begins_here and not self._is_paused:
-            known = shortcuts.find(data)
+            known = shortcuts.find_response(data)
             if known is not None:
                 self._transport.write(known)
                 return
@@ -168,7 +168,7 @@ class Connection(asyncio.BufferedProtocol):
             if response is not None:
                 self.send(response)
                 if self._server.shortcuts is not None and data is not None and type(message) is wire.Request:
-                    self._server.shortcuts.keep(data, response)
+                    self._server.shortcuts.keep_response(data, response)
         if self.is_writable:
             self._server.resume_sending(self)
 

@@ -148,7 +148,7 @@ class Methods:
 
     def handle_pins(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
         """List the pins, and how many answers each holds since when."""
-        return {"pins": [asdict(pin) for pin in self._lookups.pins.held()]}
+        return {"pins": [asdict(pin) for pin in self._lookups.pins.list_pins()]}
 
     async def handle_unpin(self, wanted: UnpinParams, connection: Connection) -> dict[str, Any]:
         """Give up a pin."""
@@ -169,7 +169,7 @@ class Methods:
             )
             return found.to_wire() if isinstance(found, Answer) else _answer_later(found)
         look_up = partial(
-            self._lookups.lookup,
+            self._lookups.find_answer,
             wanted.kernel,
             wanted.problem,
             wanted.device,
@@ -375,7 +375,7 @@ class Methods:
             rest = chosen(limit=limit) if len(timed) < limit else []
             trials = timed + [trial for trial in rest if trial.latency_us is None]
         won_by: dict[int, list[Objective]] = {}
-        for winner in self._lookups.served.of(kernel, self._catalog.environment(kernel)):
+        for winner in self._lookups.served.list_winners(kernel, self._catalog.environment(kernel)):
             won_by.setdefault(winner.trial, []).append(winner.objective)
         listed = [_trial_to_wire(trial, won_by.get(trial.id, [])) for trial in trials[:limit]]
         for entry in listed:

@@ -32,7 +32,7 @@ async def _tuned(parts: Parts, kernel: KernelInfo) -> KernelInfo:
 
 
 def _status(parts: Parts) -> Status:
-    return parts.lookups.lookup("it", PROBLEM, None, tune=False).status
+    return parts.lookups.find_answer("it", PROBLEM, None, tune=False).status
 
 
 def _compiled(parts: Parts) -> int:
@@ -56,7 +56,7 @@ async def test_what_a_compiler_read_makes_the_answer_stale(tmp_path: Path) -> No
         assert edited.digest == combine(before.digest, [Observation("cfg.txt", edited.learned["cfg.txt"].digest)])
         assert _status(parts) is Status.STALE
         why = Explainer(
-            parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.lookups.doubt
+            parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.lookups.find_doubt
         ).explain_winners(edited)
         assert [change["where"] for entry in why for change in entry["changes"]] == ["cfg.txt"]
 
@@ -109,7 +109,7 @@ async def test_two_kernels_share_no_artifact_of_other_contents(tmp_path: Path) -
         await parts.inspect(name="tune_other.py")
         await parts.requests.request_jobs(parts.catalog.resolve("other"), TuningRequest())
         await parts.told.ended(2)
-        answer = parts.lookups.lookup("other", PROBLEM, None, tune=False)
+        answer = parts.lookups.find_answer("other", PROBLEM, None, tune=False)
         assert answer.config == {"us": 50.0, "reads": "cfg.txt"}
         assert answer.artifact is not None
         assert '"tag": "two"' in Path(answer.artifact, "kernel.json").read_text()

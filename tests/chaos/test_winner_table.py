@@ -109,13 +109,13 @@ def write_until_killed(directory: str, truth: Truth, seed: int) -> str:
         kernel = chance.randrange(KERNELS)
         name = f"p:kernel{kernel}"
         version = versions[kernel] + 1
-        table.bump(name)
+        table.bump_generation(name)
         versions[kernel] = version
         publish_rules(table, kernel)
         for size in [*chance.sample(range(SIZES), 10), *range(4)]:
             payload = [config_of(kernel, size, version), "fresh", "", 1.0, None, 1.0, True, None, None]
             key = winner_prefix(name, "cpu", "latency") + msgpack.packb({"size": size})
-            table.publish(name, key, msgpack.packb(payload))
+            table.publish_entry(name, key, msgpack.packb(payload))
         table.confirm_watch()
 
 
@@ -123,7 +123,7 @@ def publish_rules(table: WinnerTable, kernel: int) -> None:
     """Publish how keys of a kernel's winners are formed."""
     name = f"p:kernel{kernel}"
     rules = [name, "/tune.py", "latency", {"": "cpu"}, None, None, {}]
-    table.publish(name, kernel_key(name, None), msgpack.packb(rules))
+    table.publish_entry(name, kernel_key(name, None), msgpack.packb(rules))
 
 
 def read_many(directory: str, truth: Truth, reads: int, seed: int) -> str:

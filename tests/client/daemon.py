@@ -48,7 +48,7 @@ class Daemon:
             "hello": self.hello,
             "asked": lambda params, connection: self.asked,
             "connections": self.connections,
-            "bump": lambda params, connection: self.table.bump(params["kernel"]),
+            "bump": lambda params, connection: self.table.bump_generation(params["kernel"]),
             "publish_winner": self.publish_winner,
             "lookup": self.lookup,
             "lookup_many": self.lookup_many,
@@ -74,10 +74,10 @@ class Daemon:
         kernel, problem, status = params["kernel"], params["problem"], params.get("status", "fresh")
         rules = [kernel, "/tune.py", "latency", {"": "cpu", "cpu:0": "cpu"}, params.get("keys")]
         rules += [params.get("specialize"), params.get("bucket", {})]
-        self.table.publish(kernel, kernel_key(kernel, None), msgpack.packb(rules))
+        self.table.publish_entry(kernel, kernel_key(kernel, None), msgpack.packb(rules))
         winner = [params.get("config", problem), status, "", 1.5, None, 1.0, True, None, params.get("measured")]
         key = winner_prefix(kernel, "cpu", "latency") + msgpack.packb(dict(sorted(problem.items())))
-        self.table.publish(kernel, key, msgpack.packb(winner))
+        self.table.publish_entry(kernel, key, msgpack.packb(winner))
 
     def lookup_many(self, params: dict[str, Any], connection: Connection) -> dict[str, Any]:
         answers = []

@@ -51,7 +51,7 @@ async def compiling(tmp_path: Path, compiler: Path) -> AsyncIterator[Parts]:
 
 def ask(parts: Parts, *, tune: bool = False) -> tuple[str, str]:
     """Look ``it`` up; return the status and the message."""
-    answer = parts.lookups.lookup("it", {"n": 64}, None, tune=tune)
+    answer = parts.lookups.find_answer("it", {"n": 64}, None, tune=tune)
     return answer.status.value, answer.message
 
 
@@ -63,7 +63,7 @@ async def test_an_upgraded_compiler_is_probed_again_and_renews_what_it_made(
     parts = compiling
     kernel = await parts.inspect(kernel_text(configs="us=[10.0, 20.0]"))
     await parts.measured(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
-    parts.lookups.caches.changed(kernel.name)
+    parts.lookups.caches.forget_answers(kernel.name)
     assert ask(parts) == ("fresh", "")
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(parts.daemon.toolchain_survey.run)
@@ -80,7 +80,7 @@ async def test_an_upgraded_compiler_is_probed_again_and_renews_what_it_made(
     assert (job.kernel, job.reason) == (kernel.name, REASON)
     daemon = parts.daemon
     explain = Explainer(
-        daemon.catalog, daemon.admission, daemon.machine, daemon.store, daemon.lookups.doubt
+        daemon.catalog, daemon.admission, daemon.machine, daemon.store, daemon.lookups.find_doubt
     ).explain_winners
     (entry,) = explain(kernel)
     reasons = [sentence(change) for change in entry["changes"]]
@@ -151,7 +151,7 @@ async def test_until_the_probe_answers_are_stale_and_queue_nothing(compiling: Pa
     parts = compiling
     kernel = await parts.inspect(kernel_text(configs="us=[10.0, 20.0]"))
     await parts.measured(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
-    parts.lookups.caches.changed(kernel.name)
+    parts.lookups.caches.forget_answers(kernel.name)
     os.utime(compiler)
     await until(lambda: bool(parts.machine.environments.look(parts.environment)))
     reason = f"the toolchain is to be probed again: {compiler} changed"

@@ -30,23 +30,23 @@ async def test_files_are_compared_once_a_second_and_only_if_they_are_few(parts: 
     few = replace(kernel, stamps=dict(list(stamps.items())[1:]))
     now = 0.0
     certainty = Certainty(parts.catalog, parts.machine, lambda: now)
-    assert certainty.doubt(few, parts.environment) == ""
+    assert certainty.find_doubt(few, parts.environment) == ""
     sources[1].write_text("int y;")
     changed = f"not looked at since the start: {sources[1]} changed"
-    assert certainty.doubt(few, parts.environment) == "", "it was looked at just now"
+    assert certainty.find_doubt(few, parts.environment) == "", "it was looked at just now"
     now += LOOK_S
-    assert certainty.doubt(few, parts.environment) == changed
+    assert certainty.find_doubt(few, parts.environment) == changed
     inspected = replace(few, stamps={**few.stamps, str(sources[1]): stamp(sources[1])})
-    assert certainty.doubt(inspected, parts.environment) == ""
+    assert certainty.find_doubt(inspected, parts.environment) == ""
     many = replace(kernel, stamps=stamps)
     sources[2].write_bytes(bytes(MAX_BYTES + 1))
     large = replace(kernel, stamps={str(sources[2]): stamp(sources[2])})
     for too_much in (many, large):
-        assert Certainty(parts.catalog, parts.machine).doubt(too_much, parts.environment) == (
+        assert Certainty(parts.catalog, parts.machine).find_doubt(too_much, parts.environment) == (
             "not looked at since the start: its files are many"
         )
     certainty.caught_up()
-    assert certainty.doubt(few, parts.environment) == certainty.doubt(many, parts.environment) == ""
+    assert certainty.find_doubt(few, parts.environment) == certainty.find_doubt(many, parts.environment) == ""
 
 
 class Paused(FileInspector):
@@ -73,7 +73,7 @@ async def test_answers_are_stale_while_what_they_depend_on_is_inspected(
     parts.lookups.caught_up()
 
     def status() -> str:
-        return parts.lookups.lookup("it", {"n": 64}, None, tune=False).status
+        return parts.lookups.find_answer("it", {"n": 64}, None, tune=False).status
 
     assert status() == "fresh"
     paused, changes = Paused(parts.inspector), 0
@@ -90,7 +90,7 @@ async def test_answers_are_stale_while_what_they_depend_on_is_inspected(
     async with anyio.create_task_group() as tasks:
         tasks.start_soon(reinspection.inspect_files, {str(parts.project / name)})
         await paused.begun.wait()
-        answer = parts.lookups.lookup("it", {"n": 64}, None, tune=True)
+        answer = parts.lookups.find_answer("it", {"n": 64}, None, tune=True)
         assert (answer.status, changes) == ("stale", 1)
         assert answer.message == f"{parts.project / name} changed, or what it depends on, and is being inspected"
         paused.goes_on.set()

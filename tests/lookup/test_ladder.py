@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ktuned.lookup.ladder import decide
+from ktuned.lookup.ladder import decide_answer
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
 from ktuned.model.near import NEAR_CANDIDATES
@@ -46,7 +46,7 @@ def ask(*winners: Winner, problem: Problem = HERE, admits: Any = lambda config: 
     is_certain = options.pop("is_certain", True)
     objective = options.pop("objective", LATENCY)
     failed = options.pop("failed", ())
-    return decide(
+    return decide_answer(
         info(**options),
         problem,
         DEVICE,

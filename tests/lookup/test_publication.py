@@ -43,7 +43,7 @@ async def until_found(parts: Parts, problem: dict[str, Any]) -> Hit:
 def ask(parts: Parts, problem: dict[str, Any] | None = None, *, tune: bool = False, **options: Any) -> Hit:
     """Look the kernel up as a client does that asks the daemon."""
     name = options.pop("name", "project:it")
-    answer = parts.lookups.lookup(name, problem or {"n": 64}, options.pop("device", None), tune=tune, **options)
+    answer = parts.lookups.find_answer(name, problem or {"n": 64}, options.pop("device", None), tune=tune, **options)
     return hit_from(answer.to_wire())
 
 
@@ -52,7 +52,7 @@ async def tuned(parts: Parts, sizes: tuple[int, ...] = (64,), **options: str) ->
     kernel = await parts.inspect(kernel_text(**{"configs": MANY, **options}))
     for size in sizes:
         await parts.measured(kernel, {20.0: 5.0 + size}, {"n": size}, rounds=ALL_ROUNDS)
-    parts.lookups.caches.changed(kernel.name)
+    parts.lookups.caches.forget_answers(kernel.name)
     parts.lookups.caught_up()
     return kernel
 
@@ -77,7 +77,7 @@ async def test_all_winners_of_a_kernel_in_use_are_there(parts: Parts) -> None:
     ask(parts, {"n": 1})
     assert (await until_found(parts, {"n": 59})).latency_us == 64.0
     assert ask(parts, {"n": 7}) == read(parts, {"n": 7})
-    parts.lookups.caches.changed(kernel.name)
+    parts.lookups.caches.forget_answers(kernel.name)
     assert read(parts, {"n": 7}) is None
     await until_found(parts, {"n": 59})
     assert read(parts, {"n": 60}) is None
@@ -87,7 +87,7 @@ async def test_nothing_is_published_before_every_file_was_looked_at(parts: Parts
     """Until the watcher has caught up, an answer is the daemon's to give: it looks at the kernel's files first."""
     kernel = await parts.inspect(kernel_text(configs=MANY))
     await parts.measured(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
-    parts.lookups.caches.changed(kernel.name)
+    parts.lookups.caches.forget_answers(kernel.name)
     assert ask(parts).status == "fresh"
     assert read(parts) is None
     parts.lookups.caught_up()
@@ -99,7 +99,7 @@ async def test_a_stale_winner_is_there_once_its_tuning_is_queued(parts: Parts) -
     kernel = await tuned(parts)
     edited = await parts.inspect(kernel_text(configs=MANY, rtol="0.5"))
     assert edited.digest != kernel.digest
-    parts.lookups.caches.changed(kernel.name)
+    parts.lookups.caches.forget_answers(kernel.name)
     assert ask(parts, tune=False).status == "stale"
     assert read(parts) is None
     told = ask(parts, tune=True)
@@ -129,7 +129,7 @@ async def test_a_key_that_stands_for_many_problems(parts: Parts, options: dict[s
     """It answers for all of them where neither its space nor its buckets are code; else each is the daemon's."""
     kernel = await parts.inspect(kernel_text(problems="[dict(n=64, k=128)]", **options))
     await parts.measured(kernel, {20.0: 5.0}, {"n": 64, "k": 128}, rounds=ALL_ROUNDS)
-    parts.lookups.caches.changed(kernel.name)
+    parts.lookups.caches.forget_answers(kernel.name)
     parts.lookups.caught_up()
     with anyio.fail_after(PATIENCE_S):
         # User code is asked by a worker, in the background.
@@ -171,7 +171,7 @@ async def test_what_a_pin_holds_is_its_own(parts: Parts) -> None:
     assert callable(pinning)
     await pinning()
     await parts.measured(kernel, {10.0: 1.0}, rounds=ALL_ROUNDS)
-    parts.lookups.caches.changed("project:it")
+    parts.lookups.caches.forget_answers("project:it")
     assert read(parts, pin="run") is None
     held = parts.lookups.lookup_pinned("run", "project:it", {"n": 64}, None, tune=True)
     assert not callable(held)

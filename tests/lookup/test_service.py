@@ -37,14 +37,14 @@ def ask(
     parts: Parts, problem: Problem | None = None, device: str | None = None, *, tune: bool = False
 ) -> dict[str, Any]:
     """Look ``it`` up."""
-    return parts.lookups.lookup("it", problem or {"n": 64}, device, tune=tune).to_wire()
+    return parts.lookups.find_answer("it", problem or {"n": 64}, device, tune=tune).to_wire()
 
 
 async def tuned(parts: Parts, **options: str) -> KernelInfo:
     """Declare a kernel and enter a winner for its problem."""
     kernel = await parts.inspect(kernel_text(**{"configs": "us=[10.0, 20.0]", **options}))
     await parts.measured(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
-    parts.lookups.caches.changed(kernel.name)
+    parts.lookups.caches.forget_answers(kernel.name)
     return kernel
 
 
@@ -73,7 +73,7 @@ async def test_recent_lookups_are_known(parts: Parts) -> None:
     await tuned(parts)
     assert parts.lookups.looked_up() == []
     for name in ("it", "project:it", "other"):
-        parts.lookups.lookup(name, {"n": 64}, None, tune=False)
+        parts.lookups.find_answer(name, {"n": 64}, None, tune=False)
     assert parts.lookups.looked_up() == ["project:it"]
     assert parts.lookups.looked_up(within_s=0.0) == []
 
@@ -82,12 +82,12 @@ async def test_ladder_from_unknown_to_fresh_and_down_to_stale(parts: Parts) -> N
     """Each step is reported as it becomes true, and its generation grows with it."""
     assert ask(parts)["status"] == "unknown"
     await parts.inspect(kernel_text(configs="us=[10.0, 20.0]", default="dict(us=10.0)"))
-    parts.lookups.caches.changed("project:it")
+    parts.lookups.caches.forget_answers("project:it")
     told = [ask(parts)]
     await tuned(parts, configs="us=[10.0, 20.0]", default="dict(us=10.0)")
     told += [ask(parts, {"n": 65}), ask(parts)]
     await parts.inspect(kernel_text(configs="us=[10.0, 20.0]", default="dict(us=10.0)", rtol="0.5"))
-    parts.lookups.caches.changed("project:it")
+    parts.lookups.caches.forget_answers("project:it")
     told.append(ask(parts))
     assert [answer["status"] for answer in told] == ["default", "near", "fresh", "stale"]
     assert [answer["config"]["us"] for answer in told] == [10.0, 20.0, 20.0, 20.0]
@@ -119,8 +119,8 @@ async def test_wrong_questions_are_refused(parts: Parts) -> None:
     with pytest.raises(AmbiguousName):
         ask(parts)
     for name, directory in (("project:it", None), ("it", str(parts.project))):
-        assert parts.lookups.lookup(name, {"n": 64}, None, tune=False, directory=directory).status == "fresh"
-    assert parts.lookups.lookup("it", {"n": 64}, None, tune=False, directory=str(other)).kernel == "q:it"
+        assert parts.lookups.find_answer(name, {"n": 64}, None, tune=False, directory=directory).status == "fresh"
+    assert parts.lookups.find_answer("it", {"n": 64}, None, tune=False, directory=str(other)).kernel == "q:it"
     parts.kill_workers()
 
 
@@ -161,7 +161,7 @@ async def test_constraint_is_asked_before_the_winner_is_served(parts: Parts) -> 
     kernel = await tuned(parts, configs=CONSTRAINED, default="dict(us=10.0)")
     generation = parts.lookups.table.generation(kernel.name)
     explain = Explainer(
-        parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.lookups.doubt
+        parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.lookups.find_doubt
     ).explain_winners
     assert ask(parts)["status"] == "default"
     (entry,) = explain(kernel)
@@ -191,14 +191,14 @@ async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) 
         kernel = parts.catalog.resolve("it")
         daemon = parts.daemon
         explain = Explainer(
-            parts.catalog, daemon.admission, parts.machine, parts.store, parts.lookups.doubt
+            parts.catalog, daemon.admission, parts.machine, parts.store, parts.lookups.find_doubt
         ).explain_winners
         (entry,) = explain(kernel)
         assert (entry["status"], entry["message"]) == ("stale", edited["message"])
         held = parts.lookups.lookup_pinned("run", "it", {"n": 64}, None, tune=True)
         assert isinstance(held, Answer)
         assert parts.store.pinned.list_pins() == []
-        untouched = parts.lookups.lookup("other", {"n": 64}, None, tune=True)
+        untouched = parts.lookups.find_answer("other", {"n": 64}, None, tune=True)
         assert (untouched.status, untouched.message) == ("fresh", "")
         assert callable(parts.lookups.lookup_pinned("run", "other", {"n": 64}, None, tune=True))
         assert parts.lookups.statistics()["follow_ups"]["used"] == 0
@@ -216,7 +216,7 @@ async def test_hundred_lookups_make_one_job(parts: Parts) -> None:
     async with parts.working():
         for _ in range(100):
             assert ask(parts, tune=True)["status"] == "default"
-            parts.lookups.caches.changed("project:it")
+            parts.lookups.caches.forget_answers("project:it")
         await parts.reached("door")
         (job,) = parts.jobs.list_live_jobs()
         assert (job.reason, job.plan.preset) == ("looked up", "fast")
@@ -245,7 +245,7 @@ async def test_each_problem_of_a_key_asks_whether_a_config_is_valid(parts: Parts
         kernel_text(configs=constrained, problems="[dict(n=64, k=64)]", specialize="('n',)", default="dict(us=10.0)")
     )
     await parts.measured(kernel, {20.0: 5.0}, {"n": 64, "k": 64}, rounds=ALL_ROUNDS)
-    parts.lookups.caches.changed(kernel.name)
+    parts.lookups.caches.forget_answers(kernel.name)
     generation = parts.lookups.table.generation(kernel.name)
     for k, status in ((64, "near"), (15, "default")):
         assert ask(parts, {"n": 32, "k": k})["status"] == "default"
@@ -262,7 +262,7 @@ async def test_what_failed_is_told_and_not_asked_for_again(parts: Parts) -> None
     (before,) = parts.store.list_jobs()
     await parts.store.update_job(replace(before, state=JobState.DONE))
     kernel = await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.5"))
-    parts.lookups.caches.changed(kernel.name)
+    parts.lookups.caches.forget_answers(kernel.name)
     assert ask(parts)["message"] == UNTUNED
     async with parts.working():
         await parts.jobs.submit_job(
@@ -278,14 +278,14 @@ async def test_what_failed_is_told_and_not_asked_for_again(parts: Parts) -> None
 
         parts.jobs.forget_failures("project:another")
         await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.25"))
-        parts.lookups.caches.changed(kernel.name)
+        parts.lookups.caches.forget_answers(kernel.name)
         assert ask(parts)["message"] == UNTUNED, "another state of the files may work"
         await parts.inspect(kernel_text(configs="[dict(us=1.0, does='compile_error')]", rtol="0.5"))
-        parts.lookups.caches.changed(kernel.name)
+        parts.lookups.caches.forget_answers(kernel.name)
         assert ask(parts, tune=True)["message"] == answer["message"]
 
         parts.jobs.forget_failures(kernel.name)
-        parts.lookups.caches.changed(kernel.name)
+        parts.lookups.caches.forget_answers(kernel.name)
         assert ask(parts)["message"] == UNTUNED
         await parts.jobs.submit_job(
             wanted({"n": 1}, device="none"), {"n": 1}, priority=1, reason="a marker", plan=Plan()
@@ -310,7 +310,7 @@ async def test_equal_numbers_of_other_types_are_other_problems(parts: Parts) -> 
     """``1``, ``1.0`` and ``True`` are remembered apart."""
     kernel = await parts.inspect(kernel_text(configs="us=[10.0, 20.0]"))
     await parts.measured(kernel, {20.0: 5.0}, {"n": 1})
-    parts.lookups.caches.changed(kernel.name)
+    parts.lookups.caches.forget_answers(kernel.name)
     assert [ask(parts, {"n": n})["status"] for n in (1, 1.0, True)] == ["fresh", "near", "default"]
 
 
@@ -347,16 +347,16 @@ async def test_a_slow_constraint_delays_nothing_but_its_own_kernel(parts: Parts)
     found = await parts.inspector.inspect_files(parts.root, [str(parts.write(quick, "tune_quick.py"))])
     assert found.changes.added == ("project:quick",)
     generation = parts.lookups.table.generation("project:quick")
-    parts.lookups.caches.changed(slow.name)
+    parts.lookups.caches.forget_answers(slow.name)
     async with parts.working():
         assert ask(parts, {"n": 65})["status"] == "default"
         await parts.reached("door")
-        assert parts.lookups.lookup("quick", {"n": 64}, None, tune=True).status == "default"
+        assert parts.lookups.find_answer("quick", {"n": 64}, None, tune=True).status == "default"
         await parts.told.ended()
         with anyio.fail_after(PATIENCE_S):
             while parts.lookups.table.generation("project:quick") == generation:  # noqa: ASYNC110 - no event reports it
                 await anyio.sleep(0.005)
-        assert parts.lookups.lookup("quick", {"n": 64}, None, tune=True).status == "fresh"
+        assert parts.lookups.find_answer("quick", {"n": 64}, None, tune=True).status == "fresh"
         parts.open_gate("door")
 
 
@@ -380,7 +380,7 @@ async def test_errand_that_failed_is_sent_again(tmp_path: Path) -> None:
         with anyio.fail_after(PATIENCE_S):
             while not parts.jobs.list_live_jobs():
                 ask(parts, tune=True)
-                parts.lookups.caches.changed("project:it")
+                parts.lookups.caches.forget_answers("project:it")
                 await anyio.sleep(0.005)
         assert isinstance(parts.store, FullOnce)
         assert parts.store.refused
@@ -392,7 +392,7 @@ async def test_a_config_for_all_problems_is_served_once_all_are_tuned(parts: Par
     kernel = await parts.inspect(text)
     await parts.measured(kernel, {50.0: 50.0, 2000.0: 2000.0}, {"n": 64})
     await parts.measured(kernel, {2000.0: 2000.0}, {"n": 128})
-    parts.lookups.caches.changed(kernel.name)
+    parts.lookups.caches.forget_answers(kernel.name)
     assert ask(parts)["config"] == {"us": 50.0}
 
 
@@ -415,7 +415,7 @@ async def test_a_default_says_why_it_is_only_that(parts: Parts) -> None:
     await parts.inspect(kernel_text(default="dict(us=50.0)"))
     assert ask(parts)["message"] == UNTUNED
     assert ask(parts, tune=True)["message"] == f"{UNTUNED}; its tuning is queued"
-    unknown = parts.lookups.lookup("itt", {"n": 64}, None, tune=False)
+    unknown = parts.lookups.find_answer("itt", {"n": 64}, None, tune=False)
     assert unknown.status == "unknown"
     assert "did you mean" in unknown.message
     parts.kill_workers()
@@ -463,7 +463,7 @@ async def settled(parts: Parts, *problems: Problem, within_s: float = PATIENCE_S
     found: dict[int, Answer] = {}
 
     async def settle(place: int, problem: Problem) -> None:
-        look_up = partial(parts.lookups.lookup, "it", problem, None, tune=False)
+        look_up = partial(parts.lookups.find_answer, "it", problem, None, tune=False)
         found[place] = await parts.lookups.settle_answer(look_up(), look_up, monotonic() + within_s)
 
     async with anyio.create_task_group() as tasks:

@@ -25,9 +25,9 @@ def response(request_id: int = 1, error: dict[str, str] | None = None) -> bytes:
 def test_the_answer_bears_the_id_of_its_question(asked: int, asked_before: int) -> None:
     """In whatever form a client writes its ids, the response is the one that would have been made."""
     known = Shortcuts()
-    assert known.find(question(asked_before)) is None
-    known.keep(question(asked_before), response(asked_before))
-    found = known.find(question(asked))
+    assert known.find_response(question(asked_before)) is None
+    known.keep_response(question(asked_before), response(asked_before))
+    found = known.find_response(question(asked))
     assert found is not None
     assert wire.Decoder().feed(found) == [wire.Response(asked, None, ANSWER)]
     assert known.taken == 1
@@ -45,9 +45,9 @@ def test_many_lookups_at_once_are_kept_as_one(count: int, encode: str) -> None:
         question = wire.encode_request(7, "lookup_many", {"lookups": lookups})
     told = {"answers": [{**ANSWER, "kernel": "p:k" * 80}] * count}
     known = Shortcuts()
-    known.keep(question, wire.encode_response(7, None, told))
+    known.keep_response(question, wire.encode_response(7, None, told))
     for _ in range(2):
-        found = known.find(question)
+        found = known.find_response(question)
         assert found is not None
         assert wire.Decoder().feed(found) == [wire.Response(7, None, told)]
     assert (known.taken, known.lookups) == (2, 2 * count)
@@ -56,11 +56,11 @@ def test_many_lookups_at_once_are_kept_as_one(count: int, encode: str) -> None:
 def test_only_answers_to_lookups_are_kept() -> None:
     """Neither errors nor other methods, nor notifications, nor many lookups whose number the bytes do not show."""
     known = Shortcuts()
-    known.keep(wire.encode_request(1, "lookup_many", {"more": 1, "lookups": [PARAMS]}), response())
-    known.keep(wire.encode_request(1, "lookup_many", {"lookups": []}), response())
-    known.keep(question(), response(error={"code": "usage", "message": "no", "hint": ""}))
-    known.keep(question(method="status"), response())
-    known.keep(wire.encode_notification("lookup", PARAMS), response())
+    known.keep_response(wire.encode_request(1, "lookup_many", {"more": 1, "lookups": [PARAMS]}), response())
+    known.keep_response(wire.encode_request(1, "lookup_many", {"lookups": []}), response())
+    known.keep_response(question(), response(error={"code": "usage", "message": "no", "hint": ""}))
+    known.keep_response(question(method="status"), response())
+    known.keep_response(wire.encode_notification("lookup", PARAMS), response())
     assert len(known) == 0
 
 
@@ -71,21 +71,21 @@ def test_only_answers_to_lookups_are_kept() -> None:
 def test_other_bytes_are_not_taken_for_the_question(data: bytes) -> None:
     """A part of a request, more than one, or another kind of message finds nothing."""
     known = Shortcuts()
-    known.keep(question(), response())
-    assert known.find(data) is None
+    known.keep_response(question(), response())
+    assert known.find_response(data) is None
 
 
 def test_what_changed_and_what_is_old_is_worked_out_again() -> None:
     """``clear`` ends every answer at once, and time each one by itself."""
     now = 0.0
     known = Shortcuts(clock=lambda: now)
-    known.keep(question(), response())
+    known.keep_response(question(), response())
     now += shortcuts.HOLDS_S
-    assert known.find(question()) is None
-    known.keep(question(), response())
-    assert known.find(question()) is not None
-    known.clear()
-    assert known.find(question()) is None
+    assert known.find_response(question()) is None
+    known.keep_response(question(), response())
+    assert known.find_response(question()) is not None
+    known.forget_responses()
+    assert known.find_response(question()) is None
 
 
 def test_what_is_kept_is_bounded() -> None:
@@ -93,22 +93,22 @@ def test_what_is_kept_is_bounded() -> None:
     known = Shortcuts(max_questions=3)
     for number in range(10):
         asked = wire.encode_request(1, "lookup", {"kernel": "p:k", "problem": {"M": number}})
-        known.keep(asked, response())
-        assert known.find(asked) is not None
+        known.keep_response(asked, response())
+        assert known.find_response(asked) is not None
         assert len(known) <= 3
     large = wire.encode_request(1, "lookup", {"kernel": "k" * shortcuts.MAX_QUESTION_BYTES, "problem": {}})
-    known.keep(large, response())
-    assert known.find(large) is None
+    known.keep_response(large, response())
+    assert known.find_response(large) is None
 
 
 def test_all_that_is_kept_is_bounded_in_bytes() -> None:
     """What is too much together goes; the same question again takes the room of its last answer."""
     known = Shortcuts(max_bytes=3 * (len(question()) + len(response())))
     for _ in range(10):
-        known.keep(question(), response())
-    assert known.find(question()) is not None
+        known.keep_response(question(), response())
+    assert known.find_response(question()) is not None
     for number in range(10):
-        known.keep(wire.encode_request(1, "lookup", {**PARAMS, "problem": {"M": number}}), response())
+        known.keep_response(wire.encode_request(1, "lookup", {**PARAMS, "problem": {"M": number}}), response())
         assert len(known) <= 3
 
 
@@ -116,12 +116,12 @@ def test_old_answer_tells_how_often_it_was_given() -> None:
     """A repeated answer comes with how many asked meanwhile, once; another question has its own count."""
     now = 0.0
     known = Shortcuts(clock=lambda: now)
-    known.keep(question(), response())
+    known.keep_response(question(), response())
     for _ in range(3):
-        assert known.find(question()) is not None
+        assert known.find_response(question()) is not None
     assert known.repeats == 0
     now += shortcuts.HOLDS_S
-    assert known.find(question()) is None
+    assert known.find_response(question()) is None
     assert known.repeats == 3
-    assert known.find(question()) is None
+    assert known.find_response(question()) is None
     assert known.repeats == 0

@@ -48,32 +48,32 @@ def test_a_bump_ends_one_kernels_entries(directory: Path, writer: WinnerTable) -
     assert reader.words[EPOCH_WORD] == 7
     for kernel in ("p:one", "p:two"):
         assert reader.find(kernel.encode()) is None
-        assert writer.publish(kernel, kernel.encode(), b"first")
+        assert writer.publish_entry(kernel, kernel.encode(), b"first")
         assert reader.find(kernel.encode()) == (slot_of(kernel), writer.generation(kernel), b"first")
     before = reader.words.tolist()[:WORDS]
-    writer.bump("p:one")
+    writer.bump_generation("p:one")
     assert [word for word in range(WORDS) if reader.words[word] != before[word]] == [slot_of("p:one")]
     assert (payload_of(reader, b"p:one"), payload_of(reader, b"p:two")) == (None, b"first")
-    writer.publish("p:one", b"p:one", b"another, and a longer one")
+    writer.publish_entry("p:one", b"p:one", b"another, and a longer one")
     assert payload_of(reader, b"p:one") == b"another, and a longer one"
-    writer.bump_all()
+    writer.bump_all_generations()
     assert (payload_of(reader, b"p:one"), payload_of(reader, b"p:two")) == (None, None)
     reader.close()
 
 
 def test_what_is_published_already_is_known(writer: WinnerTable) -> None:
     """The same payload under the same generation is not written again; another one, or an ended one, is."""
-    assert not writer.holds("p:k", b"key", b"payload")
-    writer.publish("p:k", b"key", b"payload")
-    assert writer.holds("p:k", b"key", b"payload")
-    assert not writer.holds("p:k", b"key", b"payloaD")
-    writer.bump("p:k")
-    assert not writer.holds("p:k", b"key", b"payload")
+    assert not writer.holds_entry("p:k", b"key", b"payload")
+    writer.publish_entry("p:k", b"key", b"payload")
+    assert writer.holds_entry("p:k", b"key", b"payload")
+    assert not writer.holds_entry("p:k", b"key", b"payloaD")
+    writer.bump_generation("p:k")
+    assert not writer.holds_entry("p:k", b"key", b"payload")
 
 
 def test_a_half_written_entry_is_none(directory: Path, writer: WinnerTable) -> None:
     """A sequence that is odd, as a killed daemon leaves it, and a byte that is another one each make it absent."""
-    writer.publish("p:k", b"key", b"payload")
+    writer.publish_entry("p:k", b"key", b"payload")
     reader = Table(str(directory / TABLE_NAME))
     (at,) = [word for word in range(WORDS, len(reader.words), ENTRY_WORDS) if reader.words[word]]
     for word, other in ((at, 1), (at + 1, 1), (at + 3, 1), (at + 4, 1 << 40)):
@@ -93,7 +93,7 @@ def test_a_larger_file_takes_the_place_of_a_full_one(directory: Path, writer: Wi
     before = Table(str(directory / TABLE_NAME))
     keys = [f"key {number}".encode() for number in range(3000)]
     for key in keys:
-        assert writer.publish("p:k", key, key * 2)
+        assert writer.publish_entry("p:k", key, key * 2)
     assert before.is_replaced
     assert all(before.find(key) is None for key in keys)
     reader = Table(str(directory / TABLE_NAME))
@@ -111,15 +111,15 @@ def test_the_table_is_bounded(directory: Path) -> None:
     writer = WinnerTable(str(directory), epoch=7, max_entries=2 * FIRST_ENTRIES)
     keys = [f"key {number}".encode() for number in range(2000)]
     for key in keys:
-        assert writer.publish("p:k", key, key)
+        assert writer.publish_entry("p:k", key, key)
     reader = Table(str(directory / TABLE_NAME))
     assert reader.words[ENTRIES_WORD] == 2 * FIRST_ENTRIES
     found = [(key, payload_of(reader, key)) for key in keys]
     assert all(payload in (None, key) for key, payload in found)
     assert sum(payload is not None for _, payload in found) > FIRST_ENTRIES
     assert found[-1][1] == keys[-1]
-    assert not writer.publish("p:k", b"key", bytes(MAX_CONTENT_BYTES - 2))
-    assert writer.publish("p:k", b"key", bytes(MAX_CONTENT_BYTES - 3))
+    assert not writer.publish_entry("p:k", b"key", bytes(MAX_CONTENT_BYTES - 2))
+    assert writer.publish_entry("p:k", b"key", bytes(MAX_CONTENT_BYTES - 3))
     reader.close()
     writer.close()
 
@@ -127,7 +127,7 @@ def test_the_table_is_bounded(directory: Path) -> None:
 def test_the_next_daemon_begins_with_a_table_of_its_own(directory: Path) -> None:
     """Readers of the last one find nothing there but the way to the new one, which has no generation of before."""
     first = WinnerTable(str(directory), epoch=7)
-    first.publish("p:k", b"key", b"payload")
+    first.publish_entry("p:k", b"key", b"payload")
     reader = Table(str(directory / TABLE_NAME))
     held = reader.words.tolist()[FIRST_SLOT:WORDS]
     first.close()
@@ -190,10 +190,10 @@ def test_a_full_disk_costs_the_file_and_nothing_else(directory: Path, monkeypatc
     monkeypatch.setattr(os, "posix_fallocate", full)
     writer = WinnerTable(str(directory), epoch=7)
     before = writer.generation("p:k")
-    writer.bump("p:k")
+    writer.bump_generation("p:k")
     assert (writer.path, writer.generation("p:k")) == (None, before + 1)
-    assert not writer.publish("p:k", b"key", b"payload")
-    assert not writer.holds("p:k", b"key", b"payload")
+    assert not writer.publish_entry("p:k", b"key", b"payload")
+    assert not writer.holds_entry("p:k", b"key", b"payload")
     assert {path.name for path in directory.iterdir()} <= {USES_NAME}
     writer.close()
 
@@ -208,7 +208,7 @@ def test_a_disk_that_is_full_later_keeps_the_file(
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     keys = [f"key {number}".encode() for number in range(1000)]
-    assert all(writer.publish("p:k", key, key) for key in keys)
+    assert all(writer.publish_entry("p:k", key, key) for key in keys)
     reader = Table(str(directory / TABLE_NAME))
     assert reader.words[ENTRIES_WORD] == FIRST_ENTRIES
     assert all(payload_of(reader, key) in (None, key) for key in keys)
@@ -231,7 +231,7 @@ def test_a_link_is_not_followed(directory: Path) -> None:
 def test_a_generation_never_leaves_its_64_bits(writer: WinnerTable) -> None:
     """After the last one comes the first."""
     writer._words[slot_of("p:k")] = 2**64 - 1
-    writer.bump("p:k")
+    writer.bump_generation("p:k")
     assert writer.generation("p:k") == 0
 
 

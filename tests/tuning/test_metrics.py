@@ -25,7 +25,7 @@ async def test_metrics_are_those_of_the_final_latency(parts: Parts) -> None:
     await _tuned(parts, "dict(speed=lambda p, t: p.n / t, us=lambda p, t: 1e6 * t)")
     trials = parts.store.list_trials(kernel="project:it", outcome=Outcome.MEASURED)
     assert all(set(trial.detail["metrics"]) == {"speed", "us"} for trial in trials)
-    answer = parts.lookups.lookup("it", {"n": 64}, None, tune=False)
+    answer = parts.lookups.find_answer("it", {"n": 64}, None, tune=False)
     assert answer.is_final
     assert answer.metrics["speed"] == pytest.approx(64e6 / answer.metrics["us"])
     (won,) = [trial for trial in trials if trial.config == answer.config]
@@ -40,7 +40,7 @@ async def test_a_metric_that_fails_costs_no_measurement(parts: Parts) -> None:
     assert "measured" in {trial.outcome for trial in trials}
     assert all("the metric broken(p, t)" in trial.message for trial in trials if trial.message)
     assert any(trial.message for trial in trials)
-    assert parts.lookups.lookup("it", {"n": 64}, None, tune=False).metrics == {}
+    assert parts.lookups.find_answer("it", {"n": 64}, None, tune=False).metrics == {}
 
 
 @pytest.mark.parametrize(

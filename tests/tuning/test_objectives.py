@@ -34,7 +34,7 @@ async def _tune(parts: Parts, kernel: KernelInfo, objective: Objective | None = 
 
 
 def _look_up(parts: Parts, objective: str | None = None) -> Answer:
-    return parts.lookups.lookup("it", {"n": 64}, None, tune=False, objective=objective)
+    return parts.lookups.find_answer("it", {"n": 64}, None, tune=False, objective=objective)
 
 
 async def test_a_winner_is_kept_for_each_objective(parts: Parts) -> None:
@@ -95,7 +95,7 @@ async def test_a_device_without_a_counter_is_unsupported(tmp_path: Path) -> None
     """The job says so in its first words and measures nothing; a lookup says so and queues nothing."""
     async with assembled(tmp_path, env={"FAKE_ENERGY": "0"}) as parts, parts.working():
         kernel = await parts.inspect(kernel_text(objective="'edp'"))
-        answer = parts.lookups.lookup("it", {"n": 64}, None, tune=True)
+        answer = parts.lookups.find_answer("it", {"n": 64}, None, tune=True)
         assert answer.message.startswith("unsupported: the objective 'edp' on cpu:0 (Fake CPU)")
         assert not parts.jobs.list_live_jobs()
         job = await _tune(parts, kernel)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktuned.lookup.ladder import decide
+from ktuned.lookup.ladder import decide_answer
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName
 from ktuned.model.plan import Plan
@@ -76,7 +76,7 @@ def test_no_answer_is_slower_than_the_one_before(
 
     def look_up() -> None:
         known = [*others, *([] if winner is None else [winner])]
-        found = decide(kernel, {"M": 64}, MODEL, _context(64), known, lambda _: True)
+        found = decide_answer(kernel, {"M": 64}, MODEL, _context(64), known, lambda _: True)
         if found.config is not None:
             served.append(int(found.config["B"]))
         if found.status is Status.FRESH:
@@ -154,13 +154,13 @@ async def test_a_tuning_never_worsens_the_answer(parts: Parts) -> None:
     answers: list[dict[str, Any]] = []
 
     def look_up() -> bool:
-        answers.append(parts.lookups.lookup("it", {"n": 64}, None, tune=False).to_wire())
+        answers.append(parts.lookups.find_answer("it", {"n": 64}, None, tune=False).to_wire())
         return len(parts.told.of("job_done")) == 2
 
     async with parts.working():
         await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 128}))
         await parts.told.ended(1)
-        near = parts.lookups.lookup("it", {"n": 64}, None, tune=False)
+        near = parts.lookups.find_answer("it", {"n": 64}, None, tune=False)
         assert (near.status, near.config, near.is_final) == (Status.NEAR, {"us": 50.0}, False)
         await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 64}))
         await parts.told.until(look_up)
@@ -185,7 +185,7 @@ async def test_a_job_for_some_configs_never_worsens_the_answer(parts: Parts, def
         await parts.requests.request_jobs(kernel, TuningRequest(problem={"n": 64}, configs=({"us": 2000.0},)))
         (_, ended) = await parts.told.ended(2)
         parts.kill_workers()
-    answer = parts.lookups.lookup("it", {"n": 64}, None, tune=False)
+    answer = parts.lookups.find_answer("it", {"n": 64}, None, tune=False)
     assert (answer.status, answer.config, answer.is_final) == (Status.FRESH, {"us": 50.0}, True)
     assert (ended["state"], ended["done"]) == ("done", tried)
 
@@ -203,5 +203,5 @@ async def test_an_undone_edit_serves_nothing_that_no_final_round_decided(parts: 
     path = parts.write(text)
     found = await parts.inspector.inspect_files(parts.root, [str(path)])
     await parts.renewal.react_to_changes(found.changes, saved=True)
-    answer = parts.lookups.lookup("it", {"n": 64}, None, tune=False)
+    answer = parts.lookups.find_answer("it", {"n": 64}, None, tune=False)
     assert (answer.status, answer.config) == (Status.STALE, {"us": 50.0})

@@ -142,7 +142,7 @@ async def test_a_knob_that_the_kernel_forgets_gets_a_notice(parts: Parts) -> Non
     ended = await tune(parts)
     (notice,) = notices(str(ended["message"]))
     assert notice.startswith("spare has no effect: configs that differ in it alone compile to the same bytes")
-    explainer = Explainer(parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.lookups.doubt)
+    explainer = Explainer(parts.catalog, parts.daemon.admission, parts.machine, parts.store, parts.lookups.find_doubt)
     assert [entry["notices"] for entry in explainer.explain_winners(kernel)] == [[notice]]
 
 

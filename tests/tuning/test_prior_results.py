@@ -181,7 +181,7 @@ async def test_config_that_the_space_has_lost_gives_up_its_seat(parts: Parts, co
     seated = parts.store.get_winner(wanted({"n": 64}))
     assert seated is not None
     assert seated.config == {"us": 50.0}
-    assert parts.lookups.lookup("it", {"n": 64}, None, tune=False).status == "fresh"
+    assert parts.lookups.find_answer("it", {"n": 64}, None, tune=False).status == "fresh"
 
 
 @pytest.mark.anyio

@@ -26,7 +26,7 @@ SLOW = "import ktuned_fake\nktuned_fake.wait_at('import')\n"
 
 def look_up(parts: Parts, kernel: str = "it") -> Answer:
     """Look a kernel up."""
-    return parts.lookups.lookup(kernel, {"n": 64}, None, tune=False)
+    return parts.lookups.find_answer(kernel, {"n": 64}, None, tune=False)
 
 
 async def until_stale(parts: Parts, kernel: str = "it") -> Answer:
