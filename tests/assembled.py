@@ -144,7 +144,7 @@ class Parts:
         """Write a kernel file, if its text is given, and return the kernel ``it`` as it was found there."""
         path = self.project / name if text is None else self.write(text, name)
         await self.inspector.inspect_files(self.root, [str(path)])
-        return self.catalog.resolve("it")
+        return self.catalog.resolve_kernel("it")
 
     async def measured(
         self,

@@ -272,7 +272,7 @@ class Adoptions:
         if name is None:
             return None
         try:
-            return self._catalog.resolve(name)
+            return self._catalog.resolve_kernel(name)
         except KtunedError:
             del self._kernels[identity]
             return None
@@ -410,7 +410,7 @@ class Adoptions:
             (kernel,) = added.kernels
         if self._is_served(kernel, record):
             return True
-        environment = self._catalog.environment(kernel)
+        environment = self._catalog.kernel_environment(kernel)
         await self._machine.environments.probe(environment)
         if not self._machine.arch and not self._machine.has_device(environment, kernel.backend, None):
             await self._machine.environments.probe_hosts(environment)
@@ -430,7 +430,7 @@ class Adoptions:
         objective = kernel.objective(None)
         if not is_exact(objective) or self._machine.arch:
             return
-        device = self._machine.device(self._catalog.environment(kernel), kernel.backend, record.device or None)
+        device = self._machine.device(self._catalog.kernel_environment(kernel), kernel.backend, record.device or None)
         key = kernel.winner_key(record.problem, device.model, objective)
         if self._store.anchors.find_anchor(key) is None:
             await self._store.anchors.choose_anchor(key, record.configs[0])
@@ -465,7 +465,7 @@ class Adoptions:
             if not choice.has_waiting:
                 continue
             try:
-                kernel = self._catalog.resolve(name)
+                kernel = self._catalog.resolve_kernel(name)
                 if choice.under_way is not None and self._job(kernel, choice.under_way.problem, device or None) is None:
                     choice.end_tuning(self._loss_before(kernel, device, choice))
                 if (chosen := choice.choose_next()) is not None:

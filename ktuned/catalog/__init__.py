@@ -1,6 +1,6 @@
 """Known kernels: projects, roots, discovery, inspection, dependencies."""
 
-from ktuned.catalog.admission import Admission, completed, declared_admission
+from ktuned.catalog.admission import Admission, complete_config, declared_admission
 from ktuned.catalog.buckets import Buckets
 from ktuned.catalog.captured_inputs import CapturedInputs
 from ktuned.catalog.catalog import Catalog, Changes, FileError, check_problem, environment_of, is_below
@@ -12,12 +12,12 @@ from ktuned.catalog.discovery import (
     guess_backend,
     is_kernel_file,
     is_looked_into,
-    walk,
+    walk_directories,
 )
 from ktuned.catalog.foreign_names import ForeignNames
-from ktuned.catalog.inspection import FileInspector, printable
+from ktuned.catalog.inspection import FileInspector, printable_path
 from ktuned.catalog.project_file import PROJECT_FILE, Project, read_project
-from ktuned.catalog.roots import asked_again, known_roots, make_root, named, project_top
+from ktuned.catalog.roots import asked_again, known_roots, make_root, name_roots, project_top
 from ktuned.catalog.traces import Traces
 
 __all__ = [
@@ -37,7 +37,7 @@ __all__ = [
     "asked_again",
     "check_extent",
     "check_problem",
-    "completed",
+    "complete_config",
     "declared_admission",
     "environment_of",
     "find_kernel_files",
@@ -47,9 +47,9 @@ __all__ = [
     "is_looked_into",
     "known_roots",
     "make_root",
-    "named",
-    "printable",
+    "name_roots",
+    "printable_path",
     "project_top",
     "read_project",
-    "walk",
+    "walk_directories",
 ]

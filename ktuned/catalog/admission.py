@@ -57,14 +57,14 @@ def is_checked_default(kernel: KernelInfo, problem: Problem, config: Config) -> 
 
     Not where the code has read data, which may have changed since.
     """
-    if config != kernel.default or problem not in kernel.problems or _decisive(kernel):
+    if config != kernel.default or problem not in kernel.problems or _decisive_digests(kernel):
         return False
     # Equal as maps, in which 1 is 1.0 and True.
     declared = map(canonical, kernel.problems)
     return canonical(config) == canonical(kernel.default) and canonical(problem) in declared
 
 
-def completed(kernel: KernelInfo, config: Config) -> Config:
+def complete_config(kernel: KernelInfo, config: Config) -> Config:
     """Return a config with the knobs that it lacks, because the space has gained them, set as the default sets them."""
     default = kernel.default or {}
     if not config.keys() < default.keys():
@@ -97,11 +97,11 @@ class _Answer(NamedTuple):
     seen: Mapping[str, Observation] | None = None
 
     @classmethod
-    def now(cls, kernel: KernelInfo, *, admitted: bool) -> Self:
+    def from_kernel(cls, kernel: KernelInfo, *, admitted: bool) -> Self:
         """Return a verdict that stands on what is known of a kernel."""
-        return cls(admitted, _decisive(kernel), kernel.learned)
+        return cls(admitted, _decisive_digests(kernel), kernel.learned)
 
-    def holds(self, kernel: KernelInfo) -> bool:
+    def still_holds(self, kernel: KernelInfo) -> bool:
         """Return whether all of that is as it was."""
         now = kernel.learned
         return self.seen is now or all(
@@ -113,7 +113,10 @@ _NO_VERDICTS: Mapping[str, _Answer] = {}
 
 
 class Admission:
-    """Answers whether spaces hold configs: :meth:`known` at once, :meth:`ask` with a worker where it takes one."""
+    """Says whether a space holds a config.
+
+    :meth:`known_verdict` answers from memory; :meth:`check_configs` asks a worker about the rest.
+    """
 
     def __init__(self, catalog: Catalog, fleet: Fleet, store: Store, deadlines: Mapping[str, float]) -> None:
         self._catalog = catalog
@@ -128,24 +131,24 @@ class Admission:
     def __len__(self) -> int:
         return self._count
 
-    def known(self, kernel: KernelInfo, problem: Problem, config: Config) -> bool | None:
+    def known_verdict(self, kernel: KernelInfo, problem: Problem, config: Config) -> bool | None:
         """Return whether the space holds a config for a problem; ``None`` if a worker must be asked."""
         declared = declared_admission(kernel, config)
         if declared is not None:
             return declared
         if is_checked_default(kernel, problem, config):
             return True
-        asked, text = _asked(kernel, problem), canonical(config)
-        answer = self._verdict(asked, text)
+        asked, text = _question_key(kernel, problem), canonical(config)
+        answer = self._find_verdict(asked, text)
         if answer is None and (asked.kernel, asked.space) not in self._loaded:
             self._loaded.add((asked.kernel, asked.space))
             for stored in self._store.admissions.load_verdicts(asked.kernel, asked.space):
                 known = asked._replace(problem=stored.problem)
-                self._remember(known, stored.config, _Answer(stored.admitted, json.loads(stored.read)))
-            answer = self._verdict(asked, text)
-        return answer.admitted if answer is not None and answer.holds(kernel) else None
+                self._remember_verdict(known, stored.config, _Answer(stored.admitted, json.loads(stored.read)))
+            answer = self._find_verdict(asked, text)
+        return answer.admitted if answer is not None and answer.still_holds(kernel) else None
 
-    async def ask(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> list[bool]:
+    async def check_configs(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> list[bool]:
         """Return whether the space holds each config, asking a worker about those that are not known.
 
         A space whose code raises for them, hangs or crashes holds none of them.
@@ -154,7 +157,9 @@ class Admission:
             WorkerError: the files have changed since they were inspected, or the worker was killed from outside.
             NotFound: the kernel's file is below no watched root.
         """
-        unknown = {canonical(config): config for config in configs if self.known(kernel, problem, config) is None}
+        unknown = {
+            canonical(config): config for config in configs if self.known_verdict(kernel, problem, config) is None
+        }
         if unknown:
             try:
                 admitted = await self._ask_worker(kernel, problem, list(unknown.values()))
@@ -163,34 +168,36 @@ class Admission:
                     raise
                 _log.warning("space_cannot_be_asked", kernel=kernel.name, reason=error.message)
                 # Not stored: another start may find a machine on which the code works.
-                self._note(kernel, problem, unknown.values(), admitted=False)
+                self._note_verdicts(kernel, problem, unknown.values(), admitted=False)
             else:
                 for config, verdict in zip(unknown.values(), admitted, strict=True):
-                    self._note(kernel, problem, [config], admitted=verdict)
-                await self._save(kernel, problem, unknown.values())
-        return [self.known(kernel, problem, config) is True for config in configs]
+                    self._note_verdicts(kernel, problem, [config], admitted=verdict)
+                await self._save_verdicts(kernel, problem, unknown.values())
+        return [self.known_verdict(kernel, problem, config) is True for config in configs]
 
-    def note(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> None:
+    def note_admitted(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> None:
         """Take in that the space holds configs: a worker that walked it has just proposed them."""
         for asked in _asked_alike(kernel, problem):
-            self._note(kernel, asked, configs, admitted=True)
+            self._note_verdicts(kernel, asked, configs, admitted=True)
 
-    async def keep(self, kernel: KernelInfo, problem: Problem, config: Config) -> None:
+    async def store_verdict(self, kernel: KernelInfo, problem: Problem, config: Config) -> None:
         """Store what is known of a config that has become a winner, before lookups are answered with it."""
         for asked in _asked_alike(kernel, problem):
-            await self._save(kernel, asked, [config])
+            await self._save_verdicts(kernel, asked, [config])
 
-    def _note(self, kernel: KernelInfo, problem: Problem, configs: Iterable[Config], *, admitted: bool) -> None:
-        asked = _asked(kernel, problem)
-        answer = _Answer.now(kernel, admitted=admitted)
+    def _note_verdicts(
+        self, kernel: KernelInfo, problem: Problem, configs: Iterable[Config], *, admitted: bool
+    ) -> None:
+        asked = _question_key(kernel, problem)
+        answer = _Answer.from_kernel(kernel, admitted=admitted)
         for config in configs:
             if declared_admission(kernel, config) is None:
-                self._remember(asked, canonical(config), answer)
+                self._remember_verdict(asked, canonical(config), answer)
 
-    def _verdict(self, asked: _Asked, config: str) -> _Answer | None:
+    def _find_verdict(self, asked: _Asked, config: str) -> _Answer | None:
         return self._verdicts.get(asked, _NO_VERDICTS).get(config)
 
-    def _remember(self, asked: _Asked, config: str, answer: _Answer) -> None:
+    def _remember_verdict(self, asked: _Asked, config: str, answer: _Answer) -> None:
         if self._count >= MAX_REMEMBERED:
             self._verdicts.clear()
             self._loaded.clear()
@@ -199,10 +206,10 @@ class Admission:
         self._count += config not in verdicts
         verdicts[config] = answer
 
-    async def _save(self, kernel: KernelInfo, problem: Problem, configs: Iterable[Config]) -> None:
-        asked = _asked(kernel, problem)
+    async def _save_verdicts(self, kernel: KernelInfo, problem: Problem, configs: Iterable[Config]) -> None:
+        asked = _question_key(kernel, problem)
         wanted = [canonical(config) for config in configs if declared_admission(kernel, config) is None]
-        found = {config: self._verdict(asked, config) for config in wanted}
+        found = {config: self._find_verdict(asked, config) for config in wanted}
         verdicts = [
             Verdict(asked.problem, config, answer.admitted, canonical(answer.read))
             for config, answer in found.items()
@@ -217,7 +224,7 @@ class Admission:
             _log.warning("verdicts_not_stored", kernel=kernel.name, reason=error.message)
 
     async def _ask_worker(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> list[bool]:
-        environment = self._catalog.environment(kernel)
+        environment = self._catalog.kernel_environment(kernel)
         reference = requests.KernelRef.of(kernel, environment.project, environment.cwd)
         request = requests.Admits(reference, problem, tuple(dict(config) for config in configs))
         async with self._fleet.lend(Role.INSPECT, environment) as worker:
@@ -225,12 +232,12 @@ class Admission:
         return list(reply.admitted)
 
 
-def _decisive(kernel: KernelInfo) -> dict[str, str]:
+def _decisive_digests(kernel: KernelInfo) -> dict[str, str]:
     """Return the digests of what a space's code may have read, by name: all but what only compilers read."""
     return {name: one.decisive for name, one in kernel.learned.items() if one.is_data or not one.is_source}
 
 
-def _asked(kernel: KernelInfo, problem: Problem) -> _Asked:
+def _question_key(kernel: KernelInfo, problem: Problem) -> _Asked:
     return _Asked(kernel.name, space_digest(kernel), canonical(problem))
 
 

@@ -32,7 +32,10 @@ class Representative(NamedTuple):
 
 
 class Buckets:
-    """Answers which problem stands for another: :meth:`known` at once, :meth:`ask` with a worker where it takes one."""
+    """Says which problem stands for another.
+
+    :meth:`known_representative` answers from memory; :meth:`find_representative` asks a worker if it must.
+    """
 
     def __init__(self, catalog: Catalog, fleet: Fleet, store: Store, deadlines: Mapping[str, float]) -> None:
         self._catalog = catalog
@@ -42,25 +45,25 @@ class Buckets:
         self._chosen: dict[tuple[str, str], tuple[str, dict[str, Scalar]]] = {}
         self._loaded: set[str] = set()
 
-    def known(self, kernel: KernelInfo, problem: Problem) -> Representative | None:
+    def known_representative(self, kernel: KernelInfo, problem: Problem) -> Representative | None:
         """Return a problem's representative; ``None`` if a worker must be asked."""
         if not kernel.has_bucket_function:
             return Representative(kernel.representative(problem), is_current=True)
-        self._load(kernel)
+        self._load_representatives(kernel)
         found = self._chosen.get((kernel.name, canonical(problem)))
         return None if found is None else Representative(dict(found[1]), is_current=found[0] == kernel.digest)
 
-    async def ask(self, kernel: KernelInfo, problem: Problem) -> dict[str, Scalar]:
+    async def find_representative(self, kernel: KernelInfo, problem: Problem) -> dict[str, Scalar]:
         """Return a problem's representative, asking a worker if need be.
 
         Raises:
             WorkerError: the function raised, hangs or crashes, or the files have changed since they were inspected.
             NotFound: the kernel's file is below no watched root.
         """
-        found = self.known(kernel, problem)
+        found = self.known_representative(kernel, problem)
         if found is not None and found.is_current:
             return found.problem
-        environment = self._catalog.environment(kernel)
+        environment = self._catalog.kernel_environment(kernel)
         reference = requests.KernelRef.of(kernel, environment.project, environment.cwd)
         request = requests.Represent(reference, problem)
         async with self._fleet.lend(Role.INSPECT, environment) as worker:
@@ -73,20 +76,20 @@ class Buckets:
             self._chosen[kernel.name, text] = kernel.digest, representative
         try:
             saved = [Verdict(canonical(problem), canonical(chosen), admitted=True)]
-            await self._store.admissions.save_verdicts(_shelf(kernel), kernel.digest, saved)
+            await self._store.admissions.save_verdicts(_shelf_name(kernel), kernel.digest, saved)
         except StoreError as error:
             # This daemon knows it; the next one asks again.
             _log.warning("bucket_not_stored", kernel=kernel.name, reason=error.message)
         return chosen
 
-    def _load(self, kernel: KernelInfo) -> None:
+    def _load_representatives(self, kernel: KernelInfo) -> None:
         if kernel.name in self._loaded:
             return
         self._loaded.add(kernel.name)
-        for stored in self._store.admissions.load_verdicts(_shelf(kernel), kernel.digest):
+        for stored in self._store.admissions.load_verdicts(_shelf_name(kernel), kernel.digest):
             self._chosen[kernel.name, stored.problem] = kernel.digest, json.loads(stored.config)
 
 
-def _shelf(kernel: KernelInfo) -> str:
+def _shelf_name(kernel: KernelInfo) -> str:
     """Return the name under which the store keeps a kernel's representatives, beside its space's verdicts."""
     return f"{kernel.name}#bucket"

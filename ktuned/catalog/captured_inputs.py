@@ -22,20 +22,20 @@ class CapturedInputs:
         self._store = store
         self._held = {(held.kernel, held.problem): held for held in store.captured.list_captures()}
 
-    def reload(self) -> None:
+    def reload_captures(self) -> None:
         """Read from the store again which there are: a project has another name."""
         self._held = {(held.kernel, held.problem): held for held in self._store.captured.list_captures()}
 
-    def digest(self, kernel: str, problem: str) -> str:
+    def digest_of_inputs(self, kernel: str, problem: str) -> str:
         """Return the digest of a problem's (canonical text) captured inputs; empty if there are none."""
         held = self._held.get((kernel, problem))
         return "" if held is None else held.digest
 
     def digest_for(self, kernel: KernelInfo, problem: Problem) -> str:
         """Return the digest of the captured inputs of a whole problem; empty if there are none."""
-        return self.digest(kernel.name, canonical(kernel.specialized(problem)))
+        return self.digest_of_inputs(kernel.name, canonical(kernel.specialized(problem)))
 
-    def file(self, digest: str) -> Path:
+    def file_of_digest(self, digest: str) -> Path:
         """Return where the inputs of a digest lie."""
         return self.directory / f"{digest}{SUFFIX}"
 
@@ -43,28 +43,28 @@ class CapturedInputs:
         """Return the size of all captures but one problem's."""
         return sum(held.bytes for key, held in self._held.items() if key != (kernel, problem))
 
-    async def hold(self, capture: Capture) -> bool:
+    async def hold_capture(self, capture: Capture) -> bool:
         """Keep a capture in the place of its problem's last one; return whether its content is another.
 
         Raises:
             StoreError: it cannot be recorded.
         """
         key = capture.kernel, capture.problem
-        before = self.digest(*key)
+        before = self.digest_of_inputs(*key)
         await self._store.captured.save_capture(capture)
         self._held[key] = capture
         if before:
             self.remove_unused(before)
         return before != capture.digest
 
-    async def drop(self, kernel: str, problem: str) -> None:
+    async def drop_capture(self, kernel: str, problem: str) -> None:
         """Forget a problem's captured inputs.
 
         Raises:
             NotFound: it has none.
             StoreError: that cannot be recorded.
         """
-        digest = self.digest(kernel, problem)
+        digest = self.digest_of_inputs(kernel, problem)
         if not digest:
             raise NotFound(f"{kernel} has no captured inputs for {problem}")
         await self._store.captured.remove_capture(kernel, problem)
@@ -75,4 +75,4 @@ class CapturedInputs:
         """Remove a file that no problem has any more."""
         if all(held.digest != digest for held in self._held.values()):
             with suppress(OSError):
-                self.file(digest).unlink()
+                self.file_of_digest(digest).unlink()

@@ -114,7 +114,7 @@ class Catalog:
         for root in self._roots.values():
             self.note_project(root.path, root.project_digest)
         for kernel in self._kernels.values():
-            self._dependents.put(kernel.name, kernel.file, kernel.stamps)
+            self._dependents.put_owner(kernel.name, kernel.file, kernel.stamps)
 
     @property
     def roots(self) -> list[Root]:
@@ -151,35 +151,35 @@ class Catalog:
         """Note that a root's project file had such a digest when it was read, and what is wrong with it."""
         file = os.path.join(path, PROJECT_FILE)
         # It may be a link to one that many projects share, and be edited where it lies.
-        self._dependents.put(_OF_PROJECT + path, file, {str(place): digest for place in trail(Path(file))})
+        self._dependents.put_owner(_OF_PROJECT + path, file, {str(place): digest for place in trail(Path(file))})
         self._errors.pop(file, None)
         if error is not None:
             self._errors[file] = (error,)
 
-    def rename(self, root: Root, name: str) -> Changes:
+    def rename_project(self, root: Root, name: str) -> Changes:
         """Give the kernels of a root another project; return which names came and went."""
         moved = [kernel for kernel in self._kernels.values() if self.root_of(kernel.file) == root]
         moved = [kernel for kernel in moved if kernel.project != name]
         for kernel in moved:
-            self._drop(kernel.name)
+            self._drop_kernel(kernel.name)
             if kernel.name in self._learned:
                 self._learned[full_name(name, kernel.kernel)] = self._learned.pop(kernel.name)
         renamed = [replace(kernel, project=ProjectName(name)) for kernel in moved]
         for kernel in renamed:
             self._kernels[kernel.name] = kernel
-            self._dependents.put(kernel.name, kernel.file, kernel.stamps)
+            self._dependents.put_owner(kernel.name, kernel.file, kernel.stamps)
         return Changes(added=tuple(kernel.name for kernel in renamed), removed=tuple(kernel.name for kernel in moved))
 
     def remove_root(self, path: str) -> Changes:
         """Stop watching a root; return the kernels removed with it. Files below another root stay."""
         self._roots.pop(path, None)
-        self._dependents.drop(_OF_PROJECT + path)
+        self._dependents.drop_owner(_OF_PROJECT + path)
         self._errors.pop(os.path.join(path, PROJECT_FILE), None)
         gone = [name for name, kernel in self._kernels.items() if self.root_of(kernel.file) is None]
         for name in gone:
-            self._drop(name)
+            self._drop_kernel(name)
         for file in [file for file in self._inspected if self.root_of(file) is None]:
-            self._forget(file)
+            self._forget_file(file)
         self._roots_changed()
         return Changes(removed=tuple(gone))
 
@@ -192,7 +192,7 @@ class Catalog:
         owners = [root for root in self._roots.values() if is_below(path, root.path)]
         return max(owners, key=lambda root: len(root.path), default=None)
 
-    def environment(self, kernel: KernelInfo) -> Environment:
+    def kernel_environment(self, kernel: KernelInfo) -> Environment:
         """Return the environment that runs a kernel's code.
 
         Raises:
@@ -203,7 +203,7 @@ class Catalog:
             raise NotFound(f"{kernel.file} is below no watched root", hint=f"`ktuned tune {kernel.file}` adds it")
         return environment_of(root)
 
-    def resolve(self, name: str, directory: str | None = None) -> KernelInfo:
+    def resolve_kernel(self, name: str, directory: str | None = None) -> KernelInfo:
         """Return the kernel of a full name, by its project's present or former name, or of an unambiguous short one.
 
         Of several projects that have one of a short name, the one that ``directory`` lies in is meant. Projects whose
@@ -222,7 +222,7 @@ class Catalog:
             return renamed
         matches = [kernel for kernel in self.kernels if kernel.kernel == name]
         if len(matches) > 1:
-            matches = self._meant(matches, directory) or matches
+            matches = self._kernels_meant(matches, directory) or matches
         if len(matches) == 1:
             return matches[0]
         if matches:
@@ -232,7 +232,7 @@ class Catalog:
         hint = "`ktuned kernels` lists them; `ktuned tune PATH` adds some"
         raise NotFound(f"there is no kernel {name!r}", hint=" ".join(filter(None, (suggested(name, known), hint))))
 
-    def _meant(self, kernels: list[KernelInfo], directory: str | None) -> list[KernelInfo]:
+    def _kernels_meant(self, kernels: list[KernelInfo], directory: str | None) -> list[KernelInfo]:
         """Return those kernels whose project is there; of these only those of the innermost that a directory is in."""
         there: dict[str, list[KernelInfo]] = {}
         for kernel in kernels:
@@ -245,32 +245,32 @@ class Catalog:
         meant = [max(around, key=len)] if around else there
         return [kernel for path in meant for kernel in there[path]]
 
-    def specified(self, name: str, directory: str | None) -> str:
+    def full_name_of(self, name: str, directory: str | None) -> str:
         """Return the full name that a short one means, if several projects have one; else the name as it is."""
         try:
-            kernel = self.resolve(name, directory)
+            kernel = self.resolve_kernel(name, directory)
         except (NotFound, AmbiguousName):
             return name
-        return kernel.name if name == kernel.kernel and self.namesakes(kernel) else name
+        return kernel.name if name == kernel.kernel and self.find_namesakes(kernel) else name
 
-    def namesakes(self, kernel: KernelInfo) -> list[KernelInfo]:
+    def find_namesakes(self, kernel: KernelInfo) -> list[KernelInfo]:
         """Return the kernels of other projects that have a kernel's short name."""
         alike = [other for other in self.kernels if other.kernel == kernel.kernel and other.name != kernel.name]
-        return self._meant(alike, None)
+        return self._kernels_meant(alike, None)
 
-    def fault(self, kernel: KernelInfo) -> str:
+    def file_fault(self, kernel: KernelInfo) -> str:
         """Return the error in a kernel's file, if that is why the file no longer declares it; else nothing."""
         return self._faults.get(kernel.name, "")
 
-    def suspect(self, files: Iterable[str]) -> None:
+    def suspect_files(self, files: Iterable[str]) -> None:
         """Note that kernel files or project files, or what they depend on, are not what was inspected."""
         self._suspects.update(files)
 
-    def clear(self, files: Iterable[str]) -> None:
+    def clear_files(self, files: Iterable[str]) -> None:
         """Note that files were inspected as they are."""
         self._suspects.difference_update(files)
 
-    def suspicion(self, kernel: KernelInfo) -> str:
+    def find_suspicion(self, kernel: KernelInfo) -> str:
         """Return the file that decides about a kernel and is yet to be inspected as it is now; else nothing."""
         if not self._suspects:
             return ""
@@ -281,7 +281,7 @@ class Catalog:
         root = self.root_of(kernel.file)
         return (kernel.file,) if root is None else (kernel.file, os.path.join(root.path, PROJECT_FILE))
 
-    def below(self, path: str) -> list[KernelInfo]:
+    def kernels_below(self, path: str) -> list[KernelInfo]:
         """Return the kernels that a file, or the files below a directory, declare."""
         return [kernel for kernel in self.kernels if is_below(kernel.file, path)]
 
@@ -294,19 +294,19 @@ class Catalog:
         known = {kernel.file for kernel in self._kernels.values()} | set(self._errors)
         return sorted(file for file in known if self.root_of(file) == root)
 
-    def dependents(self, paths: Iterable[str]) -> set[str]:
+    def find_dependents(self, paths: Iterable[str]) -> set[str]:
         """Return the kernel files whose meaning may depend on any of these files or directories."""
-        return self._dependents.of(paths)
+        return self._dependents.find_dependents(paths)
 
-    def directories(self) -> set[str]:
+    def watched_directories(self) -> set[str]:
         """Return the directories that hold files which kernels depend on, or would if they appeared."""
         return self._dependents.directories
 
-    def stamps(self, files: Container[str] | None = None) -> set[tuple[str, str]]:
+    def inspected_stamps(self, files: Container[str] | None = None) -> set[tuple[str, str]]:
         """Return every file that had a part in an inspection (of these kernel files), with what it held then."""
-        return self._dependents.stamps(files)
+        return self._dependents.recorded_stamps(files)
 
-    def learned(self, root: Root, files: Container[str]) -> dict[str, tuple[Observation, ...]]:
+    def learned_names(self, root: Root, files: Container[str]) -> dict[str, tuple[Observation, ...]]:
         """Return the learned names that are looked at when files are inspected, by the short names of a root's kernels.
 
         Left out are those of kernels that are known to be declared in other files.
@@ -317,24 +317,24 @@ class Catalog:
             if project_of(name) == root.name and (name not in self._kernels or self._kernels[name].file in files)
         }
 
-    def traced(self, kernel: KernelInfo) -> KernelInfo:
+    def with_learned_names(self, kernel: KernelInfo) -> KernelInfo:
         """Return a kernel with the names that were learned while its inspection, or a job for it, was under way."""
         return kernel.observed(self._learned.get(kernel.name, {}).values())
 
-    def learn(self, kernel: KernelInfo) -> None:
+    def update_learned(self, kernel: KernelInfo) -> None:
         """Take in a kernel that has learned names; they are watched from now on."""
         self._learned[kernel.name] = dict(kernel.learned)
         self._kernels[kernel.name] = kernel
-        watched = self.directories()
-        self._dependents.put(kernel.name, kernel.file, kernel.stamps)
-        if not self.directories() <= watched:
+        watched = self.watched_directories()
+        self._dependents.put_owner(kernel.name, kernel.file, kernel.stamps)
+        if not self.watched_directories() <= watched:
             self._roots_changed()
 
     def has_inspected(self, file: str) -> bool:
         """Return whether a kernel file was inspected since the start."""
         return file in self._inspected
 
-    def apply(self, inspections: Sequence[Inspection], removed_files: Iterable[str] = ()) -> Changes:
+    def apply_inspections(self, inspections: Sequence[Inspection], removed_files: Iterable[str] = ()) -> Changes:
         """Take in new inspections and the files that are gone; return the changes.
 
         A file that can no longer be imported keeps its kernels as they were: their winners are still served.
@@ -345,22 +345,22 @@ class Catalog:
         # The kernels that each file declares now; other files may declare the others.
         declared: dict[str, set[str]] = {file: set() for file in removed_files}
         for file in declared:
-            self._forget(file)
+            self._forget_file(file)
         declared |= {one.file: {kernel.name for kernel in one.kernels} for one in inspections if not one.errors}
         gone = {name: kernel for name, kernel in self._kernels.items() if name not in declared.get(kernel.file, {name})}
         for inspection in inspections:
             problems = list(inspection.errors)
             stamps = dict(inspection.stamps)
-            for kernel in map(self.traced, inspection.kernels):
+            for kernel in map(self.with_learned_names, inspection.kernels):
                 before = self._kernels.get(kernel.name)
                 if before is not None and before.file != kernel.file and _is_held(before, gone):
-                    problems.append(_taken(kernel, before))
+                    problems.append(_keep_learned(kernel, before))
                     # Once that file lets go of the name, this one is to be inspected again.
                     stamps.setdefault(before.file, before.stamps.get(before.file, ""))
                     continue
                 self._kernels[kernel.name] = kernel
                 self._faults.pop(kernel.name, None)
-                self._dependents.put(kernel.name, kernel.file, kernel.stamps)
+                self._dependents.put_owner(kernel.name, kernel.file, kernel.stamps)
                 gone.pop(kernel.name, None)
                 inspected.append(kernel.name)
                 if before is None:
@@ -373,10 +373,10 @@ class Catalog:
                 found = {kernel.name for kernel in inspection.kernels}
                 lost = (name for name, kernel in self._kernels.items() if kernel.file == inspection.file)
                 self._faults |= {name: inspection.errors[0].message for name in lost if name not in found}
-            self._note(inspection.file, problems, stamps)
+            self._note_file(inspection.file, problems, stamps)
             errors += problems
         for name in gone:
-            self._drop(name)
+            self._drop_kernel(name)
         mended = tuple(sorted(wrong - self._errors.keys()))
         for listener in self._kernel_listeners:
             listener({*changed, *replanned, *gone})
@@ -384,22 +384,22 @@ class Catalog:
             tuple(added), tuple(changed), tuple(replanned), tuple(gone), tuple(errors), tuple(inspected), mended
         )
 
-    def _drop(self, name: KernelName) -> None:
-        self._dependents.drop(name)
+    def _drop_kernel(self, name: KernelName) -> None:
+        self._dependents.drop_owner(name)
         self._faults.pop(name, None)
         del self._kernels[name]
 
-    def _note(self, file: str, problems: list[FileError], stamps: Mapping[str, str]) -> None:
+    def _note_file(self, file: str, problems: list[FileError], stamps: Mapping[str, str]) -> None:
         self._errors.pop(file, None)
         self._inspected.add(file)
-        self._dependents.put(_OF_FILE + file, file, stamps)
+        self._dependents.put_owner(_OF_FILE + file, file, stamps)
         if problems:
             self._errors[file] = tuple(problems)
 
-    def _forget(self, file: str) -> None:
+    def _forget_file(self, file: str) -> None:
         self._errors.pop(file, None)
         self._inspected.discard(file)
-        self._dependents.drop(_OF_FILE + file)
+        self._dependents.drop_owner(_OF_FILE + file)
 
 
 def _is_held(kernel: KernelInfo, gone: Mapping[KernelName, KernelInfo]) -> bool:
@@ -407,7 +407,7 @@ def _is_held(kernel: KernelInfo, gone: Mapping[KernelName, KernelInfo]) -> bool:
     return kernel.name not in gone and Path(kernel.file).exists()
 
 
-def _taken(kernel: KernelInfo, before: KernelInfo) -> FileError:
+def _keep_learned(kernel: KernelInfo, before: KernelInfo) -> FileError:
     message = f"{kernel.file}:{kernel.line}: the name {kernel.name!r} is taken by {before.file}:{before.line}"
     return FileError(kernel.file, kernel.line, message, "give one of them a name=…")
 

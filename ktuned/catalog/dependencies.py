@@ -20,15 +20,15 @@ class Dependents:
         self._files: dict[str, Counter[str]] = {}
         self._directories: Counter[str] = Counter()
 
-    def put(self, owner: Hashable, file: str, stamps: Mapping[str, str]) -> None:
+    def put_owner(self, owner: Hashable, file: str, stamps: Mapping[str, str]) -> None:
         """Let an owner, declared in a kernel file, depend on these paths and on no others."""
-        self.drop(owner)
+        self.drop_owner(owner)
         self._stamps[owner] = (file, stamps)
         for path, held in stamps.items():
             self._files.setdefault(path, Counter())[file] += 1
-            self._directories[_watched(path, held)] += 1
+            self._directories[_directory_to_watch(path, held)] += 1
 
-    def drop(self, owner: Hashable) -> None:
+    def drop_owner(self, owner: Hashable) -> None:
         """Forget an owner; harmless when there is none."""
         file, stamps = self._stamps.pop(owner, ("", {}))
         for path, held in stamps.items():
@@ -38,12 +38,12 @@ class Dependents:
                 del users[file]
             if not users:
                 del self._files[path]
-            directory = _watched(path, held)
+            directory = _directory_to_watch(path, held)
             self._directories[directory] -= 1
             if not self._directories[directory]:
                 del self._directories[directory]
 
-    def of(self, paths: Iterable[str]) -> set[str]:
+    def find_dependents(self, paths: Iterable[str]) -> set[str]:
         """Return the kernel files that depend on any of these files, or on anything below these directories."""
         found: set[str] = set()
         for path in paths:
@@ -60,7 +60,7 @@ class Dependents:
         """The directories that hold, or would hold, files that kernels depend on."""
         return set(self._directories)
 
-    def stamps(self, files: Container[str] | None = None) -> set[tuple[str, str]]:
+    def recorded_stamps(self, files: Container[str] | None = None) -> set[tuple[str, str]]:
         """Return every path that is depended on (by these kernel files), with what it held."""
         return {
             entry
@@ -70,6 +70,6 @@ class Dependents:
         }
 
 
-def _watched(path: str, held: str) -> str:
+def _directory_to_watch(path: str, held: str) -> str:
     """Return the directory in which a change of an entry shows."""
     return path if held.startswith(LISTING) else dirname(path)

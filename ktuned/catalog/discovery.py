@@ -44,7 +44,7 @@ class Listing(NamedTuple):
     directories: list[str]
 
 
-def walk(top: str) -> Iterator[Listing]:
+def walk_directories(top: str) -> Iterator[Listing]:
     """Yield each directory that may hold kernel files, the upper ones first.
 
     A link to a directory outside is followed, once; what it links to inside is found there. Blocks as the disk does.
@@ -77,12 +77,12 @@ def walk(top: str) -> Iterator[Listing]:
 
 
 def check_extent(top: str, limit: int = MAX_DIRECTORIES) -> None:
-    """Refuse a tree that is too large to watch, such as a whole disk or ``/proc``. Blocks as :func:`walk`.
+    """Refuse a tree that is too large to watch, such as a whole disk or ``/proc``. Blocks as :func:`walk_directories`.
 
     Raises:
         UsageError: it has more directories than ``limit``.
     """
-    if next(islice(walk(top), limit, None), None) is not None:
+    if next(islice(walk_directories(top), limit, None), None) is not None:
         raise UsageError(f"{top} has more than {limit:,} directories", hint="give the one that holds your kernels")
 
 
@@ -102,7 +102,7 @@ def find_kernel_files(directory: str, root: str | None = None) -> list[str]:
     if os.path.isfile(directory):
         found = [directory] if is_kernel_file(directory) else []
     else:
-        names = ((place, name) for place, files, _ in walk(directory) for name in files)
+        names = ((place, name) for place, files, _ in walk_directories(directory) for name in files)
         found = [os.path.join(place, name) for place, name in names if is_kernel_file(name)]
     return sorted(path for path in found if not _is_found_elsewhere(path, top))
 

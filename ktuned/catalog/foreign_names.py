@@ -33,7 +33,7 @@ class ForeignNames:
         self._traces = traces
         self._digest = digest
 
-    async def match(
+    async def match_digest(
         self,
         kernel: KernelInfo,
         names: Iterable[Observation],
@@ -56,7 +56,7 @@ class ForeignNames:
             return kernel, None
         wanted = {entry.name: entry for entry in names}
         missing = [entry for name, entry in wanted.items() if name not in kernel.learned]
-        found = await self._inspector.look(kernel, missing) if missing else ()
+        found = await self._inspector.look_up_names(kernel, missing) if missing else ()
         named = kernel.observed(found)
         exported = without(named.digest, [entry for name, entry in named.learned.items() if name not in wanted])
         alone = replace(kernel, digest=exported)
@@ -66,5 +66,5 @@ class ForeignNames:
             return named, exported
         directory = environment_of(root).cwd
         below = [replace(one, places=tuple(relative(path, directory) for path in one.places)) for one in found]
-        await self._traces.learn(kernel, below)
-        return self._catalog.resolve(kernel.name), exported
+        await self._traces.learn_names(kernel, below)
+        return self._catalog.resolve_kernel(kernel.name), exported

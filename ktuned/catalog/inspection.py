@@ -15,7 +15,7 @@ import structlog
 from ktuned.catalog.catalog import Catalog, Changes, FileError, Inspection, environment_of
 from ktuned.catalog.discovery import find_kernel_files, is_kernel_file
 from ktuned.catalog.project_file import PROJECT_FILE, digest_of
-from ktuned.catalog.roots import asked_again, named
+from ktuned.catalog.roots import asked_again, name_roots
 from ktuned.fleet import COURTESY_S, KILLS_EXCUSED, Fleet, is_outside_kill
 from ktuned.ipc import Trust, Untrusted, absolute, relative, replies, requests
 from ktuned.model import KernelInfo, Observation, Role, Root, SettingsError, StoreError, WorkerError
@@ -73,7 +73,7 @@ class FileInspector:
         files = await anyio.to_thread.run_sync(find_kernel_files, root.path)
         owned = [file for file in files if self._catalog.root_of(file) == root]
         owned += [file for file in self._catalog.files_of(root) if file not in owned and _is_named_file(file)]
-        gone = set(self._catalog.files_of(root)) - set(map(printable, owned)) - {_project_file(root)}
+        gone = set(self._catalog.files_of(root)) - set(map(printable_path, owned)) - {_project_file(root)}
         return await self.inspect_files(root, owned, gone)
 
     async def inspect_files(self, root: Root, files: Iterable[str], gone: Iterable[str] = ()) -> Inspected:
@@ -81,17 +81,17 @@ class FileInspector:
 
         A file whose inspection hangs, crashes or raises is an error of that file; the others go on.
         """
-        wanted, removed = sorted(set(files)), sorted(set(map(printable, gone)))
+        wanted, removed = sorted(set(files)), sorted(set(map(printable_path, gone)))
         project = _project_file(root)
         if project in wanted or project in removed:
             rest = [file for file in wanted if file != project], [file for file in removed if file != project]
-            return await self._follow(root, *rest)
+            return await self._follow_project_file(root, *rest)
         async with self._locks[root.path], self._turns:
             # In a thread: a thousand files take as long to look at as a thousand lookups.
-            refused = await anyio.to_thread.run_sync(self._refusals, wanted)
+            refused = await anyio.to_thread.run_sync(self._find_refusals, wanted)
             trusted = [file for file in wanted if file not in refused]
-            inspections = [*refused.values(), *await self._inspect(root, trusted)]
-            changes = self._catalog.apply(inspections, removed)
+            inspections = [*refused.values(), *await self._inspect_files(root, trusted)]
+            changes = self._catalog.apply_inspections(inspections, removed)
             names = set(wanted)
             kernels = [kernel for kernel in self._catalog.kernels if kernel.file in names]
             if kernels or changes.removed:
@@ -102,9 +102,9 @@ class FileInspector:
                     _log.warning("kernels_not_recorded", root=root.path, reason=fault.message)
         for error in changes.errors:
             _log.warning("kernel_file_wrong", path=error.path, line=error.line, reason=error.message)
-        return Inspected(changes, tuple(map(printable, wanted)))
+        return Inspected(changes, tuple(map(printable_path, wanted)))
 
-    async def look(self, kernel: KernelInfo, names: Iterable[Observation]) -> tuple[Observation, ...]:
+    async def look_up_names(self, kernel: KernelInfo, names: Iterable[Observation]) -> tuple[Observation, ...]:
         """Return what names hold here that a kernel has not learned; none if its file does not declare it now."""
         root = self._catalog.root_of(kernel.file)
         if root is None:
@@ -114,7 +114,7 @@ class FileInspector:
         seen = [one for item in found for one in item.kernels if one.name == kernel.name]
         return tuple(entry for one in seen for name, entry in one.learned.items() if name in wanted)
 
-    async def adopt(self, root: Root) -> Changes:
+    async def adopt_root(self, root: Root) -> Changes:
         """Watch a root as it is now; under another name, all that is known of its kernels follows.
 
         Raises:
@@ -124,14 +124,14 @@ class FileInspector:
             await self._probe(root)
         renamed = await self._store.projects.save_names({root.path: root.name})
         before = next((known for known in self._catalog.roots if known.path == root.path), None)
-        changes = Changes() if before is None else self._catalog.rename(before, root.name)
+        changes = Changes() if before is None else self._catalog.rename_project(before, root.name)
         self._catalog.add_root(root)
         self._catalog.aliases = self._store.projects.load_aliases()
         if renamed or changes:
             self._renamed()
         return changes
 
-    async def _follow(self, root: Root, files: list[str], gone: list[str]) -> Inspected:
+    async def _follow_project_file(self, root: Root, files: list[str], gone: list[str]) -> Inspected:
         """Follow a project file that changed; one that is wrong changes nothing, and is an error of its own."""
         file = _project_file(root)
         others = {other.path: other.name for other in self._catalog.roots if other.path != root.path}
@@ -144,7 +144,7 @@ class FileInspector:
             self._catalog.note_project(root.path, digest, wrong)
             found = await self.inspect_files(root, files, gone)
             return Inspected(msgspec.structs.replace(found.changes, errors=(*found.changes.errors, wrong)), found.files)
-        (again,) = named([again], {root.path: root.name}, others.values())
+        (again,) = name_roots([again], {root.path: root.name}, others.values())
         mended = (file,) if any(error.path == file for error in self._catalog.errors) else ()
         if again == root:
             self._catalog.add_root(again)
@@ -153,7 +153,7 @@ class FileInspector:
             return Inspected(
                 msgspec.structs.replace(found.changes, mended=(*found.changes.mended, *mended)), found.files
             )
-        moved = await self.adopt(again)
+        moved = await self.adopt_root(again)
         self._catalog.note_project(root.path, again.project_digest)
         _log.info("project_file_followed", path=file, name=again.name, python=again.python)
         try:
@@ -174,15 +174,15 @@ class FileInspector:
             found.files,
         )
 
-    def _refusals(self, files: list[str]) -> dict[str, Inspection]:
-        return {file: wrong for file in files if (wrong := self._refused(file))}
+    def _find_refusals(self, files: list[str]) -> dict[str, Inspection]:
+        return {file: wrong for file in files if (wrong := self._refuse_file(file))}
 
-    def _refused(self, file: str) -> Inspection | None:
+    def _refuse_file(self, file: str) -> Inspection | None:
         """Return the error for a file that another user could have written, which is not run.
 
         Nor is a file whose name is not UTF-8: it could be named neither to workers nor to clients.
         """
-        name = printable(file)
+        name = printable_path(file)
         if name != file:
             wrong = FileError(name, 0, f"{name}: the name is not UTF-8", "rename it")
             return Inspection(name, errors=(wrong,), stamps={name: ""})
@@ -193,7 +193,7 @@ class FileInspector:
             return Inspection(file, errors=(wrong,), stamps={file: ""})
         return None
 
-    async def _inspect(self, root: Root, files: list[str]) -> list[Inspection]:
+    async def _inspect_files(self, root: Root, files: list[str]) -> list[Inspection]:
         """Inspect files, many of them by two workers."""
         if len(files) < MANY_FILES:
             return await self._inspect_by_one(root, files)
@@ -219,11 +219,11 @@ class FileInspector:
         while len(done) < len(files):
             rest = files[len(done) :]
             received: list[replies.InspectedFile] = []
-            learned = self._catalog.learned(root, set(rest)) if names is None else names
+            learned = self._catalog.learned_names(root, set(rest)) if names is None else names
             request = requests.Inspect(
                 environment.project,
                 tuple(relative(file, environment.cwd) for file in rest),
-                {name: _below(entries, environment.cwd) for name, entries in learned.items()},
+                {name: _names_below(entries, environment.cwd) for name, entries in learned.items()},
                 root.name,
             )
             try:
@@ -232,9 +232,9 @@ class FileInspector:
                     self._fleet.lend(Role.INSPECT, environment) as worker,
                 ):
                     await worker.exchange(request, self._deadlines, on_item=received.append)
-                done += [_inspection(item, root) for item in received]
+                done += [_with_absolute_paths(item, root) for item in received]
             except WorkerError as error:
-                done += [_inspection(item, root) for item in received]
+                done += [_with_absolute_paths(item, root) for item in received]
                 if is_outside_kill(error) and kills < KILLS_EXCUSED:
                     kills += 1
                     continue
@@ -256,17 +256,17 @@ def _project_file(root: Root) -> str:
     return os.path.join(root.path, PROJECT_FILE)
 
 
-def printable(path: str) -> str:
+def printable_path(path: str) -> str:
     """Return a path as text; the bytes of a name that is not UTF-8 as escapes."""
     return os.fsencode(path).decode(errors="backslashreplace")
 
 
-def _inspection(item: replies.InspectedFile, root: Root) -> Inspection:
+def _with_absolute_paths(item: replies.InspectedFile, root: Root) -> Inspection:
     """Return an inspected file with the absolute paths that the catalog knows."""
     directory = environment_of(root).cwd
     return Inspection(
         file=absolute(item.file, directory),
-        kernels=tuple(_located(kernel, root, directory) for kernel in item.kernels),
+        kernels=tuple(_locate_kernel(kernel, root, directory) for kernel in item.kernels),
         errors=tuple(
             FileError(error.path, error.line, error.message, error.hint, error.excerpt) for error in item.errors
         ),
@@ -274,7 +274,7 @@ def _inspection(item: replies.InspectedFile, root: Root) -> Inspection:
     )
 
 
-def _located(kernel: KernelInfo, root: Root, directory: str) -> KernelInfo:
+def _locate_kernel(kernel: KernelInfo, root: Root, directory: str) -> KernelInfo:
     """Return a kernel with its absolute paths, and its project's defaults where its file sets no budgets."""
     return replace(
         kernel.planned(root.defaults),
@@ -288,5 +288,5 @@ def _located(kernel: KernelInfo, root: Root, directory: str) -> KernelInfo:
     )
 
 
-def _below(entries: Iterable[Observation], directory: str) -> tuple[Observation, ...]:
+def _names_below(entries: Iterable[Observation], directory: str) -> tuple[Observation, ...]:
     return tuple(replace(entry, places=tuple(relative(path, directory) for path in entry.places)) for entry in entries)

@@ -90,8 +90,8 @@ def parse_project(content: bytes, path: str) -> Project:
             f"{path}: {error}", hint="docs/kernel-files.md lists the settings of ktuned.toml"
         ) from error
     try:
-        _check(table, _SETTINGS, "")
-        _check(table.get("defaults", {}), _DEFAULTS, "defaults.")
+        _check_fields(table, _SETTINGS, "")
+        _check_fields(table.get("defaults", {}), _DEFAULTS, "defaults.")
     except ValueError as error:
         raise SettingsError(f"{path}: {error}", hint=_HINT) from None
     return Project(
@@ -104,7 +104,7 @@ def parse_project(content: bytes, path: str) -> Project:
     )
 
 
-def _check(table: Mapping[str, Any], rules: Mapping[str, tuple[Callable[[Any], bool], str]], place: str) -> None:
+def _check_fields(table: Mapping[str, Any], rules: Mapping[str, tuple[Callable[[Any], bool], str]], place: str) -> None:
     for name, value in table.items():
         if name not in rules:
             raise ValueError(f"there is no setting {place}{name} {listed(rules, near=name)}")

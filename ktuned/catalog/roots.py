@@ -94,10 +94,10 @@ def known_roots(roots: Iterable[Root], known: Mapping[str, str], trust: Trust) -
 
     One whose project file cannot be followed keeps the name that ``known`` has for its path.
     """
-    return named([_remade(root, known.get(root.path, ""), trust) for root in roots], known)
+    return name_roots([_remake_root(root, known.get(root.path, ""), trust) for root in roots], known)
 
 
-def _remade(root: Root, known: str, trust: Trust) -> Root:
+def _remake_root(root: Root, known: str, trust: Trust) -> Root:
     if not os.path.isdir(root.path):
         return root
     try:
@@ -106,7 +106,7 @@ def _remade(root: Root, known: str, trust: Trust) -> Root:
         return asked_again(root, Project(name=known))
 
 
-def named(roots: Iterable[Root], known: Mapping[str, str], taken: Collection[str] = ()) -> list[Root]:
+def name_roots(roots: Iterable[Root], known: Mapping[str, str], taken: Collection[str] = ()) -> list[Root]:
     """Return roots with names that differ: of two that would share one, the later takes its directories' too.
 
     ``known`` are the names that paths had before: a root keeps its own if that still fits. ``taken`` are names of
@@ -120,7 +120,7 @@ def named(roots: Iterable[Root], known: Mapping[str, str], taken: Collection[str
         if root.asked.name:
             chosen[root.path] = root
             continue
-        fitting = list(_candidates(root))
+        fitting = list(_candidate_names(root))
         before = known.get(root.path, "")
         free = [name for name in (before, *fitting) if name in fitting and name not in held]
         name = free[0] if free else f"{fitting[-1]}-{len(held)}"
@@ -129,7 +129,7 @@ def named(roots: Iterable[Root], known: Mapping[str, str], taken: Collection[str
     return [chosen[root.path] for root in roots]
 
 
-def _candidates(root: Root) -> Iterator[str]:
+def _candidate_names(root: Root) -> Iterator[str]:
     """Yield the names that a root may have: the plain one first, then those with ever more of its directories."""
     parts = [part for part in Path(root.path).parts if part != "/"] or ["root"]
     yield root.name

@@ -64,11 +64,11 @@ class Traces:
         self._followers: WeakSet[Follower] = WeakSet()
         self._lock = anyio.Lock()
 
-    def follow(self, follower: Follower) -> None:
+    def add_follower(self, follower: Follower) -> None:
         """Have a job's work follow what is learned, for as long as it exists."""
         self._followers.add(follower)
 
-    async def learn(self, kernel: KernelInfo, found: Sequence[Observation]) -> None:
+    async def learn_names(self, kernel: KernelInfo, found: Sequence[Observation]) -> None:
         """Learn what a worker that worked on ``kernel``, as it was then, has observed.
 
         Raises:
@@ -77,11 +77,11 @@ class Traces:
             NotFound: there is no such kernel any more.
             StoreError: it cannot be recorded.
         """
-        directory = self._catalog.environment(kernel).cwd
+        directory = self._catalog.kernel_environment(kernel).cwd
         placed = [replace(one, places=tuple(absolute(path, directory) for path in one.places)) for one in found]
         # A job that goes on before the names are on the disk would enter trials for contexts that nothing renames.
         async with self._lock:
-            now = self._catalog.resolve(kernel.name)
+            now = self._catalog.resolve_kernel(kernel.name)
             other = kernel.contradicted(placed) or now.contradicted(placed)
             if other is not None:
                 raise SourceChanged(f"{other.name} changed while {kernel.name} was worked on")
@@ -95,9 +95,9 @@ class Traces:
                 )
             fresh = [entry for name, entry in learned.learned.items() if name not in now.learned]
             changed = [entry for name, entry in learned.learned.items() if now.learned.get(name) != entry]
-            self._catalog.learn(learned)
+            self._catalog.update_learned(learned)
             for follower in [one for one in self._followers if one.kernel.name == learned.name]:
-                follower.follow(self._catalog.traced(follower.kernel))
+                follower.follow(self._catalog.with_learned_names(follower.kernel))
             self._renamed(learned.name, fresh)
             await self._store.learned.learn_names(learned, changed, fresh)
         _log.info("learned", kernel=learned.name, names=[entry.name for entry in fresh])

@@ -249,7 +249,9 @@ def assemble(
     environments = Environments(
         fleet, store, deadlines=deadlines, settled=executors.settled, base_env=replaced.base_env
     )
-    machine = Machine(environments, arch=settings.arch, chosen=settings.devices, captured=captured_inputs.digest)
+    machine = Machine(
+        environments, arch=settings.arch, chosen=settings.devices, captured=captured_inputs.digest_of_inputs
+    )
 
     # What acts on events, and the router.
     events = replaced.events or Events()
@@ -275,7 +277,7 @@ def assemble(
         await environments.probe(environment_of(root))
 
     def project_renamed() -> None:
-        captured_inputs.reload()
+        captured_inputs.reload_captures()
         caches.forget_all_answers()
 
     inspector = FileInspector(catalog, fleet, store, deadlines, trust, probe=probe, renamed=project_renamed)

@@ -97,7 +97,9 @@ class ToolchainSurvey:
         known = [host for host in present if before.get(host)]
         if not is_doubted and all(before[host] == present[host] for host in known):
             return
-        kernels = [kernel for kernel in self._catalog.below(root.path) if self._catalog.root_of(kernel.file) == root]
+        kernels = [
+            kernel for kernel in self._catalog.kernels_below(root.path) if self._catalog.root_of(kernel.file) == root
+        ]
         changed = [
             kernel
             for kernel in kernels
@@ -109,7 +111,7 @@ class ToolchainSurvey:
         used = {}
         for name in self._in_use():
             with suppress(NotFound, AmbiguousName):
-                root = self._catalog.root_of(self._catalog.resolve(name).file)
+                root = self._catalog.root_of(self._catalog.resolve_kernel(name).file)
                 if root is not None:
                     used[root.path] = root
         return list(used.values())

@@ -59,7 +59,7 @@ class Certainty:
 
         Of a ``device`` on another host the toolchain there counts, too.
         """
-        if suspect := self._catalog.suspicion(kernel):
+        if suspect := self._catalog.find_suspicion(kernel):
             return f"{suspect} changed, or what it depends on, and is being inspected"
         reason = "" if self.is_caught_up else self._source_doubt(kernel)
         if reason:

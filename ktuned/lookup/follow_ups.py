@@ -192,9 +192,9 @@ class FollowUps:
                 try:
                     async with self._gate.computing(COURTESY_S):
                         if isinstance(check, _Bucket):
-                            await self._buckets.ask(check.kernel, check.problem)
+                            await self._buckets.find_representative(check.kernel, check.problem)
                         else:
-                            await self._admission.ask(check.kernel, check.problem, check.configs)
+                            await self._admission.check_configs(check.kernel, check.problem, check.configs)
                     self._caches.forget_answers(kernel)
                 except KtunedError as error:
                     _log.warning("kernel_file_not_asked", kernel=kernel, reason=error.message)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 
 import msgspec
 
-from ktuned.catalog import completed
+from ktuned.catalog import complete_config
 from ktuned.model import (
     LATENCY,
     Config,
@@ -103,7 +103,7 @@ def decide_answer(
         if is_exact(objective) and context is not None and winner.context != context:
             # Its bits were compared with those of another state of the kernel: now the anchor is served.
             continue
-        config = completed(kernel, winner.config)
+        config = complete_config(kernel, winner.config)
         if may_serve(config):
             # With a knob that the space has gained it is another config than the one that was measured.
             is_current = is_certain and winner.context == context and config == winner.config
@@ -115,12 +115,12 @@ def decide_answer(
     leaf = None if portfolio is None else portfolio.leaf(kernel.specialized(problem))
     if portfolio is not None and leaf is not None:
         for text in (leaf.config, *portfolio.configs):
-            config = completed(kernel, json.loads(text))
+            config = complete_config(kernel, json.loads(text))
             if may_serve(config) and not has_failed(config):
                 loss = leaf.expected_loss if text == leaf.config else leaf.worst_loss
                 return Decision(Status.NEAR, None, config, tuple(undecided.values()), is_certain, expected_loss=loss)
     for winner in () if portfolio is not None else stand_ins(key, kernel.specialized(problem), known):
-        config = completed(kernel, winner.config)
+        config = complete_config(kernel, winner.config)
         if may_serve(config) and not has_failed(config):
             return Decision(Status.NEAR, winner, config, tuple(undecided.values()), is_certain)
     default = kernel.default

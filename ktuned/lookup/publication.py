@@ -104,7 +104,7 @@ class Publication:
     def publish_pinned(self, pin: str, name: str, directory: str | None, problem: Problem, answer: Answer) -> None:
         """Publish what a pin holds for a question: for those who ask under the pin, whatever is tuned meanwhile."""
         try:
-            kernel = self._catalog.resolve(name, directory)
+            kernel = self._catalog.resolve_kernel(name, directory)
         except (NotFound, AmbiguousName):
             return
         if kernel.name != answer.kernel or answer.config is None or answer.device is None:
@@ -136,8 +136,8 @@ class Publication:
         if self._published.get(name) == generation or not self._certainty.is_caught_up:
             return
         try:
-            kernel = self._catalog.resolve(name)
-            winners = list(self._winners(kernel, self._catalog.environment(kernel)))[:MAX_WINNERS]
+            kernel = self._catalog.resolve_kernel(name)
+            winners = list(self._winners(kernel, self._catalog.kernel_environment(kernel)))[:MAX_WINNERS]
         except NotFound:
             self._published.pop(name, None)
             return
@@ -179,7 +179,7 @@ class Publication:
 
     def _describe_kernel(self, kernel: KernelInfo) -> bytes:
         """Return the payload by which clients form keys of a kernel's winners."""
-        devices = self._machine.devices(self._catalog.environment(kernel), kernel.backend)
+        devices = self._machine.devices(self._catalog.kernel_environment(kernel), kernel.backend)
         keys = None
         if kernel.specialize is not None or kernel.bucket:
             keys = sorted({tuple(sorted(problem)) for problem in kernel.problems}) or None

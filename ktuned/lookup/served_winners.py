@@ -40,7 +40,7 @@ class ServedWinners:
         Checkouts of one project, worktrees and clones, are projects of their own here. As long as nothing that decides
         a measurement differs, what one of them has measured holds for all.
         """
-        others = self._catalog.namesakes(kernel)
+        others = self._catalog.find_namesakes(kernel)
         if not others:
             return own
         devices = {device.model: device for device in self._machine.devices(environment, kernel.backend)}
@@ -90,7 +90,7 @@ class ServedWinners:
             known.text
             for problem, configs in zip(kernel.problems, tried, strict=True)
             for known in configs
-            if self._admission.known(kernel, problem, known.config) is False
+            if self._admission.known_verdict(kernel, problem, known.config) is False
         ]
         costs = [
             {known.text: cost for known in configs if (cost := cost_of(objective, known.figure)) is not None}

@@ -180,7 +180,7 @@ class Lookups:
             UsageError: the kernel has no such problem, or the pin's name is not valid.
         """
         # A pin's short name must not stand for another project's kernel.
-        asked, name = name, self._catalog.specified(name, directory)
+        asked, name = name, self._catalog.full_name_of(name, directory)
         held = self.pins.find_answer(pin, name, problem, device, objective)
         if held is None:
             look_up = partial(self.find_answer, name, problem, device, tune=tune, objective=objective, admits=admits)
@@ -208,7 +208,7 @@ class Lookups:
 
     def find_doubt(self, kernel: KernelInfo) -> str:
         """Return why answers for a kernel cannot be relied on now; nothing if they can."""
-        return self._certainty.find_doubt(kernel, self._catalog.environment(kernel))
+        return self._certainty.find_doubt(kernel, self._catalog.kernel_environment(kernel))
 
     def results_changed(self, kernel: str) -> None:
         """Take in that results of a kernel were forgotten, or its inputs replaced: it may be tuned again."""
@@ -227,7 +227,7 @@ class Lookups:
         admits: Admits | None = None,
     ) -> Answer:
         try:
-            kernel = self._catalog.resolve(name, directory)
+            kernel = self._catalog.resolve_kernel(name, directory)
         except NotFound as error:
             return Answer(
                 name,
@@ -254,16 +254,16 @@ class Lookups:
         tune: bool,
         admits: Admits | None,
     ) -> Answer:
-        environment = self._catalog.environment(kernel)
+        environment = self._catalog.kernel_environment(kernel)
         measured_on: Device | None
         try:
             measured_on = self._machine.device(environment, kernel.backend, device)
         except KtunedError:
             measured_on = None
         model = measured_on.model if measured_on is not None else device
-        fault = self._catalog.fault(kernel)
+        fault = self._catalog.file_fault(kernel)
         # No winner was measured with a file that cannot be read.
-        bucket = self.buckets.known(kernel, problem)
+        bucket = self.buckets.known_representative(kernel, problem)
         if bucket is None or not bucket.is_current:
             self._follow_ups.queue_bucket(kernel, problem)
         key_problem = dict(problem) if bucket is None else bucket.problem
@@ -284,7 +284,7 @@ class Lookups:
             model,
             context,
             self.served.list_winners(kernel, environment),
-            admits or (lambda config: self._admission.known(kernel, problem, config)),
+            admits or (lambda config: self._admission.known_verdict(kernel, problem, config)),
             is_certain=not doubt,
             objective=by,
             has_failed=lambda config: context is not None and self._store.has_failed(context, config),
@@ -355,7 +355,7 @@ class Lookups:
             for _ in range(MAX_SETTLED):
                 if not answer.undecided:
                     break
-                kernel = self._catalog.resolve(answer.kernel)
+                kernel = self._catalog.resolve_kernel(answer.kernel)
                 await self._follow_ups.await_check(kernel, answer.problem, answer.undecided)
                 answer = look_up()
         return answer

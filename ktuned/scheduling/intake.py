@@ -25,7 +25,7 @@ from ktuned.catalog import (
     guess_backend,
     is_below,
     make_root,
-    named,
+    name_roots,
     project_top,
     read_project,
 )
@@ -98,7 +98,7 @@ class Intake:
         found = await self.add_path(path, python, measures=not request.compile_only)
         kernels = [kernel for kernel in found.kernels if name in (None, kernel.kernel, kernel.name)]
         # What a file no longer declares because of its error cannot be tuned before that is mended.
-        kernels = [kernel for kernel in kernels if not self._catalog.fault(kernel)]
+        kernels = [kernel for kernel in kernels if not self._catalog.file_fault(kernel)]
         try:
             if not kernels and not found.errors:
                 raise NotFound(
@@ -150,10 +150,10 @@ class Intake:
         root = await self._root_for(known, top, python, measured=files if measures else [])
         found = await self._inspector.inspect_files(root, files)
         await self._renewal.outdate_jobs(found.changes, saved=False)
-        kernels = self._catalog.below(place)
+        kernels = self._catalog.kernels_below(place)
         errors = self._catalog.errors_below(place)
         if not kernels and not errors:
-            if known is None and not self._catalog.below(root.path):
+            if known is None and not self._catalog.kernels_below(root.path):
                 # What was asked for in error is not watched for ever.
                 self._catalog.remove_root(root.path)
                 await self._store.remove_root(root.path)
@@ -186,12 +186,12 @@ class Intake:
                 # Of two that are added at once, the store has both, and the catalog perhaps none yet.
                 others = [*self._catalog.roots, *self._store.load_roots()]
                 taken = [other.name for other in others if other.path != root.path]
-                (root,) = named([root], self._store.projects.load_names(), taken)
+                (root,) = name_roots([root], self._store.projects.load_names(), taken)
             await self._store.add_root(root)
         if measured:
             backend = await anyio.to_thread.run_sync(guess_backend, measured)
             self._machine.environments.expect_measuring(environment_of(root), backend)
-        await self._inspector.adopt(root)
+        await self._inspector.adopt_root(root)
         return root
 
     async def tune_named(
@@ -206,12 +206,12 @@ class Intake:
             AmbiguousName: several projects have one.
             UsageError: it declares no problems and none was given, or the request cannot be followed.
         """
-        kernel = self._catalog.resolve(name, directory)
+        kernel = self._catalog.resolve_kernel(name, directory)
         changes = await self._inspect_if_changed(kernel)
         try:
-            kernel = self._catalog.resolve(kernel.name)
+            kernel = self._catalog.resolve_kernel(kernel.name)
             # What the file no longer declares because of its error cannot be tuned before that is mended.
-            jobs = [] if self._catalog.fault(kernel) else await self._requests.request_jobs(kernel, request)
+            jobs = [] if self._catalog.file_fault(kernel) else await self._requests.request_jobs(kernel, request)
         finally:
             # After the request, as with a path.
             await self._renewal.retune_changed(changes, saved=True)
@@ -221,7 +221,7 @@ class Intake:
         """Inspect a kernel's file if a file that it depends on no longer holds what was inspected."""
         root = self._catalog.root_of(kernel.file)
         # With an error in its file a kernel is as it was before: a mended file holds what its stamps say.
-        is_known = not self._catalog.fault(kernel)
+        is_known = not self._catalog.file_fault(kernel)
         if root is None or (is_known and not await anyio.to_thread.run_sync(_file_differs, kernel.stamps)):
             return Changes()
         is_there = os.path.isfile(kernel.file)

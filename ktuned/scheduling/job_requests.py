@@ -139,10 +139,14 @@ class JobRequests:
         kernel.objective(plan.objective)
         if request.problem is not None:
             check_problem(kernel, request.problem)
-        problems = kernel.problems if request.problem is None else (await self._buckets.ask(kernel, request.problem),)
+        problems = (
+            kernel.problems
+            if request.problem is None
+            else (await self._buckets.find_representative(kernel, request.problem),)
+        )
         if not problems:
             raise UsageError(f"{kernel.name} declares no problems", hint="name one: `-p M=1024 …`")
-        environment = self._catalog.environment(kernel)
+        environment = self._catalog.kernel_environment(kernel)
         if not request.compile_only:
             self._machine.environments.expect_measuring(environment, kernel.backend)
         await self._machine.environments.probe(environment)
@@ -203,7 +207,7 @@ class JobRequests:
         Raises:
             UsageError: it does not hold one of them.
         """
-        admitted = await self._admission.ask(kernel, problem, configs) if configs else []
+        admitted = await self._admission.check_configs(kernel, problem, configs) if configs else []
         for config, is_admitted in zip(configs, admitted, strict=True):
             if is_admitted:
                 continue
@@ -252,7 +256,7 @@ class JobRequests:
         self, kernel: KernelInfo, problem: Problem, request: TuningRequest, objective: Objective
     ) -> bool:
         """Return whether a problem's winner holds in the context of now, and no job works on a better one."""
-        environment = self._catalog.environment(kernel)
+        environment = self._catalog.kernel_environment(kernel)
         if not self._machine.devices(environment, kernel.backend):
             return False
         device = self._machine.device(environment, kernel.backend, request.device)
@@ -263,7 +267,7 @@ class JobRequests:
         if winner is None or winner.context != context or is_open:
             return False
         try:
-            (is_admitted,) = await self._admission.ask(kernel, problem, [winner.config])
+            (is_admitted,) = await self._admission.check_configs(kernel, problem, [winner.config])
         except WorkerError:
             return False
         return is_admitted
@@ -275,7 +279,7 @@ class JobRequests:
             BackendError: there is neither.
             NotFound: there are devices, but not that one.
         """
-        environment = self._catalog.environment(kernel)
+        environment = self._catalog.kernel_environment(kernel)
         if request.compile_only and request.arch is not None:
             return request.arch
         if request.compile_only or not self._machine.devices(environment, kernel.backend):

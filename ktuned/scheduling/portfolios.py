@@ -236,7 +236,7 @@ class Portfolios:
             UsageError: it cannot be made of what is asked for.
             BackendError: there is no device to measure on.
         """
-        environment = self._catalog.environment(kernel)
+        environment = self._catalog.kernel_environment(kernel)
         model = self._machine.device(environment, kernel.backend, device).model
         key = (kernel.name, model, objective)
         known = self._builds.get(key)
@@ -270,7 +270,7 @@ class Portfolios:
 
     async def _make_portfolio(self, build: PortfolioBuild) -> None:
         """Tune, measure, fit and keep; see the picture above."""
-        kernel = self._catalog.resolve(build.kernel)
+        kernel = self._catalog.resolve_kernel(build.kernel)
         wanted = build.wanted
         state = self._measuring_state(kernel, build.device)
         await self._tune_some(kernel, build)
@@ -305,7 +305,7 @@ class Portfolios:
         else:
             raise UsageError(f"{kernel.name}: configs fail at every border", hint="repair them, or constrain the space")
         assert fitted is not None
-        if state != self._measuring_state(kernel := self._catalog.resolve(build.kernel), build.device):
+        if state != self._measuring_state(kernel := self._catalog.resolve_kernel(build.kernel), build.device):
             raise UsageError(f"{kernel.name} changed meanwhile", hint="ask again")
         matrix = self._build_matrix(kernel, build, rows, useful)
         await self._keep_portfolio(build, state, fitted, matrix)
@@ -342,7 +342,7 @@ class Portfolios:
         for problem in problems:
             known = self._costs_of_problem(kernel, build, problem)
             holes: list[Config] = [json.loads(config) for config in configs if config not in known]
-            admitted = await self._admission.ask(kernel, problem, holes) if holes else []
+            admitted = await self._admission.check_configs(kernel, problem, holes) if holes else []
             tried = tuple(config for config, is_in in zip(holes, admitted, strict=True) if is_in)
             if tried:
                 jobs += await self._requests.request_jobs(kernel, self._job_request(build, problem, configs=tried))
@@ -369,7 +369,7 @@ class Portfolios:
 
     async def _fit_portfolio(self, kernel: KernelInfo, matrix: Matrix, wanted: PortfolioSpec) -> Portfolio:
         request = requests.FitPortfolio(matrix.to_wire(), wanted.max_configs, wanted.loss)
-        async with self._fleet.lend(Role.INSPECT, self._catalog.environment(kernel)) as worker:
+        async with self._fleet.lend(Role.INSPECT, self._catalog.kernel_environment(kernel)) as worker:
             reply, _ = await worker.exchange(request, self._deadlines)
         if reply.fault:
             raise UsageError(f"{kernel.name}: {reply.fault}")
@@ -392,10 +392,10 @@ class Portfolios:
     # What the store knows.
 
     def _find_device(self, kernel: KernelInfo, model: str) -> Device:
-        return self._machine.device(self._catalog.environment(kernel), kernel.backend, model)
+        return self._machine.device(self._catalog.kernel_environment(kernel), kernel.backend, model)
 
     def _context_of_problem(self, kernel: KernelInfo, model: str, problem: Problem) -> Context:
-        environment = self._catalog.environment(kernel)
+        environment = self._catalog.kernel_environment(kernel)
         return self._machine.context(kernel, environment, problem, self._find_device(kernel, model))
 
     def _measuring_state(self, kernel: KernelInfo, model: str) -> str:
@@ -451,7 +451,7 @@ class Portfolios:
             if not kept.noted:
                 continue
             try:
-                kernel = self._catalog.resolve(name)
+                kernel = self._catalog.resolve_kernel(name)
                 if kept.state != self._measuring_state(kernel, model):
                     kept.noted.clear()
                     self._fit_again(kernel, model, objective, kept)

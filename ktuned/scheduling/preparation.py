@@ -89,8 +89,8 @@ class Preparation:
         Raises:
             KtunedError: it cannot be worked on: its kernel is gone, is another one now, or may not be run.
         """
-        kernel = self._catalog.resolve(job.kernel)
-        if fault := self._catalog.fault(kernel):
+        kernel = self._catalog.resolve_kernel(job.kernel)
+        if fault := self._catalog.file_fault(kernel):
             raise KernelFileError(fault)
         check_problem(kernel, job.problem)
         self._trust.check_file(kernel.file)

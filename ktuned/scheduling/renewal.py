@@ -88,7 +88,7 @@ class Renewal:
                 again, self._put_off = self._put_off, {}
                 for name, saved in again.items():
                     with suppress(NotFound):
-                        await self._retune_kernel(self._catalog.resolve(name), saved=saved)
+                        await self._retune_kernel(self._catalog.resolve_kernel(name), saved=saved)
             self._is_refused = anyio.Event()
 
     async def drop_roots(self, roots: Iterable[Root]) -> None:
@@ -125,11 +125,11 @@ class Renewal:
     async def outdate_jobs(self, changes: Changes, *, saved: bool) -> None:
         """Publish changes; jobs that work on an older state make room for those of a save, or begin again."""
         for name in changes.inspected:
-            environment = self._catalog.environment(self._catalog.resolve(name))
+            environment = self._catalog.kernel_environment(self._catalog.resolve_kernel(name))
             await self._jobs.restart_running(name, ELSEWHERE, partial(_is_elsewhere, environment))
             self._jobs.release_inspected(name)
         for kernel in self._catalog.kernels if changes.errors else ():
-            if self._catalog.fault(kernel):
+            if self._catalog.file_fault(kernel):
                 # A job that waits for the file to be inspected ends with the error, when its turn comes.
                 self._jobs.release_inspected(kernel.name)
         if not changes:
@@ -146,7 +146,7 @@ class Renewal:
         for name in changes.removed:
             await self._jobs.cancel_jobs_of_kernel(name)
         for name in (*changes.changed, *changes.replanned):
-            kernel = self._catalog.resolve(name)
+            kernel = self._catalog.resolve_kernel(name)
             # Who saves an edit follows the jobs of that save.
             replaced = self._keys_tuned_again(kernel) if saved and not changes.is_environment else frozenset()
             await self._jobs.restart_outdated(name, partial(_goes_on, kernel, replaced))
@@ -156,7 +156,7 @@ class Renewal:
     def _keys_tuned_again(self, kernel: KernelInfo) -> frozenset[WinnerKey]:
         """Return the keys that a save has tuned again."""
         try:
-            device = self._machine.device(self._catalog.environment(kernel), kernel.backend, None).model
+            device = self._machine.device(self._catalog.kernel_environment(kernel), kernel.backend, None).model
         except BackendError:
             return frozenset()
         won = self._store.list_winners(kernel.name)
@@ -169,7 +169,7 @@ class Renewal:
     async def retune_changed(self, changes: Changes, *, saved: bool) -> None:
         """Tune what changes concern again: all of it if it was ``saved``, else what has been tuned before."""
         for name in (*changes.added, *changes.changed, *changes.replanned):
-            await self._retune_kernel(self._catalog.resolve(name), saved=saved, is_stale=name in changes.changed)
+            await self._retune_kernel(self._catalog.resolve_kernel(name), saved=saved, is_stale=name in changes.changed)
 
     async def _restore_winner(
         self, kernel: KernelInfo, problem: Problem, objective: Objective, *, is_stale: bool = False
@@ -179,7 +179,7 @@ class Renewal:
         Where clients were told that the kernel ``is_stale``, they are also told of a winner that holds: the edit that
         is undone has made no other one.
         """
-        environment = self._catalog.environment(kernel)
+        environment = self._catalog.kernel_environment(kernel)
         for device in self._machine.devices(environment, kernel.backend):
             context = self._machine.context(kernel, environment, problem, device)
             finalists = PRESETS[kernel.plan.preset].finalists
@@ -201,7 +201,7 @@ class Renewal:
                 continue
             if winner is None and is_stale and seated is not None and seated.context == context:
                 # The space may have lost it, and have nothing better.
-                winner = seated if self._admission.known(kernel, problem, seated.config) else None
+                winner = seated if self._admission.known_verdict(kernel, problem, seated.config) else None
             if winner is not None:
                 publish_winner(self._publish, kernel, winner, None)
 
@@ -243,7 +243,7 @@ class Renewal:
 
     async def _representative_problem(self, kernel: KernelInfo, problem: Problem) -> Problem:
         try:
-            return await self._buckets.ask(kernel, problem)
+            return await self._buckets.find_representative(kernel, problem)
         except (WorkerError, NotFound) as error:
             # A lookup asks again, and hears why not.
             _log.warning("bucket_not_known", kernel=kernel.name, reason=error.message)

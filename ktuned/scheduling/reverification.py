@@ -65,7 +65,7 @@ class Reverification:
 
     def _is_outdated(self, kernel: KernelInfo, work: Work) -> bool:
         """Return whether work began with another toolchain or driver than the kernel has now."""
-        environment = self._catalog.environment(kernel)
+        environment = self._catalog.kernel_environment(kernel)
         return self._machine.is_outdated(environment, kernel.backend, work.context)
 
     async def _queue_winner(self, kernel: KernelInfo, winner: Winner) -> Job | None:
@@ -77,7 +77,7 @@ class Reverification:
         if job is None:
             return None
         check_problem(kernel, job.problem)
-        environment = self._catalog.environment(kernel)
+        environment = self._catalog.kernel_environment(kernel)
         devices = self._machine.devices(environment, kernel.backend)
         device = next((device for device in devices if device.model == winner.context.device), None)
         if device is None:

@@ -300,7 +300,7 @@ class ShareExchange:
             return None
         kernel, plan = place.kernel, place.kernel.plan
         try:
-            (is_admitted,) = await self._admission.ask(kernel, place.problem, [candidate.config])
+            (is_admitted,) = await self._admission.check_configs(kernel, place.problem, [candidate.config])
         except KtunedError as error:
             _log.info("shared_config_not_asked", kernel=kernel.name, reason=error.message)
             return None
@@ -315,7 +315,7 @@ class ShareExchange:
 
     def _find_ours(self, place: WinnerPlace) -> OwnWinner | None:
         winner = self._store.get_winner(place.context.key_for(place.objective))
-        if winner is None or self._admission.known(place.kernel, place.problem, winner.config) is False:
+        if winner is None or self._admission.known_verdict(place.kernel, place.problem, winner.config) is False:
             return None
         return OwnWinner(cost_of(winner.objective, winner.figure), winner.context == place.context)
 
@@ -334,7 +334,7 @@ class ShareExchange:
         # A winner keeps only what enters its key; the whole problem is to be had from the job that measured it.
         job = None if trial is None else self._store.get_job(trial.job)
         try:
-            kernel = self._catalog.resolve(name)
+            kernel = self._catalog.resolve_kernel(name)
             problem = winner.problem if job is None or not job.problem else job.problem
             check_problem(kernel, problem)
             return self._make_place(kernel, problem, winner.context.device, winner.objective)
@@ -342,7 +342,7 @@ class ShareExchange:
             return None
 
     def _declared_places(self, kernel: KernelInfo) -> Iterator[WinnerPlace]:
-        environment = self._catalog.environment(kernel)
+        environment = self._catalog.kernel_environment(kernel)
         models = dict.fromkeys(device.model for device in self._machine.devices(environment, kernel.backend))
         for problem in kernel.problems:
             for model in models:
@@ -352,13 +352,13 @@ class ShareExchange:
 
     def _refresh_place(self, place: WinnerPlace) -> WinnerPlace | None:
         try:
-            kernel = self._catalog.resolve(place.kernel.name)
+            kernel = self._catalog.resolve_kernel(place.kernel.name)
         except NotFound:
             return None
         return self._make_place(kernel, place.problem, place.context.device, place.objective)
 
     def _make_place(self, kernel: KernelInfo, problem: Problem, model: str, objective: str) -> WinnerPlace | None:
-        environment = self._catalog.environment(kernel)
+        environment = self._catalog.kernel_environment(kernel)
         try:
             device = self._machine.device(environment, kernel.backend, model)
             context = self._machine.context(kernel, environment, problem, device)

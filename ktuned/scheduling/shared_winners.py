@@ -202,11 +202,11 @@ class SharedWinners:
 
     async def _is_digest(self, kernel: KernelInfo, context: Context, winner: SharedWinner) -> bool:
         """Return whether a winner's digest is what the kernel means here."""
-        now = self._catalog.resolve(kernel.name)
+        now = self._catalog.resolve_kernel(kernel.name)
         if now.version != kernel.version:
             return False
         names = [Observation(one.name, "", is_source=one.is_source, is_data=one.is_data) for one in winner.names]
-        _, exported = await self._foreign_names.match(now, names, [(context.problem, winner.digest)])
+        _, exported = await self._foreign_names.match_digest(now, names, [(context.problem, winner.digest)])
         return exported is not None
 
 

@@ -52,7 +52,7 @@ class Captures:
 
     async def handle_capture(self, wanted: CaptureParams, connection: Connection) -> dict[str, Any]:
         """Say where to write a problem's tensors, or take those that were written."""
-        kernel = self._catalog.resolve(wanted.kernel, wanted.directory)
+        kernel = self._catalog.resolve_kernel(wanted.kernel, wanted.directory)
         check_problem(kernel, wanted.problem)
         if (representative := kernel.representative(wanted.problem)) != dict(wanted.problem):
             raise UsageError(
@@ -62,7 +62,7 @@ class Captures:
         problem = canonical(kernel.specialized(wanted.problem))
         directory = self._inputs.directory
         if wanted.remove:
-            await self._inputs.drop(kernel.name, problem)
+            await self._inputs.drop_capture(kernel.name, problem)
             await self._replace_context(kernel.name)
             return {"kernel": kernel.name, "digest": None, "bytes": 0}
         if wanted.digest is None:
@@ -73,7 +73,7 @@ class Captures:
             return {"directory": str(directory), "max_bytes": MAX_CAPTURE_BYTES}
         if not _DIGEST.fullmatch(wanted.digest):
             raise UsageError("`digest` is no SHA-256", hint="give the 64 hexadecimal digits that name the file")
-        size = await anyio.to_thread.run_sync(_checked_size, self._inputs.file(wanted.digest), wanted.digest)
+        size = await anyio.to_thread.run_sync(_checked_size, self._inputs.file_of_digest(wanted.digest), wanted.digest)
         others = self._inputs.bytes_besides(kernel.name, problem)
         if others + size > MAX_CAPTURED_BYTES:
             self._inputs.remove_unused(wanted.digest)
@@ -81,7 +81,7 @@ class Captures:
                 f"the captures have {others} bytes, and may have {MAX_CAPTURED_BYTES} with these {size}",
                 hint="forget some: the method `capture` with `remove`",
             )
-        if await self._inputs.hold(Capture(kernel.name, problem, wanted.digest, size, time())):
+        if await self._inputs.hold_capture(Capture(kernel.name, problem, wanted.digest, size, time())):
             await self._replace_context(kernel.name)
         return {"kernel": kernel.name, "digest": wanted.digest, "bytes": size}
 

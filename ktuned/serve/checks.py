@@ -49,7 +49,7 @@ class Checks:
         Raises:
             NotFound: there is no such kernel, or no winner.
         """
-        kernel = self._catalog.resolve(wanted.kernel, wanted.directory)
+        kernel = self._catalog.resolve_kernel(wanted.kernel, wanted.directory)
         chosen = None if wanted.problem is None else dict(kernel.specialized(wanted.problem))
         winners = [one for one in self._store.list_winners(kernel.name) if chosen in (None, dict(one.problem))]
         if not winners:

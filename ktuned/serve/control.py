@@ -44,7 +44,7 @@ class Control:
         if wanted.job is not None:
             changed = [await act(wanted.job)]
         elif wanted.kernel is not None:
-            name = self._catalog.resolve(wanted.kernel, wanted.directory).name
+            name = self._catalog.resolve_kernel(wanted.kernel, wanted.directory).name
             for job in [job for job in self._jobs.list_live_jobs() if job.kernel == name]:
                 # One that ends by itself meanwhile is neither paused nor resumed.
                 with suppress(NotFound):

@@ -107,10 +107,10 @@ class WinnerExchange:
     def _as_served(self, name: str, device: str, winners: list[Winner]) -> list[Winner]:
         """Return winners as lookups serve them: one config for all, where the file of a known kernel says so."""
         try:
-            kernel = self._catalog.resolve(name)
+            kernel = self._catalog.resolve_kernel(name)
         except NotFound:
             return winners
-        served = self._served.in_place_of(winners, kernel, self._catalog.environment(kernel))
+        served = self._served.in_place_of(winners, kernel, self._catalog.kernel_environment(kernel))
         known = {winner.key for winner in winners}
         return [winner for winner in served if winner.context.device == device and winner.key in known]
 
@@ -129,7 +129,7 @@ class WinnerExchange:
         if len(offered) > MAX_IMPORTED:
             raise UsageError(f"{len(offered)} winners are too many at once", hint=f"send {MAX_IMPORTED}")
         try:
-            kernel: KernelInfo = self._catalog.resolve(document["kernel"])
+            kernel: KernelInfo = self._catalog.resolve_kernel(document["kernel"])
         except NotFound as error:
             raise self._unknown_kernel(document["kernel"]) from error
         kernel, exported = await self._with_names(
@@ -187,7 +187,7 @@ class WinnerExchange:
             Observation(name, "", is_source="source" in ends, is_data="data" in ends) for name, ends in names.items()
         ]
         known = [(canonical(winner["problem"]), winner["digest"]) for winner in winners]
-        named, exported = await self._foreign_names.match(kernel, entries, known, learns=not is_dry)
+        named, exported = await self._foreign_names.match_digest(kernel, entries, known, learns=not is_dry)
         return named, exported or kernel.digest
 
     def _digest_for_problem(self, kernel: KernelInfo, specialized: str, digest: str = "") -> str:
@@ -246,7 +246,7 @@ class WinnerExchange:
             return {**refused, "reason": f"refused: it has no {metric_of(by)}"}, None
         today = self._context_today(kernel, problem, device)
         ours = self._store.get_winner(offer.key)
-        if ours is not None and self._admission.known(kernel, problem, ours.config) is False:
+        if ours is not None and self._admission.known_verdict(kernel, problem, ours.config) is False:
             # It is served no more.
             ours = None
         verdict = exchange.judge_offer(offer, ours, today)
@@ -258,14 +258,14 @@ class WinnerExchange:
     async def _may_be_served(self, kernel: KernelInfo, problem: Problem, config: Config) -> bool:
         """Return whether the space holds a config, unless only a lookup's whole problem can decide that."""
         if kernel.specialize is not None and all(set(problem) != set(declared) for declared in kernel.problems):
-            return self._admission.known(kernel, problem, config) is not False
-        (is_admitted,) = await self._admission.ask(kernel, problem, [config])
+            return self._admission.known_verdict(kernel, problem, config) is not False
+        (is_admitted,) = await self._admission.check_configs(kernel, problem, [config])
         return is_admitted
 
     def _context_today(self, kernel: KernelInfo, problem: Mapping[str, Any], model: str) -> Context | None:
         """Return what a measurement made here now would stand on; ``None`` where the device is not here."""
         try:
-            environment = self._catalog.environment(kernel)
+            environment = self._catalog.kernel_environment(kernel)
             found = self._machine.device(environment, kernel.backend, model)
         except KtunedError:
             return None
@@ -291,7 +291,7 @@ class WinnerExchange:
     def _full_name(self, name: str, directory: str | None) -> str:
         """Return the full name; of a kernel that is not there any more, as it was given."""
         try:
-            return self._catalog.resolve(name, directory).name
+            return self._catalog.resolve_kernel(name, directory).name
         except NotFound:
             return name
 
@@ -299,7 +299,7 @@ class WinnerExchange:
         from ktuned_client.winners import FORMAT
 
         try:
-            kernel: KernelInfo | None = self._catalog.resolve(name)
+            kernel: KernelInfo | None = self._catalog.resolve_kernel(name)
         except NotFound:
             kernel = None
         objectives: dict[str, list[dict[str, Any]]] = {}

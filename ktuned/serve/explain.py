@@ -6,7 +6,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from ktuned.catalog import Admission, Catalog, completed
+from ktuned.catalog import Admission, Catalog, complete_config
 from ktuned.devices import Machine
 from ktuned.lookup import not_observed
 from ktuned.model import (
@@ -71,7 +71,7 @@ class Explainer:
             "message": "",
             "notices": self._collect_notices(winner),
         }
-        fault = self._catalog.fault(kernel)
+        fault = self._catalog.file_fault(kernel)
         if fault:
             return {**entry, "status": "stale", "message": fault}
         try:
@@ -97,9 +97,9 @@ class Explainer:
     def _why_outside_space(self, kernel: KernelInfo, winner: Winner) -> Change | None:
         """Return why the present space keeps a winner's config from being served as it is, if it does."""
         file = os.path.basename(kernel.file)
-        config = completed(kernel, winner.config)
+        config = complete_config(kernel, winner.config)
         held = canonical(winner.config)
-        verdict = self._admission.known(kernel, self._whole_problem(kernel, winner), config)
+        verdict = self._admission.known_verdict(kernel, self._whole_problem(kernel, winner), config)
         if verdict and config == winner.config:
             return None
         if verdict:
@@ -115,7 +115,7 @@ class Explainer:
         return next(declared, winner.problem)
 
     def _find_ground(self, kernel: KernelInfo, winner: Winner) -> Context:
-        environment = self._catalog.environment(kernel)
+        environment = self._catalog.kernel_environment(kernel)
         device = self._machine.device(environment, kernel.backend, winner.context.device)
         return self._machine.context(kernel, environment, winner.problem, device)
 

@@ -256,7 +256,7 @@ class Methods:
 
     def _describe_ambiguity(self, kernel: KernelInfo) -> str:
         """Return a line about a new kernel whose short name means another project's kernel as well, or nothing."""
-        others = [other.name for other in self._catalog.namesakes(kernel)]
+        others = [other.name for other in self._catalog.find_namesakes(kernel)]
         if not others:
             return ""
         some = [kernel.name, *others][:MAX_NAMED]
@@ -273,7 +273,7 @@ class Methods:
             return {"jobs": [(await self._jobs.cancel_job(wanted.job)).to_wire()]}
         if wanted.kernel is None:
             raise UsageError("cancel needs a job or a kernel")
-        name = self._catalog.resolve(wanted.kernel, wanted.directory).name
+        name = self._catalog.resolve_kernel(wanted.kernel, wanted.directory).name
         cancelled = []
         for job in [job for job in self._jobs.list_live_jobs() if job.kernel == name]:
             # One that ends by itself meanwhile needs no cancelling.
@@ -291,7 +291,7 @@ class Methods:
         if wanted.ids is not None:
             found = (self._jobs.get_job(number) for number in wanted.ids[:MAX_ROWS])
             return {"jobs": [self._jobs.describe_job(job) for job in found if job is not None]}
-        name = None if wanted.kernel is None else self._catalog.resolve(wanted.kernel, wanted.directory).name
+        name = None if wanted.kernel is None else self._catalog.resolve_kernel(wanted.kernel, wanted.directory).name
         live = self._jobs.list_live_jobs()
         ids = {job.id for job in live}
         states = None if wanted.state is None else [wanted.state]
@@ -308,7 +308,7 @@ class Methods:
         """Return a job's map, with its problem in the declared order while its kernel is known."""
         public = self._jobs.describe_job(job)
         with suppress(NotFound):
-            public["problem"] = self._catalog.resolve(job.kernel).problem_in_order(job.problem)
+            public["problem"] = self._catalog.resolve_kernel(job.kernel).problem_in_order(job.problem)
         return public
 
     def handle_kernels(self, wanted: KernelsParams, connection: Connection) -> dict[str, Any]:
@@ -316,9 +316,9 @@ class Methods:
         kernels, errors = self._catalog.kernels, self._catalog.errors
         if wanted.path is not None:
             place = os.path.realpath(wanted.path)
-            kernels, errors = self._catalog.below(place), self._catalog.errors_below(place)
+            kernels, errors = self._catalog.kernels_below(place), self._catalog.errors_below(place)
         if wanted.kernel is not None:
-            kernels, errors = [self._catalog.resolve(wanted.kernel, wanted.directory)], []
+            kernels, errors = [self._catalog.resolve_kernel(wanted.kernel, wanted.directory)], []
         entries = [{"name": kernel.name, **kernel.to_wire()} for kernel in kernels]
         if wanted.why:
             entries = [{**entry, "why": self._explain(kernel)} for entry, kernel in zip(entries, kernels, strict=True)]
@@ -337,7 +337,7 @@ class Methods:
             won = [winner.objective for winner in self._store.list_winners(trial.kernel) if winner.trial == trial.id]
             public = _trial_to_wire(trial, won)
             with suppress(NotFound):
-                known = self._catalog.resolve(trial.kernel)
+                known = self._catalog.resolve_kernel(trial.kernel)
                 public["config"] = known.config_in_order(trial.config)
                 public["problem"] = known.problem_in_order(trial.problem)
             return {"trials": [public]}
@@ -347,11 +347,11 @@ class Methods:
             raise UsageError(f"there is no order {wanted.order!r}", hint="there are fastest and newest")
         if wanted.before is not None and wanted.order != "newest":
             raise UsageError("before continues a list in the order newest", hint="give order='newest', too")
-        kernel = self._catalog.resolve(wanted.kernel, wanted.directory)
+        kernel = self._catalog.resolve_kernel(wanted.kernel, wanted.directory)
         problem = None
         if wanted.problem is not None:
             check_problem(kernel, wanted.problem)
-            bucket = self._lookups.buckets.known(kernel, wanted.problem)
+            bucket = self._lookups.buckets.known_representative(kernel, wanted.problem)
             problem = canonical(kernel.specialized(wanted.problem if bucket is None else bucket.problem))
         device = None if wanted.device is None else self._resolve_model(kernel, wanted.device)
         tried = self._store.list_problems(kernel.name) if wanted.current else []
@@ -375,7 +375,7 @@ class Methods:
             rest = chosen(limit=limit) if len(timed) < limit else []
             trials = timed + [trial for trial in rest if trial.latency_us is None]
         won_by: dict[int, list[Objective]] = {}
-        for winner in self._lookups.served.list_winners(kernel, self._catalog.environment(kernel)):
+        for winner in self._lookups.served.list_winners(kernel, self._catalog.kernel_environment(kernel)):
             won_by.setdefault(winner.trial, []).append(winner.objective)
         listed = [_trial_to_wire(trial, won_by.get(trial.id, [])) for trial in trials[:limit]]
         for entry in listed:
@@ -409,12 +409,12 @@ class Methods:
 
     def _resolve_model(self, kernel: KernelInfo, device: str) -> str:
         """Return the model of a device that is named as it is here (``cuda:1``); any other word is a model itself."""
-        here = self._machine.devices(self._catalog.environment(kernel), kernel.backend)
+        here = self._machine.devices(self._catalog.kernel_environment(kernel), kernel.backend)
         return next((found.model for found in here if found.name == device), device)
 
     async def handle_forget(self, wanted: ForgetParams, connection: Connection) -> dict[str, Any]:
         """Delete a kernel's trials, all or those of one outcome: they may be tried again then."""
-        name = self._catalog.resolve(wanted.kernel, wanted.directory).name
+        name = self._catalog.resolve_kernel(wanted.kernel, wanted.directory).name
         if wanted.outcome is None:
             await self._jobs.cancel_jobs_of_kernel(name)
         forgotten = await self._store.forget_trials(name, wanted.outcome)

@@ -39,7 +39,7 @@ class PortfolioMethods:
 
     def handle_portfolio(self, wanted: PortfolioParams, connection: Connection) -> dict[str, Any]:
         """Have a portfolio made, if that is asked for, and return what there is."""
-        kernel = self._catalog.resolve(wanted.kernel, wanted.directory)
+        kernel = self._catalog.resolve_kernel(wanted.kernel, wanted.directory)
         if wanted.make:
             asked = {"configs": wanted.configs, "loss": wanted.loss, "tunings": wanted.tunings}
             self._portfolios.request_portfolio(

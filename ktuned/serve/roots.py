@@ -61,10 +61,10 @@ class RootMethods:
                 f"{root.path} is a root of config.toml",
                 hint="remove its [[roots]] entry, then run `ktuned config --reload`",
             )
-        before = {kernel.name for kernel in self._catalog.below(root.path)}
+        before = {kernel.name for kernel in self._catalog.kernels_below(root.path)}
         await self._store.remove_root(root.path)
         await self._renewal.drop_roots([root])
-        gone = before - {kernel.name for kernel in self._catalog.below(root.path)}
+        gone = before - {kernel.name for kernel in self._catalog.kernels_below(root.path)}
         return {"path": root.path, "name": root.name, "kernels": sorted(gone)}
 
     def _root_at(self, path: str) -> Root:

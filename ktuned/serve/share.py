@@ -84,7 +84,7 @@ class ShareMethods:
         settings = self._require_store()
         kernels = self._catalog.kernels
         if wanted.kernel is not None:
-            kernels = [self._catalog.resolve(wanted.kernel, wanted.directory)]
+            kernels = [self._catalog.resolve_kernel(wanted.kernel, wanted.directory)]
         place = {"epoch": self._events.epoch, "seq": self._events.seq}
         exchanged = await self._exchange.pull_winners(kernels)
         return {

@@ -50,7 +50,7 @@ class CompileOnly:
         on_stage: Callable[[JobStage], None],
     ) -> None:
         self.work = work
-        work.traces.follow(work)
+        work.traces.add_follower(work)
         self.progress = Progress(budget_s=work.job.plan.seconds)
         self._fleet = fleet
         self._artifacts = artifacts

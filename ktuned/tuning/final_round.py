@@ -346,7 +346,7 @@ class FinalRound:
 
     async def _decide(self, best: Trial) -> Winner:
         work = self._work
-        await work.admission.keep(work.kernel, work.problem, best.config)
+        await work.admission.store_verdict(work.kernel, work.problem, best.config)
         return await self._store.decide_winner(best.id, objective=work.objective)
 
     def _incumbent(self) -> Winner | None:
@@ -411,7 +411,7 @@ class FinalRound:
         best = elected(costs, found, None if incumbent is None else incumbent.trial)
         if best is not None:
             config = next(one.trial.config for one in contest.finalists if one.trial.id == best)
-            await self._work.admission.keep(self._work.kernel, self._work.problem, config)
+            await self._work.admission.store_verdict(self._work.kernel, self._work.problem, config)
         winner = await self._store.settle_final_round(list(results.items()), best, objective=self._work.objective)
         for trial, result in results.items():
             if trial not in still:

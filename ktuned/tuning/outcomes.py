@@ -9,7 +9,7 @@ from time import time
 import anyio
 import structlog
 
-from ktuned.catalog import completed
+from ktuned.catalog import complete_config
 from ktuned.fleet import Pace
 from ktuned.ipc import requests
 from ktuned.model import (
@@ -337,10 +337,10 @@ class Outcomes:
             winners, incumbent = [], None
         # As the ladder of answers does: a portfolio takes the place of near problems.
         leaves = () if is_exact(work.objective) else work.portfolio()
-        near = [completed(kernel, config) for config in leaves] or [
-            completed(kernel, winner.config) for winner in stand_ins(work.key, work.specialized, winners)
+        near = [complete_config(kernel, config) for config in leaves] or [
+            complete_config(kernel, winner.config) for winner in stand_ins(work.key, work.specialized, winners)
         ]
-        before = None if incumbent is None else completed(kernel, incumbent.config)
+        before = None if incumbent is None else complete_config(kernel, incumbent.config)
         asked = [config for config in (before, *near, kernel.default) if config is not None]
         verdicts = dict(zip(map(canonical, asked), await work.admitted(asked), strict=True))
         if own is not None and own.context == work.context and await work.admitted([own.config]) == [True]:
@@ -382,5 +382,5 @@ class Outcomes:
     async def _announce(self, winner: Winner) -> None:
         """Keep a new winner's config as admitted, and publish it."""
         self._has_winner = True
-        await self._work.admission.keep(self._work.kernel, self._work.problem, winner.config)
+        await self._work.admission.store_verdict(self._work.kernel, self._work.problem, winner.config)
         publish_winner(self._publish, self._work.kernel, winner, self._work.job.id)

@@ -68,7 +68,7 @@ class Pipeline:
         is_after_kin: bool = False,
     ) -> None:
         self.work = work
-        work.traces.follow(work)
+        work.traces.add_follower(work)
         self._outcomes = Outcomes(work, store=store, publish=publish, pace=fleet.pace)
         self.progress = self._outcomes.progress
         self._fleet = fleet
@@ -338,7 +338,9 @@ class Pipeline:
 
     async def _admit(self, proposals: Sequence[replies.Proposal], channel: MemoryObjectSendStream[Attempt]) -> None:
         """Start the new configs; those that the store knows already need neither compiler nor lane."""
-        self.work.admission.note(self.work.kernel, self.work.problem, [proposal.config for proposal in proposals])
+        self.work.admission.note_admitted(
+            self.work.kernel, self.work.problem, [proposal.config for proposal in proposals]
+        )
         fresh = []
         lacking: dict[str, Trial] = {}
         for proposal in proposals:

@@ -88,7 +88,7 @@ async def admitted_prior_trials(
     many = max(MANY_TRIALS, limit)
     while True:
         measured = store.best_trials(context, many, objective=objective)
-        verdicts = await admission.ask(kernel, problem, [trial.config for trial in measured])
+        verdicts = await admission.check_configs(kernel, problem, [trial.config for trial in measured])
         found = [trial for trial, is_admitted in zip(measured, verdicts, strict=True) if is_admitted]
         if len(found) >= limit or len(measured) < many:
             return found[:limit]
@@ -117,7 +117,7 @@ async def restore(
     """
     seated = store.get_winner(context.key_for(objective))
     if seated is not None and seated.context == context:
-        (is_admitted,) = await admission.ask(kernel, problem, [seated.config])
+        (is_admitted,) = await admission.check_configs(kernel, problem, [seated.config])
         if is_admitted:
             return None
     name = rounds_name(kernel, objective)

@@ -126,7 +126,7 @@ class Work(msgspec.Struct, eq=False, weakref=True):
             StoreError: it cannot be recorded.
         """
         if observed:
-            await self.traces.learn(self.kernel, observed)
+            await self.traces.learn_names(self.kernel, observed)
 
     @property
     def specialized(self) -> dict[str, Scalar]:
@@ -173,8 +173,8 @@ class Work(msgspec.Struct, eq=False, weakref=True):
         return TrialMachine(self.kernel.default, compiles_one_by_one=self.group_size == 1 and not self.lowers)
 
     async def admitted(self, configs: Sequence[Config]) -> list[bool]:
-        """Return whether the kernel's space holds each config for the job's problem; see :meth:`Admission.ask`."""
-        return await self.admission.ask(self.kernel, self.problem, configs)
+        """Return whether the kernel's space holds each config for the job's problem."""
+        return await self.admission.check_configs(self.kernel, self.problem, configs)
 
     def explore_request(
         self,

@@ -9,7 +9,7 @@ from time import time_ns
 import msgspec
 from msgspec.structs import replace
 
-from ktuned.catalog import Listing, is_below, is_kernel_file, is_looked_into, walk
+from ktuned.catalog import Listing, is_below, is_kernel_file, is_looked_into, walk_directories
 from ktuned.watch.snapshot import Stamp, stamp_of_path
 
 NEVER_WATCHED = frozenset(
@@ -88,7 +88,7 @@ class DirectorySet(msgspec.Struct, frozen=True):
         for root in plan.roots:
             if not os.path.isdir(root):
                 missing.add(root)
-            for listing in walk(root):
+            for listing in walk_directories(root):
                 owner = plan.find_owner(listing.directory)
                 groups[owner].trees[listing.directory] = _directory_contents(listing)
                 if not groups[owner].is_polled and not _is_utf8(listing):
@@ -177,7 +177,7 @@ class DirectorySet(msgspec.Struct, frozen=True):
                 stamp = stamp_of_path(directory)
                 if stamp is not None and stamp == before.stamp:
                     continue
-                listing = next(walk(directory), None)
+                listing = next(walk_directories(directory), None)
                 if listing is None:
                     is_outdated = True
                     continue

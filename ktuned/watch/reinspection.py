@@ -11,7 +11,15 @@ import anyio
 import anyio.to_thread
 import structlog
 
-from ktuned.catalog import Catalog, Changes, FileInspector, find_kernel_files, is_kernel_file, is_looked_into, printable
+from ktuned.catalog import (
+    Catalog,
+    Changes,
+    FileInspector,
+    find_kernel_files,
+    is_kernel_file,
+    is_looked_into,
+    printable_path,
+)
 from ktuned.ipc import trail
 from ktuned.model import KtunedError, Root
 from ktuned.watch.snapshot import FileSight, Snapshot
@@ -57,11 +65,11 @@ class Reinspection:
         if not changed:
             return set()
         # A generated header may lie where no kernel file is looked for.
-        differing = await self.differing_paths(self._catalog.stamps(self._catalog.dependents(changed)))
-        affected = self._catalog.dependents(differing)
+        differing = await self.differing_paths(self._catalog.inspected_stamps(self._catalog.find_dependents(changed)))
+        affected = self._catalog.find_dependents(differing)
         if linked := await anyio.to_thread.run_sync(_paths_behind_links, changed):
-            alike = self._catalog.dependents(linked) - affected
-            recorded = {file: {path for path, _ in self._catalog.stamps({file})} for file in alike}
+            alike = self._catalog.find_dependents(linked) - affected
+            recorded = {file: {path for path, _ in self._catalog.inspected_stamps({file})} for file in alike}
             affected |= await anyio.to_thread.run_sync(_led_elsewhere, recorded, linked)
         if self._seen:
             # An edit that was taken back leaves nothing to inspect.
@@ -85,7 +93,7 @@ class Reinspection:
         """Return whether a kernel file came that was not inspected, or went that was."""
         if not is_kernel_file(path) or os.path.isdir(path) or self._is_skipped(path):
             return False
-        is_known = self._catalog.has_inspected(printable(path))
+        is_known = self._catalog.has_inspected(printable_path(path))
         if not os.path.exists(path):
             return is_known
         root = self._catalog.root_of(path)
@@ -109,7 +117,7 @@ class Reinspection:
         if not by_root:
             return
         for _, files in by_root:
-            self._catalog.suspect(files)
+            self._catalog.suspect_files(files)
         self._doubts_changed()
         async with self._keep_looking():
             for root, files in by_root:
@@ -119,8 +127,8 @@ class Reinspection:
                 present = [file for file in files if os.path.isfile(file)]
                 try:
                     found = await self._inspector.inspect_files(root, present, set(files) - set(present))
-                    self._snapshot.accept_differences(self._catalog.stamps(set(files)), sights)
-                    self._catalog.clear(files)
+                    self._snapshot.accept_differences(self._catalog.inspected_stamps(set(files)), sights)
+                    self._catalog.clear_files(files)
                     await self._on_changes(found.changes, True)
                     # For those that an edit changed nothing about.
                     self._doubts_changed()
@@ -150,16 +158,16 @@ class Reinspection:
 
     async def _look_for_suspects(self) -> None:
         """Have all files suspected that differ from what was inspected, and no longer those that did and do not."""
-        found = frozenset(self._catalog.dependents(await self.differing_paths(self._catalog.stamps())))
+        found = frozenset(self._catalog.find_dependents(await self.differing_paths(self._catalog.inspected_stamps())))
         if found != self._seen:
-            self._catalog.clear(self._seen - found - self._under_way)
-            self._catalog.suspect(found)
+            self._catalog.clear_files(self._seen - found - self._under_way)
+            self._catalog.suspect_files(found)
             self._seen = found
             self._doubts_changed()
 
     async def _look_at_files(self, files: Iterable[str]) -> dict[str, FileSight]:
         """Return how kernel files are now, and all that they depend on."""
-        entries = self._catalog.stamps(set(files))
+        entries = self._catalog.inspected_stamps(set(files))
         return await anyio.to_thread.run_sync(self._snapshot.look_at_files, {*files, *(path for path, _ in entries)})
 
     def _record_failure(self, error: Exception) -> None:

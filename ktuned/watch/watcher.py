@@ -13,7 +13,7 @@ import anyio.to_thread
 import msgspec
 import structlog
 
-from ktuned.catalog import Catalog, FileInspector, printable
+from ktuned.catalog import Catalog, FileInspector, printable_path
 from ktuned.model import AmbiguousName, NotFound
 from ktuned.watch.directories import NOT_UTF8, Differences, DirectorySet, Plan
 from ktuned.watch.notifications import STEP_ACTIVE_MS, STEP_AT_REST_MS, Batch, DirectoryGone, Notifications, WatchError
@@ -167,11 +167,11 @@ class Watcher:
         kept = {
             path
             for path in self._directories.common_kernel_files(before)
-            if not self._catalog.has_inspected(printable(path))
+            if not self._catalog.has_inspected(printable_path(path))
         }
         candidates = differences.kernel_files | self._directories.changed_kernel_files(before) | kept
         news = filter(self._inspections.is_news, candidates)
-        differing = await self._inspections.differing_paths(self._catalog.stamps())
+        differing = await self._inspections.differing_paths(self._catalog.inspected_stamps())
         await self._inspections.inspect_files(await self._inspections.affected_kernel_files({*news, *differing}))
         return differences.is_outdated
 
@@ -205,7 +205,7 @@ class Watcher:
     def _make_plan(self) -> Plan:
         roots = self._catalog.roots
         polled = {**self._failed, **{root.path: "" for root in roots if root.polling}}
-        return Plan(tuple(root.path for root in roots), frozenset(self._catalog.directories()), polled)
+        return Plan(tuple(root.path for root in roots), frozenset(self._catalog.watched_directories()), polled)
 
     async def _follow_changes(self, notifications: Notifications, rebuild_at: float, *, is_outdated: bool) -> None:
         """Take in events, and survey, until the set of directories is to be rebuilt.
@@ -256,7 +256,7 @@ class Watcher:
 
     async def _survey_all(self, suspects: set[str]) -> _Found:
         """Look at every known file and directory."""
-        entries = self._catalog.stamps()
+        entries = self._catalog.inspected_stamps()
         await self._inspections.prune_stamps(entries)
         differences = await anyio.to_thread.run_sync(self._directories.find_differences)
         news = filter(self._inspections.is_news, differences.kernel_files | suspects)
@@ -268,12 +268,12 @@ class Watcher:
         files = {file for root in roots for file in self._catalog.files_of(root)}
         for name in self._looked_up():
             with suppress(NotFound, AmbiguousName):
-                files.update(self._catalog.declared_in(self._catalog.resolve(name)))
+                files.update(self._catalog.declared_in(self._catalog.resolve_kernel(name)))
         differences = Differences()
         if roots:
             differences = await anyio.to_thread.run_sync(partial(self._directories.find_differences, polled_only=True))
         news = filter(self._inspections.is_news, differences.kernel_files | suspects)
-        differing = await self._inspections.differing_paths(self._catalog.stamps(files)) if files else set()
+        differing = await self._inspections.differing_paths(self._catalog.inspected_stamps(files)) if files else set()
         return _Found({*news, *differing}, differences.is_outdated)
 
     async def _confirm_survey(self, found: _Found, suspects: set[str]) -> set[str]:

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ktuned.catalog.admission import Admission, completed, declared_admission, space_digest
+from ktuned.catalog.admission import Admission, complete_config, declared_admission, space_digest
 from ktuned.model.kernel import KernelInfo
 from ktuned.model.keys import ProjectName
 from ktuned.model.plan import Plan
@@ -63,7 +63,7 @@ def test_declared_admission(space: dict[str, Any], config: Config, expected: boo
 )
 def test_completed(default: Config | None, config: Config, expected: Config) -> None:
     """Knobs that are only missing come from the default; a config with knobs of its own stays as it is."""
-    assert completed(info(default=default), config) == expected
+    assert complete_config(info(default=default), config) == expected
 
 
 def test_space_digest_goes_by_what_decides_the_space() -> None:
@@ -83,15 +83,15 @@ async def test_a_worker_is_asked_once_and_the_next_daemon_knows(parts: Parts) ->
     kernel = await parts.inspect(kernel_text(configs=CONSTRAINED))
     admission = parts.daemon.admission
     configs: list[Config] = [{"us": 10.0}, {"us": 20.0}, {"us": 40.0}]
-    assert [admission.known(kernel, {"n": 15}, config) for config in configs] == [None, None, False]
-    assert await admission.ask(kernel, {"n": 15}, configs) == [True, False, False]
+    assert [admission.known_verdict(kernel, {"n": 15}, config) for config in configs] == [None, None, False]
+    assert await admission.check_configs(kernel, {"n": 15}, configs) == [True, False, False]
     again = Admission(parts.catalog, None, parts.store, parts.deadlines)  # type: ignore[arg-type]
     for one in (admission, again):
-        assert [one.known(kernel, {"n": 15}, config) for config in configs] == [True, False, False]
-        assert one.known(kernel, {"n": 20}, {"us": 20.0}) is None
-        assert await one.ask(kernel, {"n": 15}, configs) == [True, False, False]
+        assert [one.known_verdict(kernel, {"n": 15}, config) for config in configs] == [True, False, False]
+        assert one.known_verdict(kernel, {"n": 20}, {"us": 20.0}) is None
+        assert await one.check_configs(kernel, {"n": 15}, configs) == [True, False, False]
     other = await parts.inspect(kernel_text(configs=CONSTRAINED.replace("<=", "<")))
-    assert again.known(other, {"n": 15}, {"us": 10.0}) is None
+    assert again.known_verdict(other, {"n": 15}, {"us": 10.0}) is None
 
 
 @pytest.mark.anyio
@@ -99,7 +99,7 @@ async def test_the_default_of_a_declared_problem_is_known(parts: Parts) -> None:
     """The inspection has asked; not of other problems, nor of values of other types, nor where data decides."""
     file = kernel_text(configs="us=[10, 20], where=lambda p, c: c.us <= p.n", default="dict(us=10)")
     kernel = await parts.inspect(file)
-    known = parts.daemon.admission.known
+    known = parts.daemon.admission.known_verdict
     assert known(kernel, {"n": 64}, {"us": 10}) is True
     assert [known(kernel, {"n": n}, {"us": 10}) for n in (5, 65, 64.0)] == [None, None, None]
     assert known(kernel, {"n": 64}, {"us": 20}) is None
@@ -114,11 +114,11 @@ async def test_a_constraint_that_raises_admits_nothing(parts: Parts) -> None:
     """What its code cannot say is not served; a file that changed since is no verdict."""
     kernel = await parts.inspect(kernel_text(configs="us=[10.0], where=lambda p, c: p.n == 64 or 1 / 0"))
     admission = parts.daemon.admission
-    assert await admission.ask(kernel, {"n": 1}, [{"us": 10.0}]) == [False]
+    assert await admission.check_configs(kernel, {"n": 1}, [{"us": 10.0}]) == [False]
     parts.write(kernel_text(configs="us=[10.0]"))
     with pytest.raises(Exception, match="changed after it was inspected"):
-        await admission.ask(kernel, {"n": 2}, [{"us": 10.0}])
-    assert admission.known(kernel, {"n": 2}, {"us": 10.0}) is None
+        await admission.check_configs(kernel, {"n": 2}, [{"us": 10.0}])
+    assert admission.known_verdict(kernel, {"n": 2}, {"us": 10.0}) is None
 
 
 @pytest.mark.anyio
@@ -130,13 +130,13 @@ async def test_a_verdict_holds_as_long_as_what_the_code_reads(parts: Parts) -> N
     admission = parts.daemon.admission
     limit, other = Observation("limit.txt", "aa", is_data=True), Observation("one.h", "bb", is_source=True)
     read = replace(kernel, learned={limit.name: limit, other.name: other})
-    admission.note(read, {"n": 15}, [{"us": 10.0}])
-    await admission.keep(read, {"n": 15}, {"us": 10.0})
+    admission.note_admitted(read, {"n": 15}, [{"us": 10.0}])
+    await admission.store_verdict(read, {"n": 15}, {"us": 10.0})
     since = {**read.learned, "new.txt": Observation("new.txt", "cc"), other.name: replace(other, digest="dd")}
     changed = {**since, limit.name: replace(limit, digest="ee")}
     the_next = [Admission(parts.catalog, None, parts.store, parts.deadlines) for _ in range(2)]  # type: ignore[arg-type]
     for one, learned, expected in ((admission, since, True), (admission, changed, None)):
-        assert one.known(replace(read, learned=learned), {"n": 15}, {"us": 10.0}) is expected
+        assert one.known_verdict(replace(read, learned=learned), {"n": 15}, {"us": 10.0}) is expected
     # Edited while no daemon ran.
     for one, learned, expected in ((the_next[0], since, True), (the_next[1], changed, None)):
-        assert one.known(replace(read, learned=learned), {"n": 15}, {"us": 10.0}) is expected
+        assert one.known_verdict(replace(read, learned=learned), {"n": 15}, {"us": 10.0}) is expected

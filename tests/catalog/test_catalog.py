@@ -80,9 +80,9 @@ def test_apply_tells_what_a_save_changed(
 ) -> None:
     """A new digest is a change, a new plan a smaller one, and a comment none; what is known is renewed anyway."""
     before = kernel(files[0])
-    assert catalog.apply([seen(files[0], before)]) == Changes(added=("p:gemm",), inspected=("p:gemm",))
+    assert catalog.apply_inspections([seen(files[0], before)]) == Changes(added=("p:gemm",), inspected=("p:gemm",))
     now = replace(before, **after)
-    changes = catalog.apply([seen(files[0], now)])
+    changes = catalog.apply_inspections([seen(files[0], now)])
     assert changes == msgspec.structs.replace(expected, inspected=("p:gemm",))
     assert bool(changes) is bool(after.keys() & {"digest", "plan_digest"})
     assert catalog.kernels == [now]
@@ -90,36 +90,38 @@ def test_apply_tells_what_a_save_changed(
 
 def test_apply_removes_what_is_no_longer_declared(catalog: Catalog, files: list[Path]) -> None:
     """A kernel goes with its declaration, and with its file."""
-    catalog.apply([seen(files[0], kernel(files[0]), kernel(files[0], "add")), seen(files[1], kernel(files[1], "mul"))])
-    assert catalog.apply([seen(files[0], kernel(files[0]))]).removed == ("p:add",)
-    assert catalog.apply([], [str(files[1])]).removed == ("p:mul",)
+    catalog.apply_inspections(
+        [seen(files[0], kernel(files[0]), kernel(files[0], "add")), seen(files[1], kernel(files[1], "mul"))]
+    )
+    assert catalog.apply_inspections([seen(files[0], kernel(files[0]))]).removed == ("p:add",)
+    assert catalog.apply_inspections([], [str(files[1])]).removed == ("p:mul",)
     assert names(catalog) == {"gemm": "tune_a.py"}
 
 
 def test_broken_file_keeps_its_kernels(catalog: Catalog, files: list[Path]) -> None:
     """An error hides no winner: the kernels stay, the error is reported until the file is mended."""
-    catalog.apply([seen(files[0], kernel(files[0]))])
-    changes = catalog.apply([seen(files[0], errors=("tune_a.py:1: no",))])
+    catalog.apply_inspections([seen(files[0], kernel(files[0]))])
+    changes = catalog.apply_inspections([seen(files[0], errors=("tune_a.py:1: no",))])
     assert (changes.removed, len(changes.errors)) == ((), 1)
     assert names(catalog) == {"gemm": "tune_a.py"}
     assert [error.message for error in catalog.errors_below(str(files[0].parent))] == ["tune_a.py:1: no"]
-    assert catalog.dependents([str(files[0])]) == {str(files[0])}
-    catalog.apply([seen(files[0], kernel(files[0]))])
+    assert catalog.find_dependents([str(files[0])]) == {str(files[0])}
+    catalog.apply_inspections([seen(files[0], kernel(files[0]))])
     assert catalog.errors == []
 
 
 def test_good_kernel_of_a_file_with_an_error_goes_on(catalog: Catalog, files: list[Path]) -> None:
     """One bad declaration neither hides nor removes the others of its file."""
-    catalog.apply([seen(files[0], kernel(files[0]), kernel(files[0], "add"))])
-    changes = catalog.apply([seen(files[0], kernel(files[0], digest="d2"), errors=("bad add",))])
+    catalog.apply_inspections([seen(files[0], kernel(files[0]), kernel(files[0], "add"))])
+    changes = catalog.apply_inspections([seen(files[0], kernel(files[0], digest="d2"), errors=("bad add",))])
     assert (changes.changed, changes.removed) == (("p:gemm",), ())
     assert names(catalog) == {"gemm": "tune_a.py", "add": "tune_a.py"}
 
 
 def test_taken_name_is_an_error_of_the_second_file(catalog: Catalog, files: list[Path]) -> None:
     """The first file keeps the name; the error says where both are."""
-    catalog.apply([seen(files[0], kernel(files[0]))])
-    (error,) = catalog.apply([seen(files[1], kernel(files[1], digest="d2"))]).errors
+    catalog.apply_inspections([seen(files[0], kernel(files[0]))])
+    (error,) = catalog.apply_inspections([seen(files[1], kernel(files[1], digest="d2"))]).errors
     assert error.path == str(files[1])
     assert f"{files[0]}:3" in error.message
     assert names(catalog) == {"gemm": "tune_a.py"}
@@ -128,27 +130,31 @@ def test_taken_name_is_an_error_of_the_second_file(catalog: Catalog, files: list
 @pytest.mark.parametrize("how", ["removed", "no longer declared"])
 def test_freed_name_concerns_the_file_that_wanted_it(catalog: Catalog, files: list[Path], how: str) -> None:
     """When the holder of a name lets it go, the other file depends on that, and gets the name."""
-    catalog.apply([seen(files[0], kernel(files[0])), seen(files[1], kernel(files[1]))])
-    assert catalog.dependents([str(files[0])]) == {str(files[0]), str(files[1])}
+    catalog.apply_inspections([seen(files[0], kernel(files[0])), seen(files[1], kernel(files[1]))])
+    assert catalog.find_dependents([str(files[0])]) == {str(files[0]), str(files[1])}
     second = seen(files[1], kernel(files[1]))
-    changes = catalog.apply([second], [str(files[0])]) if how == "removed" else catalog.apply([seen(files[0]), second])
+    changes = (
+        catalog.apply_inspections([second], [str(files[0])])
+        if how == "removed"
+        else catalog.apply_inspections([seen(files[0]), second])
+    )
     assert (changes.removed, catalog.errors) == ((), [])
     assert names(catalog) == {"gemm": "tune_b.py"}
 
 
 def test_renamed_file_loses_nothing(catalog: Catalog, files: list[Path]) -> None:
     """A file under a new name holds the same kernels: jobs on the old path are planned again, nothing is removed."""
-    catalog.apply([seen(files[0], kernel(files[0]))])
+    catalog.apply_inspections([seen(files[0], kernel(files[0]))])
     files[0].unlink()
-    changes = catalog.apply([seen(files[1], kernel(files[1]))], [str(files[0])])
+    changes = catalog.apply_inspections([seen(files[1], kernel(files[1]))], [str(files[0])])
     assert (changes.added, changes.changed, changes.replanned, changes.removed) == ((), (), ("p:gemm",), ())
     assert names(catalog) == {"gemm": "tune_b.py"}
 
 
 def test_kernel_moves_between_files_of_one_save(catalog: Catalog, files: list[Path]) -> None:
     """In whichever order two files are inspected, what moved from one to the other is there once, without error."""
-    catalog.apply([seen(files[1], kernel(files[1]), kernel(files[1], "add"))])
-    changes = catalog.apply([seen(files[0], kernel(files[0])), seen(files[1], kernel(files[1], "add"))])
+    catalog.apply_inspections([seen(files[1], kernel(files[1]), kernel(files[1], "add"))])
+    changes = catalog.apply_inspections([seen(files[0], kernel(files[0])), seen(files[1], kernel(files[1], "add"))])
     assert (changes.removed, changes.errors) == ((), ())
     assert names(catalog) == {"gemm": "tune_a.py", "add": "tune_b.py"}
 
@@ -156,29 +162,36 @@ def test_kernel_moves_between_files_of_one_save(catalog: Catalog, files: list[Pa
 def test_dependents_by_file_and_directory(catalog: Catalog, tmp_path: Path, files: list[Path]) -> None:
     """A file concerns the kernels that were read from it, a directory those that were read from below it."""
     header = tmp_path / "inc" / "x.h"
-    catalog.apply([seen(files[0], kernel(files[0], stamps={str(header): "", str(files[0]): "00"}))])
+    catalog.apply_inspections([seen(files[0], kernel(files[0], stamps={str(header): "", str(files[0]): "00"}))])
     for path in (header, header.parent, files[0]):
-        assert catalog.dependents([str(path)]) == {str(files[0])}
-    assert catalog.dependents([str(tmp_path)]) == {str(files[0]), str(tmp_path / PROJECT_FILE)}
+        assert catalog.find_dependents([str(path)]) == {str(files[0])}
+    assert catalog.find_dependents([str(tmp_path)]) == {str(files[0]), str(tmp_path / PROJECT_FILE)}
     for path in (tmp_path / "in", tmp_path / "inc" / "x.hpp", files[1]):
-        assert catalog.dependents([str(path)]) == set()
+        assert catalog.find_dependents([str(path)]) == set()
 
 
 def test_directories(catalog: Catalog, files: list[Path]) -> None:
     """Every directory that holds what is depended on is reported, until nothing in it is."""
-    catalog.apply([seen(files[0], kernel(files[0], stamps={"/elsewhere/inc/x.h": "1", str(files[0]): "00"}))])
-    assert catalog.directories() == {"/elsewhere/inc", str(files[0].parent)}
-    catalog.apply([seen(files[0], kernel(files[0], stamps={str(files[0]): "00"}))])
-    assert catalog.directories() == {str(files[0].parent)}
+    catalog.apply_inspections(
+        [seen(files[0], kernel(files[0], stamps={"/elsewhere/inc/x.h": "1", str(files[0]): "00"}))]
+    )
+    assert catalog.watched_directories() == {"/elsewhere/inc", str(files[0].parent)}
+    catalog.apply_inspections([seen(files[0], kernel(files[0], stamps={str(files[0]): "00"}))])
+    assert catalog.watched_directories() == {str(files[0].parent)}
 
 
 def test_root_that_is_dropped(catalog: Catalog, files: list[Path]) -> None:
     """With a root go its kernels, its errors and its dependencies; what lies below another root stays."""
-    catalog.apply([seen(files[0], kernel(files[0], stamps={str(files[0]): "00"}))])
+    catalog.apply_inspections([seen(files[0], kernel(files[0], stamps={str(files[0]): "00"}))])
     (root,) = catalog.roots
     known = tuple(one.name for one in catalog.kernels)
     assert catalog.remove_root(root.path).removed == known
-    assert (catalog.kernels, catalog.errors, catalog.directories(), catalog.stamps()) == ([], [], set(), set())
+    assert (catalog.kernels, catalog.errors, catalog.watched_directories(), catalog.inspected_stamps()) == (
+        [],
+        [],
+        set(),
+        set(),
+    )
 
 
 def test_innermost_root_owns() -> None:
@@ -208,18 +221,18 @@ def test_resolve() -> None:
         kernel("/b/tune_y.py", "add", "b"),
     ]
     catalog = Catalog(roots, both)
-    assert catalog.resolve("add").name == "b:add"
-    assert catalog.resolve("a:gemm").name == "a:gemm"
+    assert catalog.resolve_kernel("add").name == "b:add"
+    assert catalog.resolve_kernel("a:gemm").name == "a:gemm"
     for wrong, meant in (("ad", "'add'"), ("a:gem", "'a:gemm'")):
         with pytest.raises(NotFound) as caught:
-            catalog.resolve(wrong)
+            catalog.resolve_kernel(wrong)
         assert caught.value.hint.startswith(f"did you mean {meant}?")
     with pytest.raises(AmbiguousName) as ambiguous:
-        catalog.resolve("gemm")
+        catalog.resolve_kernel("gemm")
     assert "a:gemm, b:gemm" in ambiguous.value.hint
     for name in ("nothing", "b:nothing", "a:add", ""):
         with pytest.raises(NotFound):
-            catalog.resolve(name)
+            catalog.resolve_kernel(name)
 
 
 def test_kernels_below_no_root_are_forgotten() -> None:
@@ -258,18 +271,18 @@ def test_check_problem(problem: Problem, options: dict[str, Any], words: str) ->
 def test_file_that_cannot_be_read_is_the_fault_of_the_kernels_it_lost(catalog: Catalog, files: list[Path]) -> None:
     """They stay known, with what is wrong; those that it still declares have no fault, and mending it is reported."""
     gemm, add = kernel(files[0]), kernel(files[0], "add")
-    catalog.apply([seen(files[0], gemm, add)])
-    assert catalog.apply([seen(files[0], gemm, errors=("add is wrong",))]).mended == ()
-    assert [catalog.fault(known) for known in (gemm, add)] == ["", "add is wrong"]
-    catalog.apply([seen(files[0], errors=("no syntax",))])
-    assert [catalog.fault(known) for known in (gemm, add)] == ["no syntax", "no syntax"]
-    changes = catalog.apply([seen(files[0], gemm, add)])
+    catalog.apply_inspections([seen(files[0], gemm, add)])
+    assert catalog.apply_inspections([seen(files[0], gemm, errors=("add is wrong",))]).mended == ()
+    assert [catalog.file_fault(known) for known in (gemm, add)] == ["", "add is wrong"]
+    catalog.apply_inspections([seen(files[0], errors=("no syntax",))])
+    assert [catalog.file_fault(known) for known in (gemm, add)] == ["no syntax", "no syntax"]
+    changes = catalog.apply_inspections([seen(files[0], gemm, add)])
     assert changes == Changes(inspected=("p:gemm", "p:add"), mended=(str(files[0]),))
     assert changes
-    assert [catalog.fault(known) for known in (gemm, add)] == ["", ""]
-    catalog.apply([seen(files[0], errors=("no syntax",))])
-    assert catalog.apply([], [str(files[0])]).mended == (str(files[0]),)
-    assert catalog.fault(gemm) == ""
+    assert [catalog.file_fault(known) for known in (gemm, add)] == ["", ""]
+    catalog.apply_inspections([seen(files[0], errors=("no syntax",))])
+    assert catalog.apply_inspections([], [str(files[0])]).mended == (str(files[0]),)
+    assert catalog.file_fault(gemm) == ""
 
 
 def test_a_short_name_means_the_project_that_one_works_in(tmp_path: Path) -> None:
@@ -280,17 +293,20 @@ def test_a_short_name_means_the_project_that_one_works_in(tmp_path: Path) -> Non
     roots = [Root(str(place), place.name, "python") for place in places]
     catalog = Catalog(roots, [kernel(place / "tune_x.py", project=place.name) for place in places])
     for place in places:
-        assert catalog.resolve("gemm", str(place / "src")).name == f"{place.name}:gemm"
-        assert catalog.resolve("b:gemm", str(place)).name == "b:gemm"
-        assert catalog.specified("gemm", str(place)) == f"{place.name}:gemm"
-    assert catalog.specified("other", str(tmp_path)) == "other"
-    assert [other.name for other in catalog.namesakes(catalog.resolve("b:gemm"))] == ["a:gemm", "inner:gemm"]
+        assert catalog.resolve_kernel("gemm", str(place / "src")).name == f"{place.name}:gemm"
+        assert catalog.resolve_kernel("b:gemm", str(place)).name == "b:gemm"
+        assert catalog.full_name_of("gemm", str(place)) == f"{place.name}:gemm"
+    assert catalog.full_name_of("other", str(tmp_path)) == "other"
+    assert [other.name for other in catalog.find_namesakes(catalog.resolve_kernel("b:gemm"))] == [
+        "a:gemm",
+        "inner:gemm",
+    ]
     deeper = tmp_path / "a" / "deeper"
     deeper.mkdir()
     catalog.add_root(Root(str(deeper), "deeper", "python"))
-    assert catalog.resolve("gemm", str(deeper)).name == "a:gemm"
+    assert catalog.resolve_kernel("gemm", str(deeper)).name == "a:gemm"
     for directory in (None, str(tmp_path), str(tmp_path / "missing")):
         with pytest.raises(AmbiguousName):
-            catalog.resolve("gemm", directory)
+            catalog.resolve_kernel("gemm", directory)
     shutil.rmtree(places[0])
-    assert catalog.resolve("gemm", str(tmp_path)).name == "b:gemm"
+    assert catalog.resolve_kernel("gemm", str(tmp_path)).name == "b:gemm"

@@ -9,10 +9,10 @@ from ktuned.ipc import LISTING
 def test_names_in_a_directory_concern_what_lists_it() -> None:
     """A file that comes or goes in a directory whose names count concerns its kernel; that directory is watched."""
     dependents = Dependents()
-    dependents.put("k", "/p/tune_k.py", {"/p/tune_k.py": "a", "/p/data": f"{LISTING}b"})
-    assert dependents.of(["/p/data/new.bin"]) == {"/p/tune_k.py"}
-    assert dependents.of(["/p/other/new.bin", "/p/new.bin"]) == set()
+    dependents.put_owner("k", "/p/tune_k.py", {"/p/tune_k.py": "a", "/p/data": f"{LISTING}b"})
+    assert dependents.find_dependents(["/p/data/new.bin"]) == {"/p/tune_k.py"}
+    assert dependents.find_dependents(["/p/other/new.bin", "/p/new.bin"]) == set()
     assert dependents.directories == {"/p", "/p/data"}
-    dependents.drop("k")
+    dependents.drop_owner("k")
     assert dependents.directories == set()
-    assert dependents.of(["/p/data/new.bin"]) == set()
+    assert dependents.find_dependents(["/p/data/new.bin"]) == set()

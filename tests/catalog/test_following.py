@@ -44,13 +44,13 @@ async def test_a_new_name_takes_the_winners_along(parts: Parts) -> None:
     await saved(parts, "name = 'gemms'")
     assert [one.name for one in parts.catalog.kernels] == ["gemms:it"]
     assert [status(parts, name) for name in ("gemms:it", "project:it", "it")] == ["fresh"] * 3
-    assert parts.catalog.resolve("project:it").name == "gemms:it"
+    assert parts.catalog.resolve_kernel("project:it").name == "gemms:it"
     assert {job.kernel for job in parts.store.list_jobs()} == {"gemms:it"}
     (told,) = parts.told.of("reloaded")
     assert (told["added"], told["removed"]) == (["gemms:it"], ["project:it"])
     await saved(parts, None)
     assert [status(parts, name) for name in ("gemms:it", "project:it")] == ["fresh"] * 2
-    assert parts.catalog.resolve("gemms:it").name == "project:it"
+    assert parts.catalog.resolve_kernel("gemms:it").name == "project:it"
     parts.kill_workers()
 
 
@@ -92,10 +92,10 @@ async def test_a_file_that_could_not_be_followed_to_the_end_is_followed_again(
         patch.setattr(parts.inspector, "inspect_root", fail)
         with pytest.raises(StoreError):
             await saved(parts, "env = {A = '1'}")
-    assert (str(path), stamp(path)) not in parts.catalog.stamps()
+    assert (str(path), stamp(path)) not in parts.catalog.inspected_stamps()
     found = await parts.inspector.inspect_files(parts.catalog.roots[0], [str(path)])
     assert found.files == (str(parts.project / "tune_it.py"),)
-    assert (str(path), stamp(path)) in parts.catalog.stamps()
+    assert (str(path), stamp(path)) in parts.catalog.inspected_stamps()
     parts.kill_workers()
 
 
@@ -135,12 +135,12 @@ async def test_defaults_stand_in_for_budgets_that_files_do_not_set(parts: Parts)
     kernel = await parts.inspect(kernel_text(preset="", trials="1000"))
     assert (kernel.plan.preset, kernel.plan.trials, kernel.plan.seconds) == ("default", 1000, None)
     await saved(parts, "[defaults]\npreset = 'thorough'\ntrials = 7\nseconds = 30\n")
-    followed = parts.catalog.resolve("it")
+    followed = parts.catalog.resolve_kernel("it")
     assert (followed.plan.preset, followed.plan.trials, followed.plan.seconds) == ("thorough", 1000, 30)
     assert followed.digest == kernel.digest
     assert followed.plan_digest != kernel.plan_digest
     (told,) = parts.told.of("reloaded")
     assert (told["replanned"], told["changed"]) == ([kernel.name], [])
     await saved(parts, None)
-    assert parts.catalog.resolve("it").plan_digest == kernel.plan_digest
+    assert parts.catalog.resolve_kernel("it").plan_digest == kernel.plan_digest
     parts.kill_workers()

@@ -99,7 +99,7 @@ async def test_full_disk_hides_no_change(tmp_path: Path) -> None:
         path = parts.write(kernel_text())
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
         assert found.changes.added == ("project:it",)
-        assert isinstance(parts.catalog.resolve("it"), KernelInfo)
+        assert isinstance(parts.catalog.resolve_kernel("it"), KernelInfo)
 
 
 @pytest.mark.anyio

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.catalog.roots import asked_again, distribution_of, known_roots, make_root, named, project_top
+from ktuned.catalog.roots import asked_again, distribution_of, known_roots, make_root, name_roots, project_top
 from ktuned.ipc import Trust
 from ktuned.model.errors import SettingsError
 from ktuned.model.kernel import Asked, Root
@@ -85,9 +85,9 @@ def root(path: str, name: str, *, is_asked: bool = False) -> Root:
 
 def test_names_differ() -> None:
     """Two checkouts of one project are distinguished by their directories; a name that was asked for stays."""
-    found = named([root("/a/wt", "gemms"), root("/b/wt", "gemms"), root("/c/x", "x"), root("/d/x", "x")], {})
+    found = name_roots([root("/a/wt", "gemms"), root("/b/wt", "gemms"), root("/c/x", "x"), root("/d/x", "x")], {})
     assert [one.name for one in found] == ["gemms", "gemms-wt", "x", "d-x"]
-    found = named([root("/a/x", "x"), root("/b/y", "x", is_asked=True)], {}, taken=["a-x"])
+    found = name_roots([root("/a/x", "x"), root("/b/y", "x", is_asked=True)], {}, taken=["a-x"])
     assert len({"a-x", *(one.name for one in found)}) == 3
     assert found[1].name == "x"
 
@@ -96,9 +96,9 @@ def test_a_root_keeps_the_name_that_it_had() -> None:
     """Which of two checkouts has the plain name does not change with the order or when the other one goes."""
     known = {"/a/wt": "gemms-wt", "/b/wt": "gemms"}
     roots = [root("/a/wt", "gemms"), root("/b/wt", "gemms")]
-    assert [one.name for one in named(roots, known)] == ["gemms-wt", "gemms"]
-    assert [one.name for one in named(roots[:1], known)] == ["gemms-wt"]
-    assert [one.name for one in named([root("/a/wt", "other")], known)] == ["other"]
+    assert [one.name for one in name_roots(roots, known)] == ["gemms-wt", "gemms"]
+    assert [one.name for one in name_roots(roots[:1], known)] == ["gemms-wt"]
+    assert [one.name for one in name_roots([root("/a/wt", "other")], known)] == ["other"]
 
 
 def test_a_project_begins_at_its_file(tmp_path: Path) -> None:

@@ -28,7 +28,7 @@ async def _tuned(parts: Parts, kernel: KernelInfo) -> KernelInfo:
     await parts.requests.request_jobs(kernel, TuningRequest())
     ended = await parts.told.ended(before + 1)
     assert ended[-1]["state"] == "done", ended[-1]
-    return parts.catalog.resolve("it")
+    return parts.catalog.resolve_kernel("it")
 
 
 def _status(parts: Parts) -> Status:
@@ -47,7 +47,7 @@ async def test_what_a_compiler_read_makes_the_answer_stale(tmp_path: Path) -> No
         kernel = await _tuned(parts, before)
         assert set(kernel.learned) == {"cfg.txt"}
         assert kernel.digest == combine(before.digest, kernel.learned.values())
-        assert str(cfg) in {path for path, _ in parts.catalog.stamps()}
+        assert str(cfg) in {path for path, _ in parts.catalog.inspected_stamps()}
         assert _status(parts) is Status.FRESH
         assert parts.told.of("learned") == [{"type": "learned", "kernel": "project:it", "names": ["cfg.txt"]}]
 
@@ -67,7 +67,7 @@ async def test_what_a_compiler_read_makes_the_answer_stale(tmp_path: Path) -> No
 
         cfg.write_text("one")
         await parts.inspect()
-        await parts.requests.request_jobs(parts.catalog.resolve("it"), TuningRequest())
+        await parts.requests.request_jobs(parts.catalog.resolve_kernel("it"), TuningRequest())
         undone = (await parts.told.ended(3))[-1]
         assert not undone["cost"].get("compile_s")
         assert _status(parts) is Status.FRESH
@@ -79,7 +79,7 @@ async def test_the_next_daemon_knows_what_was_learned(tmp_path: Path) -> None:
         parts.write("one", "cfg.txt")
         learned = await _tuned(parts, await parts.inspect(READING))
     async with assembled(tmp_path) as parts:
-        assert parts.catalog.resolve("it") == learned
+        assert parts.catalog.resolve_kernel("it") == learned
         assert await parts.inspect() == learned
         assert _status(parts) is Status.FRESH
         parts.write("two", "cfg.txt")
@@ -107,7 +107,7 @@ async def test_two_kernels_share_no_artifact_of_other_contents(tmp_path: Path) -
         other = READING.replace("def it(", "def other(")
         parts.write(other, "tune_other.py")
         await parts.inspect(name="tune_other.py")
-        await parts.requests.request_jobs(parts.catalog.resolve("other"), TuningRequest())
+        await parts.requests.request_jobs(parts.catalog.resolve_kernel("other"), TuningRequest())
         await parts.told.ended(2)
         answer = parts.lookups.find_answer("other", PROBLEM, None, tune=False)
         assert answer.config == {"us": 50.0, "reads": "cfg.txt"}
@@ -123,7 +123,7 @@ async def test_older_states_of_a_kernel_have_the_name_too(tmp_path: Path) -> Non
         kernel = await parts.inspect(kernel_text(rtol="1e-4"))
         observed = Observation("cfg.txt", "", places=("cfg.txt",), is_source=True)
         traces = parts.daemon.traces
-        await traces.learn(kernel, [observed])
+        await traces.learn_names(kernel, [observed])
         undone = await parts.inspect(plain)
         assert set(undone.learned) == {"cfg.txt"}
         assert _status(parts) is Status.FRESH
@@ -136,8 +136,10 @@ async def test_an_inspection_that_began_earlier_keeps_what_was_learned(tmp_path:
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(parts.inspector.inspect_files, parts.root, [kernel.file])
             await anyio.lowlevel.checkpoint()
-            await parts.daemon.traces.learn(kernel, [Observation("cfg.txt", "", places=("cfg.txt",), is_source=True)])
-        assert set(parts.catalog.resolve("it").learned) == {"cfg.txt"}
+            await parts.daemon.traces.learn_names(
+                kernel, [Observation("cfg.txt", "", places=("cfg.txt",), is_source=True)]
+            )
+        assert set(parts.catalog.resolve_kernel("it").learned) == {"cfg.txt"}
 
 
 async def test_what_was_read_must_be_what_is_known(tmp_path: Path) -> None:
@@ -145,8 +147,8 @@ async def test_what_was_read_must_be_what_is_known(tmp_path: Path) -> None:
     async with assembled(tmp_path) as parts:
         kernel = await parts.inspect(kernel_text())
         with pytest.raises(SourceChanged, match=r"tune_it\.py changed"):
-            await parts.daemon.traces.learn(kernel, [Observation("tune_it.py", "ff", places=("tune_it.py",))])
-        assert parts.catalog.resolve("it") == kernel
+            await parts.daemon.traces.learn_names(kernel, [Observation("tune_it.py", "ff", places=("tune_it.py",))])
+        assert parts.catalog.resolve_kernel("it") == kernel
 
 
 async def test_captured_inputs_keep_their_winner(tmp_path: Path) -> None:
@@ -155,9 +157,9 @@ async def test_captured_inputs_keep_their_winner(tmp_path: Path) -> None:
         kernel = await parts.inspect(kernel_text())
         from ktuned.store.captures import Capture
 
-        await parts.captured_inputs.hold(Capture(kernel.name, '{"n":64}', "cafe", 1, 0.0))
+        await parts.captured_inputs.hold_capture(Capture(kernel.name, '{"n":64}', "cafe", 1, 0.0))
         await parts.measured(kernel, {50.0: 40.0})
         assert _status(parts) is Status.FRESH
-        await parts.daemon.traces.learn(kernel, [Observation("cfg.txt", "", places=("cfg.txt",), is_source=True)])
-        assert parts.catalog.resolve("it").digest != kernel.digest
+        await parts.daemon.traces.learn_names(kernel, [Observation("cfg.txt", "", places=("cfg.txt",), is_source=True)])
+        assert parts.catalog.resolve_kernel("it").digest != kernel.digest
         assert _status(parts) is Status.FRESH

@@ -64,7 +64,7 @@ async def test_answer_has_all_its_fields(parts: Parts) -> None:
         "latency_us": 5.0,
         "artifact": None,
         "message": "",
-        "file": str(parts.catalog.resolve("it").file),
+        "file": str(parts.catalog.resolve_kernel("it").file),
     }
 
 
@@ -182,13 +182,13 @@ async def test_sources_edited_while_no_daemon_ran_are_not_fresh(tmp_path: Path) 
         await tuned(parts)
         other = kernel_text("other", configs="us=[10.0, 20.0]")
         await parts.inspector.inspect_files(parts.root, [str(parts.write(other, "tune_other.py"))])
-        await parts.measured(parts.catalog.resolve("other"), {20.0: 5.0}, rounds=ALL_ROUNDS)
+        await parts.measured(parts.catalog.resolve_kernel("other"), {20.0: 5.0}, rounds=ALL_ROUNDS)
     parts.write(kernel_text(configs="us=[10.0, 20.0]", rtol="0.5"))
     async with assembled(tmp_path) as parts:
         edited = ask(parts, tune=True)
         assert (edited["status"], edited["config"]) == ("stale", {"us": 20.0})
         assert edited["message"].endswith("tune_it.py changed")
-        kernel = parts.catalog.resolve("it")
+        kernel = parts.catalog.resolve_kernel("it")
         daemon = parts.daemon
         explain = Explainer(
             parts.catalog, daemon.admission, parts.machine, parts.store, parts.lookups.find_doubt
@@ -331,7 +331,7 @@ async def test_results_that_are_gone_are_tuned_again(parts: Parts) -> None:
         await ends_fresh(2)
         # A capture that is taken back while nothing was looked up: the context is the one from before.
         await parts.store.forget_trials(kernel.name, None)
-        await parts.captured_inputs.hold(Capture(kernel.name, problem, "0" * 64, 1, 0.0))
+        await parts.captured_inputs.hold_capture(Capture(kernel.name, problem, "0" * 64, 1, 0.0))
         capture = parts.daemon.methods["capture"]
         await capture.answer(CaptureParams(kernel=kernel.name, problem={"n": 64}, remove=True), cast(Connection, None))
         await ends_fresh(3)

@@ -141,7 +141,7 @@ async def test_a_real_kernel_is_tuned_over_the_cluster(
             if path.suffix in (".py", ".h", ".cc"):
                 parts.write(path.read_text(), path.name)
         await parts.inspector.inspect_files(parts.root, [str(parts.project / "tune_gemm.py")])
-        kernel = parts.catalog.resolve("gemm")
+        kernel = parts.catalog.resolve_kernel("gemm")
         async with parts.working():
             await parts.requests.request_jobs(kernel, TuningRequest(trials=6))
             (job,) = await parts.told.ended()

@@ -254,7 +254,7 @@ class TestTuneNamed:
         path = parts.write(kernel_text(rtol="0.5"))
         (job,), errors = await parts.intake.tune_named("it", TuningRequest())
         assert not errors
-        assert parts.catalog.resolve("it").digest != before.digest
+        assert parts.catalog.resolve_kernel("it").digest != before.digest
         found = await parts.inspector.inspect_files(parts.root, [str(path)])
         await parts.renewal.react_to_changes(found.changes, saved=True)
         assert [live.id for live in parts.jobs.list_live_jobs()] == [job.id]
@@ -266,13 +266,13 @@ class TestTuneNamed:
         before = await parts.inspect(text)
         helper.write_text("def twice(x):\n    return x + x\n")
         await parts.intake.tune_named("it", TuningRequest())
-        assert parts.catalog.resolve("it").digest != before.digest
+        assert parts.catalog.resolve_kernel("it").digest != before.digest
 
     async def test_unchanged_files_are_not_inspected(self, parts: Parts) -> None:
         """Nothing is announced, and the catalog keeps what it has."""
         kernel = await parts.inspect(kernel_text())
         await parts.intake.tune_named("it", TuningRequest())
-        assert parts.catalog.resolve("it") is kernel
+        assert parts.catalog.resolve_kernel("it") is kernel
         assert not parts.told.of("reloaded")
 
     async def test_what_is_wrong_with_the_file_is_returned(self, parts: Parts) -> None:
@@ -308,13 +308,13 @@ async def test_directories_of_one_name_that_are_added_at_once(
 ) -> None:
     """Each becomes a project with a name of its own, though none is watched when the other ones get theirs."""
     found: list[str] = []
-    adopt = FileInspector.adopt
+    adopt = FileInspector.adopt_root
 
     async def adopt_late(inspector: FileInspector, root: Root) -> Any:
         await until(lambda: len(parts.store.load_roots()) >= 4)
         return await adopt(inspector, root)
 
-    monkeypatch.setattr(FileInspector, "adopt", adopt_late)
+    monkeypatch.setattr(FileInspector, "adopt_root", adopt_late)
 
     async def add(directory: Path) -> None:
         directory.mkdir(parents=True)

@@ -72,7 +72,7 @@ class TestBeginAgain:
             for job in (running, waiting):
                 assert (await self.ended(parts, job)).state is JobState.DONE
         digests = {trial.digest for trial in parts.store.list_trials() if trial.outcome == "measured"}
-        assert digests == {parts.catalog.resolve("it").digest}
+        assert digests == {parts.catalog.resolve_kernel("it").digest}
 
     async def test_a_save_that_tunes_another_problem(self, parts: Parts) -> None:
         """What the save does not tune itself goes on, with its clients."""
@@ -90,7 +90,7 @@ class TestBeginAgain:
         kernel = await parts.inspect(kernel_text(configs=GATED))
         (job,) = await parts.requests.request_jobs(kernel, TuningRequest())
         await self.changed(parts, saved=False, rtol="0.5")
-        (again,) = await parts.requests.request_jobs(parts.catalog.resolve("it"), TuningRequest())
+        (again,) = await parts.requests.request_jobs(parts.catalog.resolve_kernel("it"), TuningRequest())
         assert again.id == job.id
 
     @pytest.mark.parametrize(
@@ -144,7 +144,7 @@ class TestReact:
         """Problems that lookups added are tuned again too, each with all of its keys, in the background."""
         options = {"specialize": "('n',)", "problems": "[dict(n=1, hint=1)]"}
         await self.edited(parts, saved=False, **options)
-        kernel = parts.catalog.resolve("it")
+        kernel = parts.catalog.resolve_kernel("it")
         await parts.measured(kernel, {50.0: 1.0}, {"n": 2, "hint": 7})
         jobs = await self.edited(parts, saved=False, rtol="0.5", **options)
         assert [job.problem for job in jobs] == [{"n": 1, "hint": 1}, {"n": 2, "hint": 7}]
@@ -155,7 +155,7 @@ class TestReact:
     async def test_renamed_keys_leave_old_problems_behind(self, parts: Parts) -> None:
         """A problem that the kernel no longer takes is neither tuned nor an error."""
         await self.edited(parts, saved=False, specialize="('n',)")
-        await parts.measured(parts.catalog.resolve("it"), {50.0: 1.0}, {"n": 64})
+        await parts.measured(parts.catalog.resolve_kernel("it"), {50.0: 1.0}, {"n": 64})
         (job,) = await self.edited(parts, saved=True, specialize="('m',)", problems="[dict(m=1)]")
         assert job.problem == {"m": 1}
 

@@ -33,11 +33,11 @@ def capture(digest: str) -> Capture:
 async def test_a_new_toolchain_has_winners_measured_again(parts: Parts, digest: str) -> None:
     """Of captured inputs too, which belong to what the kernel means."""
     if digest:
-        await parts.captured_inputs.hold(capture(digest))
+        await parts.captured_inputs.hold_capture(capture(digest))
     await parts.measured(await parts.inspect(kernel_text()), {50.0: 7.0})
     assert await parts.daemon.reverification.queue_reverification() == []
 
-    newer = Newer(parts.machine.environments, captured=parts.captured_inputs.digest)
+    newer = Newer(parts.machine.environments, captured=parts.captured_inputs.digest_of_inputs)
     again = Reverification(catalog=parts.catalog, machine=newer, store=parts.store, jobs=parts.jobs)
     (job,) = await again.queue_reverification()
     assert job.reason == "a driver or toolchain changed"
@@ -46,7 +46,7 @@ async def test_a_new_toolchain_has_winners_measured_again(parts: Parts, digest: 
 async def test_captured_inputs_are_no_driver(parts: Parts) -> None:
     """A winner of the declared inputs waits for a request, like one of older sources."""
     await parts.measured(await parts.inspect(kernel_text()), {50.0: 7.0})
-    await parts.captured_inputs.hold(capture("the digest of some inputs"))
+    await parts.captured_inputs.hold_capture(capture("the digest of some inputs"))
     assert await parts.daemon.reverification.queue_reverification() == []
 
 

@@ -51,7 +51,7 @@ async def test_a_project_that_moved_keeps_its_results(parts: Parts, tmp_path: Pa
     assert parts.intake.moves == [f"{old} is gone and is watched no longer: its project moved to {new}"]
     (trial,) = parts.store.list_trials(kernel=kernel.name, problem=canonical({"n": 64}), limit=9)
     assert trial.latency_us == 7.0
-    assert parts.catalog.resolve("before:it").name == kernel.name == "after:it"
+    assert parts.catalog.resolve_kernel("before:it").name == kernel.name == "after:it"
     assert parts.told.of("job_queued") == []
     parts.kill_workers()
 

@@ -361,7 +361,7 @@ async def test_a_winner_is_published_when_its_job_ends(
         assert (dict(stored.winner.config), memory.refusals) == (BEST, 0)
         # A stranger's winner counts as any other's.
         best = await parts.daemon.shared_winners.best(
-            parts.catalog.resolve("it"), context_of(parts, parts.catalog.resolve("it")), ENERGY
+            parts.catalog.resolve_kernel("it"), context_of(parts, parts.catalog.resolve_kernel("it")), ENERGY
         )
         assert (None if best is None else best.config) == BEST
         tasks.cancel_scope.cancel()
@@ -444,11 +444,11 @@ async def test_learned_names_are_compared_by_content(tmp_path: Path, store: Path
     async with assembled(tmp_path) as first:
         first.write("#define N 1\n", "cfg.h")
         kernel = await first.inspect(KERNEL)
-        found = await first.inspector.look(kernel, [Observation("cfg.h", "", is_source=True)])
+        found = await first.inspector.look_up_names(kernel, [Observation("cfg.h", "", is_source=True)])
         below = [replace(one, places=("cfg.h",)) for one in found]
-        await first.daemon.traces.learn(kernel, below)
+        await first.daemon.traces.learn_names(kernel, below)
         names = (LearnedName("cfg.h", is_source=True),)
-        place = publish(store, first, first.catalog.resolve("it"), BEST, 0.02, names=names)
+        place = publish(store, first, first.catalog.resolve_kernel("it"), BEST, 0.02, names=names)
     for content, is_found in (("#define N 1\n", True), ("#define N 2\n", False)):
         directory = tmp_path / str(is_found)
         directory.mkdir()
@@ -459,7 +459,7 @@ async def test_learned_names_are_compared_by_content(tmp_path: Path, store: Path
             assert place.parent.name == address_of(context_of(parts, kernel), (), ENERGY)
             best = await parts.daemon.shared_winners.best(kernel, context_of(parts, kernel), ENERGY)
             assert (best is not None) is is_found
-            assert ("cfg.h" in parts.catalog.resolve("it").learned) is is_found
+            assert ("cfg.h" in parts.catalog.resolve_kernel("it").learned) is is_found
 
 
 async def test_a_store_that_was_emptied_is_filled_again(member: Parts, store: Path) -> None:
@@ -496,7 +496,7 @@ async def test_a_store_that_cannot_be_written_is_read_nevertheless(member: Parts
     kernel = await member.inspect(KERNEL)
     publish(store, member, kernel, SECOND, 0.03)
     await member.inspect(kernel_text(name="other"), "tune_other.py")
-    other = member.catalog.resolve("other")
+    other = member.catalog.resolve_kernel("other")
     await member.measured(other, {50.0: 50.0})
     (winner,) = member.store.list_winners(other.name)
     await member.store.decide_winner(winner.trial)

@@ -92,10 +92,10 @@ async def test_winner_that_the_space_has_lost_gives_way(parts: Parts) -> None:
 async def learned(parts: Parts, *names: str) -> KernelInfo:
     """Have the kernel learn names, as compiling it would, and return it."""
     kernel = await parts.inspect(kernel_text())
-    found = await parts.inspector.look(kernel, [Observation(name, "", is_source=True) for name in names])
+    found = await parts.inspector.look_up_names(kernel, [Observation(name, "", is_source=True) for name in names])
     below = [replace(one, places=tuple(relative(place, str(parts.project)) for place in one.places)) for one in found]
-    await parts.daemon.traces.learn(kernel, below)
-    return parts.catalog.resolve("it")
+    await parts.daemon.traces.learn_names(kernel, below)
+    return parts.catalog.resolve_kernel("it")
 
 
 async def exported(directory: Path, header: str) -> dict[str, Any]:
@@ -134,7 +134,7 @@ async def test_equal_learned_names_make_an_import_fresh(parts: Parts, other: dic
     header = parts.write("#define VALUE 1\n", "cfg.h")
     await parts.inspect(kernel_text())
     assert (await imported(parts, other, dry_run=True))["status"] == "fresh"
-    assert parts.catalog.resolve("it").learned == {}
+    assert parts.catalog.resolve_kernel("it").learned == {}
     assert (await imported(parts, other))["status"] == "fresh"
     assert status(parts) == "fresh"
     header.write_text("#define VALUE 2\n")

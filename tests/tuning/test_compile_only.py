@@ -29,12 +29,12 @@ def without_device(parts: Parts, **env: str) -> None:
     """Let the project's workers see no device."""
     parts.root = replace(parts.root, env={"FAKE_DEVICES": "0", **env})
     parts.catalog.add_root(parts.root)
-    parts.environment = parts.catalog.environment(parts.catalog.resolve("it"))
+    parts.environment = parts.catalog.kernel_environment(parts.catalog.resolve_kernel("it"))
 
 
 async def ask(parts: Parts, wish: TuningRequest) -> Job:
     """Have the kernel ``it`` tuned or compiled as wished."""
-    (job,) = await parts.requests.request_jobs(parts.catalog.resolve("it"), wish)
+    (job,) = await parts.requests.request_jobs(parts.catalog.resolve_kernel("it"), wish)
     return job
 
 
@@ -78,7 +78,7 @@ async def test_what_is_there_is_not_compiled_again(parts: Parts, tmp_path: Path)
     await parts.inspect(kernel_text())
     parts.root = replace(parts.root, env={"FAKE_LOG": str(log)})
     parts.catalog.add_root(parts.root)
-    parts.environment = parts.catalog.environment(parts.catalog.resolve("it"))
+    parts.environment = parts.catalog.kernel_environment(parts.catalog.resolve_kernel("it"))
     again = await ended(parts, msgspec.structs.replace(COMPILE, arch="fake"), COMPILE)
     assert [event["reused"] for event in told(parts, again).values()] == [True, True]
     assert [event["facts"]["registers"] for event in told(parts, again).values()] == [32, 32]
@@ -115,7 +115,7 @@ async def test_another_toolchain_is_a_miss(parts: Parts) -> None:
     await ended(parts, COMPILE)
     parts.root = replace(parts.root, env={"FAKE_VERSION": "2"})
     parts.catalog.add_root(parts.root)
-    parts.environment = parts.catalog.environment(parts.catalog.resolve("it"))
+    parts.environment = parts.catalog.kernel_environment(parts.catalog.resolve_kernel("it"))
     await ended(parts, COMPILE)
     older, newer = parts.told.of("config_compiled")
     assert (older["reused"], newer["reused"]) == (False, False)

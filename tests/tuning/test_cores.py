@@ -103,7 +103,7 @@ async def test_a_config_on_all_cores_waits_for_the_code_that_runs(parts: Parts, 
             parts.lookups.find_answer("other", {"n": 128}, None, tune=False)
         else:
             await parts.requests.request_jobs(
-                parts.catalog.resolve("other"), TuningRequest(problem={"n": 64}, compile_only=True)
+                parts.catalog.resolve_kernel("other"), TuningRequest(problem={"n": 64}, compile_only=True)
             )
         await parts.reached("door")
         await parts.jobs.submit_job(

@@ -46,7 +46,7 @@ async def tuned(parts: Parts, *names: str) -> list[dict[str, Any]]:
     async with parts.working():
         jobs = 0
         for name in names:
-            jobs += len(await parts.requests.request_jobs(parts.catalog.resolve(name), TuningRequest()))
+            jobs += len(await parts.requests.request_jobs(parts.catalog.resolve_kernel(name), TuningRequest()))
             ended = await parts.told.ended(jobs)
         assert {one["state"] for one in ended} == {"done"}
         found = parts.fleet.describe()

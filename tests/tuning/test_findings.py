@@ -221,7 +221,7 @@ class TestAJob:
         parts.root = replace(parts.root, env={"FAKE_LOG": str(log)})
         parts.catalog.add_root(parts.root)
         async with parts.working():
-            await parts.requests.request_jobs(parts.catalog.resolve("it"), TuningRequest())
+            await parts.requests.request_jobs(parts.catalog.resolve_kernel("it"), TuningRequest())
             (ended,) = await parts.told.ended()
         assert ended["outcomes"] == {"measured": 3}, ended
         keys = log.read_text().splitlines()

@@ -415,9 +415,9 @@ async def test_devices_that_are_alike_share_a_job(parts: Parts) -> None:
     await parts.inspect(kernel_text(configs=gated, strategy="'exhaustive'", reference=REFERENCE))
     parts.root = replace(parts.root, env={"FAKE_DEVICES": "2"})
     parts.catalog.add_root(parts.root)
-    parts.environment = parts.catalog.environment(parts.catalog.resolve("it"))
+    parts.environment = parts.catalog.kernel_environment(parts.catalog.resolve_kernel("it"))
     async with parts.working():
-        await parts.requests.request_jobs(parts.catalog.resolve("it"), TuningRequest())
+        await parts.requests.request_jobs(parts.catalog.resolve_kernel("it"), TuningRequest())
         await parts.reached("door")
         await parts.told.until(lambda: len(parts.told.of("trial_done")) == 2)
         parts.open_gate("door")
@@ -432,9 +432,9 @@ async def test_job_goes_on_without_a_device_that_is_gone(parts: Parts) -> None:
     await parts.inspect(kernel_text(configs="[dict(us=50.0), dict(us=60.0), dict(us=70.0)]"))
     parts.root = replace(parts.root, env={"FAKE_DEVICES": "cuda:97 cpu:0"})
     parts.catalog.add_root(parts.root)
-    parts.environment = parts.catalog.environment(parts.catalog.resolve("it"))
+    parts.environment = parts.catalog.kernel_environment(parts.catalog.resolve_kernel("it"))
     async with parts.working():
-        (job,) = await parts.requests.request_jobs(parts.catalog.resolve("it"), TuningRequest())
+        (job,) = await parts.requests.request_jobs(parts.catalog.resolve_kernel("it"), TuningRequest())
         (ended,) = await parts.told.ended()
     assert (ended["id"], ended["state"], ended["outcomes"]) == (job.id, "done", {"measured": 3})
     states = {lane.device.name: lane.state for lane in parts.jobs.list_lanes()}

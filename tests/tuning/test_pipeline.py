@@ -94,7 +94,7 @@ async def test_first_winner_is_decided_by_a_second_look(parts: Parts) -> None:
 
 def ground(parts: Parts) -> Context:
     """Return what the kernel is measured on now."""
-    kernel = parts.catalog.resolve("it")
+    kernel = parts.catalog.resolve_kernel("it")
     device = parts.machine.device(parts.environment, "fake", None)
     return parts.machine.context(kernel, parts.environment, {"n": 64}, device)
 

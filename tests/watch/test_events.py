@@ -16,7 +16,7 @@ import anyio.lowlevel
 import pytest
 
 from ktuned.catalog.catalog import Changes
-from ktuned.catalog.discovery import find_kernel_files, walk
+from ktuned.catalog.discovery import find_kernel_files, walk_directories
 from ktuned.catalog.roots import asked_again
 from ktuned.model.kernel import Root
 from ktuned.watch.notifications import Notifications, WatchError
@@ -137,7 +137,7 @@ async def test_link_inside_the_root_is_no_second_kernel(parts: Parts) -> None:
     (parts.project / "tune_it.py").symlink_to("real/tune_it.py")
     (parts.project / "real" / "up").symlink_to(parts.project)
     assert find_kernel_files(str(parts.project)) == [str(parts.project / "real" / "tune_it.py")]
-    assert len(list(walk(str(parts.project)))) == 2
+    assert len(list(walk_directories(str(parts.project)))) == 2
 
 
 async def test_checkout_of_another_branch(parts: Parts) -> None:

@@ -129,7 +129,7 @@ class Following(FileInspector):
         await self._next_look()
         self._parts.catalog.note_project(root.path, stamp(Path(file)))
         await self._next_look()
-        self.suspicion = self._parts.catalog.suspicion(self._kernel)
+        self.suspicion = self._parts.catalog.find_suspicion(self._kernel)
         return Inspected(Changes(), (file,))
 
     async def _next_look(self) -> None:
@@ -149,7 +149,7 @@ async def test_a_project_file_is_suspect_until_its_kernels_were_inspected(parts:
     path = str(parts.write("env = { ROWS = '2' }\n", "ktuned.toml"))
     await Reinspection(parts.catalog, following, take, following.note).inspect_files({path})
     assert following.suspicion == path
-    assert parts.catalog.suspicion(kernel) == ""
+    assert parts.catalog.find_suspicion(kernel) == ""
 
 
 class Refusing(FileInspector):
@@ -172,13 +172,13 @@ async def test_a_save_that_could_not_be_taken_in_stays_suspect(parts: Parts) -> 
     kernel = await parts.inspect(kernel_text())
     path = str(parts.write(kernel_text(rtol="0.5")))
     await Reinspection(parts.catalog, Refusing(), take, lambda: None).inspect_files({path})
-    assert parts.catalog.suspicion(kernel) == path
+    assert parts.catalog.find_suspicion(kernel) == path
     refused = Reinspection(parts.catalog, Refusing(), take, lambda: None)
     await refused.inspect_files({path})
     parts.write(kernel_text())
     assert await refused.affected_kernel_files([path]) == set()
-    assert parts.catalog.suspicion(kernel) == "", "it was taken back"
+    assert parts.catalog.find_suspicion(kernel) == "", "it was taken back"
     path = str(parts.write(kernel_text(rtol="0.5")))
     await refused.inspect_files({path})
     await Reinspection(parts.catalog, parts.inspector, take, lambda: None).inspect_files({path})
-    assert parts.catalog.suspicion(kernel) == ""
+    assert parts.catalog.find_suspicion(kernel) == ""

@@ -82,7 +82,7 @@ async def test_every_way_of_saving_is_seen(parts: Parts) -> None:
         (parts.project / "new").rename(parts.project / "old")
         changes = await watched.next()
         assert (changes.replanned or changes.added) == ("project:deep",)
-        assert Path(parts.catalog.resolve("deep").file).parent == parts.project / "old" / "er"
+        assert Path(parts.catalog.resolve_kernel("deep").file).parent == parts.project / "old" / "er"
 
 
 async def test_what_changes_nothing_is_passed_over(parts: Parts) -> None:
@@ -124,7 +124,7 @@ async def test_header_in_another_directory(parts: Parts, tmp_path: Path) -> None
     async with watching(parts) as watched:
         path.write_text(kernel_text(sources="['it.c']"))
         assert (await watched.next()).changed == ("project:it",)
-        assert str(header.parent) in parts.catalog.directories()
+        assert str(header.parent) in parts.catalog.watched_directories()
         for file in (header, generated, header):
             file.write_text(f"{file.read_text()}#define Z {file.stat().st_size}\n")
             assert (await watched.next()).changed == ("project:it",)
