@@ -1,4 +1,20 @@
-"""Catalog of the known kernels, by root and file, and the changes that a new inspection makes. No IO."""
+"""The catalog: which kernels are known now, and what a new inspection changes about them. No IO.
+
+Three states of a kernel file matter to the rest of the daemon:
+
+=============  ======================================================================================================
+inspected      its kernels are what the file declares, and ``stamps`` hold the digest of each file that decided that
+suspect        a file that decided it holds something else now; it waits for its inspection, and answers are doubted
+faulty         the last inspection failed: the kernels of the one before stay, but nothing is tuned with the file
+=============  ======================================================================================================
+
+Only :meth:`Catalog.apply_inspections` moves a file to *inspected* or *faulty*; it returns the changes, and its caller
+acts on them. A name that compiling or measuring has shown (:mod:`ktuned.catalog.traces`) belongs to its kernel from
+then on, whether or not a later inspection finds it.
+
+A kernel has one full name, ``project:kernel``. Short names, former names of a project, and the directory from which
+somebody asks are resolved here (:meth:`Catalog.resolve_kernel`), and nowhere else.
+"""
 
 from __future__ import annotations
 
@@ -354,7 +370,7 @@ class Catalog:
             for kernel in map(self.with_learned_names, inspection.kernels):
                 before = self._kernels.get(kernel.name)
                 if before is not None and before.file != kernel.file and _is_held(before, gone):
-                    problems.append(_keep_learned(kernel, before))
+                    problems.append(_name_taken_error(kernel, before))
                     # Once that file lets go of the name, this one is to be inspected again.
                     stamps.setdefault(before.file, before.stamps.get(before.file, ""))
                     continue
@@ -407,7 +423,7 @@ def _is_held(kernel: KernelInfo, gone: Mapping[KernelName, KernelInfo]) -> bool:
     return kernel.name not in gone and Path(kernel.file).exists()
 
 
-def _keep_learned(kernel: KernelInfo, before: KernelInfo) -> FileError:
+def _name_taken_error(kernel: KernelInfo, before: KernelInfo) -> FileError:
     message = f"{kernel.file}:{kernel.line}: the name {kernel.name!r} is taken by {before.file}:{before.line}"
     return FileError(kernel.file, kernel.line, message, "give one of them a name=…")
 

@@ -223,7 +223,7 @@ class FileInspector:
             request = requests.Inspect(
                 environment.project,
                 tuple(relative(file, environment.cwd) for file in rest),
-                {name: _names_below(entries, environment.cwd) for name, entries in learned.items()},
+                {name: _relative_names(entries, environment.cwd) for name, entries in learned.items()},
                 root.name,
             )
             try:
@@ -288,5 +288,5 @@ def _locate_kernel(kernel: KernelInfo, root: Root, directory: str) -> KernelInfo
     )
 
 
-def _names_below(entries: Iterable[Observation], directory: str) -> tuple[Observation, ...]:
+def _relative_names(entries: Iterable[Observation], directory: str) -> tuple[Observation, ...]:
     return tuple(replace(entry, places=tuple(relative(path, directory) for path in entry.places)) for entry in entries)

@@ -1,4 +1,23 @@
-"""Lookups, answered at once from memory; the tuning that they ask for is queued in the background."""
+"""Lookups: the best config known now, from memory, within microseconds.
+
+A lookup runs on the event loop and never waits. It takes these steps:
+
+1. Find the kernel, and the problem that stands for the asked one (its bucket).
+2. Form the context of a measurement made now. A *doubt* is a reason why that context is not certain: a file that waits
+   for its inspection, a toolchain that was not looked at yet. An answer under doubt is ``stale`` at best.
+3. Let the ladder (:mod:`ktuned.lookup.ladder`) choose among the winners, without IO.
+4. Queue what the answer leaves to do: a tuning, a worker's verdict on a config, a worker's choice of a bucket.
+5. Say in one line why the answer is not better than it is.
+
+Three callers may wait longer. The first lookup under a pin waits for the disk, because its answer holds for good; a
+request that asks for a settled answer waits for a worker's verdict (:meth:`Lookups.settle_answer`); and a client that
+finds the answer in the table of winners does not come here at all.
+
+Answers are reused by the bytes of the question (:mod:`ktuned.lookup.shortcuts`) until something changes that could
+change them; :mod:`ktuned.lookup.answer_caches` is the only place where they are invalidated. The tuning that follows a
+lookup is requested at most once for each state of the kernel, and not at all where it has just failed for these very
+files: the answer gives the failure instead.
+"""
 
 from __future__ import annotations
 
@@ -255,18 +274,20 @@ class Lookups:
         admits: Admits | None,
     ) -> Answer:
         environment = self._catalog.kernel_environment(kernel)
+        # The device that would be measured on; without one the winners of its model still count.
         measured_on: Device | None
         try:
             measured_on = self._machine.device(environment, kernel.backend, device)
         except KtunedError:
             measured_on = None
         model = measured_on.model if measured_on is not None else device
-        fault = self._catalog.file_fault(kernel)
-        # No winner was measured with a file that cannot be read.
+        # The problem that stands for this one, if the kernel file groups problems.
         bucket = self.buckets.known_representative(kernel, problem)
         if bucket is None or not bucket.is_current:
             self._follow_ups.queue_bucket(kernel, problem)
         key_problem = dict(problem) if bucket is None else bucket.problem
+        # The context of a measurement made now: none with a file that cannot be read.
+        fault = self._catalog.file_fault(kernel)
         context = (
             None
             if measured_on is None or fault
@@ -275,6 +296,7 @@ class Lookups:
         doubt = "" if context is None else self._certainty.find_doubt(kernel, environment, measured_on)
         if context is not None and (bucket is None or not bucket.is_current):
             doubt = doubt or NO_BUCKET
+        # The ladder decides.
         if is_exact(by) and model is not None:
             kernel = kernel.anchored(self._store.anchors.find_anchor(kernel.winner_key(key_problem, model, by)), by)
         kept = self._portfolios.kept.find_portfolio(kernel, model, by)
@@ -290,6 +312,7 @@ class Lookups:
             has_failed=lambda config: context is not None and self._store.has_failed(context, config),
             portfolio=None if kept is None else kept.portfolio,
         )
+        # Queue what would make the answer better.
         if found.undecided:
             self._follow_ups.queue_check(kernel, problem, found.undecided)
         # A tuning that failed for these very files would fail again: the answer says so instead.
@@ -299,12 +322,13 @@ class Lookups:
             failure = unmeasurable(by, measured_on)
         if tune and found.wants_tuning and context is not None and not failure:
             awaits_portfolio = kept is None and found.status in (Status.NEAR, Status.DEFAULT)
-            # Nobody compares the bits of a portfolio's configs on a problem that it was not measured on.
+            # A portfolio cannot answer for exact numerics: its configs' bits are not compared on this problem.
             is_its = not is_exact(by) and (found.expected_loss is not None or awaits_portfolio)
             if not (is_its and self._portfolios.count_lookup(kernel, context.device, by, problem)):
                 self._follow_ups.queue_tuning(kernel, key_problem, context, by)
                 # This lookup, and those that got the last answer from its shortcut.
                 self._jobs.count_lookups(context.key_for(by), 1 + self.shortcuts.repeats)
+        # Say why the answer is not better than it is: the most specific reason that applies.
         incumbent = found.winner
         message = doubt or failure
         if found.status is Status.FRESH:

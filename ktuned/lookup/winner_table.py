@@ -97,12 +97,12 @@ class WinnerTable:
 
         From here on no entry of the kernel holds, until it is published again.
         """
-        self._add_kernel(slot_of(kernel))
+        self._increment_word(slot_of(kernel))
 
     def bump_all_generations(self) -> None:
         """Announce that any answer may have changed."""
         for slot in range(FIRST_SLOT, WORDS):
-            self._add_kernel(slot)
+            self._increment_word(slot)
 
     def confirm_watch(self) -> None:
         """Say that this daemon watches the files behind fresh answers, for a while from now on."""
@@ -154,7 +154,7 @@ class WinnerTable:
         self._bytes.release()
         self._map.close()
 
-    def _add_kernel(self, slot: int) -> None:
+    def _increment_word(self, slot: int) -> None:
         self._words[slot] = (self._words[slot] + 1) % 2**64
 
     # Entries.

@@ -39,13 +39,13 @@ __all__ = [
 
 _LATER = {
     "Document": "document",
-    "Latest": "live",
+    "DocumentCache": "live",
     "LiveServer": "live",
     "Standing": "document",
-    "fragment": "html_page",
+    "render_fragment": "html_page",
     "surveyed_key": "store_survey",
-    "page": "html_page",
-    "survey": "store_survey",
+    "render_page": "html_page",
+    "survey_store": "store_survey",
 }
 
 

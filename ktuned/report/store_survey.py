@@ -188,7 +188,7 @@ def _build_section(
         failures=_count_failures(kept, configs, knobs),
         history=_describe_history(overview, group, shown, kernel),
         jobs=[_job_figures(job) for job in jobs],
-        roof=None if peaks is None else _describe_peaks(peaks),
+        roof=None if peaks is None else _to_device_peaks(peaks),
         others=[other for won in others if (other := _describe_difference(won, winner, knobs)) is not None],
         numerics=overview.load_bit_classes(shown.id).lines(),
     )
@@ -333,7 +333,7 @@ def _describe_difference(won: Winner, fastest: Winner | None, knobs: Sequence[st
     )
 
 
-def _describe_peaks(peaks: Peaks) -> DevicePeaks:
+def _to_device_peaks(peaks: Peaks) -> DevicePeaks:
     return DevicePeaks(peaks.gbps, {arithmetic_metric(kind): figure for kind, figure in peaks.tflops.items()})
 
 

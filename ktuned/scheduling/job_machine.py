@@ -159,7 +159,7 @@ class JobMachine:
                 self._inspections[event.kernel] += 1
                 self.queue.release_kernel(event.kernel)
             case Reviewed():
-                yield from self._review_order()
+                yield from self._decide_who_runs()
             case Advanced():
                 self._advance_stage(self._get_job(event.job), event.stage)
             case Ended():
@@ -292,7 +292,7 @@ class JobMachine:
             yield Record(resumed)
             yield Publish("job_queued", resumed)
 
-    def _review_order(self) -> Iterator[Instruction]:
+    def _decide_who_runs(self) -> Iterator[Instruction]:
         if self.stalled:
             return
         for device in sorted(self.queue.devices | {job.device for job in self._running.values()}):

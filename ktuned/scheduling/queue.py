@@ -1,4 +1,14 @@
-"""Queue of waiting jobs: order, coalescing, preemption, pauses. No IO."""
+"""The queue: which waiting job runs next on a device. No IO.
+
+Order: the higher rank first (:mod:`ktuned.scheduling.ranks`); of equals the one whose key costs applications the most
+time, then the most looked up, then the oldest. A paused job comes last, so that lists show it there.
+
+One job does the work for all who ask: a request for the same key joins the waiting job if one plan can do what both ask
+for (:func:`extend_plan`), and can only raise its rank.
+
+A job may be in the queue and yet not run: it is paused, its device is, its files are being inspected (*held*), or the
+policy refuses it. :meth:`JobQueue.why_not_now` gives the reason, and it is the one that users see.
+"""
 
 from __future__ import annotations
 
@@ -50,11 +60,9 @@ _NO_USE = LaunchCost(0, 0.0)
 
 
 class JobQueue:
-    """Jobs that wait, the highest rank first (see ``ranks``), then the one whose key costs applications the most time,
-    then the most looked up, then the oldest.
+    """The waiting jobs, in their order, and the standing of jobs that were taken out to run, until they are forgotten.
 
-    It also keeps the standing of jobs that were taken out to run, until they are forgotten. ``refuse`` may keep jobs
-    from running; ``pauses`` names the device models that are paused.
+    ``refuse`` is the policy; ``pauses`` names the device models that are paused.
     """
 
     def __init__(

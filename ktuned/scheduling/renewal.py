@@ -1,4 +1,22 @@
-"""Renewal after changes: jobs that an inspection outdates are stopped or begin again, and what is in use is tuned."""
+"""Renewal: what follows when an inspection finds that kernels have changed.
+
+An inspection compares digests, and so knows how far a change reaches (:class:`~ktuned.catalog.Changes`):
+
+==============  =====================================================================================================
+added           tuned if it was saved just now; else it waits for a request or a lookup
+changed         its measurements no longer hold: winners become stale, and what was tuned before is tuned again
+replanned       its measurements hold: only the space, the problems or the budgets differ, and the search continues
+removed         its jobs are cancelled; its results stay in the store
+==============  =====================================================================================================
+
+Two things happen, in this order. First, jobs that work on the older state: a job that is still wanted begins again, and
+keeps the clients that wait for it; one that the save replaces by a job of its own is cancelled. Then, re-tuning: for
+each problem, the best config that is known in the new context is served at once (an edit that is undone finds its old
+winner), and a job is requested for what is better.
+
+A job can be recorded only in the store. Where that fails the kernel is remembered and retried, so that a full disk
+delays a save and does not lose it.
+"""
 
 from __future__ import annotations
 

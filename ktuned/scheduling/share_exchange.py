@@ -263,7 +263,7 @@ class ShareExchange:
         # Half way to its removal a winner that still holds is sent again.
         half_way = time() - settings.retention_s / 2 if settings.retention_s else 0.0
         known = rank_candidates(one.winner for one in matching if one.written >= half_way)
-        if not is_published(self._describe_decision(winner, place), cost, winner.config, known):
+        if not is_published(self._facts_of_winner(winner, place), cost, winner.config, known):
             return False
         shared = _to_shared_winner(winner, place)
         try:
@@ -274,7 +274,7 @@ class ShareExchange:
         _log.info("winner_shared", kernel=shared.kernel, problem=place.context.problem)
         return True
 
-    def _describe_decision(self, winner: Winner, place: WinnerPlace) -> WinnerFacts:
+    def _facts_of_winner(self, winner: Winner, place: WinnerPlace) -> WinnerFacts:
         trial = self._store.get_trial(winner.trial)
         job = None if trial is None else self._store.get_job(trial.job)
         return WinnerFacts(

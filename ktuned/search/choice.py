@@ -154,7 +154,7 @@ class SupervisedStrategy(Strategy):
         with self._blame_strategy("counts the space"):
             found = self._strategy.valid
         if not isinstance(found, Count | None):
-            raise self._fault(f"counts the space as {found!r}, which is neither a Count nor None")
+            raise self._strategy_fault(f"counts the space as {found!r}, which is neither a Count nor None")
         return found
 
     @property

@@ -252,7 +252,7 @@ class Guided(PointStrategy):
             doubts = np.append(doubts, np.zeros(len(believed)))
             self._model.condition_on(np.vstack([points, waiting]), np.append(values, believed), doubts)
         # Noise may have made the lowest measured value, and so the lowest expected ones count as well.
-        fastest = self._places_to_continue_from(known)
+        fastest = self._fastest_places(known)
         expected = self._model.predict(points[fastest]).mean
         lowest = float(expected.min())
         around = [known[fastest[0]], *(known[fastest[place]] for place in np.argsort(expected)[:AROUND])]
@@ -275,7 +275,7 @@ class Guided(PointStrategy):
         deviation = scale * math.sqrt(variance + self._model.unexplained)
         self._surprises.expect_outcome(code, centre + mean * scale, deviation)
 
-    def _places_to_continue_from(self, known: Sequence[Code]) -> list[int]:
+    def _fastest_places(self, known: Sequence[Code]) -> list[int]:
         """Return the places of the fastest points that this choice continues from."""
         own = [place for place, code in enumerate(known) if code in self._own] if self._is_own_turn else []
         return own[:BEST_EXPECTED] or list(range(min(BEST_EXPECTED, len(known))))

@@ -98,7 +98,7 @@ class WinnerExchange:
         winners = self._as_served(name, wanted.device, winners)
         if not winners:
             raise NotFound(f"{name} has no winner on {wanted.device!r}", hint="`ktuned results` lists what it has")
-        places = {winner.artifact: self._describe_place(winner) for winner in winners if winner.artifact is not None}
+        places = {winner.artifact: self._artifact_path(winner) for winner in winners if winner.artifact is not None}
         return {
             "document": self._build_document(name, wanted.device, winners),
             "artifacts": {key: place for key, place in places.items() if place is not None},
@@ -321,7 +321,7 @@ class WinnerExchange:
             **({"objectives": objectives} if objectives else {}),
         }
 
-    def _describe_place(self, winner: Winner) -> str | None:
+    def _artifact_path(self, winner: Winner) -> str | None:
         assert winner.artifact is not None
         path = self._artifacts.find_artifact(winner.artifact)
         return None if path is None else str(path)

@@ -75,7 +75,7 @@ class Explainer:
         if fault:
             return {**entry, "status": "stale", "message": fault}
         try:
-            now = self._find_ground(kernel, winner)
+            now = self._context_now(kernel, winner)
         except KtunedError as error:
             return {**entry, "status": "stale", "message": error.message}
         if now != winner.context:
@@ -114,7 +114,7 @@ class Explainer:
         declared = (problem for problem in kernel.problems if kernel.key_problem(problem) == wanted)
         return next(declared, winner.problem)
 
-    def _find_ground(self, kernel: KernelInfo, winner: Winner) -> Context:
+    def _context_now(self, kernel: KernelInfo, winner: Winner) -> Context:
         environment = self._catalog.kernel_environment(kernel)
         device = self._machine.device(environment, kernel.backend, winner.context.device)
         return self._machine.context(kernel, environment, winner.problem, device)

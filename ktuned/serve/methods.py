@@ -295,14 +295,14 @@ class Methods:
         live = self._jobs.list_live_jobs()
         ids = {job.id for job in live}
         states = None if wanted.state is None else [wanted.state]
-        stored = self._store.list_jobs(kernel=name, states=states, limit=_check_limit(wanted.limit))
+        stored = self._store.list_jobs(kernel=name, states=states, limit=_bounded_limit(wanted.limit))
         ended = [job for job in stored if job.id not in ids]
         chosen = [
             job
             for job in (*live, *ended)
             if (name is None or job.kernel == name) and (wanted.state is None or job.state is wanted.state)
         ]
-        return {"jobs": [self._describe_job(job) for job in chosen[: _check_limit(wanted.limit)]]}
+        return {"jobs": [self._describe_job(job) for job in chosen[: _bounded_limit(wanted.limit)]]}
 
     def _describe_job(self, job: Job) -> dict[str, Any]:
         """Return a job's map, with its problem in the declared order while its kernel is known."""
@@ -356,7 +356,7 @@ class Methods:
         device = None if wanted.device is None else self._resolve_model(kernel, wanted.device)
         tried = self._store.list_problems(kernel.name) if wanted.current else []
         digests = {self._machine.digest(kernel, found) for found in tried} if wanted.current else None
-        limit = min(_check_limit(wanted.limit), MAX_DETAILED_ROWS if wanted.details else MAX_ROWS)
+        limit = min(_bounded_limit(wanted.limit), MAX_DETAILED_ROWS if wanted.details else MAX_ROWS)
         chosen = partial(
             self._store.list_trials,
             kernel=kernel.name,
@@ -471,7 +471,7 @@ def _numeric_facts(facts: object) -> dict[str, float]:
     return {name: value for name, value in found.items() if type(value) in (int, float)}
 
 
-def _check_limit(limit: int) -> int:
+def _bounded_limit(limit: int) -> int:
     if limit < 1:
         raise UsageError(f"limit is {limit}", hint="give at least 1")
     return min(limit, MAX_ROWS)

@@ -167,7 +167,7 @@ class Server:
         """Return the server's response to a client's message, or ``None`` if a task will send it."""
         method, waits = self._methods.get(message.method, (None, False))
         if method is None or message.params is None:
-            return self._encode_response(message, self._find_complaint(message), None)
+            return self._encode_response(message, self._explain_refusal(message), None)
         if waits and self._is_draining:
             return self._encode_response(message, _STOPPING, None)
         try:
@@ -180,11 +180,11 @@ class Server:
         except Exception as error:
             return self._encode_response(message, _explain_error(error, message.method), None)
         if type(result) is DeferredAnswer:
-            self._begin_waiting(result.rest, message, connection)
+            self._start_task(result.rest, message, connection)
             return None
         return self._encode_response(message, None, result)
 
-    def _begin_waiting(
+    def _start_task(
         self,
         work: Callable[[], Awaitable[Any]],
         message: wire.Request | wire.Notification,
@@ -212,7 +212,7 @@ class Server:
         finally:
             connection.finish_request()
 
-    def _find_complaint(self, message: wire.Request | wire.Notification) -> dict[str, str]:
+    def _explain_refusal(self, message: wire.Request | wire.Notification) -> dict[str, str]:
         if message.method not in self._methods:
             methods = ", ".join(sorted(self._methods))
             return {

@@ -67,7 +67,7 @@ class Artifacts:
         """
         try:
             shutil.rmtree(staging_place(self.directory), ignore_errors=True)
-            self._new_staging_path()
+            self._ensure_staging_directory()
         except OSError as error:
             raise file_fault(error, f"the artifacts' directory {self.directory} cannot be prepared") from error
 
@@ -79,7 +79,7 @@ class Artifacts:
         """
         path = staging_place(self.directory, worker)
         try:
-            self._new_staging_path()
+            self._ensure_staging_directory()
             shutil.rmtree(path, ignore_errors=True)
             path.mkdir(mode=0o700)
         except OSError as error:
@@ -121,7 +121,7 @@ class Artifacts:
 
         def write() -> None:
             try:
-                with tempfile.NamedTemporaryFile(dir=self._new_staging_path()) as stream:
+                with tempfile.NamedTemporaryFile(dir=self._ensure_staging_directory()) as stream:
                     stream.write(bytes(_PROBE_BYTES))
                     stream.flush()
             except OSError as error:
@@ -182,7 +182,9 @@ class Artifacts:
         """
 
         def work() -> bool:
-            with tempfile.TemporaryDirectory(dir=self._new_staging_path(), ignore_cleanup_errors=True) as staged:
+            with tempfile.TemporaryDirectory(
+                dir=self._ensure_staging_directory(), ignore_cleanup_errors=True
+            ) as staged:
                 made = Path(staged, "artifact")
                 made.mkdir(mode=0o700)
                 fill(made)
@@ -253,7 +255,7 @@ class Artifacts:
             found[backend] = (count + 1, size + entry.size)
         return found
 
-    def _new_staging_path(self) -> Path:
+    def _ensure_staging_directory(self) -> Path:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         path = staging_place(self.directory)
         path.mkdir(mode=0o700, exist_ok=True)
@@ -261,7 +263,7 @@ class Artifacts:
 
     def _remove_artifact(self, key: str) -> None:
         """Rename an artifact away first, so that no reader finds half of it."""
-        with tempfile.TemporaryDirectory(dir=self._new_staging_path(), ignore_cleanup_errors=True) as away:
+        with tempfile.TemporaryDirectory(dir=self._ensure_staging_directory(), ignore_cleanup_errors=True) as away:
             try:
                 self.artifact_path(key).rename(Path(away, key))
             except FileNotFoundError:

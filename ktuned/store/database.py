@@ -1,4 +1,16 @@
-"""The store: a row for every trial, written by one thread, published after its commit, read from the event loop."""
+"""The store: all that outlives a daemon, in one SQLite database.
+
+- One thread writes (:mod:`ktuned.store.writer`). An ``async`` method returns when its transaction is on the disk, so
+  that nothing is published that a crash could take back. Writes that wait are committed together.
+- Reads run on the event loop: each is one query by an index, and takes microseconds. Lists of trials and jobs have a
+  limit.
+- The database belongs to one daemon at a time. If the file at its path is replaced, nothing is written any more, and
+  ``lost`` says so; a damaged database is moved aside when it is opened.
+- A row that cannot be decoded is left out and counted (``damaged``); it never makes a query fail.
+
+Each table has a module of its own, with its statements as functions of a connection or a reader; this one gives them a
+common face. Tables that only one part of the daemon uses are attributes (``pinned``, ``anchors``, …).
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,12 @@
-"""Inspection of the kernel files that changed paths concern, if bytes changed; the results are passed on."""
+"""Reinspection: from paths that may have changed to kernel files whose meaning has.
+
+A path leads to the kernel files that depend on it (:mod:`ktuned.catalog.dependencies`). They are inspected only if the
+bytes of a file that they depend on differ from what their last inspection recorded: a file that is touched, or saved
+twice, costs nothing. Links are followed to both ends.
+
+An inspection runs user code, which may take a minute to import. Meanwhile files are looked at every 0.5 s, so that what
+is saved during it is suspect at once, and lookups do not call its old winner ``fresh``.
+"""
 
 from __future__ import annotations
 

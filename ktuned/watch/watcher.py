@@ -1,4 +1,18 @@
-"""Watches the roots: events, and surveys for those that were lost, become inspections, and those changes."""
+"""The watcher: finds out which files changed, and has the kernel files inspected that depend on them.
+
+Events say where to look, and surveys find what events missed; digests decide. So nothing depends on an event arriving,
+or arriving once:
+
+- The set of watched directories is fixed while it is watched. It is *outdated* when directories come or go, or when an
+  inspection finds a dependency in a directory that is not in it; then a new set is scanned and opened.
+- Between a scan and its watches changes raise no event. So each new set begins with a comparison of all stamps
+  (``_catch_up``). After the first one, ``caught_up`` is set: until then lookups doubt all answers.
+- Then events are followed, one batch at a time. Every 30 s all known files are compared with what was inspected, and
+  every 2 s those of polled roots and of kernels that were looked up lately.
+- A survey may see a save whose event is under way. Such a file is a *suspect* and is looked at again after 0.5 s: if
+  no event came by then, events are being lost. It is inspected all the same, and ``notice`` says so.
+- A root whose watches fail is polled; if polling fails too, it is surveyed. Watches are tried again after a minute.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +47,7 @@ REBUILD_SHARE = 5.0
 GRACE_S = 0.5
 """A change that a survey finds may be a save whose event is under way; after this long the event is lost."""
 
-_MENDS = {
+_REMEDIES = {
     "watch limit": "raise fs.inotify.max_user_watches",
     "Too many open files": "raise fs.inotify.max_user_instances",
     "decode": "rename the file in UTF-8",
@@ -297,8 +311,8 @@ class _Found(msgspec.Struct, frozen=True):
 
 
 def _explain_with_remedy(reason: str) -> str:
-    """Return why a watch failed, with what mends it."""
-    for words, mend in _MENDS.items():
+    """Return why a watch failed, with the remedy if one is known."""
+    for words, remedy in _REMEDIES.items():
         if words in reason:
-            return f"{reason.rstrip('.')}; {mend}"
+            return f"{reason.rstrip('.')}; {remedy}"
     return reason
