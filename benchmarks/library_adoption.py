@@ -18,7 +18,7 @@ from typing import Any
 
 from benchmarks.private_daemon import installed_environment
 from benchmarks.sides import ROOT
-from ktuned.cli.commands.run import hooked
+from ktuned.cli.commands.run import hook_environment
 
 IMPORT_LIMIT_S = 120.0
 """Longest import of one module, with all that it imports."""
@@ -135,7 +135,7 @@ def _run_census(name: str, target: int, lines: Path, skipped: Sequence[str], dir
     """Run the census in a process; return how it failed, or nothing."""
     paths = [str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])]
     environment = {**installed_environment(), "PYTHONPATH": os.pathsep.join(paths)}
-    environment |= hooked("background", "tolerance", str(directory), environment)
+    environment |= hook_environment("background", "tolerance", str(directory), environment)
     # Nothing of this user's caches may decide, and nothing is left behind in them.
     environment |= {"TRITON_CACHE_DIR": str(directory / "cache"), "KTUNED_HOME": str(directory / "home")}
     command = [sys.executable, "-m", "benchmarks.library_census", name, str(lines)]

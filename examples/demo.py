@@ -174,7 +174,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         return 130
-    print(f"\nThat was ktuned, in {text.duration(time.monotonic() - began)}.")
+    print(f"\nThat was ktuned, in {text.format_duration(time.monotonic() - began)}.")
     return 0
 
 
@@ -270,10 +270,15 @@ def show_results(client: Client, job: Mapping[str, Any]) -> None:
         ("slowest", slowest["latency_us"], slowest["config"]),
         ("torch.matmul", job["reference_us"], {}),
     ]
-    output.table(
+    output.print_table(
         ["", "latency", "speed", "config"],
         (
-            [name, text.latency(latency_us), speed(job["default_us"], latency_us), text.flat(alike(config, default))]
+            [
+                name,
+                text.format_latency(latency_us),
+                speed(job["default_us"], latency_us),
+                text.format_values(alike(config, default)),
+            ]
             for name, latency_us, config in contenders
         ),
         right=["latency", "speed"],
@@ -289,7 +294,7 @@ def show_results(client: Client, job: Mapping[str, Any]) -> None:
     if not failed:
         print("No config failed.")
         return
-    output.table(
+    output.print_table(
         ["failed as", "config (the default, but …)", "because"],
         (
             [trial["outcome"], difference(trial["config"], default), text.first_line(trial["message"])]
@@ -300,7 +305,7 @@ def show_results(client: Client, job: Mapping[str, Any]) -> None:
 
 def speed(default_us: float | None, latency_us: float | None) -> str:
     """Return the speed-up over the default."""
-    return text.times(default_us / latency_us if default_us and latency_us else None)
+    return text.format_factor(default_us / latency_us if default_us and latency_us else None)
 
 
 def alike(config: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, Any]:
@@ -310,7 +315,7 @@ def alike(config: Mapping[str, Any], default: Mapping[str, Any]) -> dict[str, An
 
 def difference(config: Mapping[str, Any], default: Mapping[str, Any]) -> str:
     """Return the knobs that differ from the default."""
-    return text.flat({knob: value for knob, value in config.items() if value != default.get(knob)})
+    return text.format_values({knob: value for knob, value in config.items() if value != default.get(knob)})
 
 
 def edit_comment(stage: Stage, client: Client, job: Mapping[str, Any]) -> None:

@@ -4,37 +4,36 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ktuned.cli.output import say
-    from ktuned.cli.present import choose as choose_presenter
-    from ktuned.cli.present import follow
-    from ktuned.cli.spawn import ensure as ensure_daemon
+    from ktuned.cli.output import print_message
+    from ktuned.cli.present import choose_presenter, follow_tuning
+    from ktuned.cli.spawn import ensure_daemon
 
 __all__ = [
     "choose_presenter",
     "ensure_daemon",
-    "follow",
+    "follow_tuning",
     "main",
-    "say",
+    "print_message",
 ]
 
 _INTERRUPTED = 130
 """The exit status, where Ctrl-C came before anything of the program was imported."""
 
 _SHARED = {
-    "choose_presenter": ("present", "choose"),
-    "ensure_daemon": ("spawn", "ensure"),
-    "follow": ("present", "follow"),
-    "say": ("output", "say"),
+    "choose_presenter": ("present", "choose_presenter"),
+    "ensure_daemon": ("spawn", "ensure_daemon"),
+    "follow_tuning": ("present", "follow_tuning"),
+    "print_message": ("output", "print_message"),
 }
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Entry point of ``ktuned``: imports the program and has it run one command; returns the exit status."""
     try:
-        from ktuned.cli.program import run
+        from ktuned.cli.program import run_command
     except KeyboardInterrupt:
         return _INTERRUPTED
-    return run(arguments)
+    return run_command(arguments)
 
 
 def __getattr__(name: str) -> Any:

@@ -19,7 +19,7 @@ MAX_NAMES = 200
 
 def complete_kernel(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
     """Return the names of kernels that begin with a word; none without a daemon."""
-    return [CompletionItem(name) for name in names(_known(), incomplete)]
+    return [CompletionItem(name) for name in complete_kernel_names(_known_kernels(), incomplete)]
 
 
 def complete_target(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
@@ -28,7 +28,7 @@ def complete_target(context: click.Context, parameter: click.Parameter, incomple
     return found or [CompletionItem(incomplete, type="file")]
 
 
-def names(known: Iterable[str], incomplete: str) -> list[str]:
+def complete_kernel_names(known: Iterable[str], incomplete: str) -> list[str]:
     """Return what may stand for the kernels of these full names: the short name where only one has it. No IO.
 
     A short name that several have is completed to their full ones.
@@ -43,7 +43,7 @@ def names(known: Iterable[str], incomplete: str) -> list[str]:
     return [short[name] if count[short[name]] == 1 else name for name in begun][:MAX_NAMES]
 
 
-def _known() -> list[str]:
+def _known_kernels() -> list[str]:
     from ktuned_client import Client, DaemonError, DaemonUnavailable
 
     try:

@@ -204,7 +204,8 @@ def check_artifacts(census: Mapping[str, tuple[int, int]], environments: Iterabl
         Finding(
             Level.OK,
             f"artifacts of {backend or 'no backend'}",
-            f"{count}, {text.size(size)}" + ("" if backend in known else "; kept, though no such backend is installed"),
+            f"{count}, {text.format_size(size)}"
+            + ("" if backend in known else "; kept, though no such backend is installed"),
         )
         for backend, (count, size) in sorted(census.items())
     ]

@@ -18,13 +18,13 @@ def check_hosts(
     ``environments`` are reports of interpreters, here and on hosts; ``version`` is ktuned's here.
     """
     reports = list(environments)
-    here = {name for report in reports if not report.get("host") for name in _usable(report)}
+    here = {name for report in reports if not report.get("host") for name in _usable_backends(report)}
     for name, executor in (status.get("executors") or {}).items():
         if not executor["version"]:
             said = f"{executor['name']} is not joined; the notices say why"
             yield Finding(Level.WARN, name, said, executor["mend"])
             continue
-        count = text.number(len(executor["hosts"]), "host")
+        count = text.count_of(len(executor["hosts"]), "host")
         yield Finding(Level.OK, name, f"{executor['name']}: {executor['version']}, {count}")
         for host in executor["hosts"]:
             yield _check_host(host, reports, here, version)
@@ -36,7 +36,7 @@ def _check_host(host: Mapping[str, Any], reports: Iterable[Mapping[str, Any]], h
         reason = text.first_line(host["reason"])
         return Finding(Level.WARN, name, reason or "it is being started", host["mend"] if reason else "")
     there = [report for report in reports if report.get("host") == host["name"]]
-    missing = here - {backend for report in there for backend in _usable(report)}
+    missing = here - {backend for report in there for backend in _usable_backends(report)}
     differs = []
     if host["ktuned"] != version:
         differs.append(f"ktuned {host['ktuned']}, here {version}")
@@ -44,12 +44,12 @@ def _check_host(host: Mapping[str, Any], reports: Iterable[Mapping[str, Any]], h
         differs.append(f"Python {host['python']}, here {platform.python_version()}")
     if there and missing:
         differs.append(f"no backend {', '.join(sorted(missing))}")
-    found = f"{host['interpreter']}, {text.number(host['cpus'], 'CPU')}, {text.number(host['gpus'], 'GPU')}"
+    found = f"{host['interpreter']}, {text.count_of(host['cpus'], 'CPU')}, {text.count_of(host['gpus'], 'GPU')}"
     if not differs:
         return Finding(Level.OK, name, found)
     return Finding(Level.WARN, name, f"{found}; {'; '.join(differs)}", host["mend"])
 
 
-def _usable(report: Mapping[str, Any]) -> Iterator[str]:
+def _usable_backends(report: Mapping[str, Any]) -> Iterator[str]:
     """Yield the backends of a report that can be imported."""
     return (name for name, backend in report["backends"].items() if not backend.get("error"))

@@ -126,7 +126,10 @@ class JobView(Record):
         """The speed-ups over the default that the spreads of both leave open, where the latency counts."""
         if not is_latency(self.objective):
             return None
-        default, best = span(self.default_us, self.default_spread_us), span(self.best_us, self.best_spread_us)
+        default, best = (
+            spread_bounds(self.default_us, self.default_spread_us),
+            spread_bounds(self.best_us, self.best_spread_us),
+        )
         return None if default is None or best is None else (default[0] / best[1], default[1] / best[0])
 
 
@@ -156,7 +159,7 @@ class View(Record):
         return replace(self, jobs={key: job for key, job in self.jobs.items() if not job.is_ended})
 
 
-def span(latency_us: float | None, spread_us: float | None) -> tuple[float, float] | None:
+def spread_bounds(latency_us: float | None, spread_us: float | None) -> tuple[float, float] | None:
     """Return the ends of a latency's spread around it, or ``None`` if either is unknown."""
     if not latency_us or spread_us is None:
         return None

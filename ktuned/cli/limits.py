@@ -15,7 +15,7 @@ Limits = Mapping[str, Mapping[str, Any]]
 """Measured limits (the protocol's maps) by device model."""
 
 
-def limits(client: Client) -> Limits:
+def load_limits(client: Client) -> Limits:
     """Return the limits that ``ktuned doctor --peaks`` has measured; a daemon of an earlier version has none."""
     try:
         return {peaks["device"]: peaks for peaks in client.call("peaks").get("peaks", ())}

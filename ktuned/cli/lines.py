@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ktuned.cli import text
-from ktuned.cli.job_view import JobView, View, span
+from ktuned.cli.job_view import JobView, View, spread_bounds
 from ktuned.cli.news import (
     FirstFailure,
     JobBegan,
@@ -29,13 +29,13 @@ WIDE = 1.25
 """Ratio of a figure's largest and smallest likely value from which on a warning is due."""
 
 
-def title(job: JobView) -> str:
+def job_title(job: JobView) -> str:
     """Return the name of a job for people: kernel, problem, device."""
-    return _title(job.kernel, job.problem, job.device, job.objective)
+    return _compose_title(job.kernel, job.problem, job.device, job.objective)
 
 
-def _title(kernel: str, problem: Problem, device: str, objective: Objective) -> str:
-    named = f"{kernel} [{text.flat(problem)}] on {device}" if problem else f"{kernel} on {device}"
+def _compose_title(kernel: str, problem: Problem, device: str, objective: Objective) -> str:
+    named = f"{kernel} [{text.format_values(problem)}] on {device}" if problem else f"{kernel} on {device}"
     return named if objective == LATENCY else f"{named} by {objective}"
 
 
@@ -45,47 +45,49 @@ def doubt_lines(job: JobView) -> list[str]:
         return []
     found = []
     if job.speedup_range is not None and job.speedup_range[1] > WIDE * job.speedup_range[0]:
-        low, high = map(text.times, job.speedup_range)
+        low, high = map(text.format_factor, job.speedup_range)
         found.append(f"the speed-up over the default is anything from {low} to {high}")
-    reference = span(job.reference_us, job.reference_spread_us)
+    reference = spread_bounds(job.reference_us, job.reference_spread_us)
     if reference is not None and reference[1] > WIDE * reference[0]:
-        low, high = map(text.latency, reference)
+        low, high = map(text.format_latency, reference)
         found.append(f"the reference took anything from {low} to {high}")
     badge = "noisy: " if is_noisy(job.best_us, job.best_spread_us) and is_latency(job.objective) else ""
     why = "as rounds of the final measurement differ; other programs or unlocked clocks do that"
-    lines = [f"{title(job)}: {badge}{' and '.join(found)}, {why}"] if found else []
+    lines = [f"{job_title(job)}: {badge}{' and '.join(found)}, {why}"] if found else []
     if job.reference_us and job.best_us and job.reference_us > IMPLAUSIBLE_RATIO * job.best_us:
         ratio = f"{job.reference_us / job.best_us:,.0f}"
-        lines.append(f"{title(job)}: the reference took {ratio} times the winner's time: does it compute the same?")
+        lines.append(f"{job_title(job)}: the reference took {ratio} times the winner's time: does it compute the same?")
     return lines
 
 
-def progress(job: JobView) -> str:
+def job_progress(job: JobView) -> str:
     """Return a job's progress: ``done/total``, or ``done`` if the space cannot be counted."""
     return f"{job.done}/{job.total}" if job.total is not None else str(job.done)
 
 
-def standing(view: View, now: float | None = None) -> list[str]:
+def describe_open_jobs(view: View, now: float | None = None) -> list[str]:
     """Return a line for each open job, running ones first; at most :data:`MAX_STANDING`, and the number of others.
 
     With ``now``, in Unix s, they say for how long jobs have run.
     """
     jobs = sorted(view.active, key=lambda job: job.state != JobState.RUNNING)
-    found = [f"{title(job)}: {_standing(job, now)}" for job in jobs[:MAX_STANDING]]
+    found = [f"{job_title(job)}: {_describe_open_job(job, now)}" for job in jobs[:MAX_STANDING]]
     left = len(jobs) - MAX_STANDING
-    return [*found, f"and {text.number(left, 'more job')}"] if left > 0 else found
+    return [*found, f"and {text.count_of(left, 'more job')}"] if left > 0 else found
 
 
-def _standing(job: JobView, now: float | None) -> str:
+def _describe_open_job(job: JobView, now: float | None) -> str:
     if job.state != JobState.RUNNING:
         return f"{job.state}, {job.waits_for}" if job.waits_for else str(job.state)
-    tried = f"{progress(job)} tried"
-    facts = [tried if now is None or not job.started else f"{tried} in {text.duration(max(0.0, now - job.started))}"]
+    tried = f"{job_progress(job)} tried"
+    facts = [
+        tried if now is None or not job.started else f"{tried} in {text.format_duration(max(0.0, now - job.started))}"
+    ]
     if job.round is not None:
         facts.append(f"finalists again, round {job.round[0]} of {job.round[1]}")
     if job.best is not None:
         facts.append(f"best {text.by_objective(job.objective, job.best)}")
-    return ", ".join(filter(None, (*facts, text.left(job.left_s))))
+    return ", ".join(filter(None, (*facts, text.format_time_left(job.left_s))))
 
 
 def lines_of(news: News) -> list[str]:
@@ -94,49 +96,50 @@ def lines_of(news: News) -> list[str]:
         case JobBegan(job):
             of = f" of {job.total} configs" if job.total is not None else ""
             known = f", {job.done} known already" if job.done else ""
-            return [f"{title(job)}: job {job.id} tunes{of}{known}"]
+            return [f"{job_title(job)}: job {job.id} tunes{of}{known}"]
         case NewBest(job, config, figure):
             speedup = gain(job.objective, job.default, figure)
-            better = f" ({text.times(speedup)} the default)" if speedup else ""
+            better = f" ({text.format_factor(speedup)} the default)" if speedup else ""
             best = text.by_objective(job.objective, figure)
-            return [f"{title(job)}: {progress(job)} best {best}{better}  {text.flat(config)}"]
+            return [f"{job_title(job)}: {job_progress(job)} best {best}{better}  {text.format_values(config)}"]
         case FirstFailure(job, outcome, trial):
             why = text.first_line(trial.get("message"))
-            return [f"{title(job)}: {outcome}  {text.flat(trial['config'])}" + (f"  {why}" if why else "")]
+            return [f"{job_title(job)}: {outcome}  {text.format_values(trial['config'])}" + (f"  {why}" if why else "")]
         case JobEnded(job):
             found = notices(job.message) if job.state == JobState.DONE else []
-            return [_ended(job), *(f"  notice: {text.first_line(notice, limit=300)}" for notice in found)]
+            return [_describe_ended_job(job), *(f"  notice: {text.first_line(notice, limit=300)}" for notice in found)]
         case KernelStale(kernel):
             return [f"{kernel}: saved, its winners are stale"]
         case WinnerChanged() as won:
             if won.job is not None:
                 # A job's winner is shown by its trials.
                 return []
-            named = _title(won.kernel, won.problem, won.device, won.objective)
-            return [f"{named}: known already, {text.by_objective(won.objective, won.figure)}  {text.flat(won.config)}"]
+            named = _compose_title(won.kernel, won.problem, won.device, won.objective)
+            reached = text.by_objective(won.objective, won.figure)
+            return [f"{named}: known already, {reached}  {text.format_values(won.config)}"]
         case PauseChanged():
             return []
         case Reloaded():
-            return _reloaded(news)
+            return _describe_reload(news)
         case LaneChanged(device, state, reason):
             return [f"lane {device}: {state}" + (f" ({text.first_line(reason)})" if reason else "")]
         case WorkerChanged(pid, role, what):
             return [f"{role} worker {pid}: {what}"]
 
 
-def _ended(job: JobView) -> str:
+def _describe_ended_job(job: JobView) -> str:
     if job.state != JobState.DONE:
-        why = _unsaid(job)
-        counts = f" ({text.counts(job.outcomes)})" if job.outcomes else ""
+        why = _message_not_yet_said(job)
+        counts = f" ({text.format_outcomes(job.outcomes)})" if job.outcomes else ""
         # "cancelled: cancelled" says nothing more.
-        return f"{title(job)}: job {job.id} {job.state}{f': {why}' if why not in ('', job.state) else ''}{counts}"
+        return f"{job_title(job)}: job {job.id} {job.state}{f': {why}' if why not in ('', job.state) else ''}{counts}"
     if job.best is None:
-        return f"{title(job)}: job {job.id} found no valid config ({text.counts(job.outcomes)})"
+        return f"{job_title(job)}: job {job.id} found no valid config ({text.format_outcomes(job.outcomes)})"
     facts = [text.by_objective(job.objective, job.best)]
     if not is_latency(job.objective):
-        facts.append(text.latency(job.best_us))
+        facts.append(text.format_latency(job.best_us))
     if job.speedup:
-        facts.append(f"{text.times(job.speedup)} the default")
+        facts.append(f"{text.format_factor(job.speedup)} the default")
     if job.share:
         facts.append(job.share)
     if job.reused:
@@ -144,18 +147,19 @@ def _ended(job: JobView) -> str:
     change = gain(job.objective, job.before, job.best)
     if change:
         thing = "that speed" if is_latency(job.objective) else "as good"
-        facts.append(f"was {text.by_objective(job.objective, job.before)}, {text.times(change)} {thing} now")
-    return f"{title(job)}: tuned, {', '.join(facts)}  {text.flat(job.best_config) if job.best_config else ''}".rstrip()
+        facts.append(f"was {text.by_objective(job.objective, job.before)}, {text.format_factor(change)} {thing} now")
+    config = text.format_values(job.best_config) if job.best_config else ""
+    return f"{job_title(job)}: tuned, {', '.join(facts)}  {config}".rstrip()
 
 
-def _unsaid(job: JobView) -> str:
+def _message_not_yet_said(job: JobView) -> str:
     """Return why a job ended; an outcome's message that was a line of its own already is left out."""
     why = text.first_line(job.message)
     said = [text.first_line(trial.get("message"), limit=60).rstrip("…") for trial in job.failures.values()]
     return why.partition("; ")[0] if any(words and words in why for words in said) else why
 
 
-def _reloaded(news: Reloaded) -> list[str]:
+def _describe_reload(news: Reloaded) -> list[str]:
     lines = [
         f"{verb}: {', '.join(names)}"
         for verb, names in (
@@ -169,9 +173,9 @@ def _reloaded(news: Reloaded) -> list[str]:
     return lines + [error_line(error.get("path"), error.get("line"), error["message"]) for error in news.errors]
 
 
-def excerpt(error: Mapping[str, Any]) -> list[str]:
+def source_excerpt(error: Mapping[str, Any]) -> list[str]:
     """Return the line of source of a kernel file's error and the caret below it, indented; nothing without them."""
-    return [f"    {line}" for line in text.clean(error.get("excerpt") or "").splitlines()]
+    return [f"    {line}" for line in text.clean_message(error.get("excerpt") or "").splitlines()]
 
 
 def error_line(path: str | None, line: int | None, message: str) -> str:

@@ -61,7 +61,7 @@ class SectionedCommand(click.Command):
                     formatter.write_dl(rows)
 
 
-def scalar(word: str) -> Scalar:
+def parse_scalar(word: str) -> Scalar:
     """Read a problem's value: an int, a finite float, ``true`` or ``false``, else the string itself.
 
     Raises:
@@ -132,7 +132,7 @@ def _read_pairs(words: Iterable[str], example: str) -> dict[str, Scalar]:
         if key in values:
             raise click.BadParameter(f"{key} is given twice")
         try:
-            values[key] = scalar(value)
+            values[key] = parse_scalar(value)
         except ValueError as error:
             raise click.BadParameter(f"{key}: {error}") from error
     return values
@@ -224,6 +224,6 @@ def no_spawn_option(command: _Command) -> _Command:
     )(command)
 
 
-def given(**params: Any) -> dict[str, Any]:
+def drop_missing(**params: Any) -> dict[str, Any]:
     """Return the parameters that were given; the daemon decides the others."""
     return {key: value for key, value in params.items() if value is not None and value != {}}

@@ -28,7 +28,7 @@ class ReaderGone(Exception):
     """The reader closed stdout; not an ``OSError``, because click would handle that itself."""
 
 
-def emit(line: str = "", *, is_heading: bool = False) -> None:
+def emit_line(line: str = "", *, is_heading: bool = False) -> None:
     """Print one line on stdout and flush it, so that a pipe's reader sees it at once. Controls in it are escapes.
 
     Raises:
@@ -44,20 +44,20 @@ def emit(line: str = "", *, is_heading: bool = False) -> None:
 
 def emit_json(value: Any) -> None:
     """Print one JSON value as one line on stdout and flush it."""
-    emit(show_controls_in_json(json.dumps(value, ensure_ascii=False)))
+    emit_line(show_controls_in_json(json.dumps(value, ensure_ascii=False)))
 
 
-def say(line: str) -> None:
+def print_message(line: str) -> None:
     """Print a message as one line on stderr, with controls in it as escapes."""
     sys.stderr.write(show_controls(line) + "\n")
     sys.stderr.flush()
 
 
-def complain(message: str, hint: str = "") -> None:
+def print_error(message: str, hint: str = "") -> None:
     """Print an error as one line: ``ktuned: fault; remedy``."""
     what = " ".join(message.split()).rstrip(".")
     mend = " ".join(hint.split())
-    say(f"{COMPLAINT}{what}; {mend}" if mend else f"{COMPLAINT}{what}")
+    print_message(f"{COMPLAINT}{what}; {mend}" if mend else f"{COMPLAINT}{what}")
 
 
 def complain_of(errors: Iterable[Mapping[str, Any]]) -> None:
@@ -66,20 +66,20 @@ def complain_of(errors: Iterable[Mapping[str, Any]]) -> None:
     from ktuned.cli import lines
 
     for error in errors:
-        complain(lines.error_line(error.get("path"), error.get("line"), error["message"]), error.get("hint", ""))
-        for line in lines.excerpt(error):
-            say(line)
+        print_error(lines.error_line(error.get("path"), error.get("line"), error["message"]), error.get("hint", ""))
+        for line in lines.source_excerpt(error):
+            print_message(line)
 
 
 @contextmanager
-def patience(task: str, every_s: float = MAX_SILENCE_S) -> Iterator[None]:
+def report_waiting(task: str, every_s: float = MAX_SILENCE_S) -> Iterator[None]:
     """Print now and then on stderr how long the block, which is one long request, has taken."""
     over = threading.Event()
     began = time.monotonic()
 
     def remind() -> None:
         while not over.wait(every_s):
-            say(f"{task}: {text.duration(time.monotonic() - began)} so far")
+            print_message(f"{task}: {text.format_duration(time.monotonic() - began)} so far")
 
     reminder = threading.Thread(target=remind, daemon=True)
     reminder.start()
@@ -90,7 +90,7 @@ def patience(task: str, every_s: float = MAX_SILENCE_S) -> Iterator[None]:
         reminder.join()
 
 
-def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> None:
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Iterable[str] = ()) -> None:
     """Print rows below a heading, so that they fit the terminal; a pipe gets a line for each row.
 
     ``right`` names the columns of figures.
@@ -100,4 +100,4 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right: Itera
     cells = [tuple(columns), *(tuple(map(show_controls, row)) for row in rows)]
     width = shutil.get_terminal_size().columns if is_terminal else None
     for number, line in enumerate(table_lines(cells, figures, width)):
-        emit(line, is_heading=number == 0 and is_terminal)
+        emit_line(line, is_heading=number == 0 and is_terminal)

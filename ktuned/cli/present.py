@@ -1,7 +1,7 @@
 """Presenters of a tuning in progress: as JSON, as lines, as bars on a terminal, in a notebook's cell, or not at all.
 
 All of them show the one view that events are folded into (:mod:`~ktuned.cli.progress`): for commands, and for
-``ktuned.tune`` in programs and notebooks. :func:`follow` is the loop that they share.
+``ktuned.tune`` in programs and notebooks. :func:`follow_tuning` is the loop that they share.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Protocol, Self
 from ktuned.cli import lines, output, text
 from ktuned.cli.job_view import JobView, View
 from ktuned.cli.news import JobBegan, NewBest, News, WorkerChanged
-from ktuned.cli.progress import Event, begin, fold
+from ktuned.cli.progress import Event, begin_view, fold_event
 from ktuned.model import JobState, show_controls
 
 if TYPE_CHECKING:
@@ -109,11 +109,11 @@ class LinePresenter:
             self._view = view
             for piece in news:
                 if not isinstance(piece, WorkerChanged):
-                    self._print(lines.lines_of(piece))
+                    self._print_lines(lines.lines_of(piece))
 
-    def _print(self, said: Sequence[str]) -> None:
+    def _print_lines(self, said: Sequence[str]) -> None:
         for line in said:
-            output.emit(line)
+            output.emit_line(line)
             self._printed_at = monotonic()
 
     def _break_silences(self) -> None:
@@ -123,7 +123,7 @@ class LinePresenter:
                     continue
                 self._printed_at = monotonic()
                 try:
-                    self._print(lines.standing(self._view, time()))
+                    self._print_lines(lines.describe_open_jobs(self._view, time()))
                 except output.ReaderGone:
                     # The next news finds that out, in the thread that can end the command.
                     return
@@ -140,7 +140,7 @@ class LivePresenter:
         # Values are shown verbatim: no markup in a kernel's name, no guessed colours.
         self._console = Console(markup=False, highlight=False, emoji=False)
         self._live = Live(
-            get_renderable=self._render,
+            get_renderable=self._render_board,
             console=self._console,
             refresh_per_second=REFRESHES_PER_SECOND,
             transient=True,
@@ -163,11 +163,11 @@ class LivePresenter:
                 for line in lines.lines_of(piece):
                     self._console.print(show_controls(line))
 
-    def _render(self) -> RenderableType:
-        return board(self._view)
+    def _render_board(self) -> RenderableType:
+        return draw_board(self._view)
 
 
-def board(view: View) -> Table:
+def draw_board(view: View) -> Table:
     """Return the picture of the open jobs: bars for running ones, names of waiting ones."""
     from rich.progress_bar import ProgressBar
     from rich.table import Table
@@ -179,14 +179,16 @@ def board(view: View) -> Table:
     for job in running[:MAX_BARS]:
         bar = ProgressBar(total=job.total, completed=job.done, width=BAR_COLUMNS, pulse=job.total is None)
         head = Table.grid(padding=(0, 2))
-        head.add_row(bar, Text(lines.progress(job)), Text(_stage(job)))
-        grid.add_row(Text(show_controls(lines.title(job)), style="bold", no_wrap=True, overflow="ellipsis"))
+        head.add_row(bar, Text(lines.job_progress(job)), Text(_describe_stage(job)))
+        grid.add_row(Text(show_controls(lines.job_title(job)), style="bold", no_wrap=True, overflow="ellipsis"))
         grid.add_row(head)
-        grid.add_row(Text(f"  {show_controls(_standing(job))}", no_wrap=True, overflow="ellipsis"))
+        grid.add_row(Text(f"  {show_controls(_describe_waiting(job))}", no_wrap=True, overflow="ellipsis"))
     if len(running) > MAX_BARS:
         grid.add_row(Text(f"and {len(running) - MAX_BARS} more run", style="dim"))
     for job in waiting[:MAX_WAITING]:
-        grid.add_row(Text(f"waits: {show_controls(lines.title(job))}", style="dim", no_wrap=True, overflow="ellipsis"))
+        grid.add_row(
+            Text(f"waits: {show_controls(lines.job_title(job))}", style="dim", no_wrap=True, overflow="ellipsis")
+        )
     if len(waiting) > MAX_WAITING:
         grid.add_row(Text(f"and {len(waiting) - MAX_WAITING} more wait", style="dim"))
     return grid
@@ -211,7 +213,7 @@ class NotebookPresenter(Silent):
         if self._handle is not None and monotonic() - self._drawn_at < self._redraw_s:
             return
         self._drawn_at = monotonic()
-        said = tuple(map(show_controls, lines.standing(view)))
+        said = tuple(map(show_controls, lines.describe_open_jobs(view)))
         drawn = _CellOutput(tuple((job.done, job.total) for job in view.active), said)
         if self._handle is None:
             from IPython.display import display
@@ -240,7 +242,7 @@ class _CellOutput:
         return f"{bars}<pre>{escape(chr(10).join(self._said))}</pre>" if self._said else ""
 
 
-def choose(*, as_json: bool = False, in_notebook: bool = False, wanted: bool | None = True) -> Presenter:
+def choose_presenter(*, as_json: bool = False, in_notebook: bool = False, wanted: bool | None = True) -> Presenter:
     """Return a suitable presenter for stdout; ``wanted`` is whether to show anything, ``None`` where people look."""
     if as_json:
         return JsonPresenter()
@@ -253,32 +255,32 @@ def choose(*, as_json: bool = False, in_notebook: bool = False, wanted: bool | N
     return LinePresenter() if wanted else Silent()
 
 
-def follow(tuning: Tuning, presenter: Presenter, known: Limits | None = None) -> View:
+def follow_tuning(tuning: Tuning, presenter: Presenter, known: Limits | None = None) -> View:
     """Show a tuning until its jobs have ended; return their final view. ``known`` are limits of devices."""
-    view = begin(tuning.jobs, known)
+    view = begin_view(tuning.jobs, known)
     with presenter:
         presenter.show(None, view, ())
         for event in tuning:
-            view, news = fold(view, event)
+            view, news = fold_event(view, event)
             presenter.show(event, view, news)
     # A job's final map includes events from before the subscription.
     for state in tuning.jobs:
-        view, _ = fold(view, {"type": "job_done", "job_state": state})
+        view, _ = fold_event(view, {"type": "job_done", "job_state": state})
     return view
 
 
-def _stage(job: JobView) -> str:
+def _describe_stage(job: JobView) -> str:
     if job.round is not None:
         return f"finalists again, round {job.round[0]} of {job.round[1]}"
-    return text.left(job.left_s)
+    return text.format_time_left(job.left_s)
 
 
-def _standing(job: JobView) -> str:
+def _describe_waiting(job: JobView) -> str:
     facts = []
     if job.best is not None:
-        gain = f", {text.times(job.speedup)} the default" if job.speedup else ""
+        gain = f", {text.format_factor(job.speedup)} the default" if job.speedup else ""
         facts.append(f"best {text.by_objective(job.objective, job.best)}{gain}")
-    facts.append(text.counts(job.outcomes))
+    facts.append(text.format_outcomes(job.outcomes))
     if job.best_config:
-        facts.append(text.flat(job.best_config))
+        facts.append(text.format_values(job.best_config))
     return "  ".join(facts)

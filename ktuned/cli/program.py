@@ -84,7 +84,7 @@ class _Commands(click.Group):
         if callback is None or cmd_name in versions.ACROSS_VERSIONS:
             return command
         command = copy.copy(command)
-        command.callback = versions.checked(callback)
+        command.callback = versions.check_before(callback)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -109,7 +109,7 @@ class _Commands(click.Group):
 
 def _print_version(context: click.Context, parameter: click.Parameter, asked: bool) -> None:
     if asked:
-        output.emit(f"ktuned {versions.version()}")
+        output.emit_line(f"ktuned {versions.own_version()}")
         context.exit()
 
 
@@ -121,7 +121,7 @@ def cli() -> None:
     """Tune kernels in a background daemon, and look up the best known configs."""
 
 
-def run(arguments: Sequence[str] | None = None) -> int:
+def run_command(arguments: Sequence[str] | None = None) -> int:
     """Run one command and return its exit status; errors become one line on stderr."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
@@ -146,12 +146,12 @@ def _carry_out(arguments: Sequence[str] | None) -> int:
         result: Any = cli.main(args=arguments, prog_name="ktuned", standalone_mode=False)
         return result if isinstance(result, int) else Exit.DONE
     except click.exceptions.NoArgsIsHelpError as error:
-        output.say(error.format_message())
+        output.print_message(error.format_message())
         return Exit.USAGE
     except click.ClickException as error:
         context = getattr(error, "ctx", None)
         hint = f"see `{context.command_path} --help`" if context else ""
-        output.complain(error.format_message(), hint)
+        output.print_error(error.format_message(), hint)
         return Exit.USAGE
     except (click.Abort, KeyboardInterrupt):
         return Exit.INTERRUPTED
@@ -159,28 +159,28 @@ def _carry_out(arguments: Sequence[str] | None) -> int:
         # A path that a relative one stands for: the protocol has UTF-8 alone.
         return _not_utf8(error.object)
     except NumberTooLarge as error:
-        output.complain(str(error), "give a smaller one")
+        output.print_error(str(error), "give a smaller one")
         return Exit.USAGE
     except DaemonSilent as error:
-        output.complain(error.message, f"{error.hint}; {_how_to_end_it()}")
+        output.print_error(error.message, f"{error.hint}; {_how_to_end_it()}")
         return Exit.NO_DAEMON
     except DaemonUnavailable as error:
-        output.complain(error.message, error.hint)
+        output.print_error(error.message, error.hint)
         return Exit.NO_DAEMON
     except DaemonError as error:
-        output.complain(error.message, error.hint)
+        output.print_error(error.message, error.hint)
         return Exit.USAGE if error.code in USAGE_CODES else Exit.NOT_REACHED
     except DaemonNotStarted as error:
-        output.complain(error.message, error.hint)
+        output.print_error(error.message, error.hint)
         return Exit.NO_DAEMON
     except KtunedError as error:
-        output.complain(error.message, error.hint)
+        output.print_error(error.message, error.hint)
         return Exit.USAGE if error.code in USAGE_CODES else Exit.NOT_REACHED
 
 
 def _not_utf8(word: str) -> Exit:
     shown = os.fsencode(word).decode(errors="backslashreplace")
-    output.complain(f"{shown} is not UTF-8", "rename the file or directory")
+    output.print_error(f"{shown} is not UTF-8", "rename the file or directory")
     return Exit.USAGE
 
 

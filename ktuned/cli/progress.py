@@ -31,20 +31,20 @@ from ktuned.model import LATENCY, JobState, Objective, Outcome, canonical, cost_
 Event = Mapping[str, Any]
 
 
-def begin(jobs: Iterable[Mapping[str, Any]], limits: Limits | None = None) -> View:
+def begin_view(jobs: Iterable[Mapping[str, Any]], limits: Limits | None = None) -> View:
     """Return the view of these job maps."""
-    view, _ = resync(View(limits=limits or {}), jobs)
+    view, _ = resync_view(View(limits=limits or {}), jobs)
     return view
 
 
-def remember(view: View, finished: Iterable[Mapping[str, Any]]) -> View:
+def add_earlier_winners(view: View, finished: Iterable[Mapping[str, Any]]) -> View:
     """Return the view with the winners of jobs that ended earlier (maps, in any order), to compare later ones with."""
     by_age = sorted((job for job in finished if _best_of(job)), key=lambda job: job.get("finished") or 0.0)
     found = {_case_of(job): float(_best_of(job) or 0.0) for job in by_age}
     return replace(view, winners={**found, **view.winners})
 
 
-def resync(view: View, jobs: Iterable[Mapping[str, Any]]) -> tuple[View, tuple[News, ...]]:
+def resync_view(view: View, jobs: Iterable[Mapping[str, Any]]) -> tuple[View, tuple[News, ...]]:
     """Catch up from job maps after events were lost; jobs that ended or began meanwhile are news."""
     news: list[News] = []
     for state in jobs:
@@ -53,7 +53,7 @@ def resync(view: View, jobs: Iterable[Mapping[str, Any]]) -> tuple[View, tuple[N
     return view, tuple(news)
 
 
-def estimate(view: View, jobs: Iterable[Mapping[str, Any]]) -> View:
+def add_estimates(view: View, jobs: Iterable[Mapping[str, Any]]) -> View:
     """Return the view with how long its open jobs take and what they wait for, from the daemon's job maps."""
     for state in jobs:
         job = view.jobs.get(state["id"])
@@ -62,7 +62,7 @@ def estimate(view: View, jobs: Iterable[Mapping[str, Any]]) -> View:
     return view
 
 
-def fold(view: View, event: Event) -> tuple[View, tuple[News, ...]]:
+def fold_event(view: View, event: Event) -> tuple[View, tuple[News, ...]]:
     """Return the view after ``event`` (a map of the protocol), and the news in it."""
     match event.get("type"):
         case "job_queued" | "job_started" | "job_paused" | "job_done":

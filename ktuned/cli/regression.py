@@ -56,27 +56,29 @@ class Comparison(Record):
         }
 
 
-def previous(
+def find_previous_best(
     trials: Iterable[Mapping[str, Any]], digest: str, device: str | None, objective: Objective = LATENCY
 ) -> float | None:
     """Return the best figure of the newest state of a kernel before ``digest``, from its measured trials' maps."""
     earlier = [trial for trial in trials if trial["digest"] != digest and trial["device"] == device]
-    known = [(trial, cost, figure) for trial in earlier for cost, figure in [_judged(trial, objective)] if cost]
+    known = [
+        (trial, cost, figure) for trial in earlier for cost, figure in [_cost_and_figure(trial, objective)] if cost
+    ]
     if not known:
         return None
     newest = max((trial for trial, _, _ in known), key=lambda trial: float(trial["updated"]))
     return min((cost, figure) for trial, cost, figure in known if trial["digest"] == newest["digest"])[1]
 
 
-def compare(
+def compare_answers(
     before: Iterable[Mapping[str, Any]], after: Iterable[Mapping[str, Any]], tolerance: float
 ) -> list[Comparison]:
     """Compare the answers of lookups before and after, case by case; ``tolerance`` is a share (0.03 is 3 %).
 
     Cases only in ``before`` belong to removed kernels, and are left out.
     """
-    known = {_case(answer): answer for answer in before}
-    return [_judge(known.get(_case(answer)), answer, tolerance) for answer in after]
+    known = {_case_of_answer(answer): answer for answer in before}
+    return [_judge_case(known.get(_case_of_answer(answer)), answer, tolerance) for answer in after]
 
 
 def objective_of(answer: Mapping[str, Any]) -> Objective:
@@ -84,21 +86,23 @@ def objective_of(answer: Mapping[str, Any]) -> Objective:
     return Objective(answer.get("objective") or LATENCY)
 
 
-def _case(answer: Mapping[str, Any]) -> tuple[str, str, Objective]:
+def _case_of_answer(answer: Mapping[str, Any]) -> tuple[str, str, Objective]:
     return answer["kernel"], canonical(answer["problem"]), objective_of(answer)
 
 
-def _judged(entry: Mapping[str, Any], objective: Objective) -> tuple[float | None, float | None]:
+def _cost_and_figure(entry: Mapping[str, Any], objective: Objective) -> tuple[float | None, float | None]:
     """Return what the figure of an answer or a trial costs, and the figure."""
     figure = figure_of(objective, entry["latency_us"], entry.get("metrics") or {})
     return cost_of(objective, figure), figure
 
 
-def _judge(before: Mapping[str, Any] | None, after: Mapping[str, Any], tolerance: float) -> Comparison:
+def _judge_case(before: Mapping[str, Any] | None, after: Mapping[str, Any], tolerance: float) -> Comparison:
     objective = objective_of(after)
     is_known = before is not None and before["status"] in MEASURED
-    cost_before, figure_before = _judged(before, objective) if before is not None and is_known else (None, None)
-    cost_now, figure_now = _judged(after, objective) if after["status"] == "fresh" else (None, None)
+    cost_before, figure_before = (
+        _cost_and_figure(before, objective) if before is not None and is_known else (None, None)
+    )
+    cost_now, figure_now = _cost_and_figure(after, objective) if after["status"] == "fresh" else (None, None)
     if cost_now is None:
         verdict = "failed"
     elif cost_before is None:

@@ -93,15 +93,15 @@ WantedBy=sockets.target
 """
 
 
-def directory(environ: Mapping[str, str]) -> Path:
+def units_directory(environ: Mapping[str, str]) -> Path:
     """Return the directory of a user's units."""
     chosen = environ.get("XDG_CONFIG_HOME")
     return (Path(chosen) if chosen else Path.home() / ".config") / "systemd" / "user"
 
 
-def texts(command: Sequence[str], *, listen: str, environment: Mapping[str, str]) -> dict[str, str]:
+def unit_texts(command: Sequence[str], *, listen: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return each unit's text by its file's name; ``command`` and ``listen`` may hold systemd's ``%`` specifiers."""
-    lines = "".join(f'Environment="{name}={quoted(value)}"\n' for name, value in environment.items())
+    lines = "".join(f'Environment="{name}={quote_value(value)}"\n' for name, value in environment.items())
     return {
         SERVICE: _SERVICE_TEXT.format(socket=SOCKET, command=_command_line(command), environment=lines),
         SOCKET: _SOCKET_TEXT.format(listen=listen),
@@ -114,17 +114,19 @@ def for_this_installation(executable: str, environ: Mapping[str, str]) -> dict[s
     kept = {name: environ[name] for name in KEPT_VARIABLES if environ.get(name)}
     if "KTUNED_HOME" in kept:
         kept["KTUNED_HOME"] = os.path.abspath(os.path.expanduser(kept["KTUNED_HOME"]))
-    command = (_verbatim(executable), "-m", "ktuned", "start", "--foreground")
-    found = texts(command, listen=_verbatim(os.path.abspath(listen)) if listen else DEFAULT_LISTEN, environment=kept)
+    command = (_escape_specifiers(executable), "-m", "ktuned", "start", "--foreground")
+    found = unit_texts(
+        command, listen=_escape_specifiers(os.path.abspath(listen)) if listen else DEFAULT_LISTEN, environment=kept
+    )
     return {name: f"{_FIRST_LINE}\n{text}" for name, text in found.items()}
 
 
-def quoted(value: str) -> str:
+def quote_value(value: str) -> str:
     """Return a value escaped for double quotes in a unit."""
-    return _verbatim(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return _escape_specifiers(value).replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
 
 
-def _verbatim(value: str) -> str:
+def _escape_specifiers(value: str) -> str:
     """Return a value with systemd's specifiers escaped."""
     return value.replace("%", "%%")
 
@@ -133,9 +135,9 @@ def _command_line(words: Sequence[str]) -> str:
     """Return words as a command line (systemd.service(5), "Command lines")."""
     program, *arguments = words
     # A dollar starts a variable in every word except the program, quoted or not.
-    return " ".join([_word(program), *(_word(word.replace("$", "$$")) for word in arguments)])
+    return " ".join([_quote_word(program), *(_quote_word(word.replace("$", "$$")) for word in arguments)])
 
 
-def _word(word: str) -> str:
+def _quote_word(word: str) -> str:
     word = word.replace("\\", "\\\\").replace('"', '\\"')
     return f'"{word}"' if any(letter in word for letter in " \t;'\\\"") else word

@@ -41,20 +41,20 @@ def state_directory() -> Path:
     return user_state_path("ktuned")
 
 
-def ensure() -> int | None:
+def ensure_daemon() -> int | None:
     """Start a daemon if none answers; return its pid then, else ``None``.
 
     Raises:
         DaemonNotStarted: it could not be started.
     """
     socket_path = paths.socket_path()
-    return None if is_serving(socket_path) else start(socket_path, state_directory()) or None
+    return None if is_serving(socket_path) else start_daemon(socket_path, state_directory()) or None
 
 
-def announce(pid: int | None) -> None:
+def announce_daemon(pid: int | None) -> None:
     """Print that a daemon was started, if one was."""
     if pid is not None:
-        output.say(f"started a daemon (pid {pid}); `ktuned stop` ends it")
+        output.print_message(f"started a daemon (pid {pid}); `ktuned stop` ends it")
 
 
 def is_serving(socket_path: str) -> bool:
@@ -66,7 +66,7 @@ def is_serving(socket_path: str) -> bool:
     return True
 
 
-def start(
+def start_daemon(
     socket_path: str,
     state_directory: Path,
     deadline_s: float = START_DEADLINE_S,
@@ -91,14 +91,14 @@ def start(
                 stdout=log,
                 stderr=log,
                 cwd="/",
-                env=_environment(socket_path),
+                env=_daemon_environment(socket_path),
                 start_new_session=True,
             )
     except OSError as error:
         raise DaemonNotStarted(
             f"no daemon could be started: {error}", hint="set KTUNED_HOME to a directory that can be written"
         ) from error
-    ended = _wait(process, socket_path, time.monotonic() + deadline_s)
+    ended = _wait_for_daemon(process, socket_path, time.monotonic() + deadline_s)
     if is_serving(socket_path):
         if not ended:
             # The daemon outlives this process on purpose, so dropping the handle must not warn.
@@ -117,7 +117,7 @@ def _open_private(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NOFOLLOW, 0o600)
 
 
-def _environment(socket_path: str) -> dict[str, str]:
+def _daemon_environment(socket_path: str) -> dict[str, str]:
     """Return our environment with absolute paths, for another working directory."""
     environment = {**os.environ, "KTUNED_SOCKET": socket_path}
     if environment.get("KTUNED_HOME"):
@@ -125,7 +125,7 @@ def _environment(socket_path: str) -> dict[str, str]:
     return environment
 
 
-def _wait(process: subprocess.Popen[bytes], socket_path: str, deadline: float) -> bool:
+def _wait_for_daemon(process: subprocess.Popen[bytes], socket_path: str, deadline: float) -> bool:
     """Wait until the daemon answers, ends or is late; return whether it ended."""
     while time.monotonic() < deadline:
         try:

@@ -16,25 +16,25 @@ def table_lines(rows: Sequence[Sequence[str]], is_figure: Sequence[bool], width:
     natural = [max(map(len, column)) for column in zip(*rows, strict=True)]
     over = sum(natural) + GAP * (len(natural) - 1) - (width or 0)
     if width is None or over <= 0:
-        return [_line(row, natural, is_figure) for row in rows]
+        return [_format_line(row, natural, is_figure) for row in rows]
     least = [
         size if figure else max(len(word) for cell in column for word in (cell.split() or [""]))
         for size, figure, column in zip(natural, is_figure, zip(*rows, strict=True), strict=True)
     ]
     spare = sum(natural) - sum(least)
     if spare < over:
-        return _records(rows, width)
+        return _format_records(rows, width)
     widths = [size - -(-(size - low) * over // spare) for size, low in zip(natural, least, strict=True)]
     lines: list[str] = []
     for row in rows:
-        parts = [_wrapped(cell, size) for cell, size in zip(row, widths, strict=True)]
+        parts = [_wrap_cell(cell, size) for cell, size in zip(row, widths, strict=True)]
         for place in range(max(map(len, parts))):
             cells = [part[place] if place < len(part) else "" for part in parts]
-            lines.append(_line(cells, widths, is_figure))
+            lines.append(_format_line(cells, widths, is_figure))
     return lines
 
 
-def _line(cells: Sequence[str], widths: Sequence[int], is_figure: Sequence[bool]) -> str:
+def _format_line(cells: Sequence[str], widths: Sequence[int], is_figure: Sequence[bool]) -> str:
     padded = (
         cell.rjust(width) if figure else cell.ljust(width)
         for cell, width, figure in zip(cells, widths, is_figure, strict=True)
@@ -42,7 +42,7 @@ def _line(cells: Sequence[str], widths: Sequence[int], is_figure: Sequence[bool]
     return (" " * GAP).join(padded).rstrip()
 
 
-def _records(rows: Sequence[Sequence[str]], width: int) -> list[str]:
+def _format_records(rows: Sequence[Sequence[str]], width: int) -> list[str]:
     """Return each row as lines of a column's name and its value; empty values are left out."""
     heading, *rest = rows
     margin = max(map(len, heading)) + GAP
@@ -50,12 +50,12 @@ def _records(rows: Sequence[Sequence[str]], width: int) -> list[str]:
     for row in rest:
         lines += [""] if lines else []
         for name, cell in zip(heading, row, strict=True):
-            parts = _wrapped(cell, max(1, width - margin)) if cell not in ("", "–") else []
+            parts = _wrap_cell(cell, max(1, width - margin)) if cell not in ("", "–") else []
             lines += [f"{name if place == 0 else '':<{margin}}{part}" for place, part in enumerate(parts)]
-    return lines or [_line(heading, [len(name) for name in heading], [False] * len(heading))]
+    return lines or [_format_line(heading, [len(name) for name in heading], [False] * len(heading))]
 
 
-def _wrapped(cell: str, width: int) -> list[str]:
+def _wrap_cell(cell: str, width: int) -> list[str]:
     if len(cell) <= width:
         return [cell]
     lines: list[str] = []

@@ -19,69 +19,69 @@ _BYTE_UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 def by_objective(objective: Objective, figure: float | None) -> str:
     """Return a figure in the unit of its objective."""
     if is_latency(objective):
-        return latency(figure)
+        return format_latency(figure)
     if figure is None:
         return ABSENT
     if figure_objective(objective) == ENERGY:
-        return energy(figure)
+        return format_energy(figure)
     return f"{figure:.4g} {unit_of(objective)}"
 
 
-def energy(value_j: float | None) -> str:
+def format_energy(value_j: float | None) -> str:
     """Return an energy in a suitable unit."""
     if value_j is None:
         return ABSENT
     for factor, unit in ((1e6, "µJ"), (1e3, "mJ")):
         if abs(value_j) * factor < 999.95:
-            return f"{_figure(value_j * factor, 4)} {unit}"
-    return f"{_figure(value_j, 4)} J"
+            return f"{_format_digits(value_j * factor, 4)} {unit}"
+    return f"{_format_digits(value_j, 4)} J"
 
 
-def metrics(values: Mapping[str, float]) -> str:
+def format_metrics(values: Mapping[str, float]) -> str:
     """Return metrics: ``tflops=41.2 gbps=1.9``."""
     return " ".join(f"{name}={value:.4g}" for name, value in values.items())
 
 
-def figure(value: float | None) -> str:
+def format_figure(value: float | None) -> str:
     """Return a metric's value in four digits."""
     return ABSENT if value is None else f"{value:.4g}"
 
 
-def latency(value_us: float | None, digits: int = 4) -> str:
+def format_latency(value_us: float | None, digits: int = 4) -> str:
     """Return a latency in a suitable unit, with this number of digits, zeros included."""
     if value_us is None:
         return ABSENT
     for divisor, unit in ((1.0, "µs"), (1e3, "ms")):
         if value_us / divisor < 999.95:
-            return f"{_figure(value_us / divisor, digits)} {unit}"
-    return f"{_figure(value_us / 1e6, digits)} s"
+            return f"{_format_digits(value_us / divisor, digits)} {unit}"
+    return f"{_format_digits(value_us / 1e6, digits)} s"
 
 
 def latency_within(value_us: float | None, spread_us: float | None) -> str:
     """Return a latency with half its spread in percent, if that is known."""
     if not value_us or spread_us is None:
-        return latency(value_us)
+        return format_latency(value_us)
     percent = 50 * spread_us / value_us
-    return f"{latency(value_us)} ±{f'{percent:.2g}' if percent < 99.5 else '>100'} %"
+    return f"{format_latency(value_us)} ±{f'{percent:.2g}' if percent < 99.5 else '>100'} %"
 
 
-def spread(value_us: float | None) -> str:
+def format_spread(value_us: float | None) -> str:
     """Return the spread of a latency's samples, with two digits."""
-    return latency(value_us, digits=2)
+    return format_latency(value_us, digits=2)
 
 
-def _figure(value: float, digits: int) -> str:
+def _format_digits(value: float, digits: int) -> str:
     rounded = float(f"{value:.{digits}g}")
     before_point = math.floor(math.log10(rounded)) + 1 if rounded > 0 else 1
     return f"{value:.{max(0, digits - before_point)}f}"
 
 
-def number(count: int, thing: str) -> str:
+def count_of(count: int, thing: str) -> str:
     """Return a count with its noun."""
     return f"{count:,} {thing}" if count == 1 else f"{count:,} {thing}s"
 
 
-def duration(value_s: float | None) -> str:
+def format_duration(value_s: float | None) -> str:
     """Return a span of time in its two largest units."""
     if value_s is None:
         return ABSENT
@@ -94,12 +94,12 @@ def duration(value_s: float | None) -> str:
     return f"{seconds} s"
 
 
-def left(seconds: float | None) -> str:
+def format_time_left(seconds: float | None) -> str:
     """Return how long something will still take; nothing where that is unknown, or next to nothing."""
-    return "" if seconds is None or seconds < 0.1 else f"{duration(seconds)} left"
+    return "" if seconds is None or seconds < 0.1 else f"{format_duration(seconds)} left"
 
 
-def size(value_bytes: float | None) -> str:
+def format_size(value_bytes: float | None) -> str:
     """Return a number of bytes in a suitable binary unit."""
     if value_bytes is None:
         return ABSENT
@@ -110,12 +110,12 @@ def size(value_bytes: float | None) -> str:
     return f"{value_bytes:.1f} {_BYTE_UNITS[-1]}"
 
 
-def times(value: float | None) -> str:
+def format_factor(value: float | None) -> str:
     """Return a ratio as a factor."""
     return ABSENT if value is None else f"{value:.2f}×"
 
 
-def flat(values: Mapping[str, Any] | None) -> str:
+def format_values(values: Mapping[str, Any] | None) -> str:
     """Return a problem or a config in the form of the command line.
 
     Of an application's call, the types stand alone behind the key's own fields: ``M=4096 f16,f16,i64``; which call it
@@ -123,12 +123,12 @@ def flat(values: Mapping[str, Any] | None) -> str:
     """
     if not values:
         return ABSENT
-    own = [f"{key}={_scalar(value)}" for key, value in values.items() if not key.startswith("@")]
+    own = [f"{key}={_format_scalar(value)}" for key, value in values.items() if not key.startswith("@")]
     types = [str(values["@types"])] if "@types" in values else []
     return " ".join((*own, *types)) or ABSENT
 
 
-def clean(message: str) -> str:
+def clean_message(message: str) -> str:
     """Return another program's message without the colours and links of compilers, and with all else that steers a
     terminal as escapes; line ends stay.
     """
@@ -138,18 +138,18 @@ def clean(message: str) -> str:
 
 def first_line(message: str | None, limit: int = 200) -> str:
     """Return the first line with text, cut to ``limit`` characters."""
-    for line in clean(message or "").splitlines():
+    for line in clean_message(message or "").splitlines():
         if line.strip():
             line = line.strip()
             return line if len(line) <= limit else line[: limit - 1] + "…"
     return ""
 
 
-def counts(outcomes: Mapping[str, int]) -> str:
+def format_outcomes(outcomes: Mapping[str, int]) -> str:
     """Return counts by outcome, the most frequent first."""
     ordered = sorted(outcomes.items(), key=lambda item: (-item[1], item[0]))
     return ", ".join(f"{count} {outcome}" for outcome, count in ordered if count) or ABSENT
 
 
-def _scalar(value: Any) -> str:
+def _format_scalar(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)

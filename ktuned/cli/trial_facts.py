@@ -26,21 +26,21 @@ def facts_of(trial: Mapping[str, Any]) -> dict[str, str]:
     facts = {
         "trial": f"{trial['id']} of job {trial['job']}",
         "kernel": trial["kernel"],
-        "problem": text.flat(trial["problem"]),
+        "problem": text.format_values(trial["problem"]),
         "device": trial["device"],
-        "config": text.flat(trial["config"]),
+        "config": text.format_values(trial["config"]),
         "outcome": trial["outcome"] or "under way",
-        "latency": f"{text.latency(trial['latency_us'])} (spread {text.spread(trial['spread_us'])})",
-        "compiling": text.duration(trial["compile_s"]),
-        "measuring": text.duration(trial["lane_s"]),
+        "latency": f"{text.format_latency(trial['latency_us'])} (spread {text.format_spread(trial['spread_us'])})",
+        "compiling": text.format_duration(trial["compile_s"]),
+        "measuring": text.format_duration(trial["lane_s"]),
         "artifact": trial["artifact"] or text.ABSENT,
         "digest": trial.get("digest", text.ABSENT),
-        **{_label(name): _worded(name, value) for name, value in detail.items() if name not in _SHOWN_APART},
+        **{_fact_label(name): _format_fact(name, value) for name, value in detail.items() if name not in _SHOWN_APART},
         "tried again": TRIED_AGAIN[Outcome(trial["outcome"])] if trial["outcome"] else text.ABSENT,
     }
     if "story" in detail:
         facts["story"] = " → ".join(word.replace("_", " ") for word in detail["story"])
-    return {name: text.clean(value) for name, value in facts.items()}
+    return {name: text.clean_message(value) for name, value in facts.items()}
 
 
 def messages_of(trial: Mapping[str, Any]) -> dict[str, str]:
@@ -56,30 +56,30 @@ def messages_of(trial: Mapping[str, Any]) -> dict[str, str]:
     return {name: str(words) for name, words in texts.items() if words}
 
 
-def _label(name: str) -> str:
+def _fact_label(name: str) -> str:
     """Return the name of a detail, without its unit."""
     return _LABELS.get(name) or name.removesuffix("_us").removesuffix("_s").replace("_", " ")
 
 
-def _worded(name: str, value: object) -> str:
+def _format_fact(name: str, value: object) -> str:
     """Return a detail's value for people, in the unit that its name ends in."""
     match value:
         case Mapping():
             # Commands of compilers have their own lines.
             pairs = {
-                key: _worded(name if name.endswith("_s") else key, item)
+                key: _format_fact(name if name.endswith("_s") else key, item)
                 for key, item in value.items()
                 if key != "command"
             }
             return " ".join(f"{key}={said}" for key, said in pairs.items() if said)
         case list() | tuple():
-            return ", ".join(_worded(name, item) for item in value)
+            return ", ".join(_format_fact(name, item) for item in value)
         case bool():
             return str(value).lower()
         case int() | float() if name.endswith("_us"):
-            return text.latency(value)
+            return text.format_latency(value)
         case int() | float() if name.endswith("_s"):
-            return text.duration(value)
+            return text.format_duration(value)
         case float():
             return f"{value:.4g}"
         case _:

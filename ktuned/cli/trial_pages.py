@@ -25,12 +25,12 @@ def all_trials(client: Client, *, page: int = PAGE, **chosen: Any) -> list[dict[
         more = client.call("results", limit=page, order="newest", deadline_s=_DEADLINE_S, **before, **chosen)["trials"]
         # A daemon of an earlier version does not know `before`, and would return the first page for ever.
         if not more or more[0]["id"] >= before.get("before", more[0]["id"] + 1):
-            return sorted(found, key=_place)
+            return sorted(found, key=_table_key)
         found += more
         before = {"before": min(trial["id"] for trial in more)}
 
 
-def _place(trial: Mapping[str, Any]) -> tuple[bool, str, str, float, int]:
+def _table_key(trial: Mapping[str, Any]) -> tuple[bool, str, str, float, int]:
     """Return the place of a trial in a table: the fastest of each problem and device first, then those without."""
     latency = trial["latency_us"]
     return latency is None, canonical(trial["problem"]), trial["device"], latency or 0.0, trial["id"]

@@ -14,25 +14,25 @@ ACROSS_VERSIONS: Final = frozenset({"start", "status", "stop", "doctor", "servic
 """Commands that work with a daemon of any protocol: they start, show and end one, as an upgrade requires."""
 
 
-def version() -> str:
+def own_version() -> str:
     """Return the version of this distribution."""
     from importlib.metadata import version as installed
 
     return installed("ktuned")
 
 
-def checked(callback: Callable[..., Any]) -> Callable[..., Any]:
+def check_before(callback: Callable[..., Any]) -> Callable[..., Any]:
     """Return a command's callback that first checks that no daemon of another protocol runs."""
 
     @functools.wraps(callback)
     def run(*args: Any, **kwargs: Any) -> Any:
-        check()
+        check_protocol()
         return callback(*args, **kwargs)
 
     return run
 
 
-def check() -> None:
+def check_protocol() -> None:
     """Check the daemon's protocol, if a daemon runs.
 
     Raises:
@@ -52,6 +52,6 @@ def check() -> None:
     if spoken != PROTOCOL_VERSION:
         raise DaemonUnavailable(
             f"the daemon is ktuned {said.get('build', 'of an unknown version')} and speaks protocol {spoken}; "
-            f"this is {version()}, which speaks {PROTOCOL_VERSION}",
+            f"this is {own_version()}, which speaks {PROTOCOL_VERSION}",
             "`ktuned stop` ends it, and the next command starts one of this version",
         )

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ktuned.cli import choose_presenter, ensure_daemon, follow, say
+from ktuned.cli import choose_presenter, ensure_daemon, follow_tuning, print_message
 from ktuned.model import KernelFileError, KtunedError, UsageError, canonical
 from ktuned.python.origin import Origin, notebook_shell, origin_of
 from ktuned.python.result import Result
@@ -131,10 +131,10 @@ def _follow(tuning: Tuning, progress: bool | None) -> None:
     """Show a tuning until its jobs have ended; ``None`` shows progress in terminals and in notebooks alone."""
     shell = notebook_shell()
     try:
-        follow(tuning, choose_presenter(in_notebook=hasattr(shell, "kernel"), wanted=progress))
+        follow_tuning(tuning, choose_presenter(in_notebook=hasattr(shell, "kernel"), wanted=progress))
     except KeyboardInterrupt:
         job = tuning.jobs[0]["id"]
-        say(f"detached; job {job} continues: the same call joins it, `ktuned jobs {job} --cancel` cancels it")
+        print_message(f"detached; job {job} continues: the same call joins it, `ktuned jobs {job} --cancel` cancels it")
         raise
 
 

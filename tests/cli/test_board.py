@@ -3,7 +3,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ktuned.cli.watch.board import Board, BoardRow, catch_up, estimate, fold, keep, know
+from ktuned.cli.watch.board import Board, BoardRow, add_answers, add_estimates, catch_up, fold_event, keep_kernels
 from ktuned.cli.watch.cells import shorten_path
 from ktuned.model.objective import LATENCY
 from ktuned.model.values import canonical
@@ -22,9 +22,9 @@ def winner(latency_us: float, job: int | None = 1, **changes: Any) -> dict[str, 
 
 def after(*events: Mapping[str, Any], board: Board | None = None) -> Board:
     """Return a board after events, each a second later than the one before."""
-    board = board or know(Board(), [answer_map()])
+    board = board or add_answers(Board(), [answer_map()])
     for second, event in enumerate(events):
-        board = fold(board, event, 100.0 + second)
+        board = fold_event(board, event, 100.0 + second)
     return board
 
 
@@ -74,7 +74,7 @@ def test_edit_that_fails_keeps_the_old_winner_and_tells_the_compiler_s_line() ->
     )
     assert (row(board).state, row(board).failure) == ("failed", "gemm.cc:3:5: error: no")
     assert (row(board).before, row(board).current) == (12.5, None)
-    assert row(fold(board, STALE, 1.0)).failure == ""
+    assert row(fold_event(board, STALE, 1.0)).failure == ""
 
 
 def test_undone_edit_has_its_old_winner_at_once() -> None:
@@ -86,8 +86,8 @@ def test_undone_edit_has_its_old_winner_at_once() -> None:
 def test_superseded_job_leaves_the_row_stale_and_older_ones_say_nothing() -> None:
     """A cancelled job's row waits for the next one; events of an older job than the row's change nothing."""
     board = after(STALE, state_event("job_started", job_map(2)))
-    assert row(fold(board, state_event("job_done", job_map(1, state="failed")), 1.0)) == row(board)
-    assert row(fold(board, state_event("job_done", job_map(2, state="cancelled")), 1.0)).state == "stale"
+    assert row(fold_event(board, state_event("job_done", job_map(1, state="failed")), 1.0)) == row(board)
+    assert row(fold_event(board, state_event("job_done", job_map(2, state="cancelled")), 1.0)).state == "stale"
 
 
 def test_tuning_anew_without_a_save_compares_with_the_winner_before() -> None:
@@ -99,7 +99,7 @@ def test_tuning_anew_without_a_save_compares_with_the_winner_before() -> None:
 def test_catching_up_makes_no_news() -> None:
     """Jobs that were there before show their state, not a comparison; the newest of a case counts."""
     jobs = [job_map(3, state="paused"), job_map(1, state="done", best_us=9.0, finished=5.0)]
-    board = catch_up(know(Board(), [answer_map()]), jobs)
+    board = catch_up(add_answers(Board(), [answer_map()]), jobs)
     job = row(board).job
     assert job is not None
     assert (row(board).state, job.id, row(board).before) == ("paused", 3, None)
@@ -110,17 +110,17 @@ def test_catching_up_makes_no_news() -> None:
         "excerpt": "y = x\n    ^",
         "hint": "define x",
     }
-    known = keep(board, {"kernels": [], "errors": [error], "roots": [{"path": "/src"}]})
+    known = keep_kernels(board, {"kernels": [], "errors": [error], "roots": [{"path": "/src"}]})
     assert list(known.rows) == [CASE]
     assert known.errors["/src/tune_x.py"].line == "/src/tune_x.py:3: NameError: x"
     assert known.errors["/src/tune_x.py"].excerpt == ("    y = x", "        ^")
     assert (known.roots, known.problems) == (("/src",), 1)
-    assert keep(know(Board(), [answer_map()]), NO_KERNELS).rows == {}
+    assert keep_kernels(add_answers(Board(), [answer_map()]), NO_KERNELS).rows == {}
 
 
 def test_row_of_an_unknown_device_becomes_its_job_s() -> None:
     """A case whose device is not known yet is not shown twice once it is."""
-    board = know(Board(), [answer_map(device=None, status="default", latency_us=None)])
+    board = add_answers(Board(), [answer_map(device=None, status="default", latency_us=None)])
     board = after(state_event("job_started", job_map()), board=board)
     assert [entry.device for entry in board.rows.values()] == [DEVICE]
 
@@ -128,11 +128,11 @@ def test_row_of_an_unknown_device_becomes_its_job_s() -> None:
 def test_estimates_reach_open_jobs_alone() -> None:
     """How long and what for is reported jobs that wait or run."""
     board = after(state_event("job_queued", job_map(state="queued")))
-    waiting = estimate(board, [job_map(state="queued", waits_for="all tuning is paused", left_s=None)])
+    waiting = add_estimates(board, [job_map(state="queued", waits_for="all tuning is paused", left_s=None)])
     job = row(waiting).job
     assert job is not None
     assert job.waits_for == "all tuning is paused"
-    assert row(estimate(after(), [job_map(left_s=3.0)])).job is None
+    assert row(add_estimates(after(), [job_map(left_s=3.0)])).job is None
 
 
 def test_pauses() -> None:
@@ -155,7 +155,10 @@ def test_a_job_without_a_device_has_one_row() -> None:
     """Where nothing can be measured the lookup's answer names no device, and the job what it compiled for."""
     failed = job_map(state="failed", device="sm_90a", message="no device: no GPU")
     answer = answer_map(status="default", device=None, latency_us=None, age_s=None)
-    for board in (know(catch_up(Board(), [failed]), [answer]), catch_up(know(Board(), [answer]), [failed])):
+    for board in (
+        add_answers(catch_up(Board(), [failed]), [answer]),
+        catch_up(add_answers(Board(), [answer]), [failed]),
+    ):
         (only,) = board.rows.values()
         assert (only.device, only.state, only.failure) == ("sm_90a", "failed", "no device: no GPU")
 
@@ -178,15 +181,15 @@ def test_a_save_makes_only_what_has_a_figure_stale() -> None:
 def test_a_kernel_that_is_gone_goes_from_the_board() -> None:
     """Its row stays only until its job has ended."""
     running = after(state_event("job_started", job_map()))
-    assert set(keep(running, NO_KERNELS).rows) == {CASE}
+    assert set(keep_kernels(running, NO_KERNELS).rows) == {CASE}
     done = after(state_event("job_done", job_map(state="done", best_us=5.0)), board=running)
-    assert keep(done, NO_KERNELS).rows == {}
-    assert set(keep(done, {"kernels": [{"name": KERNEL}], "errors": []}).rows) == {CASE}
+    assert keep_kernels(done, NO_KERNELS).rows == {}
+    assert set(keep_kernels(done, {"kernels": [{"name": KERNEL}], "errors": []}).rows) == {CASE}
 
 
 def test_a_row_has_its_winner_s_config() -> None:
     """From the lookup, from a winner that a job found, and through an edit until there is another."""
-    known = know(Board(), [answer_map()])
+    known = add_answers(Board(), [answer_map()])
     assert row(known).config == {"BM": 32, "fast": True}
     assert row(after(STALE, board=known)).config == {"BM": 32, "fast": True}
     assert row(after(state_event("job_started", job_map()), winner(9.0), board=known)).config == {"BM": 1}

@@ -78,7 +78,9 @@ def test_one_reason_for_all_configs_is_one_line(run: Run, serve: Serve) -> None:
     assert (ran.code, ran.out, ran.err.count("\n")) == (1, "", 1)
     assert "no config could be compiled: the target is sm_90a (3 unsupported; " in ran.err
     shown = Lines()
-    taken = [shown.take(line, reason) for line, reason in (("a", "x"), ("b", "x"), ("c", None), ("d", "x"), ("e", "x"))]
+    taken = [
+        shown.take_line(line, reason) for line, reason in (("a", "x"), ("b", "x"), ("c", None), ("d", "x"), ("e", "x"))
+    ]
     assert taken == [[], [], ["a", "b", "c"], ["d"], ["e"]]
     assert shown.refusal == ""
 

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from ktuned.cli.completion import names
+from ktuned.cli.completion import complete_kernel_names
 from tests.cli.conftest import Serve
 
 
@@ -25,7 +25,7 @@ from tests.cli.conftest import Serve
 )
 def test_names_that_mean_one_kernel(incomplete: str, expected: list[str]) -> None:
     """A short name is offered where one kernel has it, full names else, for either of their parts."""
-    assert sorted(names(["two:gemm", "one:gemm", "one:add"], incomplete)) == expected
+    assert sorted(complete_kernel_names(["two:gemm", "one:gemm", "one:add"], incomplete)) == expected
 
 
 def completed(words: str) -> list[str]:

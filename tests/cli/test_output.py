@@ -27,10 +27,10 @@ def test_a_long_request_is_mentioned_again_and_again(monkeypatch: pytest.MonkeyP
     """As long as it takes a line follows after each interval; none comes after it, and none for a short one."""
     said = _Watched()
     monkeypatch.setattr(sys, "stderr", said)
-    with output.patience("checking", every_s=0.01):
+    with output.report_waiting("checking", every_s=0.01):
         assert said.has_two_lines.wait(10)
     lines = said.getvalue().splitlines()
     assert all(line.startswith("checking: ") and line.endswith(" so far") for line in lines)
-    with output.patience("checking"):
+    with output.report_waiting("checking"):
         pass
     assert said.getvalue().splitlines() == lines

@@ -22,7 +22,7 @@ from ktuned.cli.news import (
     WinnerChanged,
     WorkerChanged,
 )
-from ktuned.cli.progress import begin, fold, remember, resync
+from ktuned.cli.progress import add_earlier_winners, begin_view, fold_event, resync_view
 from ktuned.model.job import JobState
 from ktuned.model.values import Outcome
 from tests.cli.samples import DEVICE, KERNEL, PROBLEM, job_map, state_event, trial_event, trial_map
@@ -32,7 +32,7 @@ def told(view: View, *events: dict[str, Any]) -> tuple[View, list[News]]:
     """Fold several events that arrive at once."""
     news: list[News] = []
     for event in events:
-        view, more = fold(view, event)
+        view, more = fold_event(view, event)
         news.extend(more)
     return view, news
 
@@ -40,15 +40,15 @@ def told(view: View, *events: dict[str, Any]) -> tuple[View, list[News]]:
 @pytest.mark.parametrize("kind", ["pin", "", None, "lookup"])
 def test_unknown_types_change_nothing(kind: str | None) -> None:
     """An event of a type from a newer daemon leaves the view as it was."""
-    view = begin([job_map()])
-    assert fold(view, {"type": kind, "kernel": KERNEL, "job": 1}) == (view, ())
-    assert fold(view, {"fresh": True, "epoch": 1, "seq": 1}) == (view, ())
+    view = begin_view([job_map()])
+    assert fold_event(view, {"type": kind, "kernel": KERNEL, "job": 1}) == (view, ())
+    assert fold_event(view, {"fresh": True, "epoch": 1, "seq": 1}) == (view, ())
 
 
 @pytest.mark.parametrize("outcome", list(Outcome))
 def test_each_outcome_is_counted_and_only_failures_are_news(outcome: Outcome) -> None:
     """Whatever a trial's outcome, the counts follow the daemon's; a failure is reported once per outcome."""
-    view = begin([job_map(best_us=1.0)])
+    view = begin_view([job_map(best_us=1.0)])
     first = trial_event(trial_map(1, outcome), 1, best_us=1.0)
     second = trial_event(trial_map(2, outcome), 2, best_us=1.0)
     view, news = told(view, first, second)
@@ -65,7 +65,7 @@ def test_each_outcome_is_counted_and_only_failures_are_news(outcome: Outcome) ->
 
 def test_only_a_better_trial_is_a_new_best() -> None:
     """A best is reported when the latency falls, with its config, and no other time."""
-    view = begin([job_map()])
+    view = begin_view([job_map()])
     trials = [trial_map(n, latency_us=us) for n, us in enumerate((50.0, 60.0, 50.0, 40.0), 1)]
     bests = [50.0, 50.0, 50.0, 40.0]
     events = [trial_event(trial, n, best_us=best) for n, (trial, best) in enumerate(zip(trials, bests, strict=True), 1)]
@@ -80,7 +80,7 @@ def test_only_a_better_trial_is_a_new_best() -> None:
 def test_a_winner_that_comes_before_its_trial_hides_no_best() -> None:
     """The daemon reports a winner as soon as it is served, and the trial that made it after; both are known."""
     winner = {"type": "winner", "kernel": KERNEL, "job": 1, "problem": PROBLEM, "device": DEVICE, "config": {"BM": 1}}
-    view = begin([job_map()])
+    view = begin_view([job_map()])
     view, news = told(view, {**winner, "latency_us": 50.0}, trial_event(trial_map(1, latency_us=50.0), 1))
     assert [piece.figure for piece in news if isinstance(piece, NewBest)] == [50.0]
     assert view.jobs[1].best_config == {"BM": 1}
@@ -88,7 +88,7 @@ def test_a_winner_that_comes_before_its_trial_hides_no_best() -> None:
 
 def test_a_resumed_jobs_old_best_is_no_news() -> None:
     """Only what beats the best that a job came with is reported."""
-    view = begin([job_map(best_us=50.0)])
+    view = begin_view([job_map(best_us=50.0)])
     _, news = told(view, trial_event(trial_map(1, latency_us=60.0), 1, best_us=50.0))
     assert news == []
 
@@ -96,7 +96,7 @@ def test_a_resumed_jobs_old_best_is_no_news() -> None:
 @pytest.mark.parametrize("known", [True, False])
 def test_a_trial_that_the_store_no_longer_has_still_counts(known: bool) -> None:
     """An event without its trial moves the bar of a job that is known, and makes none known."""
-    view = begin([job_map()]) if known else View()
+    view = begin_view([job_map()]) if known else View()
     view, news = told(view, trial_event(trial_map(), 2) | {"trial": None})
     assert news == []
     assert [job.done for job in view.jobs.values()] == ([2] if known else [])
@@ -114,7 +114,7 @@ def test_a_trial_of_an_unknown_job_makes_the_job_known() -> None:
 @pytest.mark.parametrize("new", list(JobState))
 def test_beginnings_and_ends_are_told_once(old: JobState | None, new: JobState) -> None:
     """From every state to every other, a job's begin and its end are news exactly when they are new."""
-    view = View() if old is None else begin([job_map(state=old)])
+    view = View() if old is None else begin_view([job_map(state=old)])
     _, news = told(view, state_event("job_started", job_map(state=new)))
     if new in ENDED:
         expected: list[type[News]] = [] if old in ENDED else [JobEnded]
@@ -125,7 +125,7 @@ def test_beginnings_and_ends_are_told_once(old: JobState | None, new: JobState) 
 
 def test_a_job_that_ends_keeps_what_its_trials_told() -> None:
     """The last job map adds its figures and leaves the failures' examples and the winner's config."""
-    view = begin([job_map()])
+    view = begin_view([job_map()])
     winner = {
         "type": "winner",
         "kernel": KERNEL,
@@ -173,7 +173,7 @@ def test_what_concerns_an_unknown_job_makes_no_job(event: str) -> None:
 
 def test_a_round_of_refining_shows_until_the_job_ends() -> None:
     """The finalists' round stands in the view while they are measured again."""
-    view = begin([job_map()])
+    view = begin_view([job_map()])
     view, news = told(view, {"type": "refining", "kernel": KERNEL, "job": 1, "finalists": 2, "round": 2, "rounds": 3})
     assert (view.jobs[1].round, news) == ((2, 3), [])
 
@@ -186,7 +186,7 @@ def test_a_second_tuning_knows_what_stood_before() -> None:
         job_map(3, state="done", best_us=None, finished=4.0),
         job_map(4, state="done", best_us=5.0, finished=5.0, problem={"M": 1}),
     ]
-    view = remember(View(), earlier)
+    view = add_earlier_winners(View(), earlier)
     view, _ = told(view, state_event("job_started", job_map(9)))
     assert view.jobs[9].before == 80.0
     ended = state_event("job_done", job_map(9, state="done", best_us=40.0))
@@ -201,29 +201,29 @@ def test_a_second_tuning_knows_what_stood_before() -> None:
 
 def test_remembering_never_overwrites_what_was_seen() -> None:
     """A winner that an event reported is newer than any job that was asked for."""
-    seen = begin([])
+    seen = begin_view([])
     winner = {"type": "winner", "kernel": KERNEL, "job": 9, "problem": PROBLEM, "device": DEVICE, "config": {}}
     seen, _ = told(seen, {**winner, "latency_us": 10.0})
-    view = remember(seen, [job_map(1, state="done", best_us=90.0)])
+    view = add_earlier_winners(seen, [job_map(1, state="done", best_us=90.0)])
     assert list(view.winners.values()) == [10.0]
 
 
 def test_catching_up_tells_what_was_missed() -> None:
     """After lost events, the jobs' maps report the ends and beginnings that no one heard."""
-    view = begin([job_map(1), job_map(2, state="queued")])
-    view, news = resync(view, [job_map(1, state="done", best_us=1.0), job_map(2), job_map(3, state="queued")])
+    view = begin_view([job_map(1), job_map(2, state="queued")])
+    view, news = resync_view(view, [job_map(1, state="done", best_us=1.0), job_map(2), job_map(3, state="queued")])
     assert [type(piece) for piece in news] == [JobEnded, JobBegan]
     assert [job.id for job in view.active] == [2, 3]
 
 
 def test_time_left_is_the_daemon_s() -> None:
     """The estimate comes from trials' events and job maps, and only for jobs that are open."""
-    view, _ = told(begin([job_map()]), trial_event(trial_map(), 1, left_s=7.0))
+    view, _ = told(begin_view([job_map()]), trial_event(trial_map(), 1, left_s=7.0))
     assert view.jobs[1].left_s == 7.0
-    asked = progress.estimate(view, [job_map(left_s=5.0, waits_for="a lane"), job_map(9, left_s=1.0)])
+    asked = progress.add_estimates(view, [job_map(left_s=5.0, waits_for="a lane"), job_map(9, left_s=1.0)])
     assert [(job.left_s, job.waits_for) for job in asked.jobs.values()] == [(5.0, "a lane")]
-    ended = begin([job_map(state="done")])
-    assert progress.estimate(ended, [job_map(left_s=5.0)]) == ended
+    ended = begin_view([job_map(state="done")])
+    assert progress.add_estimates(ended, [job_map(left_s=5.0)]) == ended
 
 
 @pytest.mark.parametrize(
@@ -247,8 +247,8 @@ def test_time_left_is_the_daemon_s() -> None:
 )
 def test_what_concerns_no_job_is_news_and_changes_no_job(event: dict[str, Any], expected: News) -> None:
     """Saves, lanes and workers are reported as they come."""
-    view = begin([job_map()])
-    assert fold(view, event) == (view, (expected,))
+    view = begin_view([job_map()])
+    assert fold_event(view, event) == (view, (expected,))
 
 
 def test_a_winner_that_needed_no_job_is_news() -> None:
@@ -256,10 +256,10 @@ def test_a_winner_that_needed_no_job_is_news() -> None:
     event: dict[str, Any] = {"type": "winner", "kernel": KERNEL, "job": None, "problem": PROBLEM, "device": DEVICE}
     config: dict[str, Any] = {"BM": 1}
     event |= {"config": config, "latency_us": 7.0, "trial": 3}
-    _, news = fold(begin([]), event)
+    _, news = fold_event(begin_view([]), event)
     assert news == (WinnerChanged(KERNEL, event["problem"], DEVICE, config, 7.0, None),)
     assert lines_of(news[0]) == [f"{KERNEL} [M=64 dtype=float32] on {DEVICE}: known already, 7.000 µs  BM=1"]
-    _, of_job = fold(begin([job_map()]), event | {"job": 1})
+    _, of_job = fold_event(begin_view([job_map()]), event | {"job": 1})
     assert [line for piece in of_job for line in lines_of(piece)] == []
 
 
@@ -275,12 +275,12 @@ def test_a_winner_that_needed_no_job_is_news() -> None:
 )
 def test_only_a_job_that_is_done_and_has_a_best_is_reached(state: str, best_us: float | None, reached: bool) -> None:
     """What decides the exit status: done, with a winner."""
-    assert begin([job_map(state=state, best_us=best_us)]).jobs[1].has_winner is reached
+    assert begin_view([job_map(state=state, best_us=best_us)]).jobs[1].has_winner is reached
 
 
 def test_the_views_of_others_are_not_changed() -> None:
     """Folding makes a new view; the old one, which a refresh may be drawing, stays as it was."""
-    view = begin([job_map()])
+    view = begin_view([job_map()])
     kept = (dict(view.jobs), dict(view.winners))
     told(view, trial_event(trial_map(), 1), state_event("job_done", job_map(state="done")))
     assert (dict(view.jobs), dict(view.winners)) == kept
@@ -288,7 +288,7 @@ def test_the_views_of_others_are_not_changed() -> None:
 
 def test_notices_follow_a_jobs_end() -> None:
     """Each on a line of its own; the summary of the search is not one."""
-    view = begin([job_map()])
+    view = begin_view([job_map()])
     ended = job_map(state="done", best_us=5.0, message="random tried 3 configs\nnotice: X has no effect")
     _, news = told(view, state_event("job_done", ended))
     (line, notice) = lines_of(news[-1])

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from ktuned.cli.regression import compare, previous
+from ktuned.cli.regression import compare_answers, find_previous_best
 from ktuned.model import Objective
 from tests.cli.samples import DEVICE, answer_map, trial_map
 
@@ -27,7 +27,7 @@ from tests.cli.samples import DEVICE, answer_map, trial_map
 def test_verdicts(before: tuple[str, float] | None, now: tuple[str, float], verdict: str) -> None:
     """Within the tolerance is the same; without a figure for the files as they are, it failed."""
     answers = [] if before is None else [answer_map(status=before[0], latency_us=before[1])]
-    (found,) = compare(answers, [answer_map(status=now[0], latency_us=now[1])], 0.03)
+    (found,) = compare_answers(answers, [answer_map(status=now[0], latency_us=now[1])], 0.03)
     assert found.verdict == verdict
     assert found.is_regression is (verdict in ("slower", "failed"))
     assert found.to_wire()["verdict"] == verdict
@@ -40,7 +40,7 @@ def test_cases_are_compared_by_kernel_and_problem() -> None:
         answer_map(problem={"a": 9}, latency_us=1.0),
     ]
     after = [answer_map(problem={"b": 2, "a": 1}, latency_us=20.0), answer_map(kernel="p:other", latency_us=3.0)]
-    found = compare(before, after, 0.5)
+    found = compare_answers(before, after, 0.5)
     assert [(entry.before, entry.now, entry.verdict) for entry in found] == [
         (10.0, 20.0, "slower"),
         (None, 3.0, "new"),
@@ -56,8 +56,8 @@ def test_figure_of_the_state_before() -> None:
         trial_map(4, digest="older", latency_us=5.0, updated=6.0),
         trial_map(5, digest="last", latency_us=2.0, updated=8.5, device="another"),
     ]
-    assert previous(trials, "now", DEVICE) == 20.0
-    assert previous(trials[:1], "now", DEVICE) is None
+    assert find_previous_best(trials, "now", DEVICE) == 20.0
+    assert find_previous_best(trials[:1], "now", DEVICE) is None
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_winners_of_other_objectives_are_compared_by_their_figures(
     old = answer_map(status="stale", objective=objective, metrics=before)
     new = answer_map(latency_us=99.0, objective=objective, metrics=now)
     by_latency = answer_map(latency_us=12.5)
-    found = compare([old, answer_map()], [new, by_latency], 0.03)
+    found = compare_answers([old, answer_map()], [new, by_latency], 0.03)
     assert [entry.verdict for entry in found] == [verdict, "same"]
     assert (found[0].to_wire()["now"], found[0].to_wire()["now_us"]) == (next(iter(now.values()), None), None)
     assert found[1].to_wire()["now_us"] == 12.5
@@ -93,5 +93,5 @@ def test_previous_figure_by_another_objective() -> None:
         trial_map(3, digest="b", updated=3.0, metrics={"tflops": 4.0}),
         trial_map(4, digest="c", updated=4.0),
     ]
-    assert previous(trials, "now", DEVICE, Objective("max:tflops")) == 4.0
-    assert previous(trials[3:], "now", DEVICE, Objective("max:tflops")) is None
+    assert find_previous_best(trials, "now", DEVICE, Objective("max:tflops")) == 4.0
+    assert find_previous_best(trials[3:], "now", DEVICE, Objective("max:tflops")) is None

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.cli.commands.run import HOOK, hooked, run_program, summarise
+from ktuned.cli.commands.run import HOOK, hook_environment, run_program, summarise_account
 from ktuned.dropin import RECORDED, TUNED, Account
 from ktuned.model import UsageError
 
@@ -135,7 +135,7 @@ def test_every_way_to_start_a_program_gets_the_drop_in(words: list[str], tmp_pat
     command = [word.format(python=sys.executable, script=script) for word in words]
     done = subprocess.run(
         command,
-        env={**environment, **hooked("wait", "tolerance", str(tmp_path / "summary"), environment)},
+        env={**environment, **hook_environment("wait", "tolerance", str(tmp_path / "summary"), environment)},
         cwd=tmp_path,
         capture_output=True,
         text=True,
@@ -161,7 +161,7 @@ class TestSummary:
 
     def test_it_says_what_was_adopted_tuned_recorded_and_left_alone(self) -> None:
         """With a reason for each, and what to do next."""
-        assert summarise(self.account()) == [
+        assert summarise_account(self.account()) == [
             "p.f has a do_bench of its own; ktuned times it in its own way",
             "adopted 2 functions: fla: f, g",
             "3 tuning keys: 1 tuned, 1 recorded now",
@@ -172,7 +172,7 @@ class TestSummary:
 
     def test_without_a_gpu_it_says_so(self) -> None:
         """Nothing is promised."""
-        assert summarise(self.account(), has_device=False)[-1].startswith(
+        assert summarise_account(self.account(), has_device=False)[-1].startswith(
             "no GPU is found here, so nothing is measured"
         )
 
@@ -181,11 +181,11 @@ class TestSummary:
         account = Account()
         for number in range(9):
             account.adopt(f"fla.ops.f{number}")
-        assert summarise(account) == ["adopted 9 functions: fla: f0, f1, f2, … (9)"]
+        assert summarise_account(account) == ["adopted 9 functions: fla: f0, f1, f2, … (9)"]
 
     def test_nothing_is_a_line_too(self) -> None:
         """It says why that may be."""
-        (line,) = summarise(Account())
+        (line,) = summarise_account(Account())
         assert "no autotuned function was called" in line
 
 

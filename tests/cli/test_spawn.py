@@ -44,7 +44,7 @@ def test_a_daemon_is_started_in_its_own_session(tmp_path: Path, interpreter: Pat
     program.write_text(LISTENS)
     behave(interpreter, f"exec {sys.prefix}/bin/python3 {program}")
     path = tmp_path / "s" / "ktuned.sock"
-    pid = spawn.start(str(path), tmp_path / "state")
+    pid = spawn.start_daemon(str(path), tmp_path / "state")
     try:
         assert spawn.is_serving(str(path))
         assert (tmp_path / "state" / spawn.LOG_NAME).read_text() == "session True /\n"
@@ -58,7 +58,7 @@ def test_a_daemon_that_ends_has_its_last_words_told(tmp_path: Path, interpreter:
     (tmp_path / spawn.LOG_NAME).write_text("an old failure\n")
     behave(interpreter, "echo starting; echo 'ktuned: the disk is full' >&2; echo timestamp=1 another daemon; exit 4")
     with pytest.raises(spawn.DaemonNotStarted) as caught:
-        spawn.start(str(tmp_path / "s" / "ktuned.sock"), tmp_path)
+        spawn.start_daemon(str(tmp_path / "s" / "ktuned.sock"), tmp_path)
     assert caught.value.message == "the daemon ended with status 4: the disk is full"
     assert str(tmp_path / spawn.LOG_NAME) in caught.value.hint
 
@@ -68,26 +68,26 @@ def test_a_daemon_that_says_nothing_is_told_so(tmp_path: Path, interpreter: Path
     (tmp_path / spawn.LOG_NAME).write_text("an old failure\n")
     behave(interpreter, "exit 1")
     with pytest.raises(spawn.DaemonNotStarted, match="its log is empty"):
-        spawn.start(str(tmp_path / "s" / "ktuned.sock"), tmp_path)
+        spawn.start_daemon(str(tmp_path / "s" / "ktuned.sock"), tmp_path)
 
 
 def test_a_daemon_that_is_late_is_ended(tmp_path: Path, interpreter: Path) -> None:
     """Past the deadline the process is killed and reaped, and the line says how long was waited."""
     behave(interpreter, "exec sleep 600")
     with pytest.raises(spawn.DaemonNotStarted, match=r"did not answer within 0\.1 s"):
-        spawn.start(str(tmp_path / "s" / "ktuned.sock"), tmp_path, deadline_s=0.1)
+        spawn.start_daemon(str(tmp_path / "s" / "ktuned.sock"), tmp_path, deadline_s=0.1)
 
 
 def test_the_loser_of_two_starts_takes_the_winners_daemon(tmp_path: Path, interpreter: Path, serve: Serve) -> None:
     """When the one started here ends because another serves, that is no failure."""
     behave(interpreter, "echo 'another daemon serves' >&2; exit 1")
-    assert spawn.start(str(serve().path), tmp_path) == 0
+    assert spawn.start_daemon(str(serve().path), tmp_path) == 0
 
 
 def test_a_daemon_that_runs_is_not_started_again(serve: Serve, interpreter: Path) -> None:
     """Nothing is started while someone serves."""
     serve()
-    assert spawn.ensure() is None
+    assert spawn.ensure_daemon() is None
 
 
 def test_tune_without_a_daemon_that_can_start_exits_3(run: Run, interpreter: Path) -> None:

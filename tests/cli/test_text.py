@@ -8,13 +8,13 @@ from hypothesis import strategies as st
 
 from ktuned.cli import lines, text
 from ktuned.cli.news import JobEnded, LaneChanged, Reloaded, WorkerChanged
-from ktuned.cli.progress import begin
+from ktuned.cli.progress import begin_view
 from tests.cli.samples import job_map
 
 
 def test_what_is_left() -> None:
     """A job that polishes its finalists is not said to take no time at all."""
-    assert [text.left(seconds) for seconds in (None, 0.0, 75.0)] == ["", "", "1 min 15 s left"]
+    assert [text.format_time_left(seconds) for seconds in (None, 0.0, 75.0)] == ["", "", "1 min 15 s left"]
 
 
 def test_a_spread_beyond_all_bounds_is_no_figure() -> None:
@@ -30,7 +30,7 @@ def test_a_spread_beyond_all_bounds_is_no_figure() -> None:
 )  # fmt: skip
 def test_latency(value: float | None, expected: str) -> None:
     """A latency comes in the unit that suits it, with four digits, so that figures stand below each other."""
-    assert text.latency(value) == expected
+    assert text.format_latency(value) == expected
 
 
 @pytest.mark.parametrize(
@@ -39,13 +39,13 @@ def test_latency(value: float | None, expected: str) -> None:
 )
 def test_spread(value: float | None, expected: str) -> None:
     """Two digits report how far samples lie apart."""
-    assert text.spread(value) == expected
+    assert text.format_spread(value) == expected
 
 
 @pytest.mark.parametrize(("count", "expected"), [(0, "0 jobs"), (1, "1 job"), (1234567, "1,234,567 jobs")])
 def test_number(count: int, expected: str) -> None:
     """One of a thing has no s."""
-    assert text.number(count, "job") == expected
+    assert text.count_of(count, "job") == expected
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_number(count: int, expected: str) -> None:
 )  # fmt: skip
 def test_duration(value: float | None, expected: str) -> None:
     """A span of time comes in its two largest units."""
-    assert text.duration(value) == expected
+    assert text.format_duration(value) == expected
 
 
 @pytest.mark.parametrize(
@@ -64,13 +64,13 @@ def test_duration(value: float | None, expected: str) -> None:
 )
 def test_size(value: float | None, expected: str) -> None:
     """A size comes in binary units."""
-    assert text.size(value) == expected
+    assert text.format_size(value) == expected
 
 
 @given(st.text())
 def test_cleaned_text_steers_no_terminal(message: str) -> None:
     """Whatever a compiler prints, nothing but printable characters and line ends is left, and a line is a line."""
-    assert all(letter == "\n" or letter.isprintable() for letter in text.clean(message))
+    assert all(letter == "\n" or letter.isprintable() for letter in text.clean_message(message))
     assert "\n" not in text.first_line(message)
     assert len(text.first_line(message, limit=10)) <= 10
 
@@ -108,5 +108,5 @@ def test_lines_that_need_no_job() -> None:
 
 def test_an_end_without_figures_is_a_line_too() -> None:
     """A job that ended with nothing to show still says how."""
-    view = begin([job_map(state="cancelled", problem={})])
+    view = begin_view([job_map(state="cancelled", problem={})])
     assert lines.lines_of(JobEnded(view.jobs[1])) == ["project:gemm on cpu-model: job 1 cancelled"]

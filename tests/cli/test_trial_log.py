@@ -1,15 +1,15 @@
 from __future__ import annotations
 
-from ktuned.cli.watch.board import Board, BoardRow, fold
+from ktuned.cli.watch.board import Board, BoardRow, fold_event
 from ktuned.cli.watch.choice import Choice
-from ktuned.cli.watch.trial_log import TrialLog, followed, is_outdated, opened
+from ktuned.cli.watch.trial_log import TrialLog, follow_event, is_outdated, open_log
 from ktuned.model import Objective, canonical
 from tests.cli.samples import DEVICE, KERNEL, PROBLEM, job_map, state_event, trial_event, trial_map
 
 
 def row(objective: str = "latency") -> BoardRow:
     """Return the sample's row while its job runs."""
-    board = fold(Board(), state_event("job_started", job_map(objective=objective)), 0.0)
+    board = fold_event(Board(), state_event("job_started", job_map(objective=objective)), 0.0)
     return board.rows[(KERNEL, canonical(PROBLEM), DEVICE, Objective(objective))]
 
 
@@ -19,7 +19,7 @@ def log(*figures: float | None, objective: str = "latency") -> TrialLog:
         trial_map(number, "measured" if figure else "compile_error", latency_us=figure)
         for number, figure in enumerate(figures, 1)
     ]
-    return opened(row(objective), trials, trials)
+    return open_log(row(objective), trials, trials)
 
 
 def test_best_so_far_leaves_failures_out() -> None:
@@ -31,9 +31,9 @@ def test_best_so_far_leaves_failures_out() -> None:
 def test_best_by_a_figure_that_is_to_be_large() -> None:
     """Costs fall as the figure grows, and a trial without the figure has none."""
     trials = [trial_map(number, metrics={"tflops": value}) for number, value in ((1, 2.0), (2, 4.0), (3, 1.0))]
-    found = opened(row("max:tflops"), [*trials, trial_map(4)], trials)
+    found = open_log(row("max:tflops"), [*trials, trial_map(4)], trials)
     assert found.best_so_far == [0.5, 0.25, 0.25]
-    assert [trial.id for trial in found.listed.shown(found.trials.values(), Choice())][:3] == [2, 1, 3]
+    assert [trial.id for trial in found.listed.filter_items(found.trials.values(), Choice())][:3] == [2, 1, 3]
 
 
 def test_history_has_the_best_of_each_state_of_the_sources() -> None:
@@ -45,22 +45,22 @@ def test_history_has_the_best_of_each_state_of_the_sources() -> None:
         trial_map(4, latency_us=21.0),
         trial_map(5, latency_us=19.0),
     ]
-    found = opened(row(), past[3:], reversed(past))
+    found = open_log(row(), past[3:], reversed(past))
     assert [(trial.id, trial.figure) for trial in found.history] == [(2, 20.0), (3, 25.0), (5, 19.0)]
 
 
 def test_events_add_trials_and_move_the_winner_s_mark() -> None:
     """A trial of another kernel or device changes nothing; one that is measured again takes its own place."""
-    found = followed(log(9.0), trial_event(trial_map(2, latency_us=7.0), 2))
+    found = follow_event(log(9.0), trial_event(trial_map(2, latency_us=7.0), 2))
     assert found.best_so_far == [9.0, 7.0]
-    assert followed(found, trial_event(trial_map(3, job=8, kernel="project:dot"), 3)) == found
-    assert followed(found, trial_event(trial_map(3, job=8, device="H200"), 3)) == found
-    assert followed(found, {"type": "trial_done", "trial": None, "job": 1}) == found
-    won = followed(found, {"type": "winner", "kernel": KERNEL, "job": 1, "trial": 2})
+    assert follow_event(found, trial_event(trial_map(3, job=8, kernel="project:dot"), 3)) == found
+    assert follow_event(found, trial_event(trial_map(3, job=8, device="H200"), 3)) == found
+    assert follow_event(found, {"type": "trial_done", "trial": None, "job": 1}) == found
+    won = follow_event(found, {"type": "winner", "kernel": KERNEL, "job": 1, "trial": 2})
     assert [trial.is_winner for trial in won.trials.values()] == [False, True]
-    again = followed(won, trial_event(trial_map(2, latency_us=8.0), 2))
+    again = follow_event(won, trial_event(trial_map(2, latency_us=8.0), 2))
     assert (again.trials[2].figure, again.trials[2].is_winner) == (8.0, True)
-    assert followed(won, {"type": "winner", "kernel": KERNEL, "job": 7, "trial": 1}) == won
+    assert follow_event(won, {"type": "winner", "kernel": KERNEL, "job": 7, "trial": 1}) == won
 
 
 def test_an_edit_and_the_end_of_a_job_have_the_log_read_again() -> None:

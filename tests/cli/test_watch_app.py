@@ -13,10 +13,10 @@ from textual.pilot import Pilot
 from textual.widgets import DataTable
 
 from ktuned.cli.watch.app import WatchApp
-from ktuned.cli.watch.board import Board, BoardRow, FileError, fold, know
+from ktuned.cli.watch.board import Board, BoardRow, FileError, add_answers, fold_event
 from ktuned.cli.watch.load import Load
 from ktuned.cli.watch.session import Session
-from ktuned.cli.watch.trial_log import opened
+from ktuned.cli.watch.trial_log import open_log
 from ktuned_client import AsyncClient
 from tests.cli.samples import DEVICE, KERNEL, answer_map, job_map, state_event, trial_event, trial_map
 
@@ -56,7 +56,7 @@ def board_of_a_day() -> Board:
         answer_map(problem=PROBLEM, config={"BM": 32, "BN": 64, "unroll": 8}),
         answer_map(kernel="project:attention_forward_causal", problem={"sequence": 16384, "dtype": "bfloat16"}),
     ]
-    board = know(Board(), answers)
+    board = add_answers(Board(), answers)
     failed = job_map(
         2, kernel="project:dot", problem={"n": 65536}, state="failed", message="no config compiled\n" + ERROR
     )
@@ -73,7 +73,7 @@ def board_of_a_day() -> Board:
         events.append(trial_event(trial, number, **figures))
     events += [winner(16.0), state_event("job_done", failed), state_event("job_queued", queued)]
     for event in events:
-        board = fold(board, event, NOW - 75)
+        board = fold_event(board, event, NOW - 75)
     wrong = FileError("/home/author/tune_bad.py:7: SyntaxError: expected ':'", ("    def broken()", "           ^"))
     return replace(board, errors={"/home/author/tune_bad.py": wrong}, roots=("/home/author",))
 
@@ -88,7 +88,7 @@ class FakeSession(Session):
         self.asked: list[tuple[str, str]] = []
         self.given = trials() if given is None else given
 
-    async def follow(self) -> None:
+    async def follow_events(self) -> None:
         """Wait for ever."""
         await asyncio.Event().wait()
 
@@ -96,12 +96,12 @@ class FakeSession(Session):
         """Wait for ever."""
         await asyncio.Event().wait()
 
-    async def open(self, row: BoardRow) -> None:
+    async def open_row(self, row: BoardRow) -> None:
         """Have the trials at once."""
-        self.log = opened(row, self.given if row.kernel == KERNEL else (), ())
+        self.log = open_log(row, self.given if row.kernel == KERNEL else (), ())
         self.on_change()
 
-    async def trial(self, number: int) -> Mapping[str, Any] | None:
+    async def load_trial(self, number: int) -> Mapping[str, Any] | None:
         """Return one of them."""
         return trials()[number - 1]
 
@@ -109,7 +109,7 @@ class FakeSession(Session):
         self.asked.append((what, row.kernel))
         return f"{what} {row.kernel}"
 
-    async def tune(self, row: BoardRow) -> str:
+    async def tune_row(self, row: BoardRow) -> str:
         """Note it."""
         return await self._note("tune", row)
 
@@ -117,7 +117,7 @@ class FakeSession(Session):
         """Note it."""
         return await self._note("pause", row)
 
-    async def cancel(self, row: BoardRow) -> str:
+    async def cancel_job_of_row(self, row: BoardRow) -> str:
         """Note it."""
         return await self._note("cancel", row)
 
@@ -269,8 +269,8 @@ async def test_a_new_best_flashes() -> None:
     async with screen() as (app, pilot, session):
         better = {"best_us": 8.0, "default_us": 58.5, "total": 96, "outcomes": {"measured": 25}}
         trial = trial_map(25, problem=PROBLEM, latency_us=8.0)
-        session.board = fold(session.board, trial_event(trial, 25, **better), NOW)
-        session.board = fold(session.board, winner(8.0), NOW)
+        session.board = fold_event(session.board, trial_event(trial, 25, **better), NOW)
+        session.board = fold_event(session.board, winner(8.0), NOW)
         session.on_change()
         await settled(pilot)
         cells = [str(cell) for cell in app.query_one("#kernels", DataTable).get_row_at(2)]

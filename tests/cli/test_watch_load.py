@@ -6,8 +6,8 @@ import pytest
 
 from ktuned.backends import CpuTicks
 from ktuned.cli.job_view import JobView
-from ktuned.cli.progress import begin
-from ktuned.cli.watch.load import Load, TimeLeft, load_between, sample, summary, time_left
+from ktuned.cli.progress import begin_view
+from ktuned.cli.watch.load import Load, TimeLeft, load_between, sample_load, summarise_load, time_left
 from tests.cli.samples import job_map
 
 
@@ -24,30 +24,30 @@ def ticks(busy: int, idle: int) -> CpuTicks:
 
 def test_load_is_what_happened_between_two_samples() -> None:
     """Of a lane's busy seconds and of the CPUs' ticks; the rate of trials is the daemon's own."""
-    before, now = sample(status(10.0), ticks(100, 100), 5.0), sample(status(11.5), ticks(400, 200), 7.0)
+    before, now = sample_load(status(10.0), ticks(100, 100), 5.0), sample_load(status(11.5), ticks(400, 200), 7.0)
     assert load_between(before, now, status(11.5)) == Load({"cuda:0": 0.75}, 0.75, 2.5)
     assert load_between(None, now, status(11.5)) == Load({}, None, 2.5)
 
 
 def test_load_stays_within_its_bounds() -> None:
     """A batch that ends after it began before the sample, a daemon that began again, a machine without ticks."""
-    early = sample(status(1.0), None, 5.0)
-    assert load_between(early, sample(status(9.0), None, 7.0), status(9.0)).lanes == {"cuda:0": 1.0}
-    assert load_between(early, sample(status(0.0), None, 7.0), status(0.0)).lanes == {"cuda:0": 0.0}
-    assert load_between(early, sample(status(1.1), ticks(1, 1), 7.0), status(1.1)).cpus is None
-    assert load_between(early, sample(status(1.1), None, 5.1), status(1.1)).lanes == {}
+    early = sample_load(status(1.0), None, 5.0)
+    assert load_between(early, sample_load(status(9.0), None, 7.0), status(9.0)).lanes == {"cuda:0": 1.0}
+    assert load_between(early, sample_load(status(0.0), None, 7.0), status(0.0)).lanes == {"cuda:0": 0.0}
+    assert load_between(early, sample_load(status(1.1), ticks(1, 1), 7.0), status(1.1)).cpus is None
+    assert load_between(early, sample_load(status(1.1), None, 5.1), status(1.1)).lanes == {}
 
 
 def test_sick_lanes_have_their_reason() -> None:
     """Instead of a share."""
-    load = load_between(sample(status(1.0), None, 1.0), sample(status(1.0), None, 3.0), status(1.0, "sick"))
+    load = load_between(sample_load(status(1.0), None, 1.0), sample_load(status(1.0), None, 3.0), status(1.0, "sick"))
     assert load.sick == {"cuda:0": "it hangs"}
-    assert summary(load, TimeLeft(), running=0, waiting=0) == "2.5 trials/s · no jobs"
+    assert summarise_load(load, TimeLeft(), running=0, waiting=0) == "2.5 trials/s · no jobs"
 
 
 def views(*jobs: dict[str, Any]) -> list[JobView]:
     """Return the views of job maps."""
-    return list(begin(jobs).jobs.values())
+    return list(begin_view(jobs).jobs.values())
 
 
 RUNNING = job_map(1, done=20, total=40, left_s=10.0)
@@ -82,6 +82,6 @@ def test_time_left_over_all_jobs(jobs: list[dict[str, Any]], sizes: dict[str, in
 def test_summary() -> None:
     """One line of figures; a time that leaves jobs out says so."""
     load = Load({"cuda:0": 0.97, "cuda:1": 0.5}, 0.7, 12.345)
-    assert summary(load, TimeLeft(70.0, 1), running=2, waiting=3) == (
+    assert summarise_load(load, TimeLeft(70.0, 1), running=2, waiting=3) == (
         "12.3 trials/s · cuda:0 97 % · cuda:1 50 % · CPUs 70 % · 2 running, 3 waiting · more than 1 min 10 s left"
     )

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.cli.commands.run import hooked
+from ktuned.cli.commands.run import hook_environment
 from ktuned.dropin import Account
 from tests.e2e.harness import Daemon
 
@@ -20,7 +20,7 @@ def test_it_tunes_its_own_kernels(tmp_path: Path) -> None:
     (tmp_path / "summary").mkdir()
     with Daemon(tmp_path, tensors="torch") as daemon:
         environment = {**daemon.env, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-        environment |= hooked("background", "tolerance", str(tmp_path / "summary"), environment)
+        environment |= hook_environment("background", "tolerance", str(tmp_path / "summary"), environment)
         done = subprocess.run(
             [sys.executable, str(PROGRAM)], env=environment, capture_output=True, text=True, timeout=200, check=False
         )

@@ -19,7 +19,7 @@ from tilelang.autotuner.param import AutotuneResult
 from tilelang.jit.kernel import JITKernel
 
 from ktuned.adoption import AdoptedDirectory
-from ktuned.cli.commands.run import HOOK, hooked
+from ktuned.cli.commands.run import HOOK, hook_environment
 from ktuned.dropin import CALL_KEY, Account, Answer, CallKey, CallRecord, DaemonLink, account
 from ktuned.spec.loader import load_file
 from ktuned.spool import RECORD_SUFFIX, read_file, spool_directory
@@ -491,7 +491,7 @@ def test_a_program_that_ends_at_once_is_tuned_later(tmp_path: Path, monkeypatch:
     (tmp_path / "summary").mkdir()
     environment = {
         **os.environ,
-        **hooked("background", "tolerance", str(tmp_path / "summary"), os.environ),
+        **hook_environment("background", "tolerance", str(tmp_path / "summary"), os.environ),
         "KTUNED_HOME": str(tmp_path / "home"),
         "KTUNED_SOCKET": str(tmp_path / "none"),
     }

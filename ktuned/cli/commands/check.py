@@ -14,7 +14,7 @@ import click
 from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.options import given, json_option, problem_option
+from ktuned.cli.options import drop_missing, json_option, problem_option
 from ktuned_client import Client
 
 CHECK_DEADLINE_S = 3600.0
@@ -37,30 +37,34 @@ def check(kernel: str, problem: dict[str, Any] | None, sanitize: bool, as_json: 
     are found. Exits with 1 if a winner is wrong, or cannot be checked.
     """
     tools = {"address": _library_of_address_sanitizer(), "compute": _compute_sanitizer()} if sanitize else {}
-    with Client() as client, output.patience(f"checking the winners of {kernel}"):
+    with Client() as client, output.report_waiting(f"checking the winners of {kernel}"):
         found = client.call(
-            "check", deadline_s=CHECK_DEADLINE_S, **given(kernel=kernel, problem=problem), sanitize=sanitize, **tools
+            "check",
+            deadline_s=CHECK_DEADLINE_S,
+            **drop_missing(kernel=kernel, problem=problem),
+            sanitize=sanitize,
+            **tools,
         )
     if as_json:
         output.emit_json(found)
     else:
         for winner in found["winners"]:
-            _show(found["kernel"], winner)
+            _show_winner(found["kernel"], winner)
     return Exit.DONE if all(winner["verdict"] == "right" for winner in found["winners"]) else Exit.NOT_REACHED
 
 
-def _show(kernel: str, winner: dict[str, Any]) -> None:
-    place = f"{kernel} {text.flat(winner['problem'])} on {winner['device']}"
+def _show_winner(kernel: str, winner: dict[str, Any]) -> None:
+    place = f"{kernel} {text.format_values(winner['problem'])} on {winner['device']}"
     if winner["verdict"] == "not_checked":
-        output.complain(f"{place}: not checked: {winner['message']}", winner["hint"])
+        output.print_error(f"{place}: not checked: {winner['message']}", winner["hint"])
         return
     if winner["verdict"] == "right":
-        output.emit(f"{place}: right ({', '.join(winner['checks'])})")
+        output.emit_line(f"{place}: right ({', '.join(winner['checks'])})")
         return
-    output.emit(f"{place}: wrong: {winner['message']}")
-    output.emit(f"  config: {text.flat(winner['config'])}")
+    output.emit_line(f"{place}: wrong: {winner['message']}")
+    output.emit_line(f"  config: {text.format_values(winner['config'])}")
     for line in winner["report"].splitlines():
-        output.emit(f"  {line}")
+        output.emit_line(f"  {line}")
 
 
 def _library_of_address_sanitizer() -> str:

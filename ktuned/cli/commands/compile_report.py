@@ -28,12 +28,12 @@ def compile_only(wanted: Mapping[str, Any], as_json: bool) -> int:
 
     ``wanted`` are the params of the protocol's ``compile``.
     """
-    with Client() as client, Tuning(client, _ask(client, wanted)) as compiling:
+    with Client() as client, Tuning(client, _request_compile(client, wanted)) as compiling:
         output.complain_of(compiling.errors)
         try:
-            reported, refusal = _follow(compiling, as_json)
+            reported, refusal = _follow_compiling(compiling, as_json)
         except KeyboardInterrupt:
-            _cancel(client, compiling)
+            _cancel_compiling(client, compiling)
             return Exit.INTERRUPTED
         jobs = compiling.jobs
     if as_json:
@@ -43,13 +43,13 @@ def compile_only(wanted: Mapping[str, Any], as_json: bool) -> int:
     return Exit.DONE if ready and not compiling.errors else Exit.NOT_REACHED
 
 
-def _ask(client: Client, wanted: Mapping[str, Any]) -> dict[str, Any]:
-    with output.patience(f"inspecting {wanted.get('path') or wanted['kernel']}"):
+def _request_compile(client: Client, wanted: Mapping[str, Any]) -> dict[str, Any]:
+    with output.report_waiting(f"inspecting {wanted.get('path') or wanted['kernel']}"):
         accepted: dict[str, Any] = client.call("compile", deadline_s=TUNE_DEADLINE_S, **wanted)
     return accepted
 
 
-def _follow(compiling: Tuning, as_json: bool) -> tuple[int, str]:
+def _follow_compiling(compiling: Tuning, as_json: bool) -> tuple[int, str]:
     """Print every config when it is ready; return their number, and the reason if all are unsupported for one."""
     several = len(compiling.jobs) > 1
     reported = 0
@@ -62,8 +62,8 @@ def _follow(compiling: Tuning, as_json: bool) -> tuple[int, str]:
             output.emit_json(event)
         else:
             refusal = event["message"] if event["outcome"] == Outcome.UNSUPPORTED else None
-            for said in shown.take(line(event, several=several), refusal):
-                output.emit(said)
+            for said in shown.take_line(describe_config(event, several=several), refusal):
+                output.emit_line(said)
     return reported, shown.refusal
 
 
@@ -83,7 +83,7 @@ class Lines:
         """The reason that all configs share, none of which was printed; else empty."""
         return self._reason or ""
 
-    def take(self, line: str, refusal: str | None) -> list[str]:
+    def take_line(self, line: str, refusal: str | None) -> list[str]:
         """Return what to print now that a config has this line; ``refusal`` is why it is unsupported."""
         if self._is_first:
             self._is_first, self._reason = False, refusal
@@ -94,11 +94,11 @@ class Lines:
         return due
 
 
-def line(event: Mapping[str, Any], *, several: bool) -> str:
+def describe_config(event: Mapping[str, Any], *, several: bool) -> str:
     """Return the result of one config on one line; with its kernel and problem if there are ``several``."""
-    config = text.flat(event["config"])
+    config = text.format_values(event["config"])
     if several:
-        config = f"{event['kernel']} [{text.flat(event['problem'])}] {config}"
+        config = f"{event['kernel']} [{text.format_values(event['problem'])}] {config}"
     said = f"{event['outcome'] or COMPILED:<{_WIDTH}}  {event['compile_s']:>7.2f} s  {config}"
     if event["outcome"] is not None:
         return f"{said}  {text.first_line(event['message'], _MESSAGE_CHARS)}"
@@ -109,19 +109,18 @@ def line(event: Mapping[str, Any], *, several: bool) -> str:
 def _sum_up(jobs: list[dict[str, Any]], reported: int, refusal: str) -> None:
     """Print each job's end on stderr, with what all configs were refused for, and the number of missed events."""
     for job in jobs:
-        counts = text.counts(Counter(job["outcomes"]))
-        cost = (
-            f"{text.duration(job['cost'].get('compile_s'))} of compiling in {text.duration(job['cost'].get('wall_s'))}"
-        )
-        problem = f" [{text.flat(job['problem'])}]" if job["problem"] else ""
+        counts = text.format_outcomes(Counter(job["outcomes"]))
+        compile_s, wall_s = (text.format_duration(job["cost"].get(name)) for name in ("compile_s", "wall_s"))
+        cost = f"{compile_s} of compiling in {wall_s}"
+        problem = f" [{text.format_values(job['problem'])}]" if job["problem"] else ""
         why = f": {text.first_line(refusal, _MESSAGE_CHARS)}" if refusal else ""
-        output.say(f"{job['kernel']}{problem}: {job['message'] or job['state']}{why} ({counts}; {cost})")
+        output.print_message(f"{job['kernel']}{problem}: {job['message'] or job['state']}{why} ({counts}; {cost})")
     missed = sum(job["done"] for job in jobs) - reported
     if missed > 0:
-        output.say(f"{missed} configs are not listed: their events came faster than they were read")
+        output.print_message(f"{missed} configs are not listed: their events came faster than they were read")
 
 
-def _cancel(client: Client, compiling: Tuning) -> None:
+def _cancel_compiling(client: Client, compiling: Tuning) -> None:
     for job in compiling.jobs:
         if job["state"] in ("queued", "running"):
             try:
@@ -129,4 +128,4 @@ def _cancel(client: Client, compiling: Tuning) -> None:
             except DaemonError:
                 # It has ended meanwhile.
                 continue
-    output.say("cancelled; compiled configs are kept")
+    output.print_message("cancelled; compiled configs are kept")

@@ -14,7 +14,7 @@ from ktuned.cli.doctor import Finding, Level
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.host_check import check_hosts
 from ktuned.cli.options import json_option
-from ktuned.cli.versions import version
+from ktuned.cli.versions import own_version
 from ktuned.model import MEMORY, PRECISIONS
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 from ktuned_client.paths import socket_path
@@ -39,20 +39,22 @@ def doctor(peaks: bool, again: bool, as_json: bool) -> int:
         raise click.UsageError("--remeasure goes with --peaks", click.get_current_context())
     if peaks:
         return _show_peaks(again=again, as_json=as_json)
-    findings = _examine()
+    findings = _examine_installation()
     if as_json:
         output.emit_json([finding.to_wire() for finding in findings])
     else:
         # What is to be done stands last, where the eye is.
         findings.sort(key=lambda finding: list(Level).index(finding.level))
-        output.table(["state", "what", "how it is", "remedy"], ([*map(str, _row(finding))] for finding in findings))
-        output.say(_verdict(findings))
+        output.print_table(
+            ["state", "what", "how it is", "remedy"], ([*map(str, _finding_row(finding))] for finding in findings)
+        )
+        output.print_message(_summarise_findings(findings))
     return Exit.NOT_REACHED if any(finding.level is Level.FAIL for finding in findings) else Exit.DONE
 
 
 def _show_peaks(*, again: bool, as_json: bool) -> int:
-    spawn.announce(spawn.ensure())
-    with Client() as client, output.patience("measuring the devices"):
+    spawn.announce_daemon(spawn.ensure_daemon())
+    with Client() as client, output.report_waiting("measuring the devices"):
         answer = client.call("peaks", measure=True, again=again, deadline_s=PEAKS_DEADLINE_S)
     status = Exit.DONE if any(peaks["gbps"] for peaks in answer["peaks"]) else Exit.NOT_REACHED
     if as_json:
@@ -68,17 +70,17 @@ def _show_peaks(*, again: bool, as_json: bool) -> int:
             if figure is not None or limit in absent:
                 rows.append((peaks["device"], limit, absent[limit] if figure is None else f"{figure:.4g} {unit}"))
         rows += [(peaks["device"], "all", why) for kind, why in peaks["absent"].items() if kind == "all"]
-    output.table(["device", "limit", "measured"], rows)
+    output.print_table(["device", "limit", "measured"], rows)
     return status
 
 
-def _verdict(findings: Sequence[Finding]) -> str:
+def _summarise_findings(findings: Sequence[Finding]) -> str:
     """Return the last line: whether anything is to be done."""
     counts = [(sum(finding.level is level for finding in findings), level) for level in (Level.FAIL, Level.WARN)]
     if not any(count for count, _ in counts):
         return "all is well"
     words = {Level.FAIL: "failure", Level.WARN: "warning"}
-    return ", ".join(text.number(count, words[level]) for count, level in counts if count)
+    return ", ".join(text.count_of(count, words[level]) for count, level in counts if count)
 
 
 def _is_new(home: Path) -> bool:
@@ -89,11 +91,11 @@ def _is_new(home: Path) -> bool:
     return not ((home / STORE_NAME).exists() or spawn.is_serving(socket_path()))
 
 
-def _row(finding: Finding) -> tuple[str, str, str, str]:
+def _finding_row(finding: Finding) -> tuple[str, str, str, str]:
     return (finding.level, finding.what, finding.message, finding.mend)
 
 
-def _examine() -> list[Finding]:
+def _examine_installation() -> list[Finding]:
     # Not at the top: `--help` imports every command, and needs no backends.
     from importlib.metadata import entry_points
 
@@ -111,13 +113,13 @@ def _examine() -> list[Finding]:
         equipment.check_gpu(),
         checks.check_inotify(),
         checks.check_plugins(list(entry_points(group=ENTRY_POINT_GROUP))),
-        checks.check_daemon(status, version(), *absence, is_new=_is_new(home)),
+        checks.check_daemon(status, own_version(), *absence, is_new=_is_new(home)),
     ]
     if status is None:
         return [*findings, *equipment.check_backends([equipment.probe_here()])]
     roots = status.get("roots", ())
     findings += [*checks.check_notices(status), *checks.check_lanes(status)]
-    findings += check_hosts(status, status.get("environments", ()), version())
+    findings += check_hosts(status, status.get("environments", ()), own_version())
     environments = [report for report in environments if not report.get("host")]
     findings += [*equipment.check_backends(environments, roots), *equipment.check_kernels(kernels, environments, roots)]
     place = status["artifacts"].get("directory")
@@ -132,7 +134,7 @@ def _examine() -> list[Finding]:
 def _ask_daemon() -> tuple[Mapping[str, Any] | None, list[Mapping[str, Any]], list[Mapping[str, Any]], tuple[str, ...]]:
     """Return the daemon's status, backends and kernels, or the reason for its absence and the remedy."""
     try:
-        versions.check()
+        versions.check_protocol()
         with Client() as client:
             status: Mapping[str, Any] = client.call("status")
             environments = client.call("backends", deadline_s=PROBE_DEADLINE_S)["environments"]

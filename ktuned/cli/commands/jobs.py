@@ -11,7 +11,7 @@ import click
 from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.options import WholeNumber, given, json_option
+from ktuned.cli.options import WholeNumber, drop_missing, json_option
 from ktuned.model import LATENCY, JobState, Objective, is_latency
 from ktuned_client import Client
 
@@ -47,7 +47,7 @@ def jobs(
     if action is None:
         if device is not None:
             raise click.UsageError("--device goes with --pause or --resume", click.get_current_context())
-        return _list(target, state, limit, as_json)
+        return _list_jobs(target, state, limit, as_json)
     if state is not None or limit is not None:
         raise click.UsageError(f"--state and --limit do not go with --{action}", click.get_current_context())
     if action == "cancel" and target is None:
@@ -58,52 +58,52 @@ def jobs(
         raise click.UsageError(
             "a target and --device exclude each other; give one of them", click.get_current_context()
         )
-    return _act(action, target, device, as_json)
+    return _act_on_jobs(action, target, device, as_json)
 
 
-def _chosen(target: str | None) -> dict[str, Any]:
+def _choose_jobs(target: str | None) -> dict[str, Any]:
     if target is None:
         return {}
     return {"job": int(target)} if target.isdecimal() else {"kernel": target}
 
 
-def _list(target: str | None, state: str | None, limit: int | None, as_json: bool) -> int:
+def _list_jobs(target: str | None, state: str | None, limit: int | None, as_json: bool) -> int:
     at_most = min(limit or DEFAULT_LIMIT, MAX_LIMIT)
     with Client() as client:
-        found = client.call("jobs", **given(**_chosen(target), state=state, limit=at_most + 1))["jobs"]
+        found = client.call("jobs", **drop_missing(**_choose_jobs(target), state=state, limit=at_most + 1))["jobs"]
     found, is_cut = found[:at_most], len(found) > at_most
     if as_json:
         output.emit_json(found)
     elif found:
-        show(found)
+        show_jobs(found)
     else:
-        output.say("no jobs")
+        output.print_message("no jobs")
     if is_cut:
-        output.say(f"there are more jobs than these {at_most}; --limit shows up to {MAX_LIMIT}")
+        output.print_message(f"there are more jobs than these {at_most}; --limit shows up to {MAX_LIMIT}")
     return Exit.DONE
 
 
 _DONE = {"cancel": "cancelled", "pause": "paused", "resume": "resumed"}
 
 
-def _act(action: str, target: str | None, device: str | None, as_json: bool) -> int:
+def _act_on_jobs(action: str, target: str | None, device: str | None, as_json: bool) -> int:
     """Cancel, pause or resume; say what was done, and what is still paused."""
     with Client() as client:
         before = set() if action == "cancel" else set(client.call("status").get("paused", ()))
-        answer = client.call(action, **given(**_chosen(target), device=device))
+        answer = client.call(action, **drop_missing(**_choose_jobs(target), device=device))
         changed = answer["jobs"]
         if as_json:
             output.emit_json(answer)
         else:
             if changed:
-                show(changed)
+                show_jobs(changed)
                 numbers = ", ".join(str(job["id"]) for job in changed)
-                output.say(f"{_DONE[action]} job {numbers}")
+                output.print_message(f"{_DONE[action]} job {numbers}")
             if target is None:
-                output.say(_devices_line(action, before, set(answer["paused"])))
-                output.say(_still_paused(client, answer["paused"]))
+                output.print_message(_devices_line(action, before, set(answer["paused"])))
+                output.print_message(_still_paused(client, answer["paused"]))
     if target is not None and not changed:
-        output.complain(f"{target} has no job that could be {_DONE[action]}", "`ktuned jobs` lists them")
+        output.print_error(f"{target} has no job that could be {_DONE[action]}", "`ktuned jobs` lists them")
         return Exit.NOT_REACHED
     return Exit.DONE
 
@@ -126,7 +126,7 @@ def _still_paused(client: Client, devices: Iterable[str]) -> str:
     return f"paused now: {'; '.join(parts)} (`ktuned jobs --resume` ends it; add --device DEVICE, or name a JOB)"
 
 
-def show(found: Iterable[Mapping[str, Any]]) -> None:
+def show_jobs(found: Iterable[Mapping[str, Any]]) -> None:
     """Print a table of job maps."""
     now = time.time()
     figures = ["job", "done", "left", "best", "default", "launches", "age"]
@@ -145,40 +145,40 @@ def show(found: Iterable[Mapping[str, Any]]) -> None:
         "age",
         "outcomes",
     ]
-    output.table(columns, (_row(job, now) for job in found), right=figures)
+    output.print_table(columns, (_job_row(job, now) for job in found), right=figures)
 
 
-def _row(job: Mapping[str, Any], now: float) -> list[str]:
+def _job_row(job: Mapping[str, Any], now: float) -> list[str]:
     done = str(job["done"]) if job["total"] is None else f"{job['done']}/{job['total']}"
     return [
         str(job["id"]),
         job["kernel"],
-        text.flat(job["problem"]) + _objective(job),
+        text.format_values(job["problem"]) + _job_objective(job),
         job["device"],
         job["state"],
-        _why(job),
+        _describe_reason(job),
         done,
-        text.duration(job.get("left_s")),
-        *_figures(job),
+        text.format_duration(job.get("left_s")),
+        *_best_and_default(job),
         f"{job['launches']:,}" if job.get("launches") else text.ABSENT,
-        text.duration(max(0.0, now - job["created"])) if job.get("created") else text.ABSENT,
-        job.get("waits_for") or text.first_line(job.get("message")) or text.counts(job["outcomes"]),
+        text.format_duration(max(0.0, now - job["created"])) if job.get("created") else text.ABSENT,
+        job.get("waits_for") or text.first_line(job.get("message")) or text.format_outcomes(job["outcomes"]),
     ]
 
 
-def _objective(job: Mapping[str, Any]) -> str:
+def _job_objective(job: Mapping[str, Any]) -> str:
     return "" if job.get("objective") in (None, LATENCY) else f" by {job['objective']}"
 
 
-def _figures(job: Mapping[str, Any]) -> list[str]:
+def _best_and_default(job: Mapping[str, Any]) -> list[str]:
     """Return the best figure and the default's, by the job's objective."""
     objective = Objective(job.get("objective") or LATENCY)
     if is_latency(objective):
-        return [text.latency(job["best_us"]), text.latency(job.get("default_us"))]
+        return [text.format_latency(job["best_us"]), text.format_latency(job.get("default_us"))]
     return [text.by_objective(objective, job.get(name)) for name in ("best_figure", "default_figure")]
 
 
-def _why(job: Mapping[str, Any]) -> str:
+def _describe_reason(job: Mapping[str, Any]) -> str:
     """Return a job's reason, and the number of clients that wait for it."""
     waiters = job.get("waiters", 0)
     return f"{job['reason']}; {waiters} wait{'s' if waiters == 1 else ''}" if waiters else job["reason"]

@@ -34,12 +34,12 @@ def kernels(target: str | None, as_json: bool) -> int:
     if as_json:
         output.emit_json({**answer, "root": _root_of(answer)} if is_one else answer)
     elif is_one:
-        _describe(answer)
-        _explain(answer)
+        _describe_kernel(answer)
+        _explain_winners(answer)
     elif target is None or answer["kernels"] or answer["errors"]:
-        show(answer)
+        show_kernels(answer)
     if target is not None and not answer["kernels"] and not answer["errors"]:
-        output.complain(
+        output.print_error(
             f"{target} declares no known kernel",
             "`ktuned add PATH` adds a file or a directory, `ktuned tune PATH` tunes it, too",
         )
@@ -54,25 +54,25 @@ def _root_of(answer: Mapping[str, Any]) -> Mapping[str, Any]:
     return max(holders, key=lambda root: len(root["path"]), default={})
 
 
-def _describe(answer: Mapping[str, Any]) -> None:
+def _describe_kernel(answer: Mapping[str, Any]) -> None:
     (found,) = answer["kernels"]
     root = _root_of(answer)
-    output.emit(found["name"])
+    output.emit_line(found["name"])
     facts = {
         "declared at": f"{found['file']}:{found['line']}",
         "backend": found["backend"],
-        "space": _space(found["space"]),
-        "problems": "; ".join(text.flat(problem) for problem in found["problems"]) or text.ABSENT,
-        "default": text.flat(found["default"]),
+        "space": _describe_space(found["space"]),
+        "problems": "; ".join(text.format_values(problem) for problem in found["problems"]) or text.ABSENT,
+        "default": text.format_values(found["default"]),
         "root": root.get("path", text.ABSENT),
         "python": root.get("python", text.ABSENT),
-        "environment": text.flat(root.get("env")),
+        "environment": text.format_values(root.get("env")),
     }
     for name, value in facts.items():
-        output.emit(f"  {name:<12} {value}")
+        output.emit_line(f"  {name:<12} {value}")
 
 
-def show(answer: Mapping[str, Any]) -> None:
+def show_kernels(answer: Mapping[str, Any]) -> None:
     """Print a table of kernels, and the errors of their files."""
     if answer["kernels"]:
         rows = (
@@ -80,15 +80,15 @@ def show(answer: Mapping[str, Any]) -> None:
                 kernel["name"],
                 kernel["backend"],
                 f"{kernel['file']}:{kernel['line']}",
-                _space(kernel["space"]),
-                "; ".join(text.flat(problem) for problem in kernel["problems"]) or text.ABSENT,
-                text.flat(kernel["default"]),
+                _describe_space(kernel["space"]),
+                "; ".join(text.format_values(problem) for problem in kernel["problems"]) or text.ABSENT,
+                text.format_values(kernel["default"]),
             ]
             for kernel in answer["kernels"]
         )
-        output.table(["kernel", "backend", "declared at", "space", "problems", "default"], rows)
+        output.print_table(["kernel", "backend", "declared at", "space", "problems", "default"], rows)
     elif not answer["errors"]:
-        output.say(
+        output.print_message(
             "no kernels are known; `ktuned add PATH` adds a file or a directory, `ktuned tune PATH` tunes it, too"
         )
     _show_faults(answer)
@@ -97,30 +97,30 @@ def show(answer: Mapping[str, Any]) -> None:
 def _show_faults(answer: Mapping[str, Any]) -> None:
     for kernel in answer["kernels"]:
         for missing in kernel["extra"].get("missing", ()):
-            output.emit(f"{kernel['name']}: {missing}, which is missing")
+            output.emit_line(f"{kernel['name']}: {missing}, which is missing")
     for error in answer["errors"]:
         what = lines.error_line(error.get("path"), error.get("line"), error["message"])
-        output.emit(f"{what}; {error['hint']}" if error.get("hint") else what)
-        for line in lines.excerpt(error):
-            output.emit(line)
+        output.emit_line(f"{what}; {error['hint']}" if error.get("hint") else what)
+        for line in lines.source_excerpt(error):
+            output.emit_line(line)
 
 
-def _explain(answer: Mapping[str, Any]) -> None:
+def _explain_winners(answer: Mapping[str, Any]) -> None:
     for kernel in answer["kernels"]:
         if not kernel["why"]:
-            output.emit(f"{kernel['name']}: not tuned yet")
+            output.emit_line(f"{kernel['name']}: not tuned yet")
         for entry in kernel["why"]:
-            place = f"{kernel['name']} {text.flat(entry['problem'])} on {entry['device']}"
+            place = f"{kernel['name']} {text.format_values(entry['problem'])} on {entry['device']}"
             day = datetime.fromtimestamp(entry["decided"]).astimezone().strftime("%Y-%m-%d %H:%M:%S")
             if entry["status"] == "fresh":
-                output.emit(f"{place}: fresh; nothing changed since {day} (trial {entry['trial']})")
+                output.emit_line(f"{place}: fresh; nothing changed since {day} (trial {entry['trial']})")
                 _show_notices(entry)
                 continue
-            output.emit(f"{place}: {entry['status']}; changed since {day} (trial {entry['trial']}):")
+            output.emit_line(f"{place}: {entry['status']}; changed since {day} (trial {entry['trial']}):")
             for change in entry["changes"]:
-                output.emit(f"  {sentence(change)}")
+                output.emit_line(f"  {sentence(change)}")
             if entry["message"]:
-                output.emit(f"  the newest job: {entry['message']}")
+                output.emit_line(f"  the newest job: {entry['message']}")
             _show_notices(entry)
     _show_faults(answer)
 
@@ -128,10 +128,10 @@ def _explain(answer: Mapping[str, Any]) -> None:
 def _show_notices(entry: Mapping[str, Any]) -> None:
     # An earlier daemon sends none.
     for notice in entry.get("notices", ()):
-        output.emit(f"  notice: {notice}")
+        output.emit_line(f"  notice: {notice}")
 
 
-def _space(space: Mapping[str, Any]) -> str:
+def _describe_space(space: Mapping[str, Any]) -> str:
     size = "configs from a callable" if space.get("size") is None else f"{space['size']} configs"
     axes = f" of {' '.join(space['axes'])}" if space.get("axes") else ""
     return size + axes + (", constrained" if space.get("constrained") else "")

@@ -40,7 +40,7 @@ def logs(follow: bool, lines: int) -> int:
         return _show_journal(lines, follow=follow)
     path = state_directory() / LOG_NAME
     if not path.exists():
-        output.complain(f"there is no log at {path}", "`ktuned start --foreground` logs to its own stderr")
+        output.print_error(f"there is no log at {path}", "`ktuned start --foreground` logs to its own stderr")
         return Exit.NOT_REACHED
     try:
         _show_file(path, lines, follow=follow)
@@ -50,7 +50,7 @@ def logs(follow: bool, lines: int) -> int:
 
 
 def _is_a_service() -> bool:
-    if not (service_units.directory(os.environ) / service_units.SERVICE).exists():
+    if not (service_units.units_directory(os.environ) / service_units.SERVICE).exists():
         return False
     asked = ["systemctl", "--user", "--quiet", "is-active", service_units.SERVICE]
     try:
@@ -67,7 +67,7 @@ def _show_journal(lines: int, *, follow: bool) -> int:
     except KeyboardInterrupt:
         return Exit.DONE
     except OSError as error:
-        output.complain(f"journalctl cannot be run: {error.strerror}", "install systemd's journalctl")
+        output.print_error(f"journalctl cannot be run: {error.strerror}", "install systemd's journalctl")
         return Exit.NOT_REACHED
     return Exit.NOT_REACHED if done.returncode else Exit.DONE
 
@@ -75,12 +75,12 @@ def _show_journal(lines: int, *, follow: bool) -> int:
 def _show_file(path: Path, lines: int, *, follow: bool) -> None:
     with open(path, encoding="utf-8", errors="replace") as log:
         for line in deque(log, lines):
-            output.emit(line.rstrip("\n"))
+            output.emit_line(line.rstrip("\n"))
         if follow:
-            _follow(path, log)
+            _follow_log(path, log)
 
 
-def _follow(path: Path, log: TextIO) -> None:
+def _follow_log(path: Path, log: TextIO) -> None:
     """Show the lines that are added to a log, each when it is complete."""
     # Only this option needs it.
     from watchfiles import watch
@@ -92,5 +92,5 @@ def _follow(path: Path, log: TextIO) -> None:
         for piece in log:
             begun += piece
             if begun.endswith("\n"):
-                output.emit(begun.rstrip("\n"))
+                output.emit_line(begun.rstrip("\n"))
                 begun = ""

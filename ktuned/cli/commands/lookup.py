@@ -11,12 +11,12 @@ import click
 from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.limits import limits, share_of
+from ktuned.cli.limits import load_limits, share_of
 from ktuned.cli.options import (
     AdvancedOption,
     SectionedCommand,
     device_option,
-    given,
+    drop_missing,
     json_option,
     objective_option,
     problem_option,
@@ -62,45 +62,49 @@ def lookup(
         return _release_pin(release, as_json)
     assert kernel is not None
     with Client() as client:
-        place = given(device=device, pin=pin, objective=objective)
+        place = drop_missing(device=device, pin=pin, objective=objective)
         # A person may wait until a worker has said whether the winner of a near problem is valid for this one.
         answer = client.call("lookup", kernel=kernel, problem=problem, settle=SETTLE_S, **place)
         if answer["status"] == Status.UNKNOWN and not as_json:
             # It is refused, with the name that is near.
             client.call("kernels", kernel=kernel)
         if why and answer["status"] != Status.UNKNOWN:
-            answer["changes"] = _changes(client, answer)
+            answer["changes"] = _load_changes(client, answer)
         metrics = answer.get("metrics") or {}
         place_in_line = _place_in_line(client, answer) if answer["status"] in (Status.DEFAULT, Status.NEAR) else ""
         # Few kernels have metrics: the others' lookups ask for nothing more.
-        share = share_of(metrics, limits(client), answer["device"]) if metrics else ""
-        classes = _classes(client, answer) if is_exact(answer.get("objective") or LATENCY) and not as_json else []
+        share = share_of(metrics, load_limits(client), answer["device"]) if metrics else ""
+        classes = (
+            _load_bit_classes(client, answer) if is_exact(answer.get("objective") or LATENCY) and not as_json else []
+        )
     if as_json:
         output.emit_json({**answer, **LEFT_OUT, **answer})
     elif answer["status"] != Status.UNKNOWN:
-        output.emit(text.flat(answer["config"]))
+        output.emit_line(text.format_values(answer["config"]))
         objective = answer.get("objective") or LATENCY
         by = "" if objective == LATENCY else f"by {objective}"
-        facts = [answer["status"], by, answer["device"], text.latency(answer["latency_us"])]
-        facts.append(text.metrics(answer.get("metrics") or {}))
+        facts = [answer["status"], by, answer["device"], text.format_latency(answer["latency_us"])]
+        facts.append(text.format_metrics(answer.get("metrics") or {}))
         facts.append(share)
         if answer.get("expected_loss") is not None:
             facts.append(f"expected loss {answer['expected_loss']:.1%}")
         if answer["age_s"] is not None:
-            facts.append(f"{text.duration(answer['age_s'])} old")
-        output.emit("  ".join(fact for fact in facts if fact))
+            facts.append(f"{text.format_duration(answer['age_s'])} old")
+        output.emit_line("  ".join(fact for fact in facts if fact))
         if answer["artifact"]:
-            output.emit(answer["artifact"])
+            output.emit_line(answer["artifact"])
         if answer.get("message"):
-            output.emit(text.first_line(answer["message"]))
+            output.emit_line(text.first_line(answer["message"]))
         for line in classes:
-            output.emit(line)
+            output.emit_line(line)
         if place_in_line:
-            output.emit(place_in_line)
+            output.emit_line(place_in_line)
         for change in answer.get("changes", ()):
-            output.emit(f"  {sentence(change)}")
+            output.emit_line(f"  {sentence(change)}")
     if answer["status"] == Status.UNKNOWN:
-        output.complain(f"no kernel {kernel!r} is known", "`ktuned kernels` lists them; `ktuned tune PATH` adds a file")
+        output.print_error(
+            f"no kernel {kernel!r} is known", "`ktuned kernels` lists them; `ktuned tune PATH` adds a file"
+        )
         return Exit.NOT_REACHED
     return Exit.DONE
 
@@ -113,18 +117,18 @@ def _place_in_line(client: Client, answer: Mapping[str, Any]) -> str:
         if job["kernel"] == answer["kernel"] and job["problem"].items() <= answer["problem"].items():
             if job["state"] == JobState.RUNNING:
                 return f"job {job['id']} tunes it now"
-            return f"job {job['id']} will tune it, after {text.number(place, 'other job')}"
+            return f"job {job['id']} will tune it, after {text.count_of(place, 'other job')}"
     return ""
 
 
-def _classes(client: Client, answer: Mapping[str, Any]) -> list[str]:
+def _load_bit_classes(client: Client, answer: Mapping[str, Any]) -> list[str]:
     """Return what is known of the classes of equal bits of an answer's problem, but the price, which it has itself."""
-    asked = given(kernel=answer["kernel"], problem=answer["problem"], device=answer["device"])
+    asked = drop_missing(kernel=answer["kernel"], problem=answer["problem"], device=answer["device"])
     found = client.call("results", **asked, current=True)["numerics"]
     return [line for entry in found for line in entry["lines"] if line != answer.get("message")]
 
 
-def _changes(client: Client, answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def _load_changes(client: Client, answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     """Return the changes since the winner of an answer's problem and device was measured."""
     (kernel,) = client.call("kernels", kernel=answer["kernel"], why=True)["kernels"]
     asked = answer["problem"].items()
@@ -143,14 +147,14 @@ def _list_pins(as_json: bool) -> int:
     if as_json:
         output.emit_json(found)
     elif found["pins"]:
-        output.table(["pin", "questions", "age"], map(_pin_row, found["pins"]), right=["questions", "age"])
+        output.print_table(["pin", "questions", "age"], map(_pin_row, found["pins"]), right=["questions", "age"])
     else:
-        output.say("there are no pins")
+        output.print_message("there are no pins")
     return Exit.DONE
 
 
 def _pin_row(pin: Mapping[str, Any]) -> list[str]:
-    return [pin["pin"], str(pin["questions"]), text.duration(max(0.0, time.time() - pin["created"]))]
+    return [pin["pin"], str(pin["questions"]), text.format_duration(max(0.0, time.time() - pin["created"]))]
 
 
 def _release_pin(pin: str, as_json: bool) -> int:
@@ -160,5 +164,5 @@ def _release_pin(pin: str, as_json: bool) -> int:
     if as_json:
         output.emit_json(found)
     else:
-        output.emit(f"{pin}: {text.number(found['questions'], 'question')} forgotten")
+        output.emit_line(f"{pin}: {text.count_of(found['questions'], 'question')} forgotten")
     return Exit.DONE

@@ -12,7 +12,7 @@ import click
 
 from ktuned.cli import output, text
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.options import given, json_option
+from ktuned.cli.options import drop_missing, json_option
 from ktuned.model import KtunedError, UsageError
 from ktuned.portfolio import (
     Branch,
@@ -99,11 +99,13 @@ def portfolio(
                 f"{file}: the name ends in none of {', '.join(FORMATS)}", click.get_current_context()
             )
     with Client() as client:
-        asked = given(kernel=kernel, device=device, objective=objective)
+        asked = drop_missing(kernel=kernel, device=device, objective=objective)
         if not show:
-            _make(client, {**asked, **given(configs=configs, loss=loss, tunings=tunings)}, as_json=as_json)
+            _make_portfolio(
+                client, {**asked, **drop_missing(configs=configs, loss=loss, tunings=tunings)}, as_json=as_json
+            )
         answer = client.call("portfolio", kernel=kernel)
-    found = _chosen(answer, device, objective)
+    found = _choose_portfolio(answer, device, objective)
     fitted = Portfolio.from_wire(found)
     for file in files:
         try:
@@ -111,14 +113,14 @@ def portfolio(
         except OSError as error:
             raise CannotWrite(f"{file} cannot be written: {error.strerror}") from error
     if as_json:
-        output.emit(render_json(answer["kernel"], found["device"], fitted).rstrip())
+        output.emit_line(render_json(answer["kernel"], found["device"], fitted).rstrip())
         return Exit.DONE
-    for line in [*_described(answer["kernel"], found, fitted), *(f"written: {file}" for file in files)]:
-        output.emit(line)
+    for line in [*_describe_portfolio(answer["kernel"], found, fitted), *(f"written: {file}" for file in files)]:
+        output.emit_line(line)
     return Exit.DONE
 
 
-def _make(client: Client, asked: dict[str, Any], *, as_json: bool) -> None:
+def _make_portfolio(client: Client, asked: dict[str, Any], *, as_json: bool) -> None:
     """Have a portfolio made, and follow it to its end.
 
     Raises:
@@ -127,9 +129,11 @@ def _make(client: Client, asked: dict[str, Any], *, as_json: bool) -> None:
     answer = client.call("portfolio", make=True, **asked)
     before, waiting = "", threading.Event()
     while (build := answer["making"][-1])["state"] in _UNDER_WAY:
-        line = f"{text.number(build['tuned'], 'problem')} tuned, {text.number(build['measured'], 'config')} measured"
+        line = (
+            f"{text.count_of(build['tuned'], 'problem')} tuned, {text.count_of(build['measured'], 'config')} measured"
+        )
         if line != before and not as_json:
-            output.emit(f"{build['kernel']} on {build['device']}: {line} for {build['problems']} problems")
+            output.emit_line(f"{build['kernel']} on {build['device']}: {line} for {build['problems']} problems")
             before = line
         waiting.wait(_ASK_EVERY_S)
         answer = client.call("portfolio", kernel=asked["kernel"])
@@ -137,7 +141,7 @@ def _make(client: Client, asked: dict[str, Any], *, as_json: bool) -> None:
         raise UsageError(f"no portfolio was made: {build['message']}", hint="`ktuned results KERNEL` lists the trials")
 
 
-def _chosen(answer: dict[str, Any], device: str | None, objective: str | None) -> dict[str, Any]:
+def _choose_portfolio(answer: dict[str, Any], device: str | None, objective: str | None) -> dict[str, Any]:
     """Return the portfolio that was asked for.
 
     Raises:
@@ -154,23 +158,24 @@ def _chosen(answer: dict[str, Any], device: str | None, objective: str | None) -
     return chosen
 
 
-def _described(kernel: str, found: dict[str, Any], fitted: Portfolio) -> Iterator[str]:
+def _describe_portfolio(kernel: str, found: dict[str, Any], fitted: Portfolio) -> Iterator[str]:
     """Yield the lines that show a portfolio: its configs, its tree, its losses."""
-    yield f"{kernel} on {found['device']}: {text.number(len(fitted.configs), 'config')} for {fitted.problems} problems"
+    configs = text.count_of(len(fitted.configs), "config")
+    yield f"{kernel} on {found['device']}: {configs} for {fitted.problems} problems"
     yield f"expected loss {fitted.expected_loss:.1%}; of one config for all {fitted.single_loss:.1%}"
     if not found["current"]:
         yield "it was made before the last change of the kernel, its toolchain or its device"
     for number, config in enumerate(fitted.configs):
         yield f"  {number}  {' '.join(f'{knob}={value}' for knob, value in json.loads(config).items())}"
-    yield from _tree(fitted.tree, fitted.configs, "  ")
+    yield from _tree_lines(fitted.tree, fitted.configs, "  ")
 
 
-def _tree(tree: Tree, configs: list[str], indent: str) -> Iterator[str]:
+def _tree_lines(tree: Tree, configs: list[str], indent: str) -> Iterator[str]:
     if isinstance(tree, Leaf):
         yield f"{indent}config {configs.index(tree.config)}, expected loss {tree.expected_loss:.1%}"
         return
     assert isinstance(tree, Branch)
     yield f"{indent}{describe_condition(tree.condition)}:"
-    yield from _tree(tree.passing, configs, indent + "  ")
+    yield from _tree_lines(tree.passing, configs, indent + "  ")
     yield f"{indent}else:"
-    yield from _tree(tree.failing, configs, indent + "  ")
+    yield from _tree_lines(tree.failing, configs, indent + "  ")

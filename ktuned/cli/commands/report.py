@@ -15,8 +15,8 @@ from ktuned.cli import lines, output, text
 from ktuned.cli.completion import complete_target
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import as_path, is_path
-from ktuned.cli.progress import begin
-from ktuned.cli.versions import version
+from ktuned.cli.progress import begin_view
+from ktuned.cli.versions import own_version
 from ktuned.model import LATENCY, KtunedError, UsageError, WinnerKey, sentence
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 
@@ -55,29 +55,29 @@ def report(targets: tuple[str, ...], place: Path, opens: bool, live: bool) -> in
         raise click.UsageError("--live writes no file, so --output does not go with it", click.get_current_context())
     with Client() as client:
         store = Path(client.call("status")["home"]) / STORE_NAME
-        kernels = _kernels(client, targets)
+        kernels = _kernels_meant(client, targets)
         if live:
-            return _follow(client, store, kernels, opens=opens)
-        standings = _standings(client)
+            return _serve_report(client, store, kernels, opens=opens)
+        standings = _load_standings(client)
     with Overview(store) as overview:
-        document = survey_store(overview, version(), kernels=kernels, standings=standings)
+        document = survey_store(overview, own_version(), kernels=kernels, standings=standings)
     if not document.sections:
-        output.complain("there are no trials to report", "`ktuned tune PATH` makes some")
+        output.print_error("there are no trials to report", "`ktuned tune PATH` makes some")
         return Exit.NOT_REACHED
     content = render_page(document).encode()
     try:
-        _write(place, content)
+        _write_atomically(place, content)
     except OSError as error:
         raise UsageError(f"{place} cannot be written: {error.strerror}") from error
     trials = sum(section.trials.count for section in document.sections)
-    problems = text.number(len(document.sections), "problem")
-    output.emit(f"{place}  {problems}, {text.number(trials, 'trial')}, {text.size(len(content))}")
+    problems = text.count_of(len(document.sections), "problem")
+    output.emit_line(f"{place}  {problems}, {text.count_of(trials, 'trial')}, {text.format_size(len(content))}")
     if opens:
-        _open(place.resolve().as_uri(), str(place.resolve()))
+        _open_browser(place.resolve().as_uri(), str(place.resolve()))
     return Exit.DONE
 
 
-def _follow(client: Client, store: Path, kernels: set[str] | None, *, opens: bool) -> int:
+def _serve_report(client: Client, store: Path, kernels: set[str] | None, *, opens: bool) -> int:
     """Serve the report until Ctrl-C."""
     from msgspec.structs import replace
 
@@ -86,43 +86,43 @@ def _follow(client: Client, store: Path, kernels: set[str] | None, *, opens: boo
 
     def read() -> Document:
         try:
-            standings = _standings(client)
+            standings = _load_standings(client)
         except (DaemonUnavailable, DaemonError):
             # It may be restarting; the store says the rest.
             standings = {}
-        found = survey_store(overview, version(), kernels=kernels, standings=standings, is_live=True)
-        return replace(found, notices=(*_running(client, kernels), *found.notices))
+        found = survey_store(overview, own_version(), kernels=kernels, standings=standings, is_live=True)
+        return replace(found, notices=(*_running_jobs(client, kernels), *found.notices))
 
     with Overview(store) as overview, LiveServer(DocumentCache(read, overview.data_version)) as server:
-        output.emit(server.address)
-        output.say("it follows the store until Ctrl-C; the address is its key, for this machine alone")
-        with _doorway(server.address) as doorway:
+        output.emit_line(server.address)
+        output.print_message("it follows the store until Ctrl-C; the address is its key, for this machine alone")
+        with _private_redirect(server.address) as doorway:
             if opens:
-                _open(doorway.as_uri(), "the address")
+                _open_browser(doorway.as_uri(), "the address")
             server.serve_forever()
     return Exit.DONE
 
 
-def _running(client: Client, kernels: set[str] | None) -> list[str]:
+def _running_jobs(client: Client, kernels: set[str] | None) -> list[str]:
     """Return a line for each job that runs or waits, as far as they belong to the kernels."""
     try:
         jobs = [job for state in ("running", "queued") for job in client.call("jobs", state=state)["jobs"]]
     except (DaemonUnavailable, DaemonError):
         return []
-    return lines.standing(begin(job for job in jobs if kernels is None or job["kernel"] in kernels))
+    return lines.describe_open_jobs(begin_view(job for job in jobs if kernels is None or job["kernel"] in kernels))
 
 
-def _open(address: str, shown: str) -> None:
+def _open_browser(address: str, shown: str) -> None:
     """Open a browser; where there is none, name what is to be opened."""
     # Not at the top: `--help` imports every command, and opens nothing.
     import webbrowser
 
     if not webbrowser.open(address):
-        output.complain("no browser could be started", f"open {shown} in one")
+        output.print_error("no browser could be started", f"open {shown} in one")
 
 
 @contextmanager
-def _doorway(address: str) -> Iterator[Path]:
+def _private_redirect(address: str) -> Iterator[Path]:
     """Write a private file that leads to the address: a browser's command line can be read by all users."""
     with tempfile.NamedTemporaryFile("w", prefix="ktuned-", suffix=".html") as file:
         file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={address}">')
@@ -130,7 +130,7 @@ def _doorway(address: str) -> Iterator[Path]:
         yield Path(file.name)
 
 
-def _kernels(client: Client, targets: tuple[str, ...]) -> set[str] | None:
+def _kernels_meant(client: Client, targets: tuple[str, ...]) -> set[str] | None:
     """Return the full names of the kernels that are meant; ``None`` for all."""
     if not targets:
         return None
@@ -150,25 +150,27 @@ class NoKernels(KtunedError):
     code = "no_kernels"
 
 
-def _standings(client: Client) -> dict[WinnerKey, Standing]:
+def _load_standings(client: Client) -> dict[WinnerKey, Standing]:
     """Return the daemon's word on each winner."""
     from ktuned.report import Standing, surveyed_key
 
     kernels = client.call("kernels", why=True, deadline_s=_DEADLINE_S)["kernels"]
     return {
-        surveyed_key(kernel["name"], entry["problem"], entry["device"]): Standing(entry["status"], _reasons(entry))
+        surveyed_key(kernel["name"], entry["problem"], entry["device"]): Standing(
+            entry["status"], _stale_reasons(entry)
+        )
         for kernel in kernels
         for entry in kernel["why"]
         if entry.get("objective", LATENCY) == LATENCY
     }
 
 
-def _reasons(entry: Mapping[str, Any]) -> list[str]:
+def _stale_reasons(entry: Mapping[str, Any]) -> list[str]:
     said = [sentence(change) for change in entry["changes"]]
     return [*said, entry["message"]] if entry["message"] else said
 
 
-def _write(place: Path, content: bytes) -> None:
+def _write_atomically(place: Path, content: bytes) -> None:
     """Write a file atomically: a report that is open in a browser stays whole."""
     staged = place.with_name(f".{place.name}.{os.getpid()}")
     try:

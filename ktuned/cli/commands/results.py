@@ -12,8 +12,8 @@ import click
 from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.limits import Limits, limits, share_of
-from ktuned.cli.options import WholeNumber, device_option, given, json_option, problem_option
+from ktuned.cli.limits import Limits, load_limits, share_of
+from ktuned.cli.options import WholeNumber, device_option, drop_missing, json_option, problem_option
 from ktuned.cli.trial_facts import facts_of, messages_of
 from ktuned.cli.trial_pages import all_trials
 from ktuned.model import LATENCY, Outcome, canonical, is_noisy
@@ -80,7 +80,7 @@ def results(
     form = "json" if as_json else PLOT if plot else form or TABLE
     if kernel is None and trial is None:
         raise click.UsageError("name a kernel, or a trial with --trial", click.get_current_context())
-    chosen = given(kernel=kernel, problem=problem, device=device, outcome=outcome, trial=trial)
+    chosen = drop_missing(kernel=kernel, problem=problem, device=device, outcome=outcome, trial=trial)
     if trial is None and not everything:
         chosen["current"] = True
     known: Limits = {}
@@ -98,34 +98,36 @@ def results(
             # A daemon that was started before an upgrade does not count.
             total = answer.get("total", len(trials))
         if form == TABLE and any(one.get("metrics") for one in trials):
-            known = limits(client)
+            known = load_limits(client)
     if pareto is not None:
-        trials = _front(trials, pareto.split(","))
+        trials = _pareto_fronts(trials, pareto.split(","))
         total = len(trials)
     if form == PLOT:
-        _draw(trials)
+        _draw_plots(trials)
     elif form != TABLE:
-        output.emit(render_trials(trials, form))
+        output.emit_line(render_trials(trials, form))
     elif trial is not None:
         for found in trials:
             _show_one(found)
     elif trials:
-        _show(trials, known, with_age=everything)
+        _show_trials(trials, known, with_age=everything)
         for found in numerics:
-            output.emit()
-            output.emit(f"{text.flat(found['problem'])} on {found['device']}:")
+            output.emit_line()
+            output.emit_line(f"{text.format_values(found['problem'])} on {found['device']}:")
             for line in found["lines"]:
-                output.emit(f"  {line}")
+                output.emit_line(f"  {line}")
     if len(trials) < total:
-        output.say(f"{len(trials)} of {total} trials; --limit {total} shows all")
+        output.print_message(f"{len(trials)} of {total} trials; --limit {total} shows all")
     if not trials:
         what = f"no such trial of {kernel}" if everything else f"no such trial of {kernel} as it is now"
-        output.complain(what, "`ktuned jobs` shows what was tuned" + ("" if everything else ", --all earlier trials"))
+        output.print_error(
+            what, "`ktuned jobs` shows what was tuned" + ("" if everything else ", --all earlier trials")
+        )
         return Exit.NOT_REACHED
     return Exit.DONE
 
 
-def _front(trials: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Mapping[str, Any]]:
+def _pareto_fronts(trials: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Mapping[str, Any]]:
     """Return the Pareto front of each problem and device."""
     unknown = [name for name in names if not any(figure_of(trial, name) is not None for trial in trials)]
     if trials and unknown:
@@ -137,7 +139,7 @@ def _front(trials: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Ma
     return pareto_front(trials, names)
 
 
-def _draw(trials: Sequence[Mapping[str, Any]]) -> None:
+def _draw_plots(trials: Sequence[Mapping[str, Any]]) -> None:
     """Print a plot for each problem and device."""
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for trial in trials:
@@ -145,12 +147,14 @@ def _draw(trials: Sequence[Mapping[str, Any]]) -> None:
     width = min(MAX_PLOT_COLUMNS, shutil.get_terminal_size().columns)
     for found in groups.values():
         best = min((trial["latency_us"] for trial in found if trial["outcome"] == Outcome.MEASURED), default=None)
-        output.emit(f"{text.flat(found[0]['problem'])} on {found[0]['device']}: {text.latency(best)}")
+        output.emit_line(
+            f"{text.format_values(found[0]['problem'])} on {found[0]['device']}: {text.format_latency(best)}"
+        )
         for line in best_so_far(found, width):
-            output.emit(line)
+            output.emit_line(line)
 
 
-def _show(trials: Iterable[Mapping[str, Any]], known: Limits, *, with_age: bool) -> None:
+def _show_trials(trials: Iterable[Mapping[str, Any]], known: Limits, *, with_age: bool) -> None:
     now = time.time()
     trials = list(trials)
     named = [{**(trial.get("metrics") or {}), **(trial.get("facts") or {})} for trial in trials]
@@ -160,19 +164,19 @@ def _show(trials: Iterable[Mapping[str, Any]], known: Limits, *, with_age: bool)
     has_classes = any(trial.get("class") for trial in trials)
     rows = (
         [
-            f"{_star(trial)}{trial['id']}",
-            text.flat(trial["problem"]),
+            f"{_winner_mark(trial)}{trial['id']}",
+            text.format_values(trial["problem"]),
             trial["device"],
-            text.flat(trial["config"]),
+            text.format_values(trial["config"]),
             trial["outcome"] or "under way",
             *([trial["class"] or text.ABSENT] if has_classes else []),
-            text.latency(trial["latency_us"]),
-            _spread(trial),
+            text.format_latency(trial["latency_us"]),
+            _format_spread(trial),
             *([share or text.ABSENT] if limit else []),
-            *(text.figure(found.get(name)) for name in figures),
-            text.duration(trial["compile_s"]),
-            text.duration(trial["lane_s"]),
-            *([text.duration(max(0.0, now - trial["updated"]))] if with_age else []),
+            *(text.format_figure(found.get(name)) for name in figures),
+            text.format_duration(trial["compile_s"]),
+            text.format_duration(trial["lane_s"]),
+            *([text.format_duration(max(0.0, now - trial["updated"]))] if with_age else []),
             text.first_line(trial["message"], limit=80),
         ]
         for trial, found, share in zip(trials, named, shares, strict=True)
@@ -181,15 +185,15 @@ def _show(trials: Iterable[Mapping[str, Any]], known: Limits, *, with_age: bool)
     columns[columns.index("compile") : columns.index("compile")] = [*limit, *figures]
     if has_classes:
         columns.insert(columns.index("latency"), "bits")
-    output.table(columns, rows, right=[*_FIGURES, *figures])
+    output.print_table(columns, rows, right=[*_FIGURES, *figures])
 
 
-def _spread(trial: Mapping[str, Any]) -> str:
+def _format_spread(trial: Mapping[str, Any]) -> str:
     badge = " noisy" if is_noisy(trial["latency_us"], trial["spread_us"]) else ""
-    return f"{text.spread(trial['spread_us'])}{badge}"
+    return f"{text.format_spread(trial['spread_us'])}{badge}"
 
 
-def _star(trial: Mapping[str, Any]) -> str:
+def _winner_mark(trial: Mapping[str, Any]) -> str:
     """Return the mark of a winner, with the objectives that it is one by, unless that is the latency alone."""
     objectives = trial.get("objectives") or []
     if not trial.get("winner"):
@@ -201,9 +205,9 @@ def _show_one(trial: Mapping[str, Any]) -> None:
     facts = facts_of(trial)
     width = max(map(len, facts))
     for name, value in facts.items():
-        output.emit(f"{name:<{width}}  {value}")
+        output.emit_line(f"{name:<{width}}  {value}")
     for name, words in messages_of(trial).items():
-        output.emit()
-        output.emit(f"{name}:")
-        for line in text.clean(words).splitlines():
-            output.emit(f"  {line}")
+        output.emit_line()
+        output.emit_line(f"{name}:")
+        for line in text.clean_message(words).splitlines():
+            output.emit_line(f"  {line}")

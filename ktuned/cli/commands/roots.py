@@ -7,7 +7,7 @@ import os
 import click
 
 from ktuned.cli import output, spawn, text
-from ktuned.cli.commands.kernels import show
+from ktuned.cli.commands.kernels import show_kernels
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import SectionedCommand, as_path, json_option, no_spawn_option
 from ktuned_client import Client
@@ -25,8 +25,8 @@ def add(path: str, no_spawn: bool, as_json: bool) -> int:
     """
     place = as_path(path, "a kernel's name is none")
     if not no_spawn:
-        spawn.announce(spawn.ensure())
-    with Client() as client, output.patience(f"inspecting {place}"):
+        spawn.announce_daemon(spawn.ensure_daemon())
+    with Client() as client, output.report_waiting(f"inspecting {place}"):
         # As a tuning: it inspects every kernel file below the path.
         added = client.call("add", deadline_s=TUNE_DEADLINE_S, path=place)
     if as_json:
@@ -34,9 +34,9 @@ def add(path: str, no_spawn: bool, as_json: bool) -> int:
     else:
         # A daemon of an earlier version has none.
         for notice in added.get("notices", ()):
-            output.say(notice)
-        show(added)
-        output.say(f"watching {added['root']['path']}; `ktuned remove {added['root']['path']}` ends it")
+            output.print_message(notice)
+        show_kernels(added)
+        output.print_message(f"watching {added['root']['path']}; `ktuned remove {added['root']['path']}` ends it")
     return Exit.NOT_REACHED if added["errors"] else Exit.DONE
 
 
@@ -54,5 +54,7 @@ def remove(path: str, as_json: bool) -> int:
     if as_json:
         output.emit_json(gone)
     else:
-        output.emit(f"{gone['path']} is no longer watched; {text.number(len(gone['kernels']), 'kernel')} forgotten")
+        output.emit_line(
+            f"{gone['path']} is no longer watched; {text.count_of(len(gone['kernels']), 'kernel')} forgotten"
+        )
     return Exit.DONE

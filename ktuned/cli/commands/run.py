@@ -47,18 +47,18 @@ def run(waits: bool, numerics: str, command: tuple[str, ...]) -> int:
 
     if shutil.which(command[0]) is None:
         raise UsageError(f"there is no program {command[0]!r}", hint="give a command, as in `ktuned run python app.py`")
-    started = spawn.ensure()
+    started = spawn.ensure_daemon()
     if started is not None:
-        output.say(f"started a daemon (pid {started}); `ktuned stop` ends it")
+        output.print_message(f"started a daemon (pid {started}); `ktuned stop` ends it")
     with tempfile.TemporaryDirectory(prefix="ktuned-run-") as summary:
-        hook = hooked("wait" if waits else "background", numerics, summary, os.environ)
+        hook = hook_environment("wait" if waits else "background", numerics, summary, os.environ)
         status = run_program(command, {**os.environ, **hook})
-        for line in summarise(Account.read(Path(summary)), has_device=_has_gpu()):
-            output.say(line)
+        for line in summarise_account(Account.read(Path(summary)), has_device=_has_gpu()):
+            output.print_message(line)
     return status
 
 
-def summarise(account: Account, *, has_device: bool = True) -> list[str]:
+def summarise_account(account: Account, *, has_device: bool = True) -> list[str]:
     """Return the lines of a summary: what was adopted, tuned before, recorded now and left alone, and what to do next.
 
     Args:
@@ -70,12 +70,12 @@ def summarise(account: Account, *, has_device: bool = True) -> list[str]:
     lines = [f"{note}" for note in account.notes]
     if account.adopted:
         lines.append(
-            f"adopted {text.number(len(account.adopted), 'function')}: {', '.join(_by_library(account.adopted))}"
+            f"adopted {text.count_of(len(account.adopted), 'function')}: {', '.join(_by_library(account.adopted))}"
         )
     states = list(account.keys.values())
     tuned, recorded = states.count(TUNED), states.count(RECORDED)
     if states:
-        lines.append(f"{text.number(len(states), 'tuning key')}: {tuned} tuned, {recorded} recorded now")
+        lines.append(f"{text.count_of(len(states), 'tuning key')}: {tuned} tuned, {recorded} recorded now")
     lines += [f"{key}: {state}" for key, state in sorted(account.keys.items()) if state not in (TUNED, RECORDED)]
     lines += [f"left alone: {name}: {reason}" for name, reason in sorted(account.left_alone.items())]
     if not account.adopted and not account.left_alone:
@@ -121,7 +121,7 @@ _LOOK_S = 10.0
 """Time for the daemon to say which devices it has; the summary does without."""
 
 
-def hooked(mode: str, numerics: str, summary: str, environment: Mapping[str, str]) -> dict[str, str]:
+def hook_environment(mode: str, numerics: str, summary: str, environment: Mapping[str, str]) -> dict[str, str]:
     """Return the variables by which every interpreter that a program starts in an environment gets the drop-ins."""
     paths = [str(HOOK), environment.get("PYTHONPATH", "")]
     return {

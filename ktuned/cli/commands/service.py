@@ -43,28 +43,30 @@ def install(no_start: bool, force: bool, as_json: bool) -> int:
     They run this installation: systemd starts the daemon at the first connection.
     """
     wanted = service_units.for_this_installation(sys.executable, os.environ)
-    place = service_units.directory(os.environ)
-    foreign = [name for name in wanted if (text := _read(place / name)) and not text.startswith(service_units.MARK)]
+    place = service_units.units_directory(os.environ)
+    foreign = [
+        name for name in wanted if (text := _read_unit(place / name)) and not text.startswith(service_units.MARK)
+    ]
     if foreign and not force:
         raise ServiceError(f"{place / foreign[0]} was written by hand", hint="move it away, or give --force")
     starts = not no_start and _manager_answers()
-    if starts and _systemctl("is-active", service_units.SOCKET).returncode != 0 and spawn.is_serving(socket_path()):
+    if starts and _run_systemctl("is-active", service_units.SOCKET).returncode != 0 and spawn.is_serving(socket_path()):
         raise ServiceError(
             f"a daemon that systemd did not start serves {socket_path()}", hint="stop it first with `ktuned stop`"
         )
     for name, text in wanted.items():
-        _write(place / name, text)
+        _write_atomically(place / name, text)
     if starts:
-        _order("daemon-reload")
-        _order("enable", "--now", service_units.SOCKET)
-    _tell({"directory": str(place), "units": list(wanted), "started": starts}, as_json)
+        _order_systemd("daemon-reload")
+        _order_systemd("enable", "--now", service_units.SOCKET)
+    _tell_state({"directory": str(place), "units": list(wanted), "started": starts}, as_json)
     if not as_json:
-        output.emit(f"wrote {' and '.join(wanted)} to {place}")
+        output.emit_line(f"wrote {' and '.join(wanted)} to {place}")
         if starts:
-            output.emit("systemd listens at the socket now, and starts the daemon at the first connection")
+            output.emit_line("systemd listens at the socket now, and starts the daemon at the first connection")
     if not starts:
         reason = "not started, as requested" if no_start else "no user manager of systemd answers here"
-        output.say(
+        output.print_message(
             f"{reason}; later: systemctl --user daemon-reload && systemctl --user enable --now {service_units.SOCKET}"
         )
     return Exit.DONE
@@ -77,22 +79,22 @@ def uninstall(as_json: bool) -> int:
 
     State and artifacts stay.
     """
-    place = service_units.directory(os.environ)
+    place = service_units.units_directory(os.environ)
     ours = [
         name
         for name in (service_units.SERVICE, service_units.SOCKET)
-        if (_read(place / name) or "").startswith(service_units.MARK)
+        if (_read_unit(place / name) or "").startswith(service_units.MARK)
     ]
     answers = _manager_answers()
     if ours and answers:
-        _order("disable", "--now", *ours)
+        _order_systemd("disable", "--now", *ours)
     for name in ours:
         (place / name).unlink(missing_ok=True)
     if ours and answers:
-        _order("daemon-reload")
-    _tell({"directory": str(place), "removed": ours}, as_json)
+        _order_systemd("daemon-reload")
+    _tell_state({"directory": str(place), "removed": ours}, as_json)
     if not as_json:
-        output.emit(
+        output.emit_line(
             f"removed {' and '.join(ours)} from {place}" if ours else f"there are no units of ktuned in {place}"
         )
     return Exit.DONE
@@ -105,44 +107,50 @@ def status(as_json: bool) -> int:
 
     Exits with 1 unless the socket unit is active.
     """
-    place = service_units.directory(os.environ)
+    place = service_units.units_directory(os.environ)
     wanted = service_units.for_this_installation(sys.executable, os.environ)
     answers = _manager_answers()
-    found = {name: _state(place / name, text, answers) for name, text in wanted.items()}
-    _tell({"directory": str(place), "units": found}, as_json)
+    found = {name: _unit_state(place / name, text, answers) for name, text in wanted.items()}
+    _tell_state({"directory": str(place), "units": found}, as_json)
     if not as_json:
         columns = ["unit", "file", "enabled", "active"]
-        output.table(columns, ([name, one["file"], one["enabled"], one["active"]] for name, one in found.items()))
+        output.print_table(columns, ([name, one["file"], one["enabled"], one["active"]] for name, one in found.items()))
         if not answers:
-            output.say("notice: no user manager of systemd answers here")
+            output.print_message("notice: no user manager of systemd answers here")
         elif any(one["file"] == "differs" for one in found.values()):
-            output.say("notice: a unit differs from that of this installation; `ktuned service install` updates it")
+            output.print_message(
+                "notice: a unit differs from that of this installation; `ktuned service install` updates it"
+            )
     return Exit.DONE if found[service_units.SOCKET]["active"] == "active" else Exit.NOT_REACHED
 
 
-def _state(path: Path, wanted: str, answers: bool) -> dict[str, str]:
-    text = _read(path)
+def _unit_state(path: Path, wanted: str, answers: bool) -> dict[str, str]:
+    text = _read_unit(path)
     if text is None:
         file = "absent"
     elif not text.startswith(service_units.MARK):
         file = "written by hand"
     else:
         file = "current" if text == wanted else "differs"
-    enabled, active = ("unknown", "unknown") if not answers else (_word("is-enabled", path), _word("is-active", path))
+    enabled, active = (
+        ("unknown", "unknown")
+        if not answers
+        else (_describe_action("is-enabled", path), _describe_action("is-active", path))
+    )
     return {"file": file, "enabled": enabled, "active": active}
 
 
-def _word(verb: str, path: Path) -> str:
-    done = _systemctl(verb, path.name)
+def _describe_action(verb: str, path: Path) -> str:
+    done = _run_systemctl(verb, path.name)
     return done.stdout.strip() or "not-found"
 
 
-def _tell(found: dict[str, Any], as_json: bool) -> None:
+def _tell_state(found: dict[str, Any], as_json: bool) -> None:
     if as_json:
         output.emit_json(found)
 
 
-def _read(path: Path) -> str | None:
+def _read_unit(path: Path) -> str | None:
     try:
         return path.read_text(encoding="utf-8", errors="replace")
     except FileNotFoundError:
@@ -151,7 +159,7 @@ def _read(path: Path) -> str | None:
         raise ServiceError(f"{path} cannot be read: {error.strerror}", hint="mend its mode or its owner") from error
 
 
-def _write(path: Path, text: str) -> None:
+def _write_atomically(path: Path, text: str) -> None:
     """Replace a file atomically, so that systemd never reads a part of it."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -164,11 +172,11 @@ def _write(path: Path, text: str) -> None:
 
 
 def _manager_answers() -> bool:
-    return shutil.which("systemctl") is not None and _systemctl("show", "--property=Version").returncode == 0
+    return shutil.which("systemctl") is not None and _run_systemctl("show", "--property=Version").returncode == 0
 
 
-def _order(*words: str) -> None:
-    done = _systemctl(*words)
+def _order_systemd(*words: str) -> None:
+    done = _run_systemctl(*words)
     if done.returncode:
         said = " ".join((done.stderr or done.stdout).split()) or f"status {done.returncode}"
         raise ServiceError(
@@ -176,7 +184,7 @@ def _order(*words: str) -> None:
         )
 
 
-def _systemctl(*words: str) -> subprocess.CompletedProcess[str]:
+def _run_systemctl(*words: str) -> subprocess.CompletedProcess[str]:
     command = ["systemctl", "--user", *words]
     try:
         return subprocess.run(

@@ -71,13 +71,13 @@ def config(reloads: bool, directory: Path | None, as_json: bool) -> int:
     if directory is not None:
         return _write_project_file(directory)
     if reloads:
-        return _reload(as_json)
+        return _reload_settings(as_json)
     found = [*_of_daemon(os.environ), *_of_project(os.getcwd())]
     if as_json:
         output.emit_json([setting._asdict() for setting in found])
     else:
-        rows = ([setting.name, _shown(setting.value), setting.source] for setting in found)
-        output.table(["setting", "value", "from"], rows)
+        rows = ([setting.name, _format_setting(setting.value), setting.source] for setting in found)
+        output.print_table(["setting", "value", "from"], rows)
     return Exit.DONE
 
 
@@ -140,19 +140,19 @@ def _of_project(directory: str) -> Iterator[Setting]:
         yield Setting(f"project.env.{name}", value, file)
 
 
-def _shown(value: Any) -> str:
+def _format_setting(value: Any) -> str:
     return value if isinstance(value, str) and value else json.dumps(value, ensure_ascii=False)
 
 
-def _reload(as_json: bool) -> int:
-    versions.check()
-    with Client() as client, output.patience("reading config.toml and inspecting what it changes"):
+def _reload_settings(as_json: bool) -> int:
+    versions.check_protocol()
+    with Client() as client, output.report_waiting("reading config.toml and inspecting what it changes"):
         # Roots with another interpreter are inspected again.
         done = client.call("reload", deadline_s=TUNE_DEADLINE_S)
     if as_json:
         output.emit_json(done)
     else:
-        output.emit(f"{done['path']}: {', '.join(done['changed']) or 'nothing'} changed")
+        output.emit_line(f"{done['path']}: {', '.join(done['changed']) or 'nothing'} changed")
     return Exit.DONE
 
 
@@ -166,7 +166,7 @@ def _write_project_file(directory: Path) -> int:
     except FileExistsError:
         raise UsageError(f"{place} is there already", hint="edit it, or remove it first") from None
     except OSError as error:
-        output.complain(f"{place} cannot be written: {error.strerror}", "name another directory")
+        output.print_error(f"{place} cannot be written: {error.strerror}", "name another directory")
         return Exit.NOT_REACHED
-    output.emit(f"wrote {place}: the project is named {name}")
+    output.emit_line(f"wrote {place}: the project is named {name}")
     return Exit.DONE

@@ -13,7 +13,7 @@ import click
 
 from ktuned.cli import output, text
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.options import given, json_option
+from ktuned.cli.options import drop_missing, json_option
 from ktuned.model import LATENCY, KtunedError
 from ktuned.report import c_file, vllm_files
 from ktuned_client import Client, DaemonError, winners
@@ -85,7 +85,7 @@ def export(
         raise click.UsageError("--by goes with --format vllm", click.get_current_context())
     written = []
     with Client() as client:
-        shared = client.call("export", deadline_s=_DEADLINE_S, **given(kernel=kernel, device=device))["shared"]
+        shared = client.call("export", deadline_s=_DEADLINE_S, **drop_missing(kernel=kernel, device=device))["shared"]
         if kernel is not None and not shared:
             # One that is not known is refused, with the name that is near.
             client.call("kernels", kernel=kernel)
@@ -97,15 +97,15 @@ def export(
             document = answer["document"]
             try:
                 if artifacts is not None:
-                    _copy(answer["artifacts"], artifacts)
+                    _copy_artifacts(answer["artifacts"], artifacts)
                     document["artifacts"] = os.path.relpath(artifacts.resolve(), directory.resolve())
                 for name, content in _exported_files(document, form, by or DEFAULT_SIZE).items():
                     path = directory / name
-                    changed = _write(path, content)
+                    changed = _write_atomically(path, content)
                     count = sum(map(len, document.get("objectives", {}).values())) + len(document["winners"])
                     written.append({**entry, "winners": count, "path": str(path), "changed": changed})
                     if not as_json:
-                        output.emit(f"{path}  {text.number(count, 'winner')}{'' if changed else ', unchanged'}")
+                        output.emit_line(f"{path}  {text.count_of(count, 'winner')}{'' if changed else ', unchanged'}")
             except OSError as error:
                 raise CannotShare(f"{error.filename or directory} cannot be written: {error.strerror}") from error
     if as_json:
@@ -113,7 +113,7 @@ def export(
     elif not written:
         more = "" if everything or kernel else ", --all has those of all projects"
         of = "" if kernel is None else f" of a kernel {kernel!r}"
-        output.complain(f"there are no winners{of} to export", f"`ktuned tune PATH` finds some{more}")
+        output.print_error(f"there are no winners{of} to export", f"`ktuned tune PATH` finds some{more}")
     return Exit.DONE if written else Exit.NOT_REACHED
 
 
@@ -161,9 +161,9 @@ def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool) -> int:
         raise CannotShare(str(error)) from error
     with Client() as client:
         for path, document in documents:
-            for part in _parts(document):
+            for part in _split_document(document):
                 whose = {"path": path, "kernel": part["kernel"], "device": part["device"]}
-                for winner in _take(client, part, dry_run):
+                for winner in _import_document(client, part, dry_run):
                     told.append({**whose, **winner})
                     counts["taken" if winner["taken"] else "left"] += 1
     if as_json:
@@ -171,12 +171,12 @@ def import_(paths: tuple[str, ...], dry_run: bool, as_json: bool) -> int:
     else:
         if told:
             columns = ["kernel", "problem", "device", "import", "because"]
-            output.table(columns, [_row(winner, dry_run) for winner in told])
-        output.say(f"{counts['taken']} {'would be taken' if dry_run else 'taken'}, {counts['left']} left")
+            output.print_table(columns, [_winner_row(winner, dry_run) for winner in told])
+        output.print_message(f"{counts['taken']} {'would be taken' if dry_run else 'taken'}, {counts['left']} left")
     return Exit.NOT_REACHED if told and all(winner["status"] == _UNKNOWN for winner in told) else Exit.DONE
 
 
-def _take(client: Client, document: Mapping[str, Any], dry_run: bool) -> list[dict[str, Any]]:
+def _import_document(client: Client, document: Mapping[str, Any], dry_run: bool) -> list[dict[str, Any]]:
     """Import a document's winners; a kernel that is unknown here does not stop other files."""
     try:
         answer = client.call("import", deadline_s=_DEADLINE_S, document=document, dry_run=dry_run)
@@ -190,15 +190,15 @@ def _take(client: Client, document: Mapping[str, Any], dry_run: bool) -> list[di
     return judged
 
 
-def _row(winner: Mapping[str, Any], dry_run: bool) -> list[str]:
+def _winner_row(winner: Mapping[str, Any], dry_run: bool) -> list[str]:
     verb = ("would be taken" if dry_run else "taken") if winner["taken"] else "left"
     status = f", {winner['status']}" if winner["taken"] else ""
     objective = winner.get("objective", LATENCY)
-    problem = text.flat(winner["problem"]) + ("" if objective == LATENCY else f" by {objective}")
+    problem = text.format_values(winner["problem"]) + ("" if objective == LATENCY else f" by {objective}")
     return [winner["kernel"], problem, winner["device"], f"{verb}{status}", winner["reason"]]
 
 
-def _parts(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
+def _split_document(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     found = document["winners"]
     rest = {name: value for name, value in document.items() if name != "objectives"}
     for start in range(0, len(found), _PART):
@@ -208,7 +208,7 @@ def _parts(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
             yield {**rest, "winners": [], "objectives": {objective: won[start : start + _PART]}}
 
 
-def _write(path: Path, content: str) -> bool:
+def _write_atomically(path: Path, content: str) -> bool:
     """Write a file atomically; return whether it changed."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if path.is_file() and path.read_text(encoding="utf-8") == content:
@@ -223,7 +223,7 @@ def _write(path: Path, content: str) -> bool:
     return True
 
 
-def _copy(places: Mapping[str, str], directory: Path) -> None:
+def _copy_artifacts(places: Mapping[str, str], directory: Path) -> None:
     """Copy intact artifacts, each into a directory of its key."""
     from ktuned.ipc import manifest
 
@@ -234,7 +234,7 @@ def _copy(places: Mapping[str, str], directory: Path) -> None:
         try:
             manifest.verify(Path(place), required=())
         except manifest.DamagedArtifact as error:
-            output.say(f"artifact {key} is left out: {error}")
+            output.print_message(f"artifact {key} is left out: {error}")
             continue
         staged = directory / f".{key}.{os.getpid()}"
         try:

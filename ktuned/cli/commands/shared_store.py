@@ -10,9 +10,9 @@ import click
 
 from ktuned.cli import output, spawn, text
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.limits import limits
-from ktuned.cli.options import SectionedCommand, given, json_option, no_spawn_option
-from ktuned.cli.present import choose, follow
+from ktuned.cli.limits import load_limits
+from ktuned.cli.options import SectionedCommand, drop_missing, json_option, no_spawn_option
+from ktuned.cli.present import choose_presenter, follow_tuning
 from ktuned_client import Client
 from ktuned_client.client import Tuning
 
@@ -34,30 +34,30 @@ def share() -> None:
 def status(no_spawn: bool, as_json: bool) -> int:
     """Show the store, what is shared, and what keeps it from being shared."""
     if not no_spawn:
-        spawn.announce(spawn.ensure())
+        spawn.announce_daemon(spawn.ensure_daemon())
     with Client() as client:
         state = client.call("share")
     if as_json:
         output.emit_json(state)
     elif state["url"] is None:
-        output.emit("there is no shared store; set `url` of [share] in config.toml")
+        output.emit_line("there is no shared store; set `url` of [share] in config.toml")
     else:
-        for line in _lines(state):
-            output.emit(line)
+        for line in _state_lines(state):
+            output.emit_line(line)
     return Exit.NOT_REACHED if state.get("fault") else Exit.DONE
 
 
-def _lines(state: Mapping[str, Any]) -> Iterator[str]:
+def _state_lines(state: Mapping[str, Any]) -> Iterator[str]:
     yield f"{state['url']}{', only read' if state['read_only'] else ''}"
     if state["looked"] is None:
         yield "not looked at yet"
     else:
-        found = text.number(state["found"], "problem")
-        yield f"winners for {found} of this machine's, {state['fresh']} fresh here; looked at {_ago(state['looked'])}"
+        found, looked = text.count_of(state["found"], "problem"), _format_age(state["looked"])
+        yield f"winners for {found} of this machine's, {state['fresh']} fresh here; looked at {looked}"
     yield from state["notices"]
 
 
-def _ago(then: float) -> str:
+def _format_age(then: float) -> str:
     return f"{max(0.0, time.time() - then):.0f} s ago"
 
 
@@ -70,13 +70,13 @@ def push(no_spawn: bool, as_json: bool) -> int:
     For the end of a CI job, whose machine goes. Exits with 1 if the store cannot be reached or refuses.
     """
     if not no_spawn:
-        spawn.announce(spawn.ensure())
-    with Client() as client, output.patience("publishing winners"):
+        spawn.announce_daemon(spawn.ensure_daemon())
+    with Client() as client, output.report_waiting("publishing winners"):
         done = client.call("share_push", deadline_s=_EXCHANGE_S)
     if as_json:
         output.emit_json(done)
     else:
-        output.emit(f"{done['url']} has all winners of ours, {done['sent']} sent now")
+        output.emit_line(f"{done['url']} has all winners of ours, {done['sent']} sent now")
     return Exit.DONE
 
 
@@ -91,25 +91,28 @@ def pull(kernel: str | None, no_spawn: bool, as_json: bool) -> int:
     the search begins with it.
     """
     if not no_spawn:
-        spawn.announce(spawn.ensure())
+        spawn.announce_daemon(spawn.ensure_daemon())
     with Client() as client:
-        with output.patience("reading what others have found"):
-            accepted = client.call("share_pull", deadline_s=_EXCHANGE_S, **given(kernel=kernel))
+        with output.report_waiting("reading what others have found"):
+            accepted = client.call("share_pull", deadline_s=_EXCHANGE_S, **drop_missing(kernel=kernel))
         for notice in accepted["notices"]:
-            output.say(notice)
+            output.print_message(notice)
         with Tuning(client, accepted) as tuning:
-            view = follow(tuning, choose(as_json=as_json), limits(client)) if tuning.jobs else None
+            view = (
+                follow_tuning(tuning, choose_presenter(as_json=as_json), load_limits(client)) if tuning.jobs else None
+            )
             jobs = tuning.jobs
     if as_json:
         output.emit_json({name: accepted[name] for name in ("url", "found", "fresh")} | {"jobs": jobs})
     else:
-        output.emit(
-            f"{accepted['url']} has winners for {text.number(accepted['found'], 'problem')} of this machine's: "
+        output.emit_line(
+            f"{accepted['url']} has winners for {text.count_of(accepted['found'], 'problem')} of this machine's: "
             f"{accepted['fresh']} known here, {len(jobs)} tried now"
         )
         for job in jobs:
-            output.emit(
-                f"{job['kernel']} {text.flat(job['problem'])}: {job['state']}; {text.first_line(job['message'])}"
+            output.emit_line(
+                f"{job['kernel']} {text.format_values(job['problem'])}: "
+                f"{job['state']}; {text.first_line(job['message'])}"
             )
     reached = view is None or all(job.has_winner for job in view.jobs.values())
     return Exit.DONE if reached else Exit.NOT_REACHED

@@ -12,7 +12,7 @@ import click
 
 from ktuned.cli import output
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.options import WholeNumber, device_option, given, json_option, problem_option
+from ktuned.cli.options import WholeNumber, device_option, drop_missing, json_option, problem_option
 from ktuned.cli.trial_pages import all_trials
 from ktuned.model import UsageError
 from ktuned_client import Client
@@ -69,12 +69,12 @@ def simulate(
         output.emit_json({"optimum": found.optimum, "runs": plain})
         return Exit.DONE
     failed = sum(value is None for value in found.objectives)
-    output.emit(f"{len(found.configs)} configs, {failed} of them fail; optimum {found.optimum:.4g}; {seeds} seeds")
-    output.emit()
-    _table(runs, found, trials)
-    output.emit()
-    for line in plot(runs, found.optimum, trials, shutil.get_terminal_size().columns):
-        output.emit(line)
+    output.emit_line(f"{len(found.configs)} configs, {failed} of them fail; optimum {found.optimum:.4g}; {seeds} seeds")
+    output.emit_line()
+    _comparison_table(runs, found, trials)
+    output.emit_line()
+    for line in plot_excess(runs, found.optimum, trials, shutil.get_terminal_size().columns):
+        output.emit_line(line)
     return Exit.DONE
 
 
@@ -87,7 +87,7 @@ def _from_store(kernel: str, problem: dict[str, Any], device: str | None) -> Rec
     """Read a kernel's trials as it is now, of the one problem and device that were tried, or that are named."""
     from ktuned.search import record_space
 
-    wanted = given(kernel=kernel, problem=problem, device=device, current=True)
+    wanted = drop_missing(kernel=kernel, problem=problem, device=device, current=True)
     with Client() as client:
         trials = all_trials(client, **wanted)
     keys = {(str(trial["problem"]), trial["device"]) for trial in trials}
@@ -99,7 +99,7 @@ def _from_store(kernel: str, problem: dict[str, Any], device: str | None) -> Rec
     return record_space(kernel, results)
 
 
-def _table(runs: dict[str, list[SearchRun]], found: RecordedSpace, trials: int) -> None:
+def _comparison_table(runs: dict[str, list[SearchRun]], found: RecordedSpace, trials: int) -> None:
     from ktuned.search import mean_relative_best
 
     counts = sorted({*(count for count in COUNTS if count < trials), trials})
@@ -111,10 +111,10 @@ def _table(runs: dict[str, list[SearchRun]], found: RecordedSpace, trials: int) 
         own = sum(run.mean_s for run in several) / len(several)
         rows.append([label, *("" if value is None else f"{value:.3f}" for value in means), f"{own * 1e3:.1f} ms"])
     columns = ["best ÷ optimum after", *map(str, counts), "own time"]
-    output.table(columns, rows, right=columns[1:])
+    output.print_table(columns, rows, right=columns[1:])
 
 
-def plot(runs: dict[str, list[SearchRun]], optimum: float, trials: int, width: int) -> list[str]:
+def plot_excess(runs: dict[str, list[SearchRun]], optimum: float, trials: int, width: int) -> list[str]:
     """Return a plot of how far the mean best is above the optimum, in logarithmic steps, over the trials.
 
     It is as wide as :data:`PLOT_WIDTH`, or as a terminal of ``width`` columns has room for.
@@ -132,24 +132,24 @@ def plot(runs: dict[str, list[SearchRun]], optimum: float, trials: int, width: i
     top = max(0.01, min(10.0, max(excess)))
     bottom = 0.001
     grid = [[" "] * room for _ in range(PLOT_HEIGHT)]
-    for mark, curve in zip(_marks(len(curves)), curves.values(), strict=True):
+    for mark, curve in zip(_axis_marks(len(curves)), curves.values(), strict=True):
         for column, value in enumerate(curve):
             if value is not None:
-                grid[_row(value - 1, bottom, top)][column] = mark
+                grid[_plot_row(value - 1, bottom, top)][column] = mark
     lines = []
     for row, cells in enumerate(grid):
         level = top * (bottom / top) ** (row / (PLOT_HEIGHT - 1))
         lines.append(f"{f'+{level:.1%}':>9} │{''.join(cells)}".rstrip())
     lines.append(f"{'':>9} └{'─' * room}")
     lines.append(f"{'':>9}  1{f'{trials} trials':>{room - 1}}")
-    lines.append("  ".join(f"{mark} {name}" for mark, name in zip(_marks(len(curves)), curves, strict=True)))
+    lines.append("  ".join(f"{mark} {name}" for mark, name in zip(_axis_marks(len(curves)), curves, strict=True)))
     return lines
 
 
-def _row(excess: float, bottom: float, top: float) -> int:
+def _plot_row(excess: float, bottom: float, top: float) -> int:
     bounded = min(top, max(bottom, excess))
     return round(math.log(top / bounded) / math.log(top / bottom) * (PLOT_HEIGHT - 1))
 
 
-def _marks(number: int) -> Sequence[str]:
+def _axis_marks(number: int) -> Sequence[str]:
     return [MARKS[place % len(MARKS)] for place in range(number)]

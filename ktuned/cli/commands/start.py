@@ -90,7 +90,7 @@ def start(
         if is_handed_over:
             # The socket ends with this process; its owner, systemd, starts another daemon.
             raise
-        output.complain(error.message, "starting again, which moves it aside")
+        output.print_error(error.message, "starting again, which moves it aside")
         return run(settings, starts_by_itself=auto_started)
 
 
@@ -98,7 +98,7 @@ def _start_in_background(socket: Path | None, home: Path | None) -> int:
     """Start this very command with ``--foreground`` in a session of its own, unless a daemon answers already."""
     listen_at = paths.socket_path() if socket is None else str(socket.absolute())
     if spawn.is_serving(listen_at):
-        output.say(f"a daemon listens at {listen_at} already; `ktuned stop` ends it")
+        output.print_message(f"a daemon listens at {listen_at} already; `ktuned stop` ends it")
         return Exit.DONE
     context = click.get_current_context()
     words = []
@@ -109,7 +109,7 @@ def _start_in_background(socket: Path | None, home: Path | None) -> int:
         place = str(value.absolute()) if isinstance(value, Path) else str(value)
         words += [param.opts[0]] if value is True else [param.opts[0], place]
     state = spawn.state_directory() if home is None else home.absolute()
-    spawn.announce(spawn.start(listen_at, state, arguments=words) or None)
+    spawn.announce_daemon(spawn.start_daemon(listen_at, state, arguments=words) or None)
     return Exit.DONE
 
 
@@ -159,12 +159,12 @@ def stop(as_json: bool) -> int:
         finally:
             os.close(process)
     if not ended:
-        output.complain(f"the daemon (pid {pid}) has not ended after {STOP_DEADLINE_S:g} s", f"kill -9 {pid}")
+        output.print_error(f"the daemon (pid {pid}) has not ended after {STOP_DEADLINE_S:g} s", f"kill -9 {pid}")
         return Exit.NOT_REACHED
     if as_json:
         output.emit_json({"pid": pid})
     else:
-        output.emit(f"stopped (pid {pid})")
+        output.emit_line(f"stopped (pid {pid})")
     return Exit.DONE
 
 

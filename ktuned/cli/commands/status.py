@@ -11,7 +11,7 @@ import click
 from ktuned.cli import output, text
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.options import json_option
-from ktuned.cli.versions import version
+from ktuned.cli.versions import own_version
 from ktuned_client import Client
 from ktuned_client.wire import PROTOCOL_VERSION
 
@@ -33,38 +33,38 @@ def status(openmetrics: bool, as_json: bool) -> int:
     with Client() as client:
         found = client.call("status")
     if openmetrics:
-        from ktuned.cli.metrics import render
+        from ktuned.cli.metrics import render_metrics
 
-        output.emit(render(found).removesuffix("\n"))
+        output.emit_line(render_metrics(found).removesuffix("\n"))
         return Exit.DONE
     if as_json:
         output.emit_json(found)
         return Exit.DONE
     if found.get("protocol") != PROTOCOL_VERSION:
         # No other field is certain to have the same meaning.
-        output.emit(f"ktuned {found.get('version', 'of an unknown version')}, pid {found.get('pid', text.ABSENT)}")
-        output.say(
-            f"notice: it speaks protocol {found.get('protocol')}, and this ktuned {version()} protocol "
+        output.emit_line(f"ktuned {found.get('version', 'of an unknown version')}, pid {found.get('pid', text.ABSENT)}")
+        output.print_message(
+            f"notice: it speaks protocol {found.get('protocol')}, and this ktuned {own_version()} protocol "
             f"{PROTOCOL_VERSION}; `ktuned stop` ends it"
         )
         return Exit.DONE
-    for line in _summary(found):
-        output.emit(line)
-    for title, columns, rows in _tables(found):
+    for line in _summary_lines(found):
+        output.emit_line(line)
+    for title, columns, rows in _print_tables(found):
         if rows:
-            output.emit()
-            output.emit(title)
-            output.table(columns, rows)
+            output.emit_line()
+            output.emit_line(title)
+            output.print_table(columns, rows)
     for notice in found["notices"]:
-        output.say(f"notice: {text.first_line(str(notice), NOTICE_CHARS)}")
+        output.print_message(f"notice: {text.first_line(str(notice), NOTICE_CHARS)}")
     return Exit.DONE
 
 
-def _summary(found: Mapping[str, Any]) -> Iterator[str]:
+def _summary_lines(found: Mapping[str, Any]) -> Iterator[str]:
     store, artifacts = found["store"], found["artifacts"]
     yield (
-        f"ktuned {found['version']}, pid {found['pid']}, up {text.duration(found['uptime_s'])}, "
-        f"{text.size(found['rss_bytes'])} resident"
+        f"ktuned {found['version']}, pid {found['pid']}, up {text.format_duration(found['uptime_s'])}, "
+        f"{text.format_size(found['rss_bytes'])} resident"
     )
     yield f"socket     {found['socket']}"
     yield f"home       {found['home']}"
@@ -73,10 +73,10 @@ def _summary(found: Mapping[str, Any]) -> Iterator[str]:
         names = ", ".join(name or "all tuning" for name in found["paused"])
         yield f"paused     {names}; `ktuned jobs --resume` ends it"
     yield (
-        f"store      {text.number(store['trials'], 'trial')}, {text.number(store['winners'], 'winner')}, "
-        f"{text.number(store['jobs'], 'job')}, {text.size(store['bytes'])}"
+        f"store      {text.count_of(store['trials'], 'trial')}, {text.count_of(store['winners'], 'winner')}, "
+        f"{text.count_of(store['jobs'], 'job')}, {text.format_size(store['bytes'])}"
     )
-    yield f"artifacts  {text.size(artifacts['bytes'])} of at most {text.size(artifacts['cap_bytes'])}"
+    yield f"artifacts  {text.format_size(artifacts['bytes'])} of at most {text.format_size(artifacts['cap_bytes'])}"
 
 
 def _jobs_line(found: Mapping[str, Any]) -> str:
@@ -90,7 +90,7 @@ def _jobs_line(found: Mapping[str, Any]) -> str:
     return ", ".join(counts) + (f"; waiting: {', '.join(waits)}" if waits else "") + said
 
 
-def _tables(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
+def _print_tables(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[list[str]]]]:
     yield (
         "lanes",
         ["device", "model", "state", "job", "worker", "reason"],
@@ -130,7 +130,7 @@ def _tables(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[lis
                 f"{worker['host']}/{worker['pid']}" if worker.get("host") else _or_absent(worker.get("pid")),
                 worker["role"],
                 worker["state"],
-                text.duration(worker.get("age_s")),
+                text.format_duration(worker.get("age_s")),
                 _or_absent(worker.get("requests")),
             ]
             for worker in found["workers"]
@@ -139,16 +139,16 @@ def _tables(found: Mapping[str, Any]) -> Iterator[tuple[str, list[str], list[lis
     yield (
         "channels",
         ["channel", "state"],
-        [[name, text.flat(statistics)] for name, statistics in found["channels"].items()],
+        [[name, text.format_values(statistics)] for name, statistics in found["channels"].items()],
     )
     yield (
         "roots",
         ["path", "project", "python"],
-        [[_place(root["path"]), root["name"], _or_absent(root.get("python"))] for root in found["roots"]],
+        [[_describe_place(root["path"]), root["name"], _or_absent(root.get("python"))] for root in found["roots"]],
     )
 
 
-def _place(path: str) -> str:
+def _describe_place(path: str) -> str:
     return path if os.path.isdir(path) else f"{path} (gone)"
 
 

@@ -16,7 +16,7 @@ from ktuned.cli.commands.compile_report import compile_only as compile_alone
 from ktuned.cli.completion import complete_target
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.job_view import ENDED, FAILURES, JobView, View
-from ktuned.cli.limits import limits
+from ktuned.cli.limits import load_limits
 from ktuned.cli.options import (
     AdvancedOption,
     Number,
@@ -26,7 +26,7 @@ from ktuned.cli.options import (
     as_path,
     config_option,
     device_option,
-    given,
+    drop_missing,
     is_path,
     json_option,
     no_spawn_option,
@@ -35,7 +35,7 @@ from ktuned.cli.options import (
     priority_option,
     problem_option,
 )
-from ktuned.cli.present import choose, follow
+from ktuned.cli.present import choose_presenter, follow_tuning
 from ktuned.cli.t1_file import is_t1, kernel_file_of
 from ktuned.model import PRESETS, UNTIL, is_latency
 from ktuned_client import Client, DaemonError, DaemonUnavailable
@@ -129,24 +129,24 @@ def tune(
         file, is_new = kernel_file_of(Path(path))
         path = str(file)
         if is_new:
-            output.say(f"wrote {path}, which declares the kernel of {target}")
+            output.print_message(f"wrote {path}, which declares the kernel of {target}")
     if compile_only:
         _refuse_measuring_options()
-        wanted = given(kernel=kernel, path=path, problem=problem, arch=arch, trials=trials, seconds=seconds)
-        wanted |= given(strategy=strategy, seed=seed, keep_going=keep_going or None)
+        wanted = drop_missing(kernel=kernel, path=path, problem=problem, arch=arch, trials=trials, seconds=seconds)
+        wanted |= drop_missing(strategy=strategy, seed=seed, keep_going=keep_going or None)
         if not no_spawn:
-            spawn.announce(spawn.ensure())
+            spawn.announce_daemon(spawn.ensure_daemon())
         return compile_alone(wanted, as_json)
-    plan = given(problem=problem, device=device, preset=preset, trials=trials, seconds=seconds)
-    plan |= given(strategy=strategy, until=until, seed=seed, priority=priority, objective=objective)
-    plan |= given(configs=configs, again=again or None, no_share=no_share or None, keep_going=keep_going or None)
-    plan |= given(numerics=numerics, anchor=anchor, anchor_pin=anchor_pin)
+    plan = drop_missing(problem=problem, device=device, preset=preset, trials=trials, seconds=seconds)
+    plan |= drop_missing(strategy=strategy, until=until, seed=seed, priority=priority, objective=objective)
+    plan |= drop_missing(configs=configs, again=again or None, no_share=no_share or None, keep_going=keep_going or None)
+    plan |= drop_missing(numerics=numerics, anchor=anchor, anchor_pin=anchor_pin)
     if not no_spawn:
-        spawn.announce(spawn.ensure())
-    with Client() as client, begun(client, kernel, path, **plan) as tuning:
+        spawn.announce_daemon(spawn.ensure_daemon())
+    with Client() as client, begin_tuning(client, kernel, path, **plan) as tuning:
         output.complain_of(tuning.errors)
         for notice in tuning.notices:
-            output.say(notice)
+            output.print_message(notice)
         if detach:
             _print_jobs(tuning, as_json)
             return Exit.NOT_REACHED if tuning.errors or not tuning.jobs else Exit.DONE
@@ -155,9 +155,9 @@ def tune(
             if cancels:
                 # Of a batch system, which ends its jobs by it.
                 signal.signal(signal.SIGTERM, signal.default_int_handler)
-            view = follow(tuning, choose(as_json=as_json), limits(client))
+            view = follow_tuning(tuning, choose_presenter(as_json=as_json), load_limits(client))
         except KeyboardInterrupt:
-            return _interrupted(client, tuning, cancels)
+            return _handle_interrupt(client, tuning, cancels)
         finally:
             if cancels:
                 signal.signal(signal.SIGTERM, signal.SIG_DFL)
@@ -166,7 +166,9 @@ def tune(
         elif tuning.jobs:
             _print_outcome(client, view, over)
         elif not tuning.errors:
-            output.complain(f"{target} has nothing to tune", "declare problems in the kernel file, or give one with -p")
+            output.print_error(
+                f"{target} has nothing to tune", "declare problems in the kernel file, or give one with -p"
+            )
     reached = bool(view.jobs) and all(job.has_winner for job in view.jobs.values()) and not tuning.errors
     return Exit.DONE if reached else Exit.NOT_REACHED
 
@@ -190,19 +192,19 @@ def _refuse_measuring_options() -> None:
             raise click.UsageError(f"{param.opts[0]} does not go with --compile-only", context)
 
 
-def begun(client: Client, kernel: str | None, path: str | None, **plan: Any) -> Tuning:
+def begin_tuning(client: Client, kernel: str | None, path: str | None, **plan: Any) -> Tuning:
     """Request a tuning; its kernel files are inspected first, and what they import may take long."""
     try:
-        with output.patience(f"inspecting {path or kernel}"):
+        with output.report_waiting(f"inspecting {path or kernel}"):
             return client.tune(kernel, path=path, **plan)
     except KeyboardInterrupt:
-        output.say(
+        output.print_message(
             "the daemon goes on with the request: `ktuned jobs` has its jobs, `ktuned jobs JOB --cancel` cancels one"
         )
         raise
 
 
-def _interrupted(client: Client, tuning: Tuning, cancels: bool) -> int:
+def _handle_interrupt(client: Client, tuning: Tuning, cancels: bool) -> int:
     active = [job["id"] for job in tuning.jobs if job["state"] not in ENDED]
     numbers = ", ".join(map(str, active))
     if not active:
@@ -210,9 +212,11 @@ def _interrupted(client: Client, tuning: Tuning, cancels: bool) -> int:
     if cancels:
         for job in active:
             client.call("cancel", job=job)
-        output.say(f"cancelled job {numbers}")
+        output.print_message(f"cancelled job {numbers}")
     else:
-        output.say(f"detached; job {numbers} continues (`ktuned jobs`); `ktuned jobs {active[0]} --cancel` cancels it")
+        output.print_message(
+            f"detached; job {numbers} continues (`ktuned jobs`); `ktuned jobs {active[0]} --cancel` cancels it"
+        )
     return Exit.INTERRUPTED
 
 
@@ -220,7 +224,7 @@ def _print_jobs(tuning: Tuning, as_json: bool) -> None:
     if as_json:
         output.emit_json({"jobs": tuning.jobs, "errors": tuning.errors})
     elif tuning.jobs:
-        job_tables.show(tuning.jobs)
+        job_tables.show_jobs(tuning.jobs)
 
 
 def _print_outcome(client: Client, view: View, over: Collection[int]) -> None:
@@ -229,38 +233,38 @@ def _print_outcome(client: Client, view: View, over: Collection[int]) -> None:
     if any(not is_latency(job.objective) for job in view.jobs.values()):
         columns[columns.index("speed-up")] = "gain"
     figures = ["best", "default", "speed-up", "gain", "reference"]
-    output.emit()
-    output.table(columns, (_row(client, job, job.id in over) for job in view.jobs.values()), right=figures)
+    output.emit_line()
+    output.print_table(columns, (_job_row(client, job, job.id in over) for job in view.jobs.values()), right=figures)
     for job in view.jobs.values():
         for doubt in lines.doubt_lines(job):
-            output.emit(doubt)
-    failures = [row for job in view.jobs.values() for row in _failures(job)]
+            output.emit_line(doubt)
+    failures = [row for job in view.jobs.values() for row in _list_failures(job)]
     if failures:
-        output.emit()
-        output.table(["kernel", "what failed", "configs", "such as"], failures, right=["configs"])
-        output.emit()
+        output.emit_line()
+        output.print_table(["kernel", "what failed", "configs", "such as"], failures, right=["configs"])
+        output.emit_line()
         kernel, outcome, *_ = failures[0]
-        output.emit(
+        output.emit_line(
             f"`ktuned results {kernel} --outcome {outcome}` lists them, `--trial ID` shows everything about one."
         )
 
 
-def _row(client: Client, job: JobView, was_over: bool) -> list[str]:
+def _job_row(client: Client, job: JobView, was_over: bool) -> list[str]:
     why = text.first_line(job.message) if was_over else ""
     return [
         job.kernel,
-        text.flat(job.problem),
+        text.format_values(job.problem),
         job.device,
         job.state,
-        *_figures(job),
-        text.times(job.speedup),
+        *_best_and_default(job),
+        text.format_factor(job.speedup),
         text.latency_within(job.reference_us, job.reference_spread_us),
         # Last, because it may be long; without a winner, the reason, unless a line has had it.
-        text.flat(_winner(client, job)) if job.has_winner else why or text.ABSENT,
+        text.format_values(_load_winner(client, job)) if job.has_winner else why or text.ABSENT,
     ]
 
 
-def _figures(job: JobView) -> list[str]:
+def _best_and_default(job: JobView) -> list[str]:
     """Return the best figure and the default's, by the job's objective."""
     if is_latency(job.objective):
         best, default = (job.best_us, job.best_spread_us), (job.default_us, job.default_spread_us)
@@ -268,10 +272,10 @@ def _figures(job: JobView) -> list[str]:
     return [text.by_objective(job.objective, figure) for figure in (job.best, job.default)]
 
 
-def _winner(client: Client, job: JobView) -> Mapping[str, Any] | None:
+def _load_winner(client: Client, job: JobView) -> Mapping[str, Any] | None:
     """Return the winning config from the store, because the final round decides, not the trials seen here."""
     try:
-        asked = given(kernel=job.kernel, problem=job.problem, device=job.device, objective=job.objective)
+        asked = drop_missing(kernel=job.kernel, problem=job.problem, device=job.device, objective=job.objective)
         answer = client.call("lookup", **asked, tune=False)
     except (DaemonError, DaemonUnavailable):
         return job.best_config
@@ -279,10 +283,10 @@ def _winner(client: Client, job: JobView) -> Mapping[str, Any] | None:
     return config
 
 
-def _failures(job: JobView) -> Iterator[list[str]]:
+def _list_failures(job: JobView) -> Iterator[list[str]]:
     for outcome in FAILURES:
         count = job.outcomes.get(outcome, 0)
         if count:
             trial = job.failures.get(outcome, {})
-            example = f"{text.flat(trial['config'])} (trial {trial['id']})" if trial else text.ABSENT
+            example = f"{text.format_values(trial['config'])} (trial {trial['id']})" if trial else text.ABSENT
             yield [job.kernel, outcome, str(count), example]

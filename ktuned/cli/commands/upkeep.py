@@ -7,7 +7,7 @@ import click
 from ktuned.cli import output, text
 from ktuned.cli.completion import complete_kernel
 from ktuned.cli.exit_status import Exit
-from ktuned.cli.options import Number, given, json_option
+from ktuned.cli.options import Number, drop_missing, json_option
 from ktuned.model import Outcome
 from ktuned_client import Client
 
@@ -26,14 +26,16 @@ def prune(dry_run: bool, keep_gib: float | None, as_json: bool) -> int:
     the daemon itself keeps too, or --keep. Removed kernels are compiled again when they are needed; results stay
     (`ktuned forget` deletes those).
     """
-    with Client() as client, output.patience("removing artifacts"):
-        found = client.call("gc", deadline_s=PRUNE_DEADLINE_S, **given(dry_run=dry_run, keep_gib=keep_gib))
+    with Client() as client, output.report_waiting("removing artifacts"):
+        found = client.call("gc", deadline_s=PRUNE_DEADLINE_S, **drop_missing(dry_run=dry_run, keep_gib=keep_gib))
     if as_json:
         output.emit_json(found)
     else:
         done = "would be removed" if dry_run else "removed"
-        output.emit(f"{text.number(found['artifacts'], 'artifact')} {done}, {text.size(found['freed_bytes'])}")
-        output.emit(f"{text.size(found['bytes'])} of at most {text.size(found['cap_bytes'])} in use")
+        output.emit_line(
+            f"{text.count_of(found['artifacts'], 'artifact')} {done}, {text.format_size(found['freed_bytes'])}"
+        )
+        output.emit_line(f"{text.format_size(found['bytes'])} of at most {text.format_size(found['cap_bytes'])} in use")
     return Exit.DONE
 
 
@@ -49,9 +51,9 @@ def forget(kernel: str, outcome: str | None, as_json: bool) -> int:
     `--outcome hung` lifts the quarantine of configs that hung, and keeps all other trials.
     """
     with Client() as client:
-        found = client.call("forget", **given(kernel=kernel, outcome=outcome))
+        found = client.call("forget", **drop_missing(kernel=kernel, outcome=outcome))
     if as_json:
         output.emit_json(found)
     else:
-        output.emit(f"{found['kernel']}: {text.number(found['trials'], 'trial')} forgotten")
+        output.emit_line(f"{found['kernel']}: {text.count_of(found['trials'], 'trial')} forgotten")
     return Exit.DONE

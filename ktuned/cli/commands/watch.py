@@ -12,13 +12,13 @@ from typing import Any
 import click
 
 from ktuned.cli import output, regression, spawn, text
-from ktuned.cli.commands.tune import begun
+from ktuned.cli.commands.tune import begin_tuning
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.job_view import ENDED, View
-from ktuned.cli.limits import limits
-from ktuned.cli.options import SectionedCommand, as_path, given, json_option, no_spawn_option
-from ktuned.cli.present import Presenter, choose, follow
-from ktuned.cli.progress import Event, begin, fold, remember, resync
+from ktuned.cli.limits import load_limits
+from ktuned.cli.options import SectionedCommand, as_path, drop_missing, json_option, no_spawn_option
+from ktuned.cli.present import Presenter, choose_presenter, follow_tuning
+from ktuned.cli.progress import Event, add_earlier_winners, begin_view, fold_event, resync_view
 from ktuned.model import LATENCY, Objective, Problem, UsageError, is_latency, metric_of
 from ktuned_client import Client, winners
 from ktuned_client.answers import TUNE_DEADLINE_S
@@ -71,32 +71,38 @@ def watch(
         raise click.UsageError("--against goes with --once", click.get_current_context())
     root = None if path is None else as_path(path, "a kernel's name is none; `ktuned tune KERNEL` tunes one")
     if not no_spawn:
-        spawn.announce(spawn.ensure())
+        spawn.announce_daemon(spawn.ensure_daemon())
     with Client() as client:
         if once:
-            return _check(client, root, DEFAULT_TOLERANCE if tolerance is None else tolerance, against, as_json)
+            return _check_regressions(
+                client, root, DEFAULT_TOLERANCE if tolerance is None else tolerance, against, as_json
+            )
         project = since = None
         if root is not None:
-            with output.patience(f"inspecting {root}"):
+            with output.report_waiting(f"inspecting {root}"):
                 accepted = client.call("tune", deadline_s=TUNE_DEADLINE_S, path=root, stale_only=True)
             output.complain_of(accepted["errors"])
             since = (accepted["epoch"], accepted["seq"])
         roots = client.call("kernels")["roots"]
         if root is not None:
             project = _project_of(root, roots)
-        watched = _listed([entry["path"] for entry in roots])
+        watched = _list_paths([entry["path"] for entry in roots])
         try:
             if not as_json and _has_screen():
                 # Textual takes a moment to import, and only a screen needs it.
                 from ktuned.cli.watch import app
 
-                app.watch(root, project, since)
+                app.show_screen(root, project, since)
             else:
-                output.say(f"watching {watched if root is None else root}; Ctrl-C ends the view, the daemon goes on")
-                _follow(client, since, project, as_json)
+                output.print_message(
+                    f"watching {watched if root is None else root}; Ctrl-C ends the view, the daemon goes on"
+                )
+                _follow_saves(client, since, project, as_json)
         except KeyboardInterrupt:
             pass
-        output.say(f"the daemon goes on watching {watched}; `ktuned remove PATH` ends that, `ktuned stop` the daemon")
+        output.print_message(
+            f"the daemon goes on watching {watched}; `ktuned remove PATH` ends that, `ktuned stop` the daemon"
+        )
     return Exit.DONE
 
 
@@ -105,48 +111,48 @@ def _has_screen() -> bool:
     return sys.stdout.isatty() and sys.stdin.isatty() and os.environ.get("TERM", "dumb") not in ("dumb", "unknown")
 
 
-def _listed(paths: Sequence[str]) -> str:
+def _list_paths(paths: Sequence[str]) -> str:
     shown = ", ".join(paths[:MAX_ROOTS])
     if len(paths) > MAX_ROOTS:
         return f"{shown} and {len(paths) - MAX_ROOTS} more (`ktuned status`)"
     return shown or "nothing yet (`ktuned add PATH` adds a file or a directory)"
 
 
-def _check(client: Client, root: str | None, tolerance: float, against: Path | None, as_json: bool) -> int:
+def _check_regressions(client: Client, root: str | None, tolerance: float, against: Path | None, as_json: bool) -> int:
     """Tune stale kernels below a path, or below all roots, and check that no winner became slower.
 
     The winners before are those of the daemon, or the committed ones ``against`` which they are compared.
     """
     # Before any inspection: the present winners are the baseline of the comparison.
-    before = [_before(client, answer) for answer in _winners(client, root)]
+    before = [_earlier_answer(client, answer) for answer in _load_winners(client, root)]
     roots = [root] if root is not None else [entry["path"] for entry in client.call("kernels")["roots"]]
     errors = []
     for place in roots:
-        with begun(client, None, place, stale_only=True) as tuning:
+        with begin_tuning(client, None, place, stale_only=True) as tuning:
             output.complain_of(tuning.errors)
             errors += tuning.errors
-            follow(tuning, choose(as_json=as_json))
+            follow_tuning(tuning, choose_presenter(as_json=as_json))
     for kernel, problem, objective in _by_other_objectives(client, root):
-        with begun(client, kernel, None, problem=problem, objective=objective, stale_only=True) as tuning:
-            follow(tuning, choose(as_json=as_json))
-    now = _winners(client, root)
+        with begin_tuning(client, kernel, None, problem=problem, objective=objective, stale_only=True) as tuning:
+            follow_tuning(tuning, choose_presenter(as_json=as_json))
+    now = _load_winners(client, root)
     if against is not None:
-        before = _committed(against, now)
-    found = regression.compare(before, now, tolerance)
+        before = _committed_answers(against, now)
+    found = regression.compare_answers(before, now, tolerance)
     if as_json:
         output.emit_json(
             {"comparisons": [entry.to_wire() for entry in found], "tolerance": tolerance, "errors": errors}
         )
     elif found:
         columns = ["kernel", "problem", "device", "before", "now", "change", "verdict"]
-        output.table(columns, map(_row, found), right=["before", "now", "change"])
+        output.print_table(columns, map(_comparison_row, found), right=["before", "now", "change"])
     else:
-        output.complain("there is no kernel to compare", "name a kernel file or a directory of them")
+        output.print_error("there is no kernel to compare", "name a kernel file or a directory of them")
     regressions = [entry for entry in found if entry.is_regression]
     return Exit.NOT_REACHED if regressions or errors or not found else Exit.DONE
 
 
-def _committed(place: Path, answers: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+def _committed_answers(place: Path, answers: Iterable[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     """Return for each answer that of the winner in files of `ktuned export`, where one is of its problem and device.
 
     Raises:
@@ -169,9 +175,9 @@ def _committed(place: Path, answers: Iterable[Mapping[str, Any]]) -> list[Mappin
     return found
 
 
-def _winners(client: Client, root: str | None) -> list[Mapping[str, Any]]:
+def _load_winners(client: Client, root: str | None) -> list[Mapping[str, Any]]:
     """Return the present answers for the declared problems of the kernels at a path, by each objective of a winner."""
-    kernels = client.call("kernels", **given(path=root))["kernels"]
+    kernels = client.call("kernels", **drop_missing(path=root))["kernels"]
     asked: list[dict[str, Any]] = [
         {"kernel": kernel["name"], "problem": problem, "tune": False}
         for kernel in kernels
@@ -190,7 +196,7 @@ def _winners(client: Client, root: str | None) -> list[Mapping[str, Any]]:
 def _by_other_objectives(client: Client, root: str | None) -> list[tuple[str, Problem, Objective]]:
     """Return the declared problems that have a winner by another objective than their kernel's own."""
     found = []
-    for kernel in client.call("kernels", **given(path=root), why=True)["kernels"]:
+    for kernel in client.call("kernels", **drop_missing(path=root), why=True)["kernels"]:
         own = (kernel.get("plan") or {}).get("objective") or LATENCY
         for problem in kernel["problems"]:
             # A winner's problem is the part that the kernel is specialised for.
@@ -200,7 +206,7 @@ def _by_other_objectives(client: Client, root: str | None) -> list[tuple[str, Pr
     return found
 
 
-def _before(client: Client, answer: Mapping[str, Any]) -> Mapping[str, Any]:
+def _earlier_answer(client: Client, answer: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a case's answer from before its tuning.
 
     A running job may have published winners already. An edit that takes the winner's config out of the space leaves
@@ -218,54 +224,54 @@ def _before(client: Client, answer: Mapping[str, Any]) -> Mapping[str, Any]:
         digest = known["digest"]
     trials = client.call("results", kernel=kernel, problem=problem, outcome="measured", order="newest", limit=2000)
     objective = regression.objective_of(answer)
-    figure = regression.previous(trials["trials"], digest, answer["device"], objective)
+    figure = regression.find_previous_best(trials["trials"], digest, answer["device"], objective)
     metrics = {**(answer.get("metrics") or {}), metric_of(objective): figure}
     latency_us = figure if is_latency(objective) else answer["latency_us"]
     return {**answer, "status": "stale" if figure else "default", "latency_us": latency_us, "metrics": metrics}
 
 
-def _row(entry: regression.Comparison) -> list[str]:
+def _comparison_row(entry: regression.Comparison) -> list[str]:
     by = "" if entry.objective == LATENCY else f" by {entry.objective}"
     return [
         entry.kernel,
-        text.flat(entry.problem) + by,
+        text.format_values(entry.problem) + by,
         entry.device,
         text.by_objective(entry.objective, entry.before),
         text.by_objective(entry.objective, entry.now),
-        text.times(entry.gain),
+        text.format_factor(entry.gain),
         f"{entry.verdict}, noisy" if entry.is_noisy else entry.verdict,
     ]
 
 
-def _follow(client: Client, since: tuple[int, int] | None, project: str | None, as_json: bool) -> None:
-    with client.events(since=since) as events, choose(as_json=as_json) as presenter:
+def _follow_saves(client: Client, since: tuple[int, int] | None, project: str | None, as_json: bool) -> None:
+    with client.events(since=since) as events, choose_presenter(as_json=as_json) as presenter:
         view = _catch_up(client, project)
         presenter.show(None, view, ())
         for event in events:
-            if concerns(event, project):
-                view = _take(client, view, event, project, presenter)
+            if concerns_project(event, project):
+                view = _take_event(client, view, event, project, presenter)
 
 
-def _take(client: Client, view: View, event: Event, project: str | None, presenter: Presenter) -> View:
+def _take_event(client: Client, view: View, event: Event, project: str | None, presenter: Presenter) -> View:
     if event.get("fresh"):
-        view, news = resync(view, _jobs_of(client, project))
+        view, news = resync_view(view, _jobs_of(client, project))
     else:
-        view, news = fold(view, event)
+        view, news = fold_event(view, event)
     presenter.show(event, view, news)
     return view.without_ended()
 
 
 def _catch_up(client: Client, project: str | None) -> View:
     known = _jobs_of(client, project)
-    view = begin((job for job in known if job["state"] not in ENDED), limits(client))
-    return remember(view, (job for job in known if job["state"] in ENDED))
+    view = begin_view((job for job in known if job["state"] not in ENDED), load_limits(client))
+    return add_earlier_winners(view, (job for job in known if job["state"] in ENDED))
 
 
 def _jobs_of(client: Client, project: str | None) -> list[Mapping[str, Any]]:
-    return [job for job in client.call("jobs")["jobs"] if concerns(job, project)]
+    return [job for job in client.call("jobs")["jobs"] if concerns_project(job, project)]
 
 
-def concerns(subject: Mapping[str, Any], project: str | None) -> bool:
+def concerns_project(subject: Mapping[str, Any], project: str | None) -> bool:
     """Return whether an event or a job belongs to the project, or to no project in particular."""
     kernel = subject.get("kernel")
     return project is None or not kernel or str(kernel).startswith(f"{project}:")

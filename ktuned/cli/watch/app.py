@@ -189,10 +189,10 @@ class WatchApp(App[None]):
                 asyncio.get_running_loop().add_signal_handler(number, self.exit)
         self.query_one("#kernels", Rows).focus()
         self._arrange(self.size.width)
-        for part in (self.session.follow(), self.session.observe_load(), self._draw()):
-            self.run_worker(self._guarded(part), exit_on_error=False)
+        for part in (self.session.follow_events(), self.session.observe_load(), self._draw_changes()):
+            self.run_worker(self._guard_task(part), exit_on_error=False)
 
-    async def _guarded(self, part: Coroutine[Any, Any, None]) -> None:
+    async def _guard_task(self, part: Coroutine[Any, Any, None]) -> None:
         try:
             await part
         except (DaemonUnavailable, DaemonError) as error:
@@ -211,7 +211,7 @@ class WatchApp(App[None]):
 
     # What is shown
 
-    async def _draw(self) -> None:
+    async def _draw_changes(self) -> None:
         while True:
             self.show()
             await asyncio.sleep(DRAWING_S)
@@ -225,7 +225,7 @@ class WatchApp(App[None]):
     @property
     def rows(self) -> list[BoardRow]:
         """The rows that the table has, in its order."""
-        return cells.ROWS.shown(self.session.board.rows.values(), self._kernels)
+        return cells.ROWS.filter_items(self.session.board.rows.values(), self._kernels)
 
     @property
     def selected(self) -> BoardRow | None:
@@ -237,7 +237,7 @@ class WatchApp(App[None]):
     def trials(self) -> list[Tried]:
         """The configs of the chosen row that the table has, in its order."""
         log = self.session.log
-        return [] if log is None else log.listed.shown(log.trials.values(), self._configs)[:MAX_CONFIGS]
+        return [] if log is None else log.listed.filter_items(log.trials.values(), self._configs)[:MAX_CONFIGS]
 
     @property
     def selected_trial(self) -> Tried | None:
@@ -254,7 +254,9 @@ class WatchApp(App[None]):
             # A page of text covers them.
             return
         session, now = self.session, time.time()
-        head = ShownText(self._title, style="bold").append(f"   {cells.head(session.board, session.load)}", style="dim")
+        head = ShownText(self._title, style="bold").append(
+            f"   {cells.head_line(session.board, session.load)}", style="dim"
+        )
         if self._kernels.query:
             head.append(f"   filter: {self._kernels.query}", style="bold yellow")
         if self._said:
@@ -284,19 +286,19 @@ class WatchApp(App[None]):
                 title = ShownText(column.title, justify="right" if column.is_figure else "left")
                 table.add_column(title, width=column.width, key=column.title)
             for row in rows:
-                table.add_row(*self._cells(row, columns, names, now), key=str(row.case), height=None)
+                table.add_row(*self._row_cells(row, columns, names, now), key=str(row.case), height=None)
             self._columns, self._shown = titles, cases
             if chosen is not None and chosen.case in cases:
                 table.move_cursor(row=cases.index(chosen.case))
         else:
             for row in rows:
-                for column, words in zip(columns, self._cells(row, columns, names, now), strict=True):
+                for column, words in zip(columns, self._row_cells(row, columns, names, now), strict=True):
                     if table.get_cell(str(row.case), column.title) != words:
                         table.update_cell(str(row.case), column.title, words)
         if not rows:
             said = "no kernel yet: a kernel file is named tune_*.py and declares an @kernel"
             if self.session.board.rows:
-                said = f"none of {text.number(len(self.session.board.rows), 'row')} has {self._kernels.query!r}"
+                said = f"none of {text.count_of(len(self.session.board.rows), 'row')} has {self._kernels.query!r}"
             self.query_one("#facts", Static).update(ShownText(said, style="dim"))
 
     @property
@@ -304,7 +306,7 @@ class WatchApp(App[None]):
         """The columns of the chosen kernel's part: all, or what the table of kernels leaves beside it."""
         return self.size.width - int(self.size.width * 0.58) if self.has_class("wide") else self.size.width
 
-    def _cells(
+    def _row_cells(
         self, row: BoardRow, columns: Sequence[cells.Column], names: dict[object, str], now: float
     ) -> list[Text]:
         best = row.job.best if row.job is not None and row.is_open else row.current
@@ -318,7 +320,9 @@ class WatchApp(App[None]):
         found: list[Text] = []
         for column in columns:
             words, style = (
-                (names[row.case], "") if column.title == "kernel" else cells.cell(row, column.title, now, column.width)
+                (names[row.case], "")
+                if column.title == "kernel"
+                else cells.cell_text(row, column.title, now, column.width)
             )
             if column.title == "best" and is_flashing:
                 style = "bold black on green"
@@ -336,7 +340,7 @@ class WatchApp(App[None]):
         if row.case != self._open:
             self._open = row.case
             self.session.log = log = None
-            self.run_worker(self._acted(self.session.open(row)), group="open", exclusive=True)
+            self.run_worker(self._carry_out_request(self.session.open_row(row)), group="open", exclusive=True)
         title = ShownText(cells.title_of(row), style="bold")
         facts = _in_two_columns(cells.detail_of(row, log), "dim")
         self.query_one("#facts", Static).update(Group(title, facts))
@@ -403,7 +407,7 @@ class WatchApp(App[None]):
             self._is_due.set()
             return
         trial = self.selected_trial
-        found = None if trial is None else await self.session.trial(trial.id)
+        found = None if trial is None else await self.session.load_trial(trial.id)
         if found is not None:
             await self.push_screen(TextPage(f"trial {found['id']}", trial_lines(found)))
 
@@ -456,10 +460,10 @@ class WatchApp(App[None]):
         """Sort by the next column."""
         if self.query_one("#configs", Rows).has_focus and self.session.log is not None:
             self._configs = replace(self._configs, order=self._configs.order + 1)
-            self._said = f"configs by {self.session.log.listed.order(self._configs)}"
+            self._said = f"configs by {self.session.log.listed.order_name(self._configs)}"
         else:
             self._kernels = replace(self._kernels, order=self._kernels.order + 1)
-            self._said = f"by {cells.ROWS.order(self._kernels)}"
+            self._said = f"by {cells.ROWS.order_name(self._kernels)}"
         self._is_due.set()
 
     def action_reverse(self) -> None:
@@ -472,29 +476,29 @@ class WatchApp(App[None]):
 
     def action_tune(self) -> None:
         """Tune the chosen kernel now."""
-        self._act(self.session.tune)
+        self._start_request(self.session.tune_row)
 
     def action_pause(self) -> None:
         """Pause or resume the chosen kernel's job."""
-        self._act(self.session.toggle_pause)
+        self._start_request(self.session.toggle_pause)
 
     def action_cancel_job(self) -> None:
         """Cancel the chosen kernel's job."""
-        self._act(self.session.cancel)
+        self._start_request(self.session.cancel_job_of_row)
 
     def action_pause_all(self) -> None:
         """Pause or resume all tuning."""
-        self.run_worker(self._acted(self.session.toggle_pause_of_all()))
+        self.run_worker(self._carry_out_request(self.session.toggle_pause_of_all()))
 
-    def _act(self, action: Any) -> None:
+    def _start_request(self, action: Any) -> None:
         row = self.selected
         if row is None:
             self._said = "there is no kernel to act on"
             self._is_due.set()
         else:
-            self.run_worker(self._acted(action(row)))
+            self.run_worker(self._carry_out_request(action(row)))
 
-    async def _acted(self, action: Coroutine[Any, Any, str | None]) -> None:
+    async def _carry_out_request(self, action: Coroutine[Any, Any, str | None]) -> None:
         """Carry a request out, and say what came of it."""
         try:
             said = await action
@@ -528,7 +532,7 @@ def trial_lines(trial: Any) -> list[RenderableType]:
     first = [(name, known.pop(name)) for name in ("config", "outcome", "latency")]
     lines: list[RenderableType] = [_in_two_columns(first, "dim")]
     for name, words in messages_of(trial).items():
-        lines += [Text(""), ShownText(f"{name}:", style="dim"), ShownText(text.clean(words))]
+        lines += [Text(""), ShownText(f"{name}:", style="dim"), ShownText(text.clean_message(words))]
     return [*lines, ShownText(""), _in_two_columns(list(known.items()), "dim")]
 
 
@@ -554,14 +558,14 @@ def problem_lines(session: Session) -> list[Text]:
             said += [f"{outcome}: {trial.get('message')}" for outcome, trial in row.job.failures.items()]
         said = said or ([row.failure] if row.failure else [])
         if said:
-            lines.append(ShownText(f"{cells.label(row)} on {row.device or 'no device'}: {row.state}", style="bold"))
-            lines += [Text(text.clean(message), style="red") for message in said]
+            lines.append(ShownText(f"{cells.row_label(row)} on {row.device or 'no device'}: {row.state}", style="bold"))
+            lines += [Text(text.clean_message(message), style="red") for message in said]
             lines.append(ShownText(""))
     lines += [Text(notice) for notice in session.notices]
     return lines or [Text("no problems", style="dim")]
 
 
-def watch(path: str | None, project: str | None, since: tuple[int, int] | None) -> None:
+def show_screen(path: str | None, project: str | None, since: tuple[int, int] | None) -> None:
     """Show the screen until the user quits.
 
     Raises:

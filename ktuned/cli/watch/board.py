@@ -110,16 +110,16 @@ class Board:
         return "" in self.paused
 
 
-def know(board: Board, answers: Iterable[Mapping[str, Any]]) -> Board:
+def add_answers(board: Board, answers: Iterable[Mapping[str, Any]]) -> Board:
     """Return the board with these lookups' answers (the protocol's); what it knows of jobs stays."""
     for answer in answers:
-        if not answer["device"] and _places(board, answer["kernel"], answer["problem"]):
+        if not answer["device"] and _count_devices(board, answer["kernel"], answer["problem"]):
             # Nothing is measured here, and the row of the compile job has more information.
             continue
         # An earlier daemon knows of no other objective.
         objective = Objective(answer.get("objective") or LATENCY)
         new = BoardRow(answer["kernel"], answer["problem"], answer["device"] or "", objective=objective)
-        board, row = _adopt(board, new)
+        board, row = _adopt_row(board, new)
         figure = figure_of(objective, answer["latency_us"], answer.get("metrics") or {})
         if answer["status"] == "fresh":
             row = replace(row, current=figure, config=answer.get("config"))
@@ -127,11 +127,11 @@ def know(board: Board, answers: Iterable[Mapping[str, Any]]) -> Board:
             row = replace(row, before=row.before or figure, current=None, config=answer.get("config"))
         if row.job is None:
             row = replace(row, state=answer["status"])
-        board = _with(board, row)
+        board = _with_row(board, row)
     return board
 
 
-def keep(board: Board, known: Mapping[str, Any]) -> Board:
+def keep_kernels(board: Board, known: Mapping[str, Any]) -> Board:
     """Return the board with only the rows of an answer's kernels (of ``kernels``), and with its roots and errors."""
     kernels: Sequence[Mapping[str, Any]] = known["kernels"]
     names = {kernel["name"] for kernel in kernels}
@@ -148,27 +148,27 @@ def keep(board: Board, known: Mapping[str, Any]) -> Board:
 
 def _file_error(error: Mapping[str, Any]) -> FileError:
     said = lines.error_line(error.get("path"), error.get("line"), error["message"])
-    return FileError(said, tuple(lines.excerpt(error)), error.get("hint") or "")
+    return FileError(said, tuple(lines.source_excerpt(error)), error.get("hint") or "")
 
 
 def catch_up(board: Board, jobs: Iterable[Mapping[str, Any]]) -> Board:
     """Return the board with the jobs as they stand (the protocol's maps, in any order), ended ones before others."""
     by_age = sorted(jobs, key=lambda job: (job["state"] not in ENDED, job.get("finished") or 0.0))
     for job in by_age:
-        view, _ = progress.resync(board.view, [job])
-        board = _follow(board, view, is_news=False)
+        view, _ = progress.resync_view(board.view, [job])
+        board = _follow_view(board, view, is_news=False)
     return board
 
 
-def estimate(board: Board, jobs: Iterable[Mapping[str, Any]]) -> Board:
+def add_estimates(board: Board, jobs: Iterable[Mapping[str, Any]]) -> Board:
     """Return the board with how long open jobs take and what they wait for, from the daemon's job maps."""
-    return _follow(board, progress.estimate(board.view, jobs), is_news=False)
+    return _follow_view(board, progress.add_estimates(board.view, jobs), is_news=False)
 
 
-def fold(board: Board, event: Event, now: float) -> Board:
+def fold_event(board: Board, event: Event, now: float) -> Board:
     """Return the board after an event (a map of the protocol) that arrived at ``now``; unknown types change nothing."""
-    view, news = progress.fold(board.view, event)
-    board = _follow(board, view, is_news=True)
+    view, news = progress.fold_event(board.view, event)
+    board = _follow_view(board, view, is_news=True)
     for piece in news:
         match piece:
             case FirstFailure(job, outcome, trial):
@@ -182,11 +182,11 @@ def fold(board: Board, event: Event, now: float) -> Board:
     return board
 
 
-def _with(board: Board, row: BoardRow) -> Board:
+def _with_row(board: Board, row: BoardRow) -> Board:
     return replace(board, rows={**board.rows, row.case: row})
 
 
-def _follow(board: Board, view: View, *, is_news: bool) -> Board:
+def _follow_view(board: Board, view: View, *, is_news: bool) -> Board:
     """Return the board with a newer view; rows follow the jobs in it that changed."""
     changed = [job for key, job in view.jobs.items() if board.view.jobs.get(key) is not job]
     board = replace(board, view=view)
@@ -203,7 +203,7 @@ def _take_save(board: Board, kernel: str, now: float) -> Board:
         if row.kernel == kernel:
             known = row.before if row.current is None else row.current
             saved = replace(row, saved_at=now, before=known, current=None, failure="")
-            board = _with(board, replace(saved, state="default" if known is None else "stale"))
+            board = _with_row(board, replace(saved, state="default" if known is None else "stale"))
     return board
 
 
@@ -211,7 +211,7 @@ def _take_job(board: Board, job: JobView, *, is_news: bool) -> Board:
     if job.is_compile_only:
         # It measures nothing: no figure of its own could be faster or stale.
         return board
-    board, row = _adopt(board, BoardRow(job.kernel, job.problem, job.device, objective=job.objective))
+    board, row = _adopt_row(board, BoardRow(job.kernel, job.problem, job.device, objective=job.objective))
     if row.job is not None and job.id < row.job.id:
         # The row shows a newer job.
         return board
@@ -222,7 +222,7 @@ def _take_job(board: Board, job: JobView, *, is_news: bool) -> Board:
         row = replace(row, failure="")
     if row.job is not None and row.job.id == job.id and row.job.state == job.state:
         # A save in the meantime has changed the row's state.
-        return _with(board, replace(row, job=job))
+        return _with_row(board, replace(row, job=job))
     row = replace(row, job=job, state=job.state)
     if job.has_winner:
         row = replace(row, state="tuned", current=job.best, config=job.best_config or row.config)
@@ -230,10 +230,10 @@ def _take_job(board: Board, job: JobView, *, is_news: bool) -> Board:
         row = replace(row, failure=row.failure or text.first_line(job.message))
     elif job.state == JobState.CANCELLED and row.current is None and row.before is not None:
         row = replace(row, state="stale")
-    return _with(board, row)
+    return _with_row(board, row)
 
 
-def _places(board: Board, kernel: str, problem: Problem) -> int:
+def _count_devices(board: Board, kernel: str, problem: Problem) -> int:
     """Return the number of devices on which a problem has a row."""
     alike = (kernel, canonical(problem))
     return len({row.device for row in board.rows.values() if row.device and row.case[:2] == alike})
@@ -241,10 +241,10 @@ def _places(board: Board, kernel: str, problem: Problem) -> int:
 
 def on_many(board: Board, row: BoardRow) -> bool:
     """Return whether a row differs from another in its device alone."""
-    return _places(board, row.kernel, row.problem) > 1
+    return _count_devices(board, row.kernel, row.problem) > 1
 
 
-def _adopt(board: Board, new: BoardRow) -> tuple[Board, BoardRow]:
+def _adopt_row(board: Board, new: BoardRow) -> tuple[Board, BoardRow]:
     """Return a case's row, and the board without the one that was there before its device was known."""
     if new.case in board.rows or not new.device:
         return board, board.rows.get(new.case, new)
@@ -258,7 +258,7 @@ def _adopt(board: Board, new: BoardRow) -> tuple[Board, BoardRow]:
 def _take_failure(board: Board, job: int, failure: str) -> Board:
     for row in board.rows.values():
         if row.job is not None and row.job.id == job and not row.failure:
-            return _with(board, replace(row, failure=failure))
+            return _with_row(board, replace(row, failure=failure))
     return board
 
 
@@ -269,7 +269,7 @@ def _take_winner(board: Board, won: WinnerChanged) -> Board:
         is_same = (row.kernel, row.device, row.objective) == (won.kernel, won.device, won.objective)
         if of_job or (is_same and won.problem.items() <= row.problem.items()):
             state = "fresh" if row.state == "stale" else row.state
-            board = _with(board, replace(row, current=won.figure, state=state, config=won.config))
+            board = _with_row(board, replace(row, current=won.figure, state=state, config=won.config))
     return board
 
 

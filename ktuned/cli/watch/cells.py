@@ -17,7 +17,7 @@ from ktuned.cli import lines, text
 from ktuned.cli.job_view import JobView
 from ktuned.cli.watch.board import Board, BoardRow, on_many
 from ktuned.cli.watch.choice import Listed
-from ktuned.cli.watch.load import Load, summary, time_left
+from ktuned.cli.watch.load import Load, summarise_load, time_left
 from ktuned.cli.watch.trial_log import TrialLog, Tried
 from ktuned.model import LATENCY, JobState, is_maximized
 
@@ -87,7 +87,7 @@ def columns_for(width: int, rows: Sequence[BoardRow], names: Mapping[object, str
         left -= _COUNT + GAP
         found.append(Column("progress", _COUNT))
     for column in _OPTIONAL:
-        is_filled = any(cell(row, column.title, 0.0)[0] for row in rows)
+        is_filled = any(cell_text(row, column.title, 0.0)[0] for row in rows)
         if is_filled and left >= column.width + GAP:
             left -= column.width + GAP
             found.append(column)
@@ -97,7 +97,7 @@ def columns_for(width: int, rows: Sequence[BoardRow], names: Mapping[object, str
     return sorted([Column("kernel", name), Column("state", state), *found], key=lambda one: _ORDER.index(one.title))
 
 
-def cell(row: BoardRow, column: str, now: float, width: int = 99) -> tuple[str, str]:
+def cell_text(row: BoardRow, column: str, now: float, width: int = 99) -> tuple[str, str]:
     """Return the words of a cell, and their style; no words where nothing is known."""
     job = row.job
     match column:
@@ -110,13 +110,13 @@ def cell(row: BoardRow, column: str, now: float, width: int = 99) -> tuple[str, 
             return ("" if best is None else text.by_objective(row.objective, best)), ""
         case "× default":
             speedup = None if job is None else job.speedup
-            return ("" if speedup is None else text.times(speedup)), _gain_style(speedup)
+            return ("" if speedup is None else text.format_factor(speedup)), _gain_style(speedup)
         case "× before":
-            return ("" if row.gain is None else text.times(row.gain)), _gain_style(row.gain)
+            return ("" if row.gain is None else text.format_factor(row.gain)), _gain_style(row.gain)
         case "best so far":
-            return sparkline(job.best_so_far if job is not None else (), 14), "cyan"
+            return draw_sparkline(job.best_so_far if job is not None else (), 14), "cyan"
         case "age":
-            return _age(row, now), "dim"
+            return _row_age(row, now), "dim"
     return "", ""
 
 
@@ -126,7 +126,7 @@ def _gain_style(value: float | None) -> str:
     return "green" if value > 1 else "red"
 
 
-def _age(row: BoardRow, now: float) -> str:
+def _row_age(row: BoardRow, now: float) -> str:
     """Return how long ago a row was saved, or its job ended or began, in one unit."""
     job = row.job
     at = row.saved_at or (None if job is None else job.finished or job.started)
@@ -139,9 +139,9 @@ def _age(row: BoardRow, now: float) -> str:
     return f"{seconds} s"
 
 
-def label(row: BoardRow) -> str:
+def row_label(row: BoardRow) -> str:
     """Return a row's name: kernel, problem, and the objective where it is not the latency."""
-    named = f"{row.name} {text.flat(row.problem)}" if row.problem else row.name
+    named = f"{row.name} {text.format_values(row.problem)}" if row.problem else row.name
     return named if row.objective == LATENCY else f"{named} by {row.objective}"
 
 
@@ -151,7 +151,7 @@ def names_of(board: Board) -> dict[object, str]:
     found: dict[object, str] = {}
     for case, row in board.rows.items():
         project = row.kernel.rpartition(":")[0]
-        named = f"{project}:{label(row)}" if short[row.name] > 1 and project else label(row)
+        named = f"{project}:{row_label(row)}" if short[row.name] > 1 and project else row_label(row)
         found[case] = f"{named} on {row.device}" if on_many(board, row) else named
     return found
 
@@ -181,7 +181,7 @@ def progress_of(row: BoardRow, *, with_bar: bool = True) -> str:
     return f"{bar}{job.done}/{job.total}{failed}"
 
 
-def sparkline(values: Sequence[float], width: int) -> str:
+def draw_sparkline(values: Sequence[float], width: int) -> str:
     """Lay values out as a row of bars, on a logarithmic scale; of more than fit, each bar is the least of its share."""
     positive = [value for value in values if value > 0]
     if not positive or width < 1:
@@ -198,11 +198,11 @@ def sparkline(values: Sequence[float], width: int) -> str:
     return "".join(_BARS[round((math.log(value) - low) / (high - low) * top)] for value in least)
 
 
-def head(board: Board, load: Load) -> str:
+def head_line(board: Board, load: Load) -> str:
     """Return the line above the table: jobs, trials per second, load, time left."""
     jobs = board.view.active
     waits = sum(job.state != JobState.RUNNING for job in jobs)
-    return summary(load, time_left(jobs, board.sizes), running=len(jobs) - waits, waiting=waits)
+    return summarise_load(load, time_left(jobs, board.sizes), running=len(jobs) - waits, waiting=waits)
 
 
 def warnings_of(board: Board, load: Load, notices: Sequence[str]) -> list[tuple[str, str]]:
@@ -232,7 +232,7 @@ def shorten_path(line: str, roots: Sequence[str]) -> str:
 
 def title_of(row: BoardRow) -> str:
     """Return the title of what is known of a row."""
-    return f"{label(row)}{f' on {row.device}' if row.device else ''}"
+    return f"{row_label(row)}{f' on {row.device}' if row.device else ''}"
 
 
 def detail_of(row: BoardRow, log: TrialLog | None) -> list[tuple[str, str]]:
@@ -240,44 +240,46 @@ def detail_of(row: BoardRow, log: TrialLog | None) -> list[tuple[str, str]]:
     job = row.job
     found = []
     if row.config:
-        found.append(("winner" if row.current is not None else "before", text.flat(row.config)))
+        found.append(("winner" if row.current is not None else "before", text.format_values(row.config)))
     against = []
     if row.current is not None:
         against.append(text.by_objective(row.objective, row.current))
     if job is not None and job.speedup:
         default = text.by_objective(row.objective, job.default)
-        against.append(f"{text.times(job.speedup)} the default ({default})")
+        against.append(f"{text.format_factor(job.speedup)} the default ({default})")
     if job is not None and job.reference_us is not None:
-        against.append(f"reference {text.latency(job.reference_us)}")
+        against.append(f"reference {text.format_latency(job.reference_us)}")
     if row.gain is not None:
-        against.append(f"{text.times(row.gain)} what it was ({text.by_objective(row.objective, row.before)})")
+        against.append(f"{text.format_factor(row.gain)} what it was ({text.by_objective(row.objective, row.before)})")
     if job is not None and job.share:
         against.append(job.share)
     if against:
         found.append(("figures", ", ".join(against)))
     if job is not None and job.outcomes:
-        found.append(("configs", text.counts(job.outcomes)))
+        found.append(("configs", text.format_outcomes(job.outcomes)))
     if job is not None and row.is_open:
-        standing = ", ".join(filter(None, (lines.progress(job) + " tried", text.left(job.left_s), job.waits_for)))
+        standing = ", ".join(
+            filter(None, (lines.job_progress(job) + " tried", text.format_time_left(job.left_s), job.waits_for))
+        )
         found.append(("job", f"{job.id} {job.state}, {standing}"))
-    saves = [] if log is None else [cost for trial in log.history if (cost := log.cost(trial)) is not None]
+    saves = [] if log is None else [cost for trial in log.history if (cost := log.cost_of_trial(trial)) is not None]
     if log is not None and len(saves) > 1:
         first, last = (_of_cost(log, cost) for cost in (saves[0], saves[-1]))
-        found.append(("over saves", f"{first} {sparkline(saves, 30)} {last} in {len(saves)} versions"))
+        found.append(("over saves", f"{first} {draw_sparkline(saves, 30)} {last} in {len(saves)} versions"))
     return found
 
 
 def message_of(row: BoardRow, trial: Tried | None) -> tuple[str, str]:
     """Return the message of the chosen config, or else of the row's first failure or its job, and its style."""
     if trial is not None and trial.message:
-        return text.clean(trial.message), "red" if trial.failed else ""
+        return text.clean_message(trial.message), "red" if trial.failed else ""
     if row.job is not None and row.job.failures:
         outcome, failed = next(iter(row.job.failures.items()))
-        return text.clean(f"{outcome}: {failed.get('message') or ''}"), "red" if row.is_problem else "yellow"
+        return text.clean_message(f"{outcome}: {failed.get('message') or ''}"), "red" if row.is_problem else "yellow"
     if row.failure:
-        return text.clean(row.failure), "red"
+        return text.clean_message(row.failure), "red"
     if row.job is not None and row.job.message:
-        return text.clean(row.job.message), "red" if row.state == JobState.FAILED else "dim"
+        return text.clean_message(row.job.message), "red" if row.state == JobState.FAILED else "dim"
     return "", ""
 
 
@@ -321,24 +323,24 @@ def fit_configs(
         if sizes[longest] == least[longest]:
             break
         sizes[longest] -= 1
-    return [(place, _shortened(titles[place], sizes[place])) for place in places]
+    return [(place, _shorten_name(titles[place], sizes[place])) for place in places]
 
 
-def _shortened(name: str, size: int) -> str:
+def _shorten_name(name: str, size: int) -> str:
     """Return a name with its begin and its end: names of one kernel's knobs often begin alike."""
     return name if size >= len(name) else f"{name[0]}…{name[len(name) - size + 2 :]}"
 
 
 def config_cells(log: TrialLog, trial: Tried, knobs: Sequence[str]) -> list[tuple[str, str]]:
     """Return a config's cells: its figure, how it compares with the best, its knobs, its outcome."""
-    best = min((cost for one in log.trials.values() if (cost := log.cost(one)) is not None), default=None)
-    cost = log.cost(trial)
+    best = min((cost for one in log.trials.values() if (cost := log.cost_of_trial(one)) is not None), default=None)
+    cost = log.cost_of_trial(trial)
     styles = {"measured": "green", "slower": "yellow", "under way": "cyan"}
     outcome = trial.outcome.replace("_", " ")
     return [
         (f"{'★ ' if trial.is_winner else ''}{trial.id}", "bold green" if trial.is_winner else "dim"),
         (text.by_objective(log.row.objective, trial.figure), ""),
-        (text.times(cost / best) if cost and best else text.ABSENT, ""),
+        (text.format_factor(cost / best) if cost and best else text.ABSENT, ""),
         *((str(trial.config.get(knob, text.ABSENT)), "") for knob in knobs),
         (outcome, styles.get(trial.outcome, "red")),
     ]
@@ -349,17 +351,17 @@ def _of_cost(log: TrialLog, cost: float) -> str:
     return text.by_objective(objective, 1 / cost if is_maximized(objective) else cost)
 
 
-def _urgency(row: BoardRow) -> tuple[int, str]:
+def _urgency_of_row(row: BoardRow) -> tuple[int, str]:
     is_known = row.state in _URGENCY
     return (_URGENCY.index(row.state) if is_known else len(_URGENCY)), row.kernel
 
 
 ROWS: Listed[BoardRow] = Listed(
     identity=lambda row: row.case,
-    words=lambda row: f"{row.kernel} {label(row)} {row.device} {row.state} {row.failure}",
+    words=lambda row: f"{row.kernel} {row_label(row)} {row.device} {row.state} {row.failure}",
     orders={
         "kernel": lambda row: row.kernel,
-        "state": _urgency,
+        "state": _urgency_of_row,
         "best": lambda row: row.current,
         "× default": lambda row: None if row.job is None or row.job.speedup is None else -row.job.speedup,
         "age": lambda row: None if row.saved_at is None else -row.saved_at,

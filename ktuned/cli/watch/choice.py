@@ -33,31 +33,31 @@ class Listed(Generic[Item]):
     words: Callable[[Item], str]
     orders: Mapping[str, Callable[[Item], Any]]
 
-    def order(self, choice: Choice) -> str:
+    def order_name(self, choice: Choice) -> str:
         """Return the name of the order."""
         return tuple(self.orders)[choice.order % len(self.orders)]
 
-    def shown(self, items: Iterable[Item], choice: Choice) -> list[Item]:
+    def filter_items(self, items: Iterable[Item], choice: Choice) -> list[Item]:
         """Return the entries that have all words of the filter, in order."""
-        found = [item for item in items if _has(self.words(item), choice.query)]
-        value = self.orders[self.order(choice)]
+        found = [item for item in items if _has_words(self.words(item), choice.query)]
+        value = self.orders[self.order_name(choice)]
         known = [item for item in found if value(item) is not None]
         unknown = [item for item in found if value(item) is None]
         return sorted(known, key=value, reverse=choice.is_reversed) + unknown
 
-    def chosen(self, shown: Sequence[Item], choice: Choice) -> int | None:
+    def chosen_place(self, shown: Sequence[Item], choice: Choice) -> int | None:
         """Return the place of the entry that keys act on: the first one unless another is chosen and shown."""
         places = (place for place, item in enumerate(shown) if self.identity(item) == choice.chosen)
         return next(places, 0 if shown else None)
 
-    def moved(self, shown: Sequence[Item], choice: Choice, step: int) -> Choice:
+    def move_choice(self, shown: Sequence[Item], choice: Choice, step: int) -> Choice:
         """Return the choice of the entry that is ``step`` places below, or above."""
-        place = self.chosen(shown, choice)
+        place = self.chosen_place(shown, choice)
         if place is None:
             return choice
         return replace(choice, chosen=self.identity(shown[max(0, min(place + step, len(shown) - 1))]))
 
 
-def _has(words: str, query: str) -> bool:
+def _has_words(words: str, query: str) -> bool:
     lower = words.lower()
     return all(word in lower for word in query.lower().split())

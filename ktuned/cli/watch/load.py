@@ -37,7 +37,7 @@ class Load:
     sick: Mapping[str, str] = field(default_factory=dict)
 
 
-def sample(status: Mapping[str, Any], ticks: CpuTicks | None, at: float) -> Sample:
+def sample_load(status: Mapping[str, Any], ticks: CpuTicks | None, at: float) -> Sample:
     """Return the counters of a daemon's status and of the machine."""
     busy = {lane["device"]: float(lane.get("busy_s") or 0.0) for lane in status.get("lanes", ())}
     return Sample(at, busy, ticks)
@@ -54,10 +54,10 @@ def load_between(before: Sample | None, now: Sample, status: Mapping[str, Any]) 
         device: min(1.0, max(0.0, busy_s - before.busy_s.get(device, busy_s)) / span_s)
         for device, busy_s in now.busy_s.items()
     }
-    return Load(lanes, _busy(before.ticks, now.ticks), rate, sick)
+    return Load(lanes, _busy_share(before.ticks, now.ticks), rate, sick)
 
 
-def _busy(before: CpuTicks | None, now: CpuTicks | None) -> float | None:
+def _busy_share(before: CpuTicks | None, now: CpuTicks | None) -> float | None:
     if before is None or now is None or now.total <= before.total:
         return None
     return min(1.0, max(0.0, 1 - (now.unused - before.unused) / (now.total - before.total)))
@@ -78,14 +78,14 @@ def time_left(jobs: Iterable[JobView], sizes: Mapping[str, int]) -> TimeLeft:
     the one that runs on its device, or else as those on the others; paused ones are left out.
     """
     open_jobs = [job for job in jobs if job.state in (JobState.RUNNING, JobState.QUEUED)]
-    paces = {job.device: pace for job in open_jobs if (pace := _pace(job)) is not None}
+    paces = {job.device: pace for job in open_jobs if (pace := _seconds_per_config(job)) is not None}
     spent: dict[str, float] = {}
     unknown = 0
     for job in open_jobs:
         needed = job.left_s if job.state == JobState.RUNNING else None
         if needed is None:
             # One that runs without the device yet has no pace of its own.
-            needed = _needed(job, sizes, paces)
+            needed = _seconds_needed(job, sizes, paces)
         if needed is None:
             unknown += 1
         else:
@@ -93,27 +93,27 @@ def time_left(jobs: Iterable[JobView], sizes: Mapping[str, int]) -> TimeLeft:
     return TimeLeft(max(spent.values(), default=None), unknown)
 
 
-def _pace(job: JobView) -> float | None:
+def _seconds_per_config(job: JobView) -> float | None:
     """Return the seconds that a running job still takes for each of its configs."""
     if job.state != JobState.RUNNING or job.left_s is None or job.total is None or job.total <= job.done:
         return None
     return job.left_s / (job.total - job.done)
 
 
-def _needed(job: JobView, sizes: Mapping[str, int], paces: Mapping[str, float]) -> float | None:
+def _seconds_needed(job: JobView, sizes: Mapping[str, int], paces: Mapping[str, float]) -> float | None:
     configs = min((size for size in (job.total, job.planned, sizes.get(job.kernel)) if size), default=None)
     pace = paces.get(job.device, max(paces.values(), default=None))
     by_pace = None if configs is None or pace is None else pace * max(0, configs - job.done)
     return min((needed for needed in (by_pace, job.planned_s) if needed is not None), default=None)
 
 
-def summary(load: Load, left: TimeLeft, *, running: int, waiting: int) -> str:
+def summarise_load(load: Load, left: TimeLeft, *, running: int, waiting: int) -> str:
     """Return the load in words: ``2.1 trials/s · cpu:0 93 % · CPUs 71 % · 1 running, 2 waiting · 4 min 10 s left``."""
     parts = [] if load.trials_per_s is None else [f"{load.trials_per_s:.3g} trials/s"]
     parts += [f"{device} {share:.0%}" for device, share in load.lanes.items() if device not in load.sick]
     parts += [] if load.cpus is None else [f"CPUs {load.cpus:.0%}"]
     waits = f", {waiting} waiting" if waiting else ""
     parts.append(f"{running} running{waits}" if running or waiting else "no jobs")
-    if words := text.left(left.seconds):
+    if words := text.format_time_left(left.seconds):
         parts.append(f"more than {words}" if left.unknown else words)
     return " · ".join(parts).replace("%", " %")

@@ -11,10 +11,10 @@ from typing import Any
 
 from ktuned.backends import read_ticks
 from ktuned.cli.limits import Limits
-from ktuned.cli.options import given
-from ktuned.cli.watch.board import Board, BoardRow, catch_up, estimate, fold, keep, know
-from ktuned.cli.watch.load import Load, Sample, load_between, sample
-from ktuned.cli.watch.trial_log import MAX_TRIALS, TrialLog, followed, is_outdated, opened
+from ktuned.cli.options import drop_missing
+from ktuned.cli.watch.board import Board, BoardRow, add_answers, add_estimates, catch_up, fold_event, keep_kernels
+from ktuned.cli.watch.load import Load, Sample, load_between, sample_load
+from ktuned.cli.watch.trial_log import MAX_TRIALS, TrialLog, follow_event, is_outdated, open_log
 from ktuned.model import MAX_PRIORITY, Outcome, Priority
 from ktuned_client import AsyncClient, DaemonError
 from ktuned_client.answers import TUNE_DEADLINE_S
@@ -62,7 +62,7 @@ class Session:
         self._sample: Sample | None = None
         self._stirred = asyncio.Event()
 
-    async def follow(self) -> None:
+    async def follow_events(self) -> None:
         """Fold events into the board until cancelled.
 
         Raises:
@@ -74,17 +74,17 @@ class Session:
             async for event in events:
                 if event.get("fresh") or event.get("type") == "reloaded":
                     await self._catch_up()
-                elif self._concerns(event):
-                    await self._take(event)
+                elif self._concerns_project(event):
+                    await self._take_event(event)
                 self.on_change()
 
-    async def _take(self, event: Mapping[str, Any]) -> None:
-        self.board = fold(self.board, event, time.time())
+    async def _take_event(self, event: Mapping[str, Any]) -> None:
+        self.board = fold_event(self.board, event, time.time())
         if self.log is not None:
             row = self.board.rows.get(self.log.row.case, self.log.row)
-            self.log = followed(replace(self.log, row=row), event)
+            self.log = follow_event(replace(self.log, row=row), event)
             if is_outdated(self.log, event):
-                await self.open(row)
+                await self.open_row(row)
         if event.get("type") in ("job_queued", "job_started"):
             self._stirred.set()
 
@@ -92,12 +92,12 @@ class Session:
         """Request the load and the remaining time of open jobs until cancelled: often while there are any."""
         while True:
             status = await self._client.call("status")
-            now = sample(status, read_ticks(), time.monotonic())
+            now = sample_load(status, read_ticks(), time.monotonic())
             self.load = load_between(self._sample, now, status)
             self._sample = now
             open_jobs = [job.id for job in self.board.view.active]
             jobs = (await self._client.call("jobs", ids=open_jobs))["jobs"] if open_jobs else []
-            self.board = estimate(self.board, jobs)
+            self.board = add_estimates(self.board, jobs)
             self.notices = tuple(status.get("notices", ()))
             self.on_change()
             self._stirred.clear()
@@ -109,14 +109,14 @@ class Session:
 
     async def _catch_up(self) -> None:
         """Request the present state."""
-        known = await self._client.call("kernels", **given(path=self._path))
+        known = await self._client.call("kernels", **drop_missing(path=self._path))
         cases = [(kernel["name"], problem) for kernel in known["kernels"] for problem in kernel["problems"]]
         lookups = [{"kernel": name, "problem": problem, "tune": False} for name, problem in cases[:MAX_CASES]]
         answers = (await self._client.call("lookup_many", lookups=lookups))["answers"] if lookups else []
-        jobs = [job for job in (await self._client.call("jobs"))["jobs"] if self._concerns(job)]
+        jobs = [job for job in (await self._client.call("jobs"))["jobs"] if self._concerns_project(job)]
         status = await self._client.call("status")
-        board = replace(self.board, view=replace(self.board.view, limits=await self._limits()))
-        self.board = fold_pauses(keep(know(catch_up(board, jobs), answers), known), status)
+        board = replace(self.board, view=replace(self.board.view, limits=await self._load_limits()))
+        self.board = fold_pauses(keep_kernels(add_answers(catch_up(board, jobs), answers), known), status)
         await self._read_pasts()
 
     async def _read_pasts(self) -> None:
@@ -124,15 +124,15 @@ class Session:
         for row in list(self.board.rows.values())[:MAX_PASTS]:
             if row.job is None or row.job.best_so_far or not row.job.done:
                 continue
-            trials = await self._trials(row, current=True, limit=PAST_TRIALS)
-            steps = tuple(opened(row, trials, ()).best_so_far)
+            trials = await self._load_trials(row, current=True, limit=PAST_TRIALS)
+            steps = tuple(open_log(row, trials, ()).best_so_far)
             now = self.board.rows.get(row.case)
             if now is not None and now.job is not None and not now.job.best_so_far:
                 past = replace(now, job=replace(now.job, best_so_far=steps))
                 self.board = replace(self.board, rows={**self.board.rows, row.case: past})
 
-    async def _trials(self, row: BoardRow, **options: Any) -> list[Mapping[str, Any]]:
-        asked = given(kernel=row.kernel, problem=dict(row.problem), device=row.device or None)
+    async def _load_trials(self, row: BoardRow, **options: Any) -> list[Mapping[str, Any]]:
+        asked = drop_missing(kernel=row.kernel, problem=dict(row.problem), device=row.device or None)
         try:
             found: list[Mapping[str, Any]] = (
                 await self._client.call("results", order="newest", **{"limit": MAX_TRIALS, **asked, **options})
@@ -142,7 +142,7 @@ class Session:
             return []
         return found
 
-    async def _limits(self) -> Limits:
+    async def _load_limits(self) -> Limits:
         try:
             answer = await self._client.call("peaks")
         except DaemonError:
@@ -150,23 +150,23 @@ class Session:
             return {}
         return {peaks["device"]: peaks for peaks in answer.get("peaks", ())}
 
-    def _concerns(self, subject: Mapping[str, Any]) -> bool:
+    def _concerns_project(self, subject: Mapping[str, Any]) -> bool:
         kernel = subject.get("kernel")
         return self._project is None or not kernel or str(kernel).startswith(f"{self._project}:")
 
-    async def open(self, row: BoardRow) -> None:
+    async def open_row(self, row: BoardRow) -> None:
         """Request the trials of a row, for ``log``."""
-        current = await self._trials(row, current=True)
-        measured = await self._trials(row, outcome=Outcome.MEASURED)
-        self.log = opened(row, current, measured)
+        current = await self._load_trials(row, current=True)
+        measured = await self._load_trials(row, outcome=Outcome.MEASURED)
+        self.log = open_log(row, current, measured)
         self.on_change()
 
-    async def trial(self, number: int) -> Mapping[str, Any] | None:
+    async def load_trial(self, number: int) -> Mapping[str, Any] | None:
         """Return everything about one trial."""
         found = (await self._client.call("results", trial=number))["trials"]
         return found[0] if found else None
 
-    async def tune(self, row: BoardRow) -> str:
+    async def tune_row(self, row: BoardRow) -> str:
         """Have a row tuned before all else; return what to say."""
         wanted: dict[str, Any] = {"kernel": row.kernel, "problem": dict(row.problem), "objective": row.objective}
         if row.device:
@@ -190,7 +190,7 @@ class Session:
         await self._client.call(method)
         return f"{method}d all tuning"
 
-    async def cancel(self, row: BoardRow) -> str:
+    async def cancel_job_of_row(self, row: BoardRow) -> str:
         """Cancel a row's job; return what to say."""
         if row.job is None or not row.is_open:
             return f"{row.kernel} has no job to cancel"
@@ -202,7 +202,7 @@ def fold_pauses(board: Board, status: Mapping[str, Any]) -> Board:
     """Return the board with the pauses in a status."""
     now = frozenset(status.get("paused", ()))
     for device in board.paused - now:
-        board = fold(board, {"type": "resumed", "device": device}, 0.0)
+        board = fold_event(board, {"type": "resumed", "device": device}, 0.0)
     for device in now - board.paused:
-        board = fold(board, {"type": "paused", "device": device}, 0.0)
+        board = fold_event(board, {"type": "paused", "device": device}, 0.0)
     return board

@@ -36,7 +36,7 @@ class Tried:
         return self.outcome != Outcome.MEASURED
 
 
-def tried(trial: Mapping[str, Any], objective: Objective) -> Tried:
+def parse_trial(trial: Mapping[str, Any], objective: Objective) -> Tried:
     """Return a trial of the protocol."""
     return Tried(
         trial["id"],
@@ -64,7 +64,7 @@ class TrialLog:
         """The costs of the best config after each trial that was measured, in the order of trials."""
         best: list[float] = []
         for _, trial in sorted(self.trials.items()):
-            cost = self.cost(trial)
+            cost = self.cost_of_trial(trial)
             if cost is not None:
                 best.append(min(cost, best[-1]) if best else cost)
         return best
@@ -72,17 +72,17 @@ class TrialLog:
     @property
     def history(self) -> list[Tried]:
         """The best trial of each state of the sources, the first state first, the present one last."""
-        present = [trial for trial in self.trials.values() if self.cost(trial) is not None]
+        present = [trial for trial in self.trials.values() if self.cost_of_trial(trial) is not None]
         now = {trial.digest for trial in present}
         past = [trial for digest, trial in self.earlier.items() if digest not in now]
-        return [*sorted(past, key=lambda trial: trial.id), *sorted(present, key=self._costs)[:1]]
+        return [*sorted(past, key=lambda trial: trial.id), *sorted(present, key=self._costs_by_objective)[:1]]
 
-    def cost(self, trial: Tried) -> float | None:
+    def cost_of_trial(self, trial: Tried) -> float | None:
         """Return what a trial's figure costs: less is better; ``None`` unless it was measured."""
         return None if trial.failed else cost_of(self.row.objective, trial.figure)
 
-    def _costs(self, trial: Tried) -> float:
-        return self.cost(trial) or 0.0
+    def _costs_by_objective(self, trial: Tried) -> float:
+        return self.cost_of_trial(trial) or 0.0
 
     @property
     def listed(self) -> Listed[Tried]:
@@ -90,40 +90,40 @@ class TrialLog:
         return Listed(
             identity=lambda trial: trial.id,
             words=lambda trial: (
-                f"{trial.id} {text.flat(trial.config)} {trial.outcome} {text.first_line(trial.message)}"
+                f"{trial.id} {text.format_values(trial.config)} {trial.outcome} {text.first_line(trial.message)}"
             ),
             orders={
-                "best": lambda trial: (self.cost(trial) is None, self.cost(trial) or 0.0, trial.id),
+                "best": lambda trial: (self.cost_of_trial(trial) is None, self.cost_of_trial(trial) or 0.0, trial.id),
                 "newest": lambda trial: -trial.id,
                 "failures": lambda trial: (not trial.failed, trial.outcome, trial.id),
             },
         )
 
 
-def opened(row: BoardRow, current: Iterable[Mapping[str, Any]], measured: Iterable[Mapping[str, Any]]) -> TrialLog:
+def open_log(row: BoardRow, current: Iterable[Mapping[str, Any]], measured: Iterable[Mapping[str, Any]]) -> TrialLog:
     """Return the log of a row: the trials of its present state, and measured ones of all states."""
     log = TrialLog(row)
-    now = {trial["id"]: tried(trial, row.objective) for trial in current}
+    now = {trial["id"]: parse_trial(trial, row.objective) for trial in current}
     best: dict[str, Tried] = {}
     for trial in measured:
-        known = tried(trial, row.objective)
-        cost = log.cost(known)
+        known = parse_trial(trial, row.objective)
+        cost = log.cost_of_trial(known)
         before = best.get(known.digest)
-        if cost is not None and (before is None or cost < (log.cost(before) or cost)):
+        if cost is not None and (before is None or cost < (log.cost_of_trial(before) or cost)):
             best[known.digest] = known
     return replace(log, trials=now, earlier=best)
 
 
-def followed(log: TrialLog, event: Event) -> TrialLog:
+def follow_event(log: TrialLog, event: Event) -> TrialLog:
     """Return the log after an event: a trial of its row takes its place, a new winner has the mark."""
     trial = event.get("trial")
     match event.get("type"):
         case "trial_done" if trial is not None and _is_trial_of_row(trial, log.row):
-            found = tried(trial, log.row.objective)
+            found = parse_trial(trial, log.row.objective)
             known = log.trials.get(found.id)
             found = replace(found, is_winner=found.is_winner or (known is not None and known.is_winner))
             return replace(log, trials={**log.trials, found.id: found})
-        case "winner" if event.get("job") is not None and event["job"] == _job(log.row):
+        case "winner" if event.get("job") is not None and event["job"] == _job_of_row(log.row):
             marked = {key: replace(one, is_winner=key == trial) for key, one in log.trials.items()}
             return replace(log, trials=marked)
     return log
@@ -134,12 +134,12 @@ def is_outdated(log: TrialLog, event: Event) -> bool:
     return event.get("kernel") == log.row.kernel and event.get("type") in ("job_done", "stale")
 
 
-def _job(row: BoardRow) -> int | None:
+def _job_of_row(row: BoardRow) -> int | None:
     return None if row.job is None else row.job.id
 
 
 def _is_trial_of_row(trial: Mapping[str, Any], row: BoardRow) -> bool:
-    if trial["job"] == _job(row):
+    if trial["job"] == _job_of_row(row):
         return True
     same = (trial["kernel"], trial["device"]) == (row.kernel, row.device)
     # A trial has the key problem, of which the row's problem may have more.
