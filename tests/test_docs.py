@@ -30,7 +30,7 @@ from ktuned.model.keys import DeviceModel, KernelName
 from ktuned.model.plan import PRESETS, Plan
 from ktuned.model.trial import Trial
 from ktuned.model.values import Outcome, Status
-from ktuned.serve import limits, methods, server
+from ktuned.serve import connection, methods, server
 from ktuned.serve.connection import Connection
 from ktuned.serve.listener import bind_socket
 from ktuned.serve.params import NoParams
@@ -272,8 +272,8 @@ async def test_methods(daemon: Daemon) -> None:
 async def test_status(daemon: Daemon) -> None:
     """The protocol's table has every field of a status, and none besides."""
     told = [name for row in _table("docs/protocol.md", "## Status") for name in _words(row[0])]
-    connection = Connection(server.Server({}))
-    assert sorted(told) == sorted(daemon.parts.methods["status"].answer(NoParams(), connection))
+    peer = Connection(server.Server({}))
+    assert sorted(told) == sorted(daemon.parts.methods["status"].answer(NoParams(), peer))
 
 
 JOB = Job(1, KernelName("p:k"), {}, DeviceModel("x"), JobState.QUEUED, 100, "asked", Plan(), created=0.0)
@@ -291,7 +291,7 @@ def test_limits() -> None:
     """Every limit of the protocol has the value that it is said to have, at the place that is named."""
     from ktuned.catalog import catalog
 
-    modules = {"wire": wire, "limits": limits, "catalog": catalog}
+    modules = {"wire": wire, "connection": connection, "catalog": catalog}
     for _, value, where in _table("docs/protocol.md", "## Limits"):
         names = where.replace("`", "").split(", ")
         figures = re.findall(r"([\d,]*\d)( [KM]iB)?", value)

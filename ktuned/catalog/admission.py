@@ -98,11 +98,11 @@ class _Answer(NamedTuple):
 
     @classmethod
     def from_kernel(cls, kernel: KernelInfo, *, admitted: bool) -> Self:
-        """Return a verdict that stands on what is known of a kernel."""
+        """Return a verdict that holds for a kernel's present files."""
         return cls(admitted, _decisive_digests(kernel), kernel.learned)
 
     def still_holds(self, kernel: KernelInfo) -> bool:
-        """Return whether all of that is as it was."""
+        """Return whether the files that decided the verdict are unchanged."""
         now = kernel.learned
         return self.seen is now or all(
             now[name].decisive == digest for name, digest in self.read.items() if name in now
@@ -176,12 +176,12 @@ class Admission:
         return [self.known_verdict(kernel, problem, config) is True for config in configs]
 
     def note_admitted(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> None:
-        """Take in that the space holds configs: a worker that walked it has just proposed them."""
+        """Note configs that the space holds: a worker that walked it has just proposed them."""
         for asked in _asked_alike(kernel, problem):
             self._note_verdicts(kernel, asked, configs, admitted=True)
 
     async def store_verdict(self, kernel: KernelInfo, problem: Problem, config: Config) -> None:
-        """Store what is known of a config that has become a winner, before lookups are answered with it."""
+        """Store the verdict on a new winner's config, before lookups are answered with it."""
         for asked in _asked_alike(kernel, problem):
             await self._save_verdicts(kernel, asked, [config])
 

@@ -249,7 +249,7 @@ class Catalog:
         raise NotFound(f"there is no kernel {name!r}", hint=" ".join(filter(None, (suggested(name, known), hint))))
 
     def _kernels_meant(self, kernels: list[KernelInfo], directory: str | None) -> list[KernelInfo]:
-        """Return those kernels whose project is there; of these only those of the innermost that a directory is in."""
+        """Return the kernels whose project exists; with a directory in several projects, the innermost project's."""
         there: dict[str, list[KernelInfo]] = {}
         for kernel in kernels:
             root = self.root_of(kernel.file)
@@ -338,7 +338,7 @@ class Catalog:
         return kernel.observed(self._learned.get(kernel.name, {}).values())
 
     def update_learned(self, kernel: KernelInfo) -> None:
-        """Take in a kernel that has learned names; they are watched from now on."""
+        """Replace a kernel that has learned names; they are watched from now on."""
         self._learned[kernel.name] = dict(kernel.learned)
         self._kernels[kernel.name] = kernel
         watched = self.watched_directories()
@@ -351,7 +351,7 @@ class Catalog:
         return file in self._inspected
 
     def apply_inspections(self, inspections: Sequence[Inspection], removed_files: Iterable[str] = ()) -> Changes:
-        """Take in new inspections and the files that are gone; return the changes.
+        """Apply new inspections, and forget the files that are gone; return the changes.
 
         A file that can no longer be imported keeps its kernels as they were: their winners are still served.
         """

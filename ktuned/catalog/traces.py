@@ -34,12 +34,12 @@ class TooManyNames(WorkerError):
 
 
 class Follower(Protocol):
-    """A job's work, which goes on with what was learned."""
+    """A job's work, which continues with the names that were learned."""
 
     kernel: KernelInfo
 
     def follow(self, kernel: KernelInfo) -> None:
-        """Take in what was learned of its kernel."""
+        """Replace the kernel by one with newly learned names."""
 
 
 class Traces:
@@ -65,7 +65,7 @@ class Traces:
         self._lock = anyio.Lock()
 
     def add_follower(self, follower: Follower) -> None:
-        """Have a job's work follow what is learned, for as long as it exists."""
+        """Tell a job's work about newly learned names for as long as the work exists."""
         self._followers.add(follower)
 
     async def learn_names(self, kernel: KernelInfo, found: Sequence[Observation]) -> None:

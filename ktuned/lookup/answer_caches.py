@@ -1,4 +1,4 @@
-"""Caches of answers, and the one place where they are invalidated. No IO but that of the table of winners.
+"""Caches of answers, and the one place where they are invalidated. The only IO is the table of winners.
 
 All results of lookups that are reused lie here, so that a change of a kernel reaches all of them at once: this
 daemon's memory, and through the table every client.

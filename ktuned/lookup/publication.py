@@ -86,7 +86,7 @@ class Publication:
         self._change = anyio.Event()
 
     def request_publication(self) -> None:
-        """Take in that winners may have to be published again."""
+        """Let winners be published again soon: some may have changed."""
         self._change.set()
 
     def publish_answered(

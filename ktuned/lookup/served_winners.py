@@ -1,4 +1,4 @@
-"""Winners as lookups serve them: own ones, those of other checkouts of the same code, or one config for all."""
+"""Winners as lookups serve them: own ones, winners of other checkouts of the same code, or one config for all."""
 
 from __future__ import annotations
 

@@ -221,7 +221,7 @@ class Lookups:
         return replace(held, generation=self.table.generation(held.kernel))
 
     def caught_up(self) -> None:
-        """Take in that the watcher has looked at every file since the start, which ends the doubts of a start."""
+        """End the doubts of a start: the watcher has looked at every file since."""
         self._certainty.caught_up()
         self.caches.forget_all_answers()
 
@@ -230,7 +230,7 @@ class Lookups:
         return self._certainty.find_doubt(kernel, self._catalog.kernel_environment(kernel))
 
     def results_changed(self, kernel: str) -> None:
-        """Take in that results of a kernel were forgotten, or its inputs replaced: it may be tuned again."""
+        """Let lookups tune a kernel again, whose results were forgotten or whose inputs were replaced."""
         self._follow_ups.forget_tunings(kernel)
         self.caches.forget_answers(kernel)
 

@@ -123,7 +123,7 @@ class WinnerTable:
         return True
 
     def holds_entry(self, kernel: str, key: bytes, payload: bytes) -> bool:
-        """Return whether an entry is published as it is."""
+        """Return whether this very entry is published."""
         for at in self._probe_offsets(key) if self.path is not None else ():
             if self._is_of(at, key):
                 _, _, content = self._read_entry(at)

@@ -1,7 +1,7 @@
 """A report that follows the store: served on 127.0.0.1 to those who know its token, until the command ends.
 
 The token is in the address, as Jupyter's is: any program of the machine can connect to the port, but only one that was
-given the address gets an answer. The page asks once a second for what is new, and most of the time nothing is.
+given the address gets an answer. The page asks once a second for news, and mostly there is none.
 """
 
 from __future__ import annotations

@@ -14,10 +14,9 @@ import anyio.lowlevel
 import msgspec
 import structlog
 
-from ktuned.fleet import Applications, Fleet, Lane
+from ktuned.fleet import Applications, Fleet, Lane, is_outside_kill
 from ktuned.model import Device, IllegalMove, Job, JobState, KtunedError, StoreError
 from ktuned.scheduling.idle_policy import IdlePolicy, Reading
-from ktuned.scheduling.job_endings import describe_failure, ending_of
 from ktuned.scheduling.job_events import (
     Advanced,
     Close,
@@ -39,6 +38,9 @@ from ktuned.tuning import CompileOnly, JobStage, Pipeline, Work, publish_job
 from ktuned.tuning import Publish as PublishEvent
 
 _log = structlog.get_logger()
+
+SOURCE_CHANGED = "source_changed"
+"""The code of a worker's refusal to work on files that have changed since they were inspected."""
 
 Prepare = Callable[[Job], Work]
 """Turns a job into all that it needs, as its kernel stands now; raises a KtunedError that says why it cannot run."""
@@ -64,10 +66,10 @@ class PipelineTask(msgspec.Struct, eq=False):
 
 
 class Dispatcher:
-    """Runs what the machine starts, until it is cancelled; what is unfinished then stays for the next daemon.
+    """Runs the jobs that the machine starts. A job that is unfinished at the end stays for the next daemon.
 
     ``idle_policy`` decides when tuning yields to others, from what ``read`` returns; without it nothing is read.
-    ``pipelines`` are those of running jobs, by the job's id.
+    ``pipelines`` holds the pipeline of each running job, by the job's id.
     """
 
     def __init__(
@@ -330,3 +332,29 @@ class Dispatcher:
                 self._machine.handle_event(StoreMended())
         _log.info("tuning_resumed")
         self._publish("resumed")
+
+
+def ending_of(error: BaseException) -> tuple[Ending, str]:
+    """Return how a job ends that an exception stopped, and the message that says why."""
+    error = _first_cause(error)
+    if not isinstance(error, KtunedError):
+        _log.error("job_broke", exc_info=error)
+        return Ending.FAILED, f"an error in ktuned itself: {type(error).__name__}: {error}"
+    if error.code == SOURCE_CHANGED:
+        return Ending.SOURCE_CHANGED, f"waits for a new inspection: {error.message}"
+    if isinstance(error, StoreError):
+        return Ending.NOT_RECORDED, describe_failure(error)
+    return (Ending.KILLED if is_outside_kill(error) else Ending.FAILED), describe_failure(error)
+
+
+def describe_failure(error: KtunedError) -> str:
+    """Return an error's message and its hint, as a job's message."""
+    return f"{error.message}; {error.hint}" if error.hint else error.message
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    """Return the exception itself; of a group its first KtunedError, or else its first exception."""
+    while isinstance(error, BaseExceptionGroup):
+        known = error.subgroup(KtunedError)
+        error = (known or error).exceptions[0]
+    return error

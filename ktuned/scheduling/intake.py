@@ -84,7 +84,7 @@ class Intake:
     async def tune_path(
         self, path: str, python: str | None, request: TuningRequest, name: str | None = None
     ) -> tuple[list[Job], list[FileError]]:
-        """Tune every kernel at or below a path, which from now on is watched; return the jobs and what is wrong there.
+        """Watch a path from now on and tune every kernel below it; return the jobs, and errors in kernel files.
 
         With ``name``, a kernel's short or full one, only that kernel is tuned.
 

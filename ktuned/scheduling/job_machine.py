@@ -119,7 +119,7 @@ class JobMachine:
         self._inspections_at_start: dict[int, int] = {}
 
     def handle_event(self, event: Event) -> list[Instruction]:
-        """Take an event in; return what is to be done, in order.
+        """Handle an event; return the instructions that follow from it, in order.
 
         Raises:
             IllegalMove: the event's job is not live, or cannot take it now; nothing has changed.
@@ -242,7 +242,7 @@ class JobMachine:
             return
         before = job
         if is_resumed and job.state is JobState.PAUSED:
-            # Who asks for it by name wants it now.
+            # A request by name does not wait until the machine is idle.
             self._move_job(job.id, JobEvent.RESUMED)
             job = self.queue.resume_job(job.id)
         job = self.queue.raise_job(job, event.priority, event.reason, is_fixed=event.is_fixed)

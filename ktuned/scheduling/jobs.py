@@ -27,8 +27,7 @@ from ktuned.model import (
     WinnerKey,
     median,
 )
-from ktuned.scheduling.dispatcher import Dispatcher
-from ktuned.scheduling.job_endings import describe_failure
+from ktuned.scheduling.dispatcher import Dispatcher, describe_failure
 from ktuned.scheduling.job_events import (
     Arrived,
     Attended,
@@ -51,7 +50,7 @@ from ktuned.store import Store
 from ktuned.tuning import Publish, Work
 
 UNKNOWN_LATENCY_US = 10.0
-"""Assumed latency of a kernel without any winner, that of a small one: then its launches decide."""
+"""Assumed latency of a kernel without any winner (a small kernel's): its number of launches decides then."""
 
 MAX_WAITING = 10_000
 """Jobs that may wait; a client that asks for more problems than that has an error in its loop."""
@@ -162,7 +161,7 @@ class Jobs:
         self._handle_and_review(Left(waiter))
 
     def release_inspected(self, kernel: str) -> None:
-        """Note that the catalog knows a kernel's files as they are now; jobs that waited for that go on."""
+        """Let a kernel's jobs run that waited for its files to be inspected."""
         self._handle_and_review(Inspected(kernel))
 
     def _handle_and_review(self, event: Event) -> None:
@@ -209,7 +208,7 @@ class Jobs:
         return closed or replace(self._with_progress(self._machine.find_job(event.job) or job), state=state)
 
     async def resume_job(self, job_id: int) -> Job:
-        """Let a paused job run again; one that is not paused stays as it is.
+        """Let a paused job run again; do nothing if it is not paused.
 
         Raises:
             NotFound: there is no such job, or it has ended.
@@ -252,7 +251,7 @@ class Jobs:
         self._outdated = known | {job.id for job in live if job.kernel in kernels}
 
     async def restart_outdated(self, kernel: str, goes_on: Callable[[Job], bool]) -> list[int]:
-        """Begin the jobs of a kernel again that work on an older state, if they go on; cancel the others.
+        """Restart a kernel's jobs that work on an older state and are still wanted; cancel the others.
 
         Return the ids of those that were cancelled. Jobs of the present state are left as they are.
         """
@@ -263,7 +262,7 @@ class Jobs:
             if goes_on(job):
                 await self._begin_again(job, "begun again: its files changed")
                 continue
-            # One that ends by itself meanwhile needs no cancelling.
+            # It may have ended meanwhile.
             with suppress(NotFound):
                 stopped.append((await self.cancel_job(job.id, "superseded by a newer state of its files")).id)
         return stopped
@@ -274,16 +273,16 @@ class Jobs:
         return await self.restart_outdated(kernel, lambda job: False)
 
     async def restart_running(self, kernel: str, reason: str, is_outdated: Callable[[Work], bool]) -> None:
-        """Begin those of a kernel's running jobs again whose work is outdated."""
+        """Restart a kernel's running jobs whose work is outdated."""
         for job in self._machine.running:
             task = self._dispatcher.pipelines.get(job.id)
             if job.kernel == kernel and task is not None and is_outdated(task.pipeline.work):
                 await self._begin_again(job, reason)
 
     async def _begin_again(self, job: Job, reason: str) -> None:
-        """Have a job be prepared again when its turn comes; clients that wait for it go on waiting."""
+        """Let a job be prepared again when its turn comes; its clients keep waiting for it."""
         self._outdated.discard(job.id)
-        # One that has ended by itself meanwhile has said what it found.
+        # It may have ended meanwhile, with a result of its own.
         with suppress(IllegalMove):
             await self._dispatcher.handle_event(BeginAgainAsked(job.id, reason))
 

@@ -196,7 +196,7 @@ class Portfolios:
         self._arrived = anyio.Event()
 
     def count_lookup(self, kernel: KernelInfo, device: str, objective: Objective, problem: Problem) -> bool:
-        """Take in a lookup without a winner of its own; return whether a portfolio is to answer such ones.
+        """Count a lookup that found no winner of its own; return whether a portfolio answers such lookups.
 
         Then the problem is not tuned for itself. Where the kernel file declares a portfolio that is not there yet, it
         is made now.
@@ -224,7 +224,7 @@ class Portfolios:
         return found
 
     def describe_build(self, kernel: KernelInfo) -> list[dict[str, Any]]:
-        """Return what is being made for a kernel, and what was made last."""
+        """Return the portfolios that are being made for a kernel, and the ones made last."""
         return [build.to_wire() for key, build in self._builds.items() if key[0] == kernel.name]
 
     def request_portfolio(
@@ -233,7 +233,7 @@ class Portfolios:
         """Have a portfolio made, unless that is under way.
 
         Raises:
-            UsageError: it cannot be made of what is asked for.
+            UsageError: no portfolio can be made as requested.
             BackendError: there is no device to measure on.
         """
         environment = self._catalog.kernel_environment(kernel)

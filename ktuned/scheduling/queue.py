@@ -115,11 +115,11 @@ class JobQueue:
         return self._waiting.get(job_id)
 
     def replace_job(self, job: Job) -> None:
-        """Replace what is known of a waiting job; its standing stays."""
+        """Replace a waiting job by a newer value of it; its standing stays."""
         self._waiting[job.id] = job
 
     def raise_job(self, job: Job, priority: int, reason: str, *, is_fixed: bool = False) -> Job:
-        """Return a job as it is after one more request for it: never less important. It may wait or run."""
+        """Raise a waiting or running job by one more request for it; return the job. Never lowers it."""
         if self._standings[job.id].raise_to(priority, is_fixed=is_fixed):
             job = replace(job, priority=priority, reason=reason)
         if job.id in self._waiting:
@@ -201,7 +201,7 @@ class JobQueue:
         return self._standings[job_id].level if job_id in self._standings else 0
 
     def rank_of_job(self, job_id: int) -> int:
-        """Return a job's rank now; that of a job which is not known is the lowest."""
+        """Return a job's rank now; an unknown job has the lowest."""
         return self._standings[job_id].rank_at(self._clock()) if job_id in self._standings else 0
 
     def count_waiters(self, job_id: int) -> int:

@@ -52,7 +52,7 @@ class Standing(msgspec.Struct):
         return self.level + self._lift if now - self.began < TURN_S else self.level
 
     def raise_to(self, base: int, *, is_fixed: bool = False) -> bool:
-        """Raise a job's level to that of one more request; return whether that was higher. Never lowers the level."""
+        """Raise the level to a further request's; return whether that was higher. Never lowers it."""
         self.is_fixed = self.is_fixed and is_fixed
         if base <= self.base:
             return False

@@ -141,7 +141,7 @@ class Renewal:
         await self.retune_changed(changes, saved=saved)
 
     async def outdate_jobs(self, changes: Changes, *, saved: bool) -> None:
-        """Publish changes; jobs that work on an older state make room for those of a save, or begin again."""
+        """Publish changes; cancel the jobs that a save replaces, and restart the others that they outdate."""
         for name in changes.inspected:
             environment = self._catalog.kernel_environment(self._catalog.resolve_kernel(name))
             await self._jobs.restart_running(name, ELSEWHERE, partial(_is_elsewhere, environment))
@@ -165,7 +165,7 @@ class Renewal:
             await self._jobs.cancel_jobs_of_kernel(name)
         for name in (*changes.changed, *changes.replanned):
             kernel = self._catalog.resolve_kernel(name)
-            # Who saves an edit follows the jobs of that save.
+            # The client that shows a save follows the jobs of that save.
             replaced = self._keys_tuned_again(kernel) if saved and not changes.is_environment else frozenset()
             await self._jobs.restart_outdated(name, partial(_goes_on, kernel, replaced))
             if name in changes.changed:

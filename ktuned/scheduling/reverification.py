@@ -34,7 +34,7 @@ class Reverification:
         self._jobs = jobs
 
     async def queue_reverification(self, kernels: Sequence[KernelInfo] | None = None) -> list[Job]:
-        """Queue what is to be measured again, of all kernels or of some; return those jobs.
+        """Queue a job for each winner that must be measured again, of all kernels or of some; return the jobs.
 
         A kernel whose meaning changed is not our concern.
         """

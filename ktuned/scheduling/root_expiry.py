@@ -39,7 +39,7 @@ class Absences(msgspec.Struct, frozen=True):
 
 
 def judge_absences(missing: Collection[str], since: Mapping[str, float], now: float) -> Absences:
-    """Return the absences of now, given those of the last look. A clock that was set back begins them again."""
+    """Return the absences now, given the last ones. A clock that was set back starts them again."""
     begun = {path: min(since.get(path, now), now) for path in missing}
     return Absences(begun, frozenset(path for path, start in begun.items() if now - start >= GONE_S))
 

@@ -1,4 +1,4 @@
-"""Exchange with a shared store: final winners of ours go there, and what is better there is tried here.
+"""Exchange with a shared store: our final winners go there, and better ones from there are tried here.
 
 One pass over a kernel does both. It reads what the store has at the addresses of our keys, publishes each winner of
 ours that this does not have yet, and queues a job where another's winner deserves a trial. Nothing remembers what was

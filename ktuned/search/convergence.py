@@ -66,7 +66,7 @@ class Surprises:
         self._expected[code] = log, deviation
 
     def record_outcome(self, code: Code, log: float | None) -> None:
-        """Take note of what came of a config: its log latency, or ``None`` if it has none."""
+        """Record a config's log latency; ``None`` if it was not measured."""
         expected = self._expected.pop(code, None)
         if expected is not None and log is not None:
             self._squares.append(min(max((expected[0] - log) / expected[1], 0.0), MOST_SURPRISED) ** 2)

@@ -344,7 +344,7 @@ def split_constraints(space: BoundSpace, knobs: Sequence[str]) -> tuple[list[Con
 def _longest_chain(
     axes: Sequence[Sequence[Scalar]], knobs: Sequence[str], conjuncts: Sequence[Conjunct]
 ) -> tuple[Chain, list[Conjunct]]:
-    """Chain as many conjuncts as can be counted in time, those of few combinations first."""
+    """Chain as many conjuncts as can be counted in time, the ones with few combinations first."""
     sizes = {knob: len(axis) for knob, axis in zip(knobs, axes, strict=True)}
 
     def combinations(conjunct: Conjunct) -> int:

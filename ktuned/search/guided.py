@@ -318,7 +318,7 @@ class Guided(PointStrategy):
 
 
 def compress_slow(excess: Floats) -> Floats:
-    """Return log costs above the lowest one, those of the slow compressed."""
+    """Compress the log costs of slow configs; costs are given above the lowest one."""
     middle = max(float(np.median(excess)), WELL_MODELLED)
     return np.where(excess > middle, middle + SLOW_SHARE * (excess - middle), excess)
 

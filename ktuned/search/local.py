@@ -13,7 +13,7 @@ FIRST = 10
 """Random configs before the first descent."""
 
 VALLEYS = 8
-"""The fastest configs whose neighbours are tried, before chance alone goes on."""
+"""The fastest configs whose neighbours are tried, before only random configs are left."""
 
 RANDOM_TURN = 8
 """Every so many choices one is random."""

@@ -72,7 +72,7 @@ class PointStrategy(Strategy):
         return [self.domain.config_at(code) for code in chosen]
 
     def tell(self, config: Config, outcome: Outcome, latency_us: float | None) -> None:
-        """Take note of an outcome, also of configs that others chose."""
+        """Record an outcome, also of a config that somebody else chose."""
         code = self.domain.point_of_config(config)
         if code is None or (code not in self.taken and not self.domain.is_valid(code)):
             return
@@ -89,20 +89,20 @@ class PointStrategy(Strategy):
         self.on_outcome(code)
 
     def doubt(self, config: Config, share: float) -> None:
-        """Take note of a latency's uncertainty, which is that of its logarithm."""
+        """Record a latency's uncertainty; as a share, it is also the error of the logarithm."""
         code = self.domain.point_of_config(config)
         if code is not None:
             self.doubts[code] = share
 
     def on_outcome(self, code: Code) -> None:
-        """Take note that the outcome of a point has come; :attr:`logs` holds its log latency if it was measured."""
+        """React to a point's outcome; :attr:`logs` holds its log latency if it was measured."""
 
     def fastest_points(self, number: int) -> list[Code]:
         """Return the fastest points so far, the fastest first."""
         return [code for _, code in self._fastest_first[:number]]
 
     def draw_least_tried(self) -> Code | None:
-        """Return the one of a few random points whose values were tried the least, each knob by itself.
+        """Return the one of a few random points whose values were tried the least, knob by knob.
 
         So the first few points show each value of each knob about equally often, as a Latin hypercube does. Points
         far from each other would mostly be corners of the space, which is where kernels are slow and fail.

@@ -48,19 +48,19 @@ class Strategy(ABC):
 
     @abstractmethod
     def tell(self, config: Config, outcome: Outcome, latency_us: float | None) -> None:
-        """Take note of what became of a config; ``latency_us`` is the median in µs if it was measured.
+        """Record the outcome of a config; ``latency_us`` is the median in µs if it was measured.
 
         Where configs are judged by another objective it is their cost by that: less is better, and it is positive.
         """
 
     def doubt(self, config: Config, share: float) -> None:  # noqa: B027 - a strategy may ignore it
-        """Take note of how well the next reported latency is known: half of its 95 % interval as a share of it.
+        """Record how well the next reported latency is known: half of its 95 % interval as a share of it.
 
         A config that cannot win is sampled no further than that takes.
         """
 
     def recall(self, earlier: Sequence[EarlierSearch]) -> None:  # noqa: B027 - a strategy may ignore it
-        """Take note of similar searches, the most similar first; called at most once, before the first ``ask``.
+        """Learn from similar searches, the most similar first; called at most once, before the first ``ask``.
 
         Their best configs are tried first in any case. Some of their configs may be outside this space.
         """

@@ -64,7 +64,7 @@ class CallMethods:
         return {}
 
     async def answer_calls(self, wanted: CallsParams, connection: Connection) -> dict[str, Any]:
-        """Say what is known of each key, in their order."""
+        """Return the answer for each key, in the order of the keys."""
         if len(wanted.keys) > MAX_KEYS:
             raise UsageError(f"{len(wanted.keys)} keys are asked for at once", hint=f"ask for {MAX_KEYS} at most")
         if wanted.beside is not None:

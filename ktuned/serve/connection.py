@@ -2,18 +2,39 @@
 
 A bare asyncio protocol, because a lookup must not cost a task switch: what needs no waiting is answered from within
 ``buffer_updated``. A connection that breaks a limit is closed; one that does not read what it asked for is not read
-from either.
+from either. docs/protocol.md lists the limits.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections import deque
-from typing import Protocol, cast
+from typing import Final, Protocol, cast
+
+import msgspec
 
 from ktuned.lookup import Shortcuts
-from ktuned.serve.limits import Limits
 from ktuned_client import paths, wire
+
+MAX_CONNECTIONS: Final = 800
+"""Open connections: below the usual limit of 1024 file descriptors, with room for workers and the store."""
+
+MAX_PENDING: Final = 256
+"""Requests of one connection whose methods still wait; one application's threads ask for far fewer at once."""
+
+WRITE_BUFFER_BYTES: Final = 256 * 1024
+"""Unread answers and events of one connection beyond which it gets no more until it has read."""
+
+
+class Limits(msgspec.Struct, frozen=True):
+    """Limits of one connection, and of their number."""
+
+    connections: int = MAX_CONNECTIONS
+    pending: int = MAX_PENDING
+    request_bytes: int = wire.MAX_REQUEST_BYTES
+    request_items: int = wire.MAX_REQUEST_ITEMS
+    response_bytes: int = wire.MAX_MESSAGE_BYTES
+    write_buffer_bytes: int = WRITE_BUFFER_BYTES
 
 
 class Host(Protocol):

@@ -32,7 +32,7 @@ class Control:
         return await self._set_paused(wanted, self._jobs.pause_job, is_paused=True)
 
     async def handle_resume(self, wanted: PauseParams, connection: Connection) -> dict[str, Any]:
-        """Undo a pause. A job that was paused by itself stays paused: it is not resumed with its device."""
+        """Undo a pause. Resuming a device does not resume a job that was paused by its id."""
         return await self._set_paused(wanted, self._jobs.resume_job, is_paused=False)
 
     async def _set_paused(
@@ -46,7 +46,7 @@ class Control:
         elif wanted.kernel is not None:
             name = self._catalog.resolve_kernel(wanted.kernel, wanted.directory).name
             for job in [job for job in self._jobs.list_live_jobs() if job.kernel == name]:
-                # One that ends by itself meanwhile is neither paused nor resumed.
+                # It may have ended meanwhile.
                 with suppress(NotFound):
                     changed.append(await act(job.id))
         else:

@@ -17,7 +17,7 @@ _LEAST, _MOST = -(2**63), 2**63 - 1
 
 
 class Method(msgspec.Struct, Generic[P], frozen=True):
-    """One method: the type of its params, and what is called with them and the connection that they came by.
+    """One method: the type of its params, and its handler, called with the params and their connection.
 
     An ``async`` function may wait. Any other must not block: where it would have to, it returns a
     :class:`DeferredAnswer`.
@@ -44,6 +44,6 @@ class Method(msgspec.Struct, Generic[P], frozen=True):
 
 
 class DeferredAnswer(msgspec.Struct, frozen=True):
-    """Returned by a method that has to wait this time, though it mostly need not: the rest of it."""
+    """Returned by a plain method that must wait this time; ``rest`` finishes the answer."""
 
     rest: Callable[[], Awaitable[Any]]

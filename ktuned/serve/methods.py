@@ -276,7 +276,7 @@ class Methods:
         name = self._catalog.resolve_kernel(wanted.kernel, wanted.directory).name
         cancelled = []
         for job in [job for job in self._jobs.list_live_jobs() if job.kernel == name]:
-            # One that ends by itself meanwhile needs no cancelling.
+            # It may have ended meanwhile.
             with suppress(NotFound):
                 cancelled.append(await self._jobs.cancel_job(job.id))
         return {"jobs": [job.to_wire() for job in cancelled]}
@@ -312,7 +312,7 @@ class Methods:
         return public
 
     def handle_kernels(self, wanted: KernelsParams, connection: Connection) -> dict[str, Any]:
-        """List kernels, what is wrong with kernel files, and the roots."""
+        """List kernels, errors in kernel files, and roots."""
         kernels, errors = self._catalog.kernels, self._catalog.errors
         if wanted.path is not None:
             place = os.path.realpath(wanted.path)
@@ -431,7 +431,7 @@ class Methods:
         return self._status()
 
     def handle_shutdown(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
-        """Stop the daemon; what is unfinished is taken up by the next one."""
+        """Stop the daemon; the next one continues unfinished jobs."""
         self._stop()
         return {}
 
@@ -466,7 +466,7 @@ def _parse_configs(wanted: list[dict[str, Any]] | None) -> tuple[dict[str, Any],
 
 
 def _numeric_facts(facts: object) -> dict[str, float]:
-    """Return those of a backend's facts that are numbers: registers, spills, shared memory."""
+    """Return the facts of a backend that are numbers: registers, spills, shared memory."""
     found = facts if isinstance(facts, dict) else {}
     return {name: value for name, value in found.items() if type(value) in (int, float)}
 

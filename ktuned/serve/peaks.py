@@ -43,7 +43,7 @@ class DevicePeaks:
         return {"peaks": Method(PeaksParams, self.handle_peaks)}
 
     async def handle_peaks(self, wanted: PeaksParams, connection: Connection) -> dict[str, Any]:
-        """Return the limits that are kept; with ``measure`` those of other devices too, with ``again`` those of all."""
+        """Return the stored limits; ``measure`` measures the missing ones first, ``again`` measures all."""
         if wanted.measure or wanted.again:
             known = {} if wanted.again else self._store.load_peaks()
             done: set[str] = set()

@@ -27,7 +27,7 @@ class PortfolioParams(msgspec.Struct, frozen=True):
 
 
 class PortfolioMethods:
-    """Handles the method; its answer has the portfolios of a kernel, and what is being made of them."""
+    """Handles the method; its answer has a kernel's portfolios, and the progress of the ones being made."""
 
     def __init__(self, catalog: Catalog, portfolios: Portfolios) -> None:
         self._catalog = catalog

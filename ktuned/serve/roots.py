@@ -38,7 +38,7 @@ class RootMethods:
         return {"add": Method(AddParams, self.handle_add), "unwatch": Method(UnwatchParams, self.handle_unwatch)}
 
     async def handle_add(self, wanted: AddParams, connection: Connection) -> dict[str, Any]:
-        """Inspect and watch what is at a path; no job comes of it."""
+        """Inspect and watch a path, without tuning it."""
         moves = self._intake.moves
         added = await self._intake.add_path(wanted.path, wanted.python)
         return {

@@ -19,8 +19,7 @@ import structlog
 
 from ktuned.lookup import Shortcuts
 from ktuned.model import KtunedError
-from ktuned.serve.connection import Connection
-from ktuned.serve.limits import Limits
+from ktuned.serve.connection import Connection, Limits
 from ktuned.serve.method import DeferredAnswer, Method
 from ktuned.serve.traffic import Traffic
 from ktuned_client import wire

@@ -15,7 +15,7 @@ MIN_PULL_S: Final = 5.0
 
 
 class ShareSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The shared store: where it is, and what is done with it; nothing without a ``url``."""
+    """The shared store: where it is, and how it is used. Without a ``url`` there is none."""
 
     url: str = ""
     read_only: bool = False
@@ -52,7 +52,7 @@ class ShareSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _find_url_fault(url: str) -> str:
-    """Return what is wrong with a URL; nothing if a plugin may be asked for it."""
+    """Return why a URL is not valid; empty if a plugin can be asked for it."""
     if url.startswith(("/", "~")):
         return ""
     try:

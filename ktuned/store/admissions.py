@@ -36,7 +36,7 @@ class Admissions:
         self._write = write
 
     def load_verdicts(self, kernel: str, space: str) -> list[Verdict]:
-        """Return what is known of a kernel's space."""
+        """Return the verdicts that are stored for a kernel's space."""
         return [
             Verdict(problem, config, bool(admitted), read)
             for problem, config, admitted, read in self._reader.fetch_rows(
@@ -45,7 +45,7 @@ class Admissions:
         ]
 
     async def save_verdicts(self, kernel: str, space: str, verdicts: Sequence[Verdict]) -> None:
-        """Remember verdicts of a kernel's present space; those of its earlier spaces go."""
+        """Store verdicts of a kernel's present space, and delete the ones of its earlier spaces."""
 
         def save_verdicts(connection: sqlite3.Connection) -> None:
             connection.execute("DELETE FROM admissions WHERE kernel = ? AND space <> ?", (kernel, space))

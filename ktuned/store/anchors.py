@@ -29,7 +29,7 @@ class Anchors:
         return config
 
     async def choose_anchor(self, key: WinnerKey, config: Config | None) -> None:
-        """Keep to a config's bits from now on; without one, to those of the default."""
+        """Require a config's bits from now on; without a config, the default's."""
         place = key.kernel, key.problem, key.device
 
         def replace_row(connection: sqlite3.Connection) -> None:

@@ -448,7 +448,7 @@ class Store:
         return trial_queries.by_id(self._reader, number)
 
     def known_trial(self, context: Context, config: Config) -> Trial | None:
-        """Return what is known of a config on this very context."""
+        """Return the outcome of a config in this very context, if it was tried."""
         return trial_queries.of_config(self._reader, context, config)
 
     def has_failed(self, context: Context, config: Config) -> bool:

@@ -52,7 +52,7 @@ class LearnedNames:
 
 
 def _rename_contexts(connection: sqlite3.Connection, kernel: KernelInfo, fresh: Sequence[Observation]) -> None:
-    """Rename the contexts of each meaning that lacks names, and those of the inputs that were captured for it."""
+    """Rename the contexts of each meaning that lacks names, also where its inputs were captured."""
     captures = connection.execute("SELECT DISTINCT digest FROM captures WHERE kernel = ?", (kernel.name,)).fetchall()
     for digest, text in connection.execute(
         "SELECT digest, parts FROM meanings WHERE kernel = ? AND json_valid(parts)", (kernel.name,)

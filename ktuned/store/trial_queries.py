@@ -34,7 +34,7 @@ def by_id(reader: Reader, number: int) -> Trial | None:
 
 
 def of_config(reader: Reader, context: Context, config: Config) -> Trial | None:
-    """Return what is known of a config on this very context."""
+    """Return the outcome of a config in this very context, if it was tried."""
     select = f"{_IN_CONTEXT} AND trials.config = ?"
     return reader.fetch_value(rows.decode_trial, select, *rows.context_values(context), canonical(config))
 

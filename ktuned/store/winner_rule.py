@@ -1,6 +1,6 @@
 """The rule by which a trial's new result changes the winner. Decides; no IO.
 
-It stands by itself so that its every case is tested without a database.
+It is a module of its own so that every case can be tested without a database.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A commit waits for the disk, and one wait serves a whole group. Within its group each write has a savepoint, so that
 one that fails fails alone; if the group itself fails (SQLite undoes all of it when the disk fills up), each write is
-tried again by itself. A write is therefore a function of the connection alone and may be called twice.
+tried again alone. A write is therefore a function of the connection alone and may be called twice.
 
 A connection that cannot even roll back is in an unknown state: it is replaced before the next write, and what it was
 doing fails.

@@ -222,7 +222,7 @@ class Watcher:
         return Plan(tuple(root.path for root in roots), frozenset(self._catalog.watched_directories()), polled)
 
     async def _follow_changes(self, notifications: Notifications, rebuild_at: float, *, is_outdated: bool) -> None:
-        """Take in events, and survey, until the set of directories is to be rebuilt.
+        """Follow events, and survey, until the set of directories must be rebuilt.
 
         Raises:
             WatchError: the watches are dead.
@@ -236,7 +236,7 @@ class Watcher:
             if batch.is_stopped and not self._lacks_directories:
                 return
             if self._lacks_directories:
-                # The present watches go on until the pause between two sets is over.
+                # The present watches stay in use until the pause between two sets is over.
                 self._lacks_directories, is_outdated = False, True
                 self._stop.clear()
             if batch.paths:

@@ -13,9 +13,8 @@ import pytest
 import uvloop
 
 from ktuned.model.errors import NotFound
-from ktuned.serve.connection import Connection
+from ktuned.serve.connection import Connection, Limits
 from ktuned.serve.events import Events
-from ktuned.serve.limits import Limits
 from ktuned.serve.listener import bind_socket
 from ktuned.serve.method import Method
 from ktuned.serve.server import Server
