@@ -80,13 +80,13 @@ def space_digest(kernel: KernelInfo) -> str:
     return canonical({label: digest for label, digest in parts.items() if label not in _ELSEWHERE})
 
 
-class _Asked(NamedTuple):
+class _Question(NamedTuple):
     kernel: str
     space: str
     problem: str
 
 
-class _Answer(NamedTuple):
+class _KnownVerdict(NamedTuple):
     """A verdict, and the digests of what Python code was known to read by then: the space's code may have read some.
 
     ``seen`` is what was learned of the kernel in all, by which most are known to hold at once.
@@ -109,7 +109,7 @@ class _Answer(NamedTuple):
         )
 
 
-_NO_VERDICTS: Mapping[str, _Answer] = {}
+_NO_VERDICTS: Mapping[str, _KnownVerdict] = {}
 
 
 class Admission:
@@ -123,7 +123,7 @@ class Admission:
         self._fleet = fleet
         self._store = store
         self._deadlines = deadlines
-        self._verdicts: dict[_Asked, dict[str, _Answer]] = {}
+        self._verdicts: dict[_Question, dict[str, _KnownVerdict]] = {}
         """By the config's text."""
         self._loaded: set[tuple[str, str]] = set()
         self._count = 0
@@ -144,7 +144,7 @@ class Admission:
             self._loaded.add((asked.kernel, asked.space))
             for stored in self._store.admissions.load_verdicts(asked.kernel, asked.space):
                 known = asked._replace(problem=stored.problem)
-                self._remember_verdict(known, stored.config, _Answer(stored.admitted, json.loads(stored.read)))
+                self._remember_verdict(known, stored.config, _KnownVerdict(stored.admitted, json.loads(stored.read)))
             answer = self._find_verdict(asked, text)
         return answer.admitted if answer is not None and answer.still_holds(kernel) else None
 
@@ -189,15 +189,15 @@ class Admission:
         self, kernel: KernelInfo, problem: Problem, configs: Iterable[Config], *, admitted: bool
     ) -> None:
         asked = _question_key(kernel, problem)
-        answer = _Answer.from_kernel(kernel, admitted=admitted)
+        answer = _KnownVerdict.from_kernel(kernel, admitted=admitted)
         for config in configs:
             if declared_admission(kernel, config) is None:
                 self._remember_verdict(asked, canonical(config), answer)
 
-    def _find_verdict(self, asked: _Asked, config: str) -> _Answer | None:
+    def _find_verdict(self, asked: _Question, config: str) -> _KnownVerdict | None:
         return self._verdicts.get(asked, _NO_VERDICTS).get(config)
 
-    def _remember_verdict(self, asked: _Asked, config: str, answer: _Answer) -> None:
+    def _remember_verdict(self, asked: _Question, config: str, answer: _KnownVerdict) -> None:
         if self._count >= MAX_REMEMBERED:
             self._verdicts.clear()
             self._loaded.clear()
@@ -237,8 +237,8 @@ def _decisive_digests(kernel: KernelInfo) -> dict[str, str]:
     return {name: one.decisive for name, one in kernel.learned.items() if one.is_data or not one.is_source}
 
 
-def _question_key(kernel: KernelInfo, problem: Problem) -> _Asked:
-    return _Asked(kernel.name, space_digest(kernel), canonical(problem))
+def _question_key(kernel: KernelInfo, problem: Problem) -> _Question:
+    return _Question(kernel.name, space_digest(kernel), canonical(problem))
 
 
 def _asked_alike(kernel: KernelInfo, problem: Problem) -> list[Problem]:

@@ -28,7 +28,7 @@ LOOK_S: Final = 1.0
 """Files that were compared are not read again for this long."""
 
 
-class _Look(NamedTuple):
+class _FileComparison(NamedTuple):
     """One comparison of a kernel's files: how long it counts, what they should hold, and why they do not."""
 
     until: float
@@ -47,7 +47,7 @@ class Certainty:
         self._machine = machine
         self.is_caught_up = False
         self._clock = clock
-        self._looks: dict[str, _Look] = {}
+        self._looks: dict[str, _FileComparison] = {}
 
     def caught_up(self) -> None:
         """Note that the watcher has looked at every file since the start."""
@@ -75,7 +75,7 @@ class Certainty:
         if known is not None and known.stamps is kernel.stamps and self._clock() < known.until:
             return known.reason
         reason = _first_difference(kernel.stamps)
-        self._looks[kernel.name] = _Look(self._clock() + LOOK_S, kernel.stamps, reason)
+        self._looks[kernel.name] = _FileComparison(self._clock() + LOOK_S, kernel.stamps, reason)
         return reason
 
 

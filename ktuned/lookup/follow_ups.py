@@ -43,7 +43,7 @@ MAX_REMEMBERED: Final = 50_000
 """Tunings that are remembered as queued, some 500 bytes each; beyond these all are forgotten."""
 
 
-class _Tuning(msgspec.Struct, frozen=True):
+class _QueuedTuning(msgspec.Struct, frozen=True):
     """The tuning of a problem in a context."""
 
     kernel: KernelInfo
@@ -61,7 +61,7 @@ class _Tuning(msgspec.Struct, frozen=True):
         return self.context, self.kernel.plan_digest
 
 
-class _Check(msgspec.Struct, frozen=True):
+class _ConfigCheck(msgspec.Struct, frozen=True):
     """The question whether configs are in a kernel's space, for a problem."""
 
     kernel: KernelInfo
@@ -75,7 +75,7 @@ class _Check(msgspec.Struct, frozen=True):
         return *states, *map(canonical, self.configs)
 
 
-class _Bucket(msgspec.Struct, frozen=True):
+class _BucketQuestion(msgspec.Struct, frozen=True):
     """The question which problem stands for another one."""
 
     kernel: KernelInfo
@@ -104,9 +104,11 @@ class FollowUps:
         self._tuned: dict[WinnerKey, tuple[Context, str]] = {}
         self._checked: dict[tuple[str, ...], anyio.Event] = {}
         """The checks under way, by their keys, with what is set at their ends."""
-        self._checks: dict[str, deque[_Check | _Bucket]] = {}
+        self._checks: dict[str, deque[_ConfigCheck | _BucketQuestion]] = {}
         self._is_free = anyio.CapacityLimiter(MAX_CHECKED_KERNELS)
-        self._queue, self._arriving = anyio.create_memory_object_stream[_Tuning | _Check | _Bucket](MAX_FOLLOW_UPS)
+        self._queue, self._arriving = anyio.create_memory_object_stream[_QueuedTuning | _ConfigCheck | _BucketQuestion](
+            MAX_FOLLOW_UPS
+        )
 
     @property
     def waiting(self) -> int:
@@ -117,7 +119,7 @@ class FollowUps:
         self, kernel: KernelInfo, problem: Problem, context: Context, objective: Objective = LATENCY
     ) -> None:
         """Have a problem's winner tuned, once for each change of the kernel's state; again if that failed."""
-        tuning = _Tuning(kernel, problem, context, objective)
+        tuning = _QueuedTuning(kernel, problem, context, objective)
         if self._tuned.get(tuning.key) == tuning.state:
             return
         try:
@@ -130,19 +132,19 @@ class FollowUps:
 
     def queue_check(self, kernel: KernelInfo, problem: Problem, configs: tuple[Config, ...]) -> None:
         """Have a worker say whether configs are valid for a problem, if that is not under way."""
-        self._queue_question(_Check(kernel, problem, configs))
+        self._queue_question(_ConfigCheck(kernel, problem, configs))
 
     async def await_check(self, kernel: KernelInfo, problem: Problem, configs: tuple[Config, ...]) -> None:
         """Wait until the worker that :meth:`queue_check` has asked for has answered, or could not."""
-        ended = self._checked.get(_Check(kernel, problem, configs).key)
+        ended = self._checked.get(_ConfigCheck(kernel, problem, configs).key)
         if ended is not None:
             await ended.wait()
 
     def queue_bucket(self, kernel: KernelInfo, problem: Problem) -> None:
         """Have a worker say which problem stands for a problem, if that is not under way."""
-        self._queue_question(_Bucket(kernel, problem))
+        self._queue_question(_BucketQuestion(kernel, problem))
 
-    def _queue_question(self, check: _Check | _Bucket) -> None:
+    def _queue_question(self, check: _ConfigCheck | _BucketQuestion) -> None:
         if check.key in self._checked or len(self._checked) >= MAX_FOLLOW_UPS:
             return
         try:
@@ -161,7 +163,7 @@ class FollowUps:
         async with anyio.create_task_group() as tasks:
             with self._queue, self._arriving:
                 async for follow_up in self._arriving:
-                    if isinstance(follow_up, _Tuning):
+                    if isinstance(follow_up, _QueuedTuning):
                         await self._submit_tuning(follow_up)
                         continue
                     name = follow_up.kernel.name
@@ -170,7 +172,7 @@ class FollowUps:
                         tasks.start_soon(self._check_all, name)
                     self._checks[name].append(follow_up)
 
-    async def _submit_tuning(self, tuning: _Tuning) -> None:
+    async def _submit_tuning(self, tuning: _QueuedTuning) -> None:
         try:
             await self._jobs.submit_job(
                 tuning.key,
@@ -191,7 +193,7 @@ class FollowUps:
                 check = waiting.popleft()
                 try:
                     async with self._gate.computing(COURTESY_S):
-                        if isinstance(check, _Bucket):
+                        if isinstance(check, _BucketQuestion):
                             await self._buckets.find_representative(check.kernel, check.problem)
                         else:
                             await self._admission.check_configs(check.kernel, check.problem, check.configs)

@@ -31,7 +31,7 @@ _ID_ENDS: Final = {**dict.fromkeys(range(0x80), 3), 0xCC: 4, 0xCD: 5, 0xCE: 7}
 """End of the id that begins at byte 2, by that byte (MessagePack's unsigned numbers up to 32 bits)."""
 
 
-class _Kept(msgspec.Struct):
+class _KeptResponse(msgspec.Struct):
     until: float
     answer: bytes
     lookups: int
@@ -58,7 +58,7 @@ class Shortcuts:
         self.lookups = 0
         self.repeats = 0
         self._bytes = 0
-        self._answers: dict[bytes, _Kept] = {}
+        self._answers: dict[bytes, _KeptResponse] = {}
 
     def __len__(self) -> int:
         return len(self._answers)
@@ -100,7 +100,7 @@ class Shortcuts:
             self._bytes -= len(question) + len(before.answer)
         if len(self._answers) >= self._max_questions or self._bytes + size > self._max_bytes:
             self.forget_responses()
-        self._answers[question] = _Kept(self._clock() + HOLDS_S, answer, lookups)
+        self._answers[question] = _KeptResponse(self._clock() + HOLDS_S, answer, lookups)
         self._bytes += size
 
     def forget_responses(self) -> None:

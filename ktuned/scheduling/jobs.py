@@ -79,10 +79,10 @@ class Jobs:
     async def run_until_cancelled(self) -> None:
         """Take up what the last daemon left, and work until cancelled."""
         async with self._arriving:
-            left = self._store.list_jobs(states=(JobState.QUEUED, JobState.PAUSED), limit=MAX_WAITING)
+            unfinished = self._store.list_jobs(states=(JobState.QUEUED, JobState.PAUSED), limit=MAX_WAITING)
             for key, launches in self._store.load_launches().items():
                 self._machine.handle_event(self._launches_event(key, launches))
-            await self._dispatcher.handle_event(TakenUp(left))
+            await self._dispatcher.handle_event(TakenUp(unfinished))
         await self._dispatcher.run_until_cancelled()
 
     def request_review(self) -> None:

@@ -107,27 +107,29 @@ def chance_of_improvement(
     alone = normal_tail((predicted.mean - goal) / (SCALES * deviation)) * works * untried.weights
     order = np.argsort(-alone.sum(0))
     together, rest = order[:TOGETHER], order[TOGETHER:]
-    some = UntriedConfigs(untried.features[together], untried.weights[together])
-    found = _chance_of_any(model, some, goal, scale, works[together], seed) + alone[:, rest].sum(1)
+    likeliest = UntriedConfigs(untried.features[together], untried.weights[together])
+    found = _chance_of_any(model, likeliest, goal, scale, works[together], seed) + alone[:, rest].sum(1)
     return float(np.minimum(found, 1.0).mean())
 
 
-def _chance_of_any(model: Model, some: UntriedConfigs, goal: float, scale: float, works: Floats, seed: int) -> Floats:
+def _chance_of_any(
+    model: Model, likeliest: UntriedConfigs, goal: float, scale: float, works: Floats, seed: int
+) -> Floats:
     """Return the chance that one of some configs is faster than ``goal``, for each of :data:`SCALES`.
 
     Where a landscape is drawn, each config has luck of its own, as all have that it stands for.
     """
     try:
-        factor = np.linalg.cholesky(model.covariance(some.features) + 1e-6 * np.eye(len(some.features)))
+        factor = np.linalg.cholesky(model.covariance(likeliest.features) + 1e-6 * np.eye(len(likeliest.features)))
     except np.linalg.LinAlgError:
         return np.ones(len(SCALES))
-    drawn = np.random.default_rng(seed).standard_normal((LANDSCAPES, len(some.features))) @ factor.T
-    above = model.predict(some.features).mean - goal
+    drawn = np.random.default_rng(seed).standard_normal((LANDSCAPES, len(likeliest.features))) @ factor.T
+    above = model.predict(likeliest.features).mean - goal
     luck = math.sqrt(model.unexplained) + 1e-9
     found = []
     for width in scale * SCALES[:, 0]:
         chances = works * normal_tail((above + width * drawn) / (width * luck))
-        none = np.exp(np.log1p(-np.minimum(chances, 1 - 1e-9)) @ some.weights)
+        none = np.exp(np.log1p(-np.minimum(chances, 1 - 1e-9)) @ likeliest.weights)
         found.append(float(1 - none.mean()))
     return np.array(found)
 

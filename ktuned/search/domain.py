@@ -213,7 +213,7 @@ class ProductDomain(Domain):
 
     def _chain_conjuncts(self, conjuncts: Sequence[Conjunct], *, is_split: bool) -> None:
         place = {knob: number for number, knob in enumerate(self.knobs)}
-        self._conjuncts = [_Placed(found, tuple(place[knob] for knob in found.knobs)) for found in conjuncts]
+        self._conjuncts = [_PlacedConjunct(found, tuple(place[knob] for knob in found.knobs)) for found in conjuncts]
         self._chain, chained = _longest_chain(self.axes, self.knobs, conjuncts)
         self._late = [found for found in self._conjuncts if found.conjunct not in chained]
         self._is_plain = not chained
@@ -238,7 +238,7 @@ class ProductDomain(Domain):
             return tuple([int(random.random() * len(axis)) for axis in self.axes])
         return self._chain.code_at_rank(int(random.random() * self._chain.count))
 
-    def _satisfies(self, code: Code, conjuncts: Sequence[_Placed]) -> bool:
+    def _satisfies(self, code: Code, conjuncts: Sequence[_PlacedConjunct]) -> bool:
         return all(
             found.conjunct.admits(*[self.axes[place][code[place]] for place in found.places]) for found in conjuncts
         )
@@ -274,7 +274,7 @@ class ProductDomain(Domain):
 
 
 @record
-class _Placed(Record):
+class _PlacedConjunct(Record):
     """A conjunct, and the places of its knobs among the axes."""
 
     conjunct: Conjunct

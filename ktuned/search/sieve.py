@@ -114,15 +114,15 @@ class Sieve:
         source = np.random.RandomState(int(random.random() * _SEEDS))
         codes = np.empty((len(self._lengths), number), np.intp)
         drawn: NDArray[np.integer[Any]] = np.zeros(number, np.uint32)
-        left = 1
+        room = 1
         for place, length in enumerate(self._lengths):
-            if left < length:
+            if room < length:
                 # One draw for as many axes as it has room for: drawing costs more than dividing.
-                left = _fit_axes_in_draw(self._lengths[place:])
-                drawn = source.randint(0, left, number, np.uint32 if left < LARGEST_DRAW else np.int64)
+                room = _fit_axes_in_draw(self._lengths[place:])
+                drawn = source.randint(0, room, number, np.uint32 if room < LARGEST_DRAW else np.int64)
             rest = drawn // length
             codes[place] = drawn - rest * length
-            drawn, left = rest, left // length
+            drawn, room = rest, room // length
         return codes
 
     def _select_valid(self, codes: NDArray[np.intp]) -> list[Code]:

@@ -84,7 +84,7 @@ def replay_search(
     given = {text: config for config in first if (text := canonical(config)) in objectives}
     waiting = list(given.values())
     tried: list[ReplayedTrial] = []
-    spent: list[float] = []
+    proposal_s: list[float] = []
     converged_after: int | None = None
     fruitless = 0
     best = math.inf
@@ -102,7 +102,7 @@ def replay_search(
             chosen.strategy.tell(config, outcome, value)
             tried.append(ReplayedTrial(config, value))
             best = best if value is None else min(best, value)
-        spent.append(process_time() - began)
+        proposal_s.append(process_time() - began)
         fruitless = 0 if proposed else fruitless + 1
         if converged_after is None and chosen.strategy.converged:
             converged_after = len(tried)
@@ -112,8 +112,8 @@ def replay_search(
         seed,
         tuple(tried),
         converged_after,
-        sum(spent) / max(1, len(spent)),
-        max(spent, default=0.0),
+        sum(proposal_s) / max(1, len(proposal_s)),
+        max(proposal_s, default=0.0),
     )
 
 

@@ -42,7 +42,7 @@ class Sink(Protocol):
         """Take an encoded message, or several."""
 
 
-class _Kept(NamedTuple):
+class _EncodedEvent(NamedTuple):
     type: str
     kernel: str | None
     job: int | None
@@ -57,7 +57,7 @@ class _Subscription(msgspec.Struct):
     place: int  # the seq of the last event it was given or spared
     is_lost: bool
 
-    def wants(self, event: _Kept) -> bool:
+    def wants(self, event: _EncodedEvent) -> bool:
         return (
             (self.types is None or event.type in self.types)
             and (self.jobs is None or event.job in self.jobs)
@@ -73,7 +73,7 @@ class Events:
     ) -> None:
         self.epoch = secrets.randbits(63) if epoch is None else epoch
         self.seq = 0
-        self._ring: dict[int, _Kept] = {}
+        self._ring: dict[int, _EncodedEvent] = {}
         self._oldest = 1
         self._bytes = 0
         self._max_events = ring_events
@@ -95,7 +95,7 @@ class Events:
         event = {"seq": self.seq + 1, "epoch": self.epoch, "type": type, "kernel": kernel, "job": job, **fields}
         encoded = encode_notification("event", event)
         self.seq += 1
-        self._ring[self.seq] = _Kept(type, kernel, job, encoded)
+        self._ring[self.seq] = _EncodedEvent(type, kernel, job, encoded)
         self._bytes += len(encoded)
         while len(self._ring) > self._max_events or self._bytes > self._max_bytes:
             self._bytes -= len(self._ring.pop(self._oldest).encoded)

@@ -259,9 +259,9 @@ class Methods:
         others = [other.name for other in self._catalog.find_namesakes(kernel)]
         if not others:
             return ""
-        some = [kernel.name, *others][:MAX_NAMED]
-        rest = 1 + len(others) - len(some)
-        meant = f"{', '.join(some)} or {rest} more" if rest else f"{', '.join(some[:-1])} or {some[-1]}"
+        shown = [kernel.name, *others][:MAX_NAMED]
+        rest = 1 + len(others) - len(shown)
+        meant = f"{', '.join(shown)} or {rest} more" if rest else f"{', '.join(shown[:-1])} or {shown[-1]}"
         return (
             f"{kernel.kernel!r} alone may mean {meant} now: applications that work outside of their projects must use "
             "the full name"

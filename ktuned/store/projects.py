@@ -146,10 +146,10 @@ class _Move:
         for name, info in self._connection.execute(
             f"SELECT name, info FROM kernels WHERE {where} AND json_valid(info)", self._range
         ).fetchall():
-            told = json.dumps({**json.loads(info), "project": self._new})
+            renamed_info = json.dumps({**json.loads(info), "project": self._new})
             self._connection.execute(
                 "UPDATE OR IGNORE kernels SET name = ?, info = ? WHERE name = ?",
-                (f"{self._new}:{name[len(self._old) + 1 :]}", told, name),
+                (f"{self._new}:{name[len(self._old) + 1 :]}", renamed_info, name),
             )
         self._connection.execute(f"DELETE FROM kernels WHERE {where}", self._range)
 

@@ -268,15 +268,15 @@ class Watcher:
             notifications.wait_for_changes, max(0.0, timeout_s), step_ms, limiter=self._waiting
         )
 
-    async def _survey_all(self, suspects: set[str]) -> _Found:
+    async def _survey_all(self, suspects: set[str]) -> _SurveyResult:
         """Look at every known file and directory."""
         entries = self._catalog.inspected_stamps()
         await self._inspections.prune_stamps(entries)
         differences = await anyio.to_thread.run_sync(self._directories.find_differences)
         news = filter(self._inspections.is_news, differences.kernel_files | suspects)
-        return _Found({*news, *await self._inspections.differing_paths(entries)}, differences.is_outdated)
+        return _SurveyResult({*news, *await self._inspections.differing_paths(entries)}, differences.is_outdated)
 
-    async def _survey_recent(self, suspects: set[str]) -> _Found:
+    async def _survey_recent(self, suspects: set[str]) -> _SurveyResult:
         """Look at polled roots, and at the files of the kernels that were looked up lately."""
         roots = [root for root in self._catalog.roots if self._directories.is_polled(root.path)]
         files = {file for root in roots for file in self._catalog.files_of(root)}
@@ -288,9 +288,9 @@ class Watcher:
             differences = await anyio.to_thread.run_sync(partial(self._directories.find_differences, polled_only=True))
         news = filter(self._inspections.is_news, differences.kernel_files | suspects)
         differing = await self._inspections.differing_paths(self._catalog.inspected_stamps(files)) if files else set()
-        return _Found({*news, *differing}, differences.is_outdated)
+        return _SurveyResult({*news, *differing}, differences.is_outdated)
 
-    async def _confirm_survey(self, found: _Found, suspects: set[str]) -> set[str]:
+    async def _confirm_survey(self, found: _SurveyResult, suspects: set[str]) -> set[str]:
         """Inspect what a survey found; return the paths to look at again, because their events may be under way."""
         announced = {path for path in found.paths if self._directories.raises_events(path)}
         lost = announced & suspects
@@ -303,7 +303,7 @@ class Watcher:
         return announced - lost
 
 
-class _Found(msgspec.Struct, frozen=True):
+class _SurveyResult(msgspec.Struct, frozen=True):
     """Paths that a survey found to differ, and whether the set of directories is out of date."""
 
     paths: set[str]
