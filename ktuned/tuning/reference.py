@@ -57,6 +57,10 @@ class Reference:
         """
         if not self._work.kernel.expects_default_outputs:
             return
+        # What was learned of the kernel since gives its artifact another key, and changes nothing in it. To compile it
+        # again would wait for a slot, which a final round keeps closed.
+        if self._wanted and self._artifacts.is_sealed(self._wanted):
+            return
         await self._are_proposed.wait()
         async with self._turn:
             while self._candidates:
