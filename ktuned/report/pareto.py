@@ -36,11 +36,11 @@ def pareto_front(trials: Sequence[Mapping[str, Any]], names: Sequence[str]) -> l
         best: list[tuple[float, ...]] = []
         for figures, trial in group:
             # In this order only an earlier one can beat a later one; equal ones stand side by side.
-            if not any(_dominates(other, figures) for other in best):
+            if not any(_is_no_worse(other, figures) for other in best):
                 best.append(figures)
                 kept.append(trial)
     return kept
 
 
-def _dominates(one: Sequence[float], other: Sequence[float]) -> bool:
+def _is_no_worse(one: Sequence[float], other: Sequence[float]) -> bool:
     return one != other and all(left <= right for left, right in zip(one, other, strict=True))

@@ -62,7 +62,7 @@ class Chain:
     """The configs of ``axes`` that satisfy ``conjuncts``, counted, each by its rank.
 
     Raises:
-        TooLarge: counting would take too long; try with fewer conjuncts.
+        CountTooLarge: counting would take too long; try with fewer conjuncts.
     """
 
     def __init__(self, axes: Sequence[Sequence[Scalar]], knobs: Sequence[str], conjuncts: Sequence[Conjunct]) -> None:

@@ -187,7 +187,7 @@ class ProductDomain(Domain):
 
     def is_valid(self, code: Code) -> bool:
         """Ask the split constraints, which are fast, then the declared ones, which have the last word."""
-        return self._satisfies(code, self._conjuncts) and self._space.accepts(self.config_at(code))
+        return self._satisfies_conjuncts(code, self._conjuncts) and self._space.accepts(self.config_at(code))
 
     def draw_point(self, random: Random) -> Code | None:
         """Draw points of the chain until the constraints that are not in it admit one."""
@@ -195,7 +195,9 @@ class ProductDomain(Domain):
             return self._sieve.draw_point(random)
         for _ in range(PROBES_PER_SAMPLE):
             code = self._random_code(random)
-            if self.is_exact or (self._satisfies(code, self._late) and self._space.accepts(self.config_at(code))):
+            if self.is_exact or (
+                self._satisfies_conjuncts(code, self._late) and self._space.accepts(self.config_at(code))
+            ):
                 return code
         return None
 
@@ -238,7 +240,7 @@ class ProductDomain(Domain):
             return tuple([int(random.random() * len(axis)) for axis in self.axes])
         return self._chain.code_at_rank(int(random.random() * self._chain.count))
 
-    def _satisfies(self, code: Code, conjuncts: Sequence[_PlacedConjunct]) -> bool:
+    def _satisfies_conjuncts(self, code: Code, conjuncts: Sequence[_PlacedConjunct]) -> bool:
         return all(
             found.conjunct.admits(*[self.axes[place][code[place]] for place in found.places]) for found in conjuncts
         )
@@ -254,7 +256,7 @@ class ProductDomain(Domain):
             self.is_exact = all(self._space.accepts(self.config_at(code)) for code in drawn)
         for _ in range(CHECKED_POINTS):
             code = tuple([int(random.random() * len(axis)) for axis in self.axes])
-            if not self._satisfies(code, self._conjuncts) and self._space.accepts(self.config_at(code)):
+            if not self._satisfies_conjuncts(code, self._conjuncts) and self._space.accepts(self.config_at(code)):
                 return False
         return True
 
@@ -269,7 +271,7 @@ class ProductDomain(Domain):
         while hits < ESTIMATE_HITS and monotonic() < deadline:
             drawn += 1
             code = self._random_code(random)
-            hits += self._satisfies(code, self._late) and self._space.accepts(self.config_at(code))
+            hits += self._satisfies_conjuncts(code, self._late) and self._space.accepts(self.config_at(code))
         return max(1, self._chain.count * max(hits, 1) // max(drawn, 1))
 
 

@@ -55,7 +55,7 @@ class Sieve:
     """Draws uniformly among the valid points of ``lengths`` positions, by rejection.
 
     Raises:
-        Unable: the constraints cannot be evaluated for many points at once, or mean something else then.
+        NotVectorizable: the constraints cannot be evaluated for many points at once, or mean something else then.
     """
 
     def __init__(self, space: BoundSpace, lengths: tuple[int, ...], accepts: Callable[[Code], bool]) -> None:

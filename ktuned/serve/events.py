@@ -57,7 +57,7 @@ class _Subscription(msgspec.Struct):
     place: int  # the seq of the last event it was given or spared
     is_lost: bool
 
-    def wants(self, event: _EncodedEvent) -> bool:
+    def accepts_event(self, event: _EncodedEvent) -> bool:
         return (
             (self.types is None or event.type in self.types)
             and (self.jobs is None or event.job in self.jobs)
@@ -176,7 +176,7 @@ class Events:
             while subscription.place < self.seq and room > 0:
                 subscription.place += 1
                 event = self._ring[subscription.place]
-                if subscription.wants(event):
+                if subscription.accepts_event(event):
                     batch.append(event.encoded)
                     room -= len(event.encoded)
             if batch:

@@ -120,7 +120,7 @@ class Writer:
 
     def _commit_group(self, group: list[_Write]) -> None:
         try:
-            self._reconnect()
+            self._reopen_if_broken()
             self._connection.execute("BEGIN IMMEDIATE")
         except Exception as error:
             # Whichever it is: without this thread later writes would wait for ever.
@@ -152,7 +152,7 @@ class Writer:
             _log.error("rollback_failed", reason=str(error))
             self._is_broken = True
 
-    def _reconnect(self) -> None:
+    def _reopen_if_broken(self) -> None:
         """Replace a broken connection; SQLite's recovery then drops the transaction that was not committed.
 
         Raises:
