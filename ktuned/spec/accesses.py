@@ -49,6 +49,7 @@ from ktuned.observer import OFF, Kind, Log, Note
 from ktuned.spec.distributions import is_bare
 from ktuned.spec.observer import OBSERVER
 from ktuned.spec.origin import OUR_PACKAGE, STDLIB, caches, installed_in, is_foreign, is_our_file, is_our_place, is_ours
+from ktuned.spec.unobservable import explain_unobservable
 
 _OWN_VARIABLES = ("KTUNED_", "LD_PRELOAD", "LD_AUDIT", "TMPDIR", "TMP", "TEMP", "PYTHON")
 """Beginnings of variables that a worker gets from its daemon, or that the interpreter was started by."""
@@ -252,8 +253,11 @@ class Accesses:
         if not _is_utf8(note.name):
             self.hide(f"{note.name!a} is no UTF-8")
             return
-        if note.kind is Kind.EXECUTED and note.is_found and (reason := _closed(note.name)):
-            self.hide(reason)
+        if note.kind in (Kind.EXECUTED, Kind.MAPPED) and note.is_found:
+            is_installed = _is_systems(note.name) or installed_in(note.name) is not None
+            is_program = note.kind is Kind.EXECUTED
+            if reason := explain_unobservable(note.name, is_program=is_program, is_installed=is_installed):
+                self.hide(reason)
         path = lexical(Path(note.name))
         if str(path) in self._made or self.is_left_out(str(path)):
             return
@@ -490,18 +494,3 @@ def _is_wanted(path: Path) -> bool:
     if stem in OBSERVER.imported:
         return True
     return stem not in sys.stdlib_module_names and stem not in sys.modules and not path.name.startswith("__")
-
-
-def _closed(program: str) -> str:
-    """Return why a program cannot be observed: no library is loaded into it."""
-    try:
-        found = os.stat(program)
-        with open(program, "rb") as stream:
-            head = stream.read(1 << 16)
-    except OSError:
-        return "" if not os.path.exists(program) else f"{program} cannot be read"
-    if found.st_mode & (stat.S_ISUID | stat.S_ISGID):
-        return f"{os.path.basename(program)} runs as another user, and cannot be observed"
-    if head.startswith(b"\x7fELF") and b"ld-linux" not in head and b"/ld-" not in head and b"ld.so" not in head:
-        return f"{os.path.basename(program)} is linked statically, and cannot be observed"
-    return ""

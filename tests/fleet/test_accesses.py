@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import platform
 import py_compile
 import subprocess
 import zipfile
@@ -10,6 +11,7 @@ from collections.abc import Iterable
 from py_compile import PycInvalidationMode
 from typing import Any
 
+import anyio
 import pytest
 
 from ktuned.fleet.process import StartProcess, WorkerProcess
@@ -330,6 +332,49 @@ async def test_a_variable_that_the_file_sets_counts_as_it_was(project: Project) 
 async def test_questions_to_the_system_are_none(project: Project, doing: str) -> None:
     """The standard library's own doings, and what the process has loaded anyway, hide nothing."""
     assert (await project.inspect(doing)).unobserved == ""
+
+
+READS_RAW = """
+#include <sys/syscall.h>
+long look(const char *name) {
+    long result;
+    __asm__ volatile("syscall" : "=a"(result) : "a"(SYS_openat), "D"(-100), "S"(name), "d"(0) : "rcx", "r11", "memory");
+    return result;
+}
+int main(int count, char **names) { return count > 1 && look(names[1]) < 0; }
+"""
+
+READS_BY_LIBC = """
+#include <fcntl.h>
+int look(const char *name) { return open(name, 0); }
+int main(int count, char **names) { return count > 1 && look(names[1]) < 0; }
+"""
+
+
+@pytest.mark.skipif(platform.machine() != "x86_64", reason="the system call is written for x86-64")
+@pytest.mark.parametrize(
+    ("flags", "doing", "reason"),
+    [
+        (["-fPIC", "-shared"], "ctypes.CDLL(HERE / 'raw').look(b'data/one.bin')", "raw reads files past libc"),
+        ([], "subprocess.run([HERE / 'raw', 'data/one.bin'])", "raw reads files past libc"),
+        (["-static"], "subprocess.run([HERE / 'raw', 'data/one.bin'])", "raw is linked statically"),
+    ],
+    ids=["a library that asks the kernel", "a program that asks the kernel", "a program without a loader"],
+)
+async def test_code_that_reads_past_libc_is_not_fully_observed(
+    project: Project, flags: list[str], doing: str, reason: str
+) -> None:
+    """The observer cannot see what it read, and says so; with libc's own calls the same code hides nothing."""
+    await build_raw(project, READS_RAW, flags)
+    assert (await project.inspect(doing)).unobserved.startswith(reason)
+    await build_raw(project, READS_BY_LIBC, [flag for flag in flags if flag != "-static"])
+    assert (await project.inspect(f"{doing}  # through libc")).unobserved == ""
+
+
+async def build_raw(project: Project, source: str, flags: list[str]) -> None:
+    """Compile a C source to the file ``raw``."""
+    project.write("raw.c", source)
+    await anyio.run_process(["gcc", *flags, "-O1", "-o", str(project.root / "raw"), str(project.root / "raw.c")])
 
 
 async def test_declared_files_count(project: Project) -> None:

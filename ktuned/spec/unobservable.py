@@ -1,0 +1,97 @@
+"""Programs and libraries that read past the observer, told by their files.
+
+The observer (:mod:`ktuned.observer`) takes the place of libc's functions, in every process that the loader starts.
+Three kinds of code never come by there:
+
+- a program that is linked statically: no loader runs that would put the observer before libc;
+- one that runs as another user: the loader then ignores what its caller wants preloaded;
+- code that asks the kernel itself, by the processor's ``syscall`` instruction. All of Go does. In other code it shows
+  as the number of a call that reads names, set shortly before the instruction. Searched are files of a size that people
+  build for a kernel: in a compiler's 30 MiB chance alone puts these bytes together. What package managers have
+  installed is not searched: its versions stand for it.
+
+A program that hides its calls on purpose is not found; nobody's build does that.
+"""
+
+from __future__ import annotations
+
+import functools
+import mmap
+import os
+import re
+import stat
+from typing import BinaryIO
+
+_HEAD = 1 << 16
+"""An executable begins with its headers, the loader's name and the notes of its linker."""
+
+_SEARCHED = 4 << 20
+"""Bytes of the largest file whose instructions are searched."""
+
+_LOADERS = (b"ld-linux", b"/ld-", b"ld.so")
+
+_GO = re.compile(rb"\x04\0\0\0....\x04\0\0\0Go\0\0", re.DOTALL)
+"""The note that Go's linker leaves: its owner's name has four bytes, and its type is 4."""
+
+_READING_CALLS = (0x2, 0x4, 0x6, 0x15, 0x3B, 0x4E, 0x59, 0xD9, 0x101, 0x106, 0x10B, 0x10D, 0x142, 0x14C, 0x1B5, 0x1B7)
+"""x86-64: open, stat, lstat, access, execve, getdents, readlink, getdents64, openat, newfstatat, readlinkat, faccessat,
+execveat, statx, openat2, faccessat2.
+"""
+
+_SYSCALL = b"\x0f\x05"
+
+_READS_NAMES = re.compile(
+    b"(?:\xb8|\x48\xc7\xc0)(?:%s)" % b"|".join(re.escape(call.to_bytes(4, "little")) for call in _READING_CALLS),
+    re.DOTALL,
+)
+"""``mov $number, %eax``, or ``%rax``."""
+
+_BETWEEN = 48
+"""Bytes of instructions between that and ``syscall``: the other arguments."""
+
+
+def explain_unobservable(path: str, *, is_program: bool = True, is_installed: bool = False) -> str:
+    """Return why a program that was run, or a library that was mapped, could not be observed; empty if it could.
+
+    Args:
+        path: an absolute path.
+        is_program: it was run.
+        is_installed: a package manager has put it there.
+
+    >>> explain_unobservable("/bin/sh", is_installed=True)
+    ''
+    """
+    try:
+        found = os.stat(path)
+        return _explain(path, is_program, is_installed, found.st_mode, found.st_mtime_ns)
+    except OSError:
+        return f"{path} cannot be read" if os.path.exists(path) else ""
+
+
+@functools.lru_cache(1024)
+def _explain(path: str, is_program: bool, is_installed: bool, mode: int, _changed: int) -> str:
+    name = os.path.basename(path)
+    if is_program and mode & (stat.S_ISUID | stat.S_ISGID):
+        return f"{name} runs as another user, and cannot be observed"
+    with open(path, "rb") as stream:
+        head = stream.read(_HEAD)
+        if not head.startswith(b"\x7fELF"):
+            return ""
+        if is_program and not any(loader in head for loader in _LOADERS):
+            return f"{name} is linked statically, and cannot be observed"
+        if _GO.search(head) or (
+            not is_installed and os.fstat(stream.fileno()).st_size <= _SEARCHED and _calls_kernel(stream)
+        ):
+            return f"{name} reads files past libc, by system calls of its own, and cannot be observed"
+    return ""
+
+
+def _calls_kernel(stream: BinaryIO) -> bool:
+    """Return whether a file has instructions that give names to the kernel."""
+    with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as code:
+        found = code.find(_SYSCALL)
+        while found >= 0:
+            if _READS_NAMES.search(code, max(found - _BETWEEN, 0), found):
+                return True
+            found = code.find(_SYSCALL, found + 1)
+    return False
