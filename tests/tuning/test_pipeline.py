@@ -21,15 +21,15 @@ WITH_A_WRONG_ONE = "[dict(us=us, does=does) for us, does in ((60.0, 'work'), (20
 FIGURES = {1.0: 10.0, 2.0: 20.0, 3.0: 30.0}
 
 
-async def tune(parts: Parts, preset: str = "fast") -> dict[str, object]:
-    """Run one job to its end."""
+async def tune(parts: Parts, preset: str = "fast", *, again: bool = False) -> dict[str, object]:
+    """Run one job to its end; ``again`` measures what is known already."""
     before = len(parts.told.of("job_done"))
     await parts.jobs.submit_job(
         wanted({"n": 64}),
         {"n": 64},
         priority=100,
         reason="test",
-        plan=Plan(preset=preset, strategy="exhaustive"),
+        plan=Plan(preset=preset, strategy="exhaustive", again=again),
     )
     async with parts.working():
         *_, ended = await parts.told.ended(before + 1)
