@@ -87,7 +87,7 @@ def element_type(kind: str) -> str:
         c=tensor((SIZE, SIZE), "float32", output=True),
     ),
     # The atomics add to what is there.
-    setup=lambda c: c.zero_(),
+    setup=lambda tensors: tensors["c"].zero_(),
     reference=lambda a, b: (a.double() @ b.double()).float(),
     rtol=2e-2,
     atol=0.2,
