@@ -76,7 +76,7 @@ def main() -> None:
     steps, tuned = int(sys.argv[1]) // 4, Path(sys.argv[2])
     before = take_digests(steps)
     configs = describe_winners()
-    print(f"before: {4 * steps} launches, {len(before.unique())} digests, {configs}", flush=True)
+    print(f"before: {4 * steps} launches, {len(set(before.tolist()))} digests, {configs}", flush=True)
     while not tuned.exists():
         Event().wait(0.2)
     # The switch is made at a call.
