@@ -33,9 +33,9 @@ class BatchRows:
         if not self._is_smaller:
             for other in group[:-1]:
                 found = kernel.input_specs(other)
-                self._check(found, self.own)
+                self._check_narrowing(found, self.own)
                 outputs = {name: entry for name, entry in found.items() if getattr(entry, "output", False)}
-                self.smaller[canonical(other)] = {name: _shape(entry) for name, entry in outputs.items()}
+                self.smaller[canonical(other)] = {name: _shape_of(entry) for name, entry in outputs.items()}
 
     def check_own(self, of_largest: Mapping[str, Any]) -> None:
         """Check that the largest problem's inputs can be narrowed to this one's.
@@ -44,18 +44,18 @@ class BatchRows:
             KernelFileError: a tensor does not fit into that of the largest problem, or an output has no batch.
         """
         if self._is_smaller:
-            self._check(self.own, of_largest)
+            self._check_narrowing(self.own, of_largest)
 
     def narrow_input(self, name: str, tensor: Any) -> Any:
         """Return the part of the largest problem's tensor that this problem has."""
-        shape = _shape(self.own[name])
-        return tensor if _shape(tensor) == shape else narrow(tensor, shape)
+        shape = _shape_of(self.own[name])
+        return tensor if _shape_of(tensor) == shape else narrow_tensor(tensor, shape)
 
-    def _check(self, found: Mapping[str, Any], of_largest: Mapping[str, Any]) -> None:
+    def _check_narrowing(self, found: Mapping[str, Any], of_largest: Mapping[str, Any]) -> None:
         for name, entry in of_largest.items():
             if name not in found:
                 raise self._kernel.site.error(f"batch_invariant: inputs(p) makes {name} for the largest problem alone")
-            small, large = _shape(found[name]), _shape(entry)
+            small, large = _shape_of(found[name]), _shape_of(entry)
             if len(small) != len(large) or any(size > most for size, most in zip(small, large, strict=True)):
                 raise self._kernel.site.error(
                     f"batch_invariant: {name} of {small} is no part of that of {large}, which the largest problem has"
@@ -67,11 +67,11 @@ class BatchRows:
                 )
 
 
-def narrow(tensor: Any, shape: Iterable[int]) -> Any:
+def narrow_tensor(tensor: Any, shape: Iterable[int]) -> Any:
     """Return a contiguous copy of the first elements of a tensor along each dimension."""
     part = tensor[tuple(slice(0, size) for size in shape)]
     return library_of(tensor).make_contiguous(part)
 
 
-def _shape(entry: Any) -> Shape:
+def _shape_of(entry: Any) -> Shape:
     return tuple(entry.shape)

@@ -38,7 +38,7 @@ from ktuned.model import (
 from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.worker.bits import add_bits, is_cheap, launch_inputs
 from ktuned.worker.code_trace import CodeTrace
-from ktuned.worker.compile import unit_of
+from ktuned.worker.compile import make_unit
 from ktuned.worker.contention import CpuWatch, GpuWatch
 from ktuned.worker.core_count import CountedLaunch
 from ktuned.worker.cuda_timer import EVENTS, GRAPH, GRAPH_BYTES, CudaTimer
@@ -48,7 +48,15 @@ from ktuned.worker.energy_trace import CounterStopped, Energy
 from ktuned.worker.fault_reporter import FaultReporter
 from ktuned.worker.guards import Guards
 from ktuned.worker.inspect import load_kernel
-from ktuned.worker.measurement import contended, disputed, ends_batch, from_timing, guilty, judged, raised
+from ktuned.worker.measurement import (
+    add_check_errors,
+    ends_batch,
+    measurement_from_timing,
+    measurement_of_contention,
+    measurement_of_damage,
+    measurement_of_dispute,
+    measurement_of_error,
+)
 from ktuned.worker.noise import Noise
 from ktuned.worker.problem import CAPTURE_AGAIN, ProblemData
 from ktuned.worker.process_state import ProcessState
@@ -63,7 +71,7 @@ if TYPE_CHECKING:
 
 
 @record
-class _Opened(Record):
+class _OpenProblem(Record):
     """The problem that is measured: its kernel, its data, the device, what times it, and what it is judged by.
 
     ``metrics`` are a config's, by its latency in µs and its energy in J; without a ``meter`` that is not measured.
@@ -82,7 +90,7 @@ class _Opened(Record):
     meter: EnergyMeter | None = None
     noise: Noise = field(default_factory=Noise)
 
-    def cost(self, latency_us: float, energy_j: float | None = None) -> float | None:
+    def compute_cost(self, latency_us: float, energy_j: float | None = None) -> float | None:
         """Return what a config costs by the objective; ``None`` where its figure cannot be made."""
         known: dict[str, float] = {} if energy_j is None else energy_figures(energy_j, latency_us)
         if self.objective not in BUILT_IN:
@@ -110,28 +118,28 @@ class Bench:
     def __init__(self, registry: Registry, places: Places) -> None:
         self._registry = registry
         self._places = places
-        self._open: _Opened | None = None
+        self._open: _OpenProblem | None = None
         self._bound: tuple[str, Launch, Kernel] | None = None
         self._trace: CodeTrace | None = None
         self._ahead: tuple[str, Launch, Kernel] | None = None
         self._compared: dict[str, int] = {}
         self._state = ProcessState()
 
-    def open(self, request: requests.Open, reply: Reply) -> replies.Opened:
+    def open_problem(self, request: requests.Open, reply: Reply) -> replies.Opened:
         """Make the inputs and the expected outputs of a problem on a device, unless its reference is unusable."""
-        self._state.begin()
+        self._state.begin_problem()
         if self._state.leftover or self._state.find_outdated_file():
             raise FreshProcessNeeded
         kernel = load_kernel(request.kernel, self._places)
-        reply.phase(Phase.LOAD)
+        reply.begin_phase(Phase.LOAD)
         backend = self._registry.load(request.kernel.backend)
         self._open = self._bound = self._ahead = None
-        reply.phase(Phase.REFERENCE)
+        reply.begin_phase(Phase.REFERENCE)
         if request.device.kind == "cuda":
-            self._make_room(kernel, request)
-        captured = self._captured(request.captured) if request.captured else None
+            self._require_room(kernel, request)
+        captured = self._find_captured_file(request.captured) if request.captured else None
         expected = self._places.reference(request.expected)
-        default = self._default_run(kernel, backend, request)
+        default = self._prepare_default_run(kernel, backend, request)
         timer: HostTimer | CudaTimer = HostTimer()
         if request.device.kind == "cuda" and not backend.times_on_host:
             timer = CudaTimer(request.device.name, kernel.timing)
@@ -152,22 +160,22 @@ class Bench:
             self._state.take_baseline((self._places.artifacts, self._places.expected))
         if default is not None and not expected.is_file():
             try:
-                default.load()
+                default.load_kernel()
             except (Unsupported, DamagedArtifact) as error:
                 return replies.Opened(unusable=str(error), is_damaged=isinstance(error, DamagedArtifact))
             except Exception as error:
                 raise kernel.site.failure("reference='default': the default config", error) from error
-        data.expect(expected)
+        data.provide_expected_outputs(expected)
         if isinstance(timer, CudaTimer):
             from concurrent.futures import ThreadPoolExecutor
 
             with ThreadPoolExecutor(1) as beside:
                 saved = beside.submit(data.save_expected, expected)
-                data.rehearse()
+                data.rehearse_judging()
                 saved.result()
         else:
             data.save_expected(expected)
-        self._open = _Opened(
+        self._open = _OpenProblem(
             request.kernel,
             request.target,
             backend,
@@ -177,17 +185,21 @@ class Bench:
             FaultReporter(reply.descriptor),
             partial(kernel.measured_metrics, request.problem),
             figure_objective(request.objective),
-            self._meter(backend, request, timer) if request.needs_energy else None,
+            self._make_meter(backend, request, timer) if request.needs_energy else None,
         )
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
         with ACCESSES.apart():
             self._state.complete_baseline()
             settings = self._state.find_settings(OBSERVER.environ)
         work = repr(kernel.evaluate_work(request.problem))
-        identity = canonical({"bits": data.identify(), "work": work, "settings": settings})
-        return replies.Opened(self._trace.fresh(is_data=True), hashlib.sha256(identity.encode()).hexdigest())
+        identity = canonical({"bits": data.digest_problem(), "work": work, "settings": settings})
+        return replies.Opened(
+            self._trace.take_new_observations(is_data=True), hashlib.sha256(identity.encode()).hexdigest()
+        )
 
-    def _default_run(self, kernel: DeclaredKernel, backend: Backend, request: requests.Open) -> DefaultRun | None:
+    def _prepare_default_run(
+        self, kernel: DeclaredKernel, backend: Backend, request: requests.Open
+    ) -> DefaultRun | None:
         """Return what runs the default config, where its outputs are expected.
 
         Raises:
@@ -215,9 +227,9 @@ class Bench:
         """
         artifact = self._places.artifact(unit.key)
         manifest.verify(artifact, required=backend.required_files)
-        return backend.load(artifact, unit_of(self._registry, self._places, kernel, target, unit), device)
+        return backend.load(artifact, make_unit(self._registry, self._places, kernel, target, unit), device)
 
-    def _captured(self, digest: str) -> Path:
+    def _find_captured_file(self, digest: str) -> Path:
         """Return the file of captured inputs, which are a part of the context by their digest.
 
         Raises:
@@ -228,7 +240,7 @@ class Bench:
             raise UsageError(f"the captured inputs in {path} are damaged, or gone", hint=CAPTURE_AGAIN)
         return path
 
-    def _make_room(self, kernel: DeclaredKernel, request: requests.Open) -> None:
+    def _require_room(self, kernel: DeclaredKernel, request: requests.Open) -> None:
         """Check that there is room beside an application; without one all of the device may be used again.
 
         Raises:
@@ -242,7 +254,7 @@ class Bench:
         elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.set_per_process_memory_fraction(1.0, request.device.name)
 
-    def _meter(self, backend: Backend, request: requests.Open, timer: HostTimer | CudaTimer) -> EnergyMeter:
+    def _make_meter(self, backend: Backend, request: requests.Open, timer: HostTimer | CudaTimer) -> EnergyMeter:
         """Return what measures the energy of launches.
 
         Raises:
@@ -255,7 +267,7 @@ class Bench:
             raise Unsupported(f"the energy of {device.name} ({device.model}): {error.message}") from error
         return EnergyMeter(counter, device.name if isinstance(timer, CudaTimer) else "")
 
-    def close(self, request: requests.Close, reply: Reply) -> replies.Empty:
+    def close_problem(self, request: requests.Close, reply: Reply) -> replies.Empty:
         """Give up the open problem, and what torch keeps of its memory: another worker needs it on this device."""
         was_on_gpu = self._open is not None and self._open.device.kind == "cuda"
         self._open = self._bound = self._ahead = None
@@ -265,7 +277,7 @@ class Bench:
             torch.cuda.empty_cache()
         return replies.Empty()
 
-    def trial(self, request: requests.Trial, reply: Reply) -> replies.Measurement:
+    def run_trial(self, request: requests.Trial, reply: Reply) -> replies.Measurement:
         """Measure configs from their artifacts, up to the first that raises; all results but the last are items.
 
         Raises:
@@ -277,7 +289,7 @@ class Bench:
         *others, (last, last_us) = zip_longest(request.units, request.known_us[: len(request.units)])
         following = [*request.units[1:]]
         for (unit, known_us), after in zip(others, following, strict=True):
-            measured = self._timed_measure(unit, known_us, request, reply, after)
+            measured = self._measure_unit(unit, known_us, request, reply, after)
             if ends_batch(measured, request):
                 return measured
             incumbent = requests.Incumbent.after(request.incumbent, measured, request.same_bits)
@@ -285,11 +297,11 @@ class Bench:
             # What is printed goes with a result only where that failed: it is not to be mixed with that of others.
             is_well = measured.outcome in (Outcome.MEASURED, Outcome.SLOWER)
             # The next config begins where this request began.
-            reply.phase(request.first_phase)
-            reply.item(measured, hold_s=request.hold_s if is_well else 0.0)
-        return self._timed_measure(last, last_us, request, reply)
+            reply.begin_phase(request.first_phase)
+            reply.send_item(measured, hold_s=request.hold_s if is_well else 0.0)
+        return self._measure_unit(last, last_us, request, reply)
 
-    def _timed_measure(
+    def _measure_unit(
         self,
         unit: requests.UnitRef,
         known_us: float | None,
@@ -300,12 +312,14 @@ class Bench:
         """Measure one config; add its time, and what the kernel file's code has reached meanwhile: its check, say."""
         began = monotonic()
         phases = TimedPhases(reply, request.first_phase)
-        with self._state.around(unit.key):
-            measured = self._convicted(self._measure(unit, known_us, request, phases, following), phases)
+        with self._state.isolate_config(unit.key):
+            measured = self._look_for_damage(self._check_and_time(unit, known_us, request, phases, following), phases)
         leftover = self._state.leftover or self._describe_outdated_file()
-        observed = () if self._trace is None else self._trace.fresh(is_data=True)
+        observed = () if self._trace is None else self._trace.take_new_observations(is_data=True)
         seconds = round(monotonic() - began, 6)
-        return replace(measured, observed=observed, seconds=seconds, phase_s=phases.seconds(), leftover=leftover)
+        return replace(
+            measured, observed=observed, seconds=seconds, phase_s=phases.sum_phase_seconds(), leftover=leftover
+        )
 
     def _require_current_files(self) -> None:
         """Refuse to launch anything in a process that has mapped a file which is another one by now.
@@ -320,7 +334,7 @@ class Bench:
         name = self._state.find_outdated_file()
         return f"{name} has changed since it was loaded" if name else ""
 
-    def _measure(
+    def _check_and_time(
         self,
         unit: requests.UnitRef,
         known_us: float | None,
@@ -332,8 +346,8 @@ class Bench:
 
         The ``following`` one is loaded while a GPU works on this one's samples.
         """
-        opened = self._opened()
-        launch = self._loaded_launch(opened, unit)
+        opened = self._require_open_problem()
+        launch = self._try_to_load(opened, unit)
         if isinstance(launch, replies.Measurement):
             return launch
         opened.data.begin_trial()
@@ -341,7 +355,7 @@ class Bench:
         first_us = self._launch_once(opened, counted or launch, reply, Phase.FIRST_LAUNCH)
         if isinstance(first_us, replies.Measurement):
             return first_us
-        first = self._judge(opened, reply, is_last=not opened.data.is_judged)
+        first = self._judge_last_launch(opened, reply, is_last=not opened.data.is_judged)
         if first.outcome is not Outcome.MEASURED and first.undisputed is None:
             return first
         cores = None if counted is None else counted.cores
@@ -351,8 +365,8 @@ class Bench:
         began = perf_counter()
         own = [opened.data.digest_outputs()] if compares_bits else []
         digest_us = (perf_counter() - began) * 1e6
-        launches = self._timed_launches(opened, unit.key, launch, first)
-        timed, ends_checked = self._time(
+        launches = self._make_timed_launches(opened, unit.key, launch, first)
+        timed, ends_checked = self._time_launches(
             opened,
             launches,
             request.preset,
@@ -366,17 +380,17 @@ class Bench:
             first_us=first_us,
         )
         if first.undisputed is not None:
-            return disputed(timed, first)
+            return measurement_of_dispute(timed, first)
         last = first
         if timed.outcome is Outcome.MEASURED and opened.data.is_judged:
             # The inputs and the guards are looked at after the last launch.
             relaunched = None if ends_checked else self._launch_once(opened, launch, reply, Phase.CHECK)
-            last = relaunched if isinstance(relaunched, replies.Measurement) else self._judge(opened, reply)
+            last = relaunched if isinstance(relaunched, replies.Measurement) else self._judge_last_launch(opened, reply)
             if last.outcome is not Outcome.MEASURED:
                 return replace(last, message=f"the first launch was right, a later one was not: {last.message}")
             own += [opened.data.digest_outputs()] if compares_bits else []
         if compares_bits and timed.outcome in (Outcome.MEASURED, Outcome.SLOWER):
-            timed = self._with_bits(opened, launch, timed, own, digest_us, request, reply)
+            timed = self._compare_bits(opened, launch, timed, own, digest_us, request, reply)
         return replace(
             timed,
             max_error=first.max_error,
@@ -385,9 +399,9 @@ class Bench:
             cores=cores,
         )
 
-    def _with_bits(
+    def _compare_bits(
         self,
-        opened: _Opened,
+        opened: _OpenProblem,
         launch: Launch,
         timed: replies.Measurement,
         own: Sequence[Any],
@@ -403,27 +417,29 @@ class Bench:
             if not wanted.on_all_inputs and not is_cheap(timed, digest_us, inputs):
                 inputs = 1
             found = launch_inputs(
-                opened.data, launch, opened.timer.synchronize, own, inputs, lambda: reply.phase(Phase.CHECK)
+                opened.data, launch, opened.timer.synchronize, own, inputs, lambda: reply.begin_phase(Phase.CHECK)
             )
         except Exception as error:
-            failed = raised(error, Phase.CHECK)
+            failed = measurement_of_error(error, Phase.CHECK)
             return replace(failed, message=f"on inputs that compare bits: {failed.message}")
         return add_bits(timed, found, wanted)
 
-    def _loaded_launch(self, opened: _Opened, unit: requests.UnitRef) -> Launch | replies.Measurement:
+    def _try_to_load(self, opened: _OpenProblem, unit: requests.UnitRef) -> Launch | replies.Measurement:
         """Return the bound launch of a unit, or the measurement of one that cannot be loaded."""
         try:
-            return self._launch(opened, unit)
+            return self._find_launch(opened, unit)
         except DamagedArtifact as error:
             return replies.Measurement(None, str(error))
         except Unsupported as error:
             return replies.Measurement(Outcome.UNSUPPORTED, str(error), Phase.LOAD)
         except Exception as error:
-            return raised(error, Phase.LOAD)
+            return measurement_of_error(error, Phase.LOAD)
 
-    def _launch_once(self, opened: _Opened, launch: Launch, reply: Phases, phase: Phase) -> float | replies.Measurement:
+    def _launch_once(
+        self, opened: _OpenProblem, launch: Launch, reply: Phases, phase: Phase
+    ) -> float | replies.Measurement:
         """Launch once, on poisoned outputs; return the most that it may have taken in µs, or what came of it."""
-        reply.phase(phase)
+        reply.begin_phase(phase)
         try:
             began = perf_counter()
             opened.data.begin_checked_launch()
@@ -432,84 +448,84 @@ class Bench:
         except Unsupported as error:
             return replies.Measurement(Outcome.UNSUPPORTED, str(error), phase)
         except Exception as error:
-            return raised(error, phase)
+            return measurement_of_error(error, phase)
         return (perf_counter() - began) * 1e6
 
-    def _convicted(self, measured: replies.Measurement, reply: Phases) -> replies.Measurement:
+    def _look_for_damage(self, measured: replies.Measurement, reply: Phases) -> replies.Measurement:
         """Return a config's measurement, or that it wrote outside its tensors: this is looked at after its last launch,
         however that ended. Else the next config would be found guilty of it.
         """
         if measured.phase is Phase.LOAD or self._open is None:
             return measured
-        reply.phase(Phase.CHECK)
+        reply.begin_phase(Phase.CHECK)
         try:
-            damage = self._open.data.damage()
+            damage = self._open.data.find_damage()
         except RuntimeError as error:
             # A GPU reports a launch's fault to whichever call comes next.
-            return measured if measured.outcome is Outcome.LAUNCH_ERROR else raised(error, Phase.CHECK)
-        return guilty(damage, Phase.CHECK) if damage else measured
+            return measured if measured.outcome is Outcome.LAUNCH_ERROR else measurement_of_error(error, Phase.CHECK)
+        return measurement_of_damage(damage, Phase.CHECK) if damage else measured
 
-    def _judge(self, opened: _Opened, reply: Phases, *, is_last: bool = True) -> replies.Measurement:
+    def _judge_last_launch(self, opened: _OpenProblem, reply: Phases, *, is_last: bool = True) -> replies.Measurement:
         """Judge what the launches since the outputs were poisoned left; the measurement of a right one has no latency.
 
         The inputs are looked at after the last launch that is judged, and after one that was wrong.
         """
-        reply.phase(Phase.CHECK)
-        with self._state.known_arithmetic():
+        reply.begin_phase(Phase.CHECK)
+        with self._state.use_known_arithmetic():
             return self._judge_outputs(opened.data, is_last=is_last)
 
     def _judge_outputs(self, data: ProblemData, *, is_last: bool) -> replies.Measurement:
         try:
             if data.is_surely_right(is_last=is_last):
                 return replies.Measurement(Outcome.MEASURED, max_error=0.0, mismatched_ratio=0.0)
-            verdict = data.check()
-            overwritten = data.overwritten() if is_last or not verdict.ok else ()
+            verdict = data.check_outputs()
+            overwritten = data.find_overwritten_inputs() if is_last or not verdict.ok else ()
         except Exception as error:
             # A GPU reports a launch's fault to whichever call comes next.
-            return raised(error, Phase.CHECK)
+            return measurement_of_error(error, Phase.CHECK)
         measured = replies.Measurement(Outcome.MEASURED)
         if not verdict.ok:
             message = "; ".join((verdict.message, *(f"the kernel overwrites its input {name}" for name in overwritten)))
             undisputed = Outcome.MEASURED if verdict.is_dissent else None
             measured = replies.Measurement(Outcome.MISMATCH, message, Phase.CHECK, undisputed=undisputed)
-        return replace(judged(measured, verdict), overwritten=overwritten or None)
+        return replace(add_check_errors(measured, verdict), overwritten=overwritten or None)
 
-    def check(self, request: requests.Check, reply: Reply) -> replies.Measurement:
+    def check_config(self, request: requests.Check, reply: Reply) -> replies.Measurement:
         """Launch a config once, as before its timing, and judge its outputs."""
         self._require_current_files()
-        with self._state.around(request.unit.key):
-            measured = self._check(request, reply)
+        with self._state.isolate_config(request.unit.key):
+            measured = self._launch_and_judge(request, reply)
         return replace(measured, leftover=self._state.leftover)
 
-    def _check(self, request: requests.Check, reply: Reply) -> replies.Measurement:
-        opened = self._opened()
-        launch = self._loaded_launch(opened, request.unit)
+    def _launch_and_judge(self, request: requests.Check, reply: Reply) -> replies.Measurement:
+        opened = self._require_open_problem()
+        launch = self._try_to_load(opened, request.unit)
         if isinstance(launch, replies.Measurement):
             return launch
         opened.data.begin_trial()
         launched = self._launch_once(opened, launch, reply, Phase.FIRST_LAUNCH)
-        judged = launched if isinstance(launched, replies.Measurement) else self._judge(opened, reply)
-        return self._convicted(judged, reply)
+        judged = launched if isinstance(launched, replies.Measurement) else self._judge_last_launch(opened, reply)
+        return self._look_for_damage(judged, reply)
 
-    def time(self, request: requests.Time, reply: Reply) -> replies.Measurement:
+    def time_finalist(self, request: requests.Time, reply: Reply) -> replies.Measurement:
         """Time a finalist again; it was checked when it was tried."""
         self._require_current_files()
-        with self._state.around(request.unit.key):
-            measured = self._time_again(request, reply)
+        with self._state.isolate_config(request.unit.key):
+            measured = self._check_and_time_again(request, reply)
         return replace(measured, leftover=self._state.leftover)
 
-    def _time_again(self, request: requests.Time, reply: Reply) -> replies.Measurement:
-        opened = self._opened()
-        launch = self._loaded_launch(opened, request.unit)
+    def _check_and_time_again(self, request: requests.Time, reply: Reply) -> replies.Measurement:
+        opened = self._require_open_problem()
+        launch = self._try_to_load(opened, request.unit)
         if isinstance(launch, replies.Measurement):
             return launch
         opened.data.begin_trial()
         launched = self._launch_once(opened, launch, reply, Phase.FIRST_LAUNCH)
-        first = launched if isinstance(launched, replies.Measurement) else self._judge(opened, reply)
+        first = launched if isinstance(launched, replies.Measurement) else self._judge_last_launch(opened, reply)
         if first.outcome is not Outcome.MEASURED and first.undisputed is None:
-            return self._convicted(first, reply)
-        launches = self._timed_launches(opened, request.unit.key, launch, first)
-        timed, _ = self._time(
+            return self._look_for_damage(first, reply)
+        launches = self._make_timed_launches(opened, request.unit.key, launch, first)
+        timed, _ = self._time_launches(
             opened,
             launches,
             request.preset,
@@ -518,35 +534,37 @@ class Bench:
             known_us=request.known_us,
             wanted_compared=FINALIST_COMPARED,
         )
-        return self._convicted(timed, reply)
+        return self._look_for_damage(timed, reply)
 
-    def _timed_launches(self, opened: _Opened, key: str, launch: Launch, first: replies.Measurement) -> TimedLaunches:
+    def _make_timed_launches(
+        self, opened: _OpenProblem, key: str, launch: Launch, first: replies.Measurement
+    ) -> TimedLaunches:
         """Return a config's launches as they are timed, after the first of them was judged."""
         data = opened.data
         is_graph = isinstance(opened.timer, CudaTimer)
-        judged = data.judged_outputs(
+        judged = data.remember_judged_outputs(
             is_judged=data.is_judged and first.undisputed is None,
-            arithmetic=self._state.known_arithmetic,
+            arithmetic=self._state.use_known_arithmetic,
         )
         launches = TimedLaunches(
             launch,
-            restore=data.restore if data.restores else None,
+            restore=data.restore_inputs if data.restores else None,
             judged=judged,
             bind=partial(self._bind_copy, opened),
-            most_copies=data.most_copies(GRAPH_BYTES if is_graph else RING_BYTES),
+            most_copies=data.count_affordable_copies(GRAPH_BYTES if is_graph else RING_BYTES),
             key=key,
         )
         launches.compared = self._compared.get(key, 0)
         return launches
 
-    def _bind_copy(self, opened: _Opened, number: int) -> Launch:
+    def _bind_copy(self, opened: _OpenProblem, number: int) -> Launch:
         """Return the bound config's launch on a copy of the outputs."""
         assert self._bound is not None
-        launch = self._bound[2].bind(opened.data.copy_of_outputs(number))
+        launch = self._bound[2].bind(opened.data.provide_output_copy(number))
         self._watch_faults(opened)
         return launch
 
-    def canary(self, request: requests.Canary, reply: Reply) -> replies.Empty:
+    def run_canary(self, request: requests.Canary, reply: Reply) -> replies.Empty:
         """Run something tiny on a device, to see that it still works after a worker on it was killed.
 
         That a CPU works is seen by the answer.
@@ -562,9 +580,9 @@ class Bench:
         if total != 28:
             raise RuntimeError(f"{request.device.name} counts 0 + … + 7 as {total}")
         if request.warms_up:
-            from ktuned.worker.rehearsal import rehearse
+            from ktuned.worker.rehearsal import rehearse_problem
 
-            rehearse(request.device)
+            rehearse_problem(request.device)
         return replies.Empty()
 
     def time_reference(self, request: requests.TimeReference, reply: Reply) -> replies.Measurement:
@@ -573,10 +591,10 @@ class Bench:
         Nor is there one where configs are timed in a graph, and the reference has operations that cannot be captured:
         warm launches are not compared with cold ones.
         """
-        opened = self._opened()
-        reply.phase(Phase.REFERENCE)
-        self._state.restore()
-        reference = opened.data.reference_launch()
+        opened = self._require_open_problem()
+        reply.begin_phase(Phase.REFERENCE)
+        self._state.restore_baseline()
+        reference = opened.data.make_reference_launch()
         if reference is None:
             return replies.Measurement(None)
         timer = opened.timer
@@ -584,59 +602,59 @@ class Bench:
         if in_graph and opened.data.restores:
             # As the configs are: what has to be restored before each launch is in no graph.
             timer, in_graph = CudaTimer(opened.device.name, EVENTS), False
-        watch = _watch_bench(opened.device, request.judge_contention)
+        watch = _watch_contention(opened.device, request.judge_contention)
         try:
-            timing = timer.time(reference, request.preset)
+            timing = timer.time_launches(reference, request.preset)
         except Exception as error:
-            return replies.Measurement(None) if in_graph else raised(error, Phase.REFERENCE)
+            return replies.Measurement(None) if in_graph else measurement_of_error(error, Phase.REFERENCE)
         if watch is not None and watch.is_contended(timing.samples):
-            return contended(opened.device, Phase.REFERENCE)
-        return from_timing(timing)
+            return measurement_of_contention(opened.device, Phase.REFERENCE)
+        return measurement_from_timing(timing)
 
-    def _opened(self) -> _Opened:
+    def _require_open_problem(self) -> _OpenProblem:
         if self._open is None:
             raise UsageError("no problem is open: `open` comes first")
         return self._open
 
-    def _launch(self, opened: _Opened, unit: requests.UnitRef) -> Launch:
+    def _find_launch(self, opened: _OpenProblem, unit: requests.UnitRef) -> Launch:
         """Return the bound launch of a unit's artifact; the last one is kept for the finalists' rounds."""
-        if opened.data.renew():
+        if opened.data.recreate_changed_tensors():
             self._bound = self._ahead = None
         for ready in (self._bound, self._ahead):
             if ready is not None and ready[0] == unit.key:
                 self._bound, self._ahead = ready, None
                 return ready[1]
         self._bound = self._ahead = None
-        with self._state.loading(unit.key):
-            self._bound = (unit.key, *self._load(opened, unit))
+        with self._state.learn_while_loading(unit.key):
+            self._bound = (unit.key, *self._load_and_bind(opened, unit))
         return self._bound[1]
 
-    def _prepare(self, opened: _Opened, unit: requests.UnitRef, reply: Phases) -> None:
+    def _load_next(self, opened: _OpenProblem, unit: requests.UnitRef, reply: Phases) -> None:
         """Load the config that follows; one that fails is loaded again in its turn, where it has its own outcome."""
-        reply.phase(Phase.LOAD_NEXT)
+        reply.begin_phase(Phase.LOAD_NEXT)
         try:
-            with ACCESSES.heard(), self._state.loading_ahead(unit.key):
-                self._ahead = (unit.key, *self._load(opened, unit))
+            with ACCESSES.heard(), self._state.learn_while_loading_ahead(unit.key):
+                self._ahead = (unit.key, *self._load_and_bind(opened, unit))
         except Exception:
             # This one's memory may have been what it lacked.
             self._ahead = None
-        reply.phase(Phase.TIMING)
+        reply.begin_phase(Phase.TIMING)
 
-    def _load(self, opened: _Opened, unit: requests.UnitRef) -> tuple[Launch, Kernel]:
+    def _load_and_bind(self, opened: _OpenProblem, unit: requests.UnitRef) -> tuple[Launch, Kernel]:
         loaded = self._load_artifact(opened.backend, opened.kernel, opened.target, unit, opened.device)
         launch = loaded.bind(opened.data.tensors)
         self._watch_faults(opened)
         return launch, loaded
 
-    def _watch_faults(self, opened: _Opened) -> None:
+    def _watch_faults(self, opened: _OpenProblem) -> None:
         """Have faults of memory reported; what was loaded may have handlers of its own."""
-        crash_at_once()
-        opened.faults.know(opened.data.regions())
-        opened.faults.arm()
+        restore_default_signals()
+        opened.faults.name_regions(opened.data.list_regions())
+        opened.faults.install_handlers()
 
-    def _time(
+    def _time_launches(
         self,
-        opened: _Opened,
+        opened: _OpenProblem,
         launches: TimedLaunches,
         preset: Preset,
         judge_contention: bool,
@@ -657,7 +675,7 @@ class Bench:
         """
         before = launches.compared
         try:
-            measured, ends_checked = self._time_launches(
+            measured, ends_checked = self._race_and_meter(
                 opened,
                 launches,
                 preset,
@@ -675,14 +693,14 @@ class Bench:
             # Where it was the first that differs from the default, that is no more than a difference.
             message = f"the first launch was right, a later one was not: {wrong.verdict.message}"
             measured, ends_checked = replies.Measurement(Outcome.MISMATCH, message, Phase.CHECK), False
-            measured = judged(measured, wrong.verdict)
+            measured = add_check_errors(measured, wrong.verdict)
         self._compared[launches.key] = launches.compared
         measured = replace(measured, nondeterministic=launches.has_differed or None)
         return replace(measured, compared=launches.compared - before or None), ends_checked
 
-    def _time_launches(
+    def _race_and_meter(
         self,
-        opened: _Opened,
+        opened: _OpenProblem,
         launches: TimedLaunches,
         preset: Preset,
         judge_contention: bool,
@@ -696,44 +714,44 @@ class Bench:
         first_us: float | None,
         wanted_compared: int,
     ) -> tuple[replies.Measurement, bool]:
-        reply.phase(Phase.TIMING)
+        reply.begin_phase(Phase.TIMING)
         if isinstance(opened.timer, CudaTimer):
-            opened.timer.meanwhile = None if following is None else partial(self._prepare, opened, following, reply)
-        watch = _watch_bench(opened.device, judge_contention, tolerated)
+            opened.timer.meanwhile = None if following is None else partial(self._load_next, opened, following, reply)
+        watch = _watch_contention(opened.device, judge_contention, tolerated)
         try:
-            restore = opened.data.restore if opened.data.restores else None
+            restore = opened.data.restore_inputs if opened.data.restores else None
             measured = replies.Measurement(Outcome.MEASURED, latency_us=known_us)
             is_contended = ends_checked = False
             if known_us is None:
                 # It was launched before, and has shown then what it reads.
                 with ACCESSES.apart():
-                    timing = opened.timer.time(
+                    timing = opened.timer.time_launches(
                         launches,
                         preset,
                         stop_above_us=stop_above_us,
                         incumbent=incumbent if opened.races_by_latency else None,
-                        cost=None if opened.objective == LATENCY else opened.cost,
+                        cost=None if opened.objective == LATENCY else opened.compute_cost,
                         first_us=first_us,
                         noise=opened.noise,
                     )
                 ends_checked = timing.ends_checked
-                measured = from_timing(timing)
+                measured = measurement_from_timing(timing)
                 is_contended = watch is not None and not timing.stopped_early and watch.is_contended(timing.samples)
                 if timing.is_full and not is_contended:
-                    opened.noise.learn(timing.samples, first_us)
+                    opened.noise.add_config(timing.samples, first_us)
                 if measured.outcome is Outcome.MEASURED and _may_win(measured, incumbent):
-                    launches.top_up(wanted_compared, preset.timing_s, opened.timer.synchronize)
+                    launches.top_up_comparisons(wanted_compared, preset.timing_s, opened.timer.synchronize)
             energy: Energy | None = None
             if opened.meter is not None and not is_contended and measured.latency_us is not None:
                 latency_us = measured.latency_us
-                reply.phase(Phase.TIMING)
-                energy, trace = opened.meter.measure(
+                reply.begin_phase(Phase.TIMING)
+                energy, trace = opened.meter.measure_energy(
                     launches.ring[0],
                     preset,
                     latency_us,
                     restore=restore,
                     incumbent=incumbent,
-                    cost=partial(opened.cost, latency_us),
+                    cost=partial(opened.compute_cost, latency_us),
                 )
                 is_contended = watch is not None and watch.is_shared()
                 if trace.ending is Ending.BEATEN:
@@ -746,12 +764,12 @@ class Bench:
             message = f"the energy counter of {opened.device.name}: {error}"
             return replies.Measurement(Outcome.CONTENDED, message, Phase.TIMING), False
         except Exception as error:
-            return raised(error, Phase.TIMING), False
+            return measurement_of_error(error, Phase.TIMING), False
         if is_contended:
-            return contended(opened.device, Phase.TIMING), False
+            return measurement_of_contention(opened.device, Phase.TIMING), False
         absence = watch.absence if isinstance(watch, GpuWatch) else ""
         measured = replace(measured, contention=f"not judged: {absence}" if absence else None)
-        return _with_metrics(measured, opened, energy), ends_checked
+        return _add_metrics(measured, opened, energy), ends_checked
 
 
 def _may_win(measured: replies.Measurement, incumbent: requests.Incumbent | None) -> bool:
@@ -761,7 +779,7 @@ def _may_win(measured: replies.Measurement, incumbent: requests.Incumbent | None
     return incumbent is None or measured.low_us is None or measured.low_us <= incumbent.high
 
 
-def _with_metrics(measured: replies.Measurement, opened: _Opened, energy: Energy | None) -> replies.Measurement:
+def _add_metrics(measured: replies.Measurement, opened: _OpenProblem, energy: Energy | None) -> replies.Measurement:
     """Add the energy, the kernel file's own metrics, and what all that costs by the objective.
 
     Where a metric fails, the file's are left out, and the message says why.
@@ -778,17 +796,19 @@ def _with_metrics(measured: replies.Measurement, opened: _Opened, energy: Energy
     measured = replace(measured, metrics=metrics or None)
     if energy is not None:
         measured = replace(measured, energy_low=energy.low, energy_high=energy.high)
-        ends = [opened.cost(latency_us, joules) for joules in (energy.low, energy.high)]
+        ends = [opened.compute_cost(latency_us, joules) for joules in (energy.low, energy.high)]
     else:
-        ends = [opened.cost(end) for end in (measured.low_us or latency_us, measured.high_us or latency_us)]
-    cost = opened.cost(latency_us, joules)
+        ends = [opened.compute_cost(end) for end in (measured.low_us or latency_us, measured.high_us or latency_us)]
+    cost = opened.compute_cost(latency_us, joules)
     known = sorted(end for end in ends if end is not None)
     if opened.objective == LATENCY or cost is None or not known:
         return measured
     return replace(measured, cost=cost, cost_low=known[0], cost_high=known[-1])
 
 
-def _watch_bench(device: Device, judge_contention: bool, tolerated: Collection[int] = ()) -> CpuWatch | GpuWatch | None:
+def _watch_contention(
+    device: Device, judge_contention: bool, tolerated: Collection[int] = ()
+) -> CpuWatch | GpuWatch | None:
     """Return what watches a bench's device for other programs' work from now on."""
     if not judge_contention:
         return None
@@ -799,7 +819,7 @@ def _watch_bench(device: Device, judge_contention: bool, tolerated: Collection[i
     return GpuWatch(str(torch.cuda.get_device_properties(device.name).uuid), tolerated)
 
 
-def crash_at_once() -> None:
+def restore_default_signals() -> None:
     """Let a fatal signal end the process after a short stack dump.
 
     Libraries install handlers that symbolise a backtrace (apache-tvm-ffi does): for seconds, and where the heap is

@@ -28,7 +28,7 @@ FREE_US = 5_000.0
 
 
 @record
-class Launched(Record):
+class LaunchDigests(Record):
     """What launches left: a digest for each input, and whether two launches of one input have differed.
 
     ``rows`` are the digests of the rows that each smaller problem of a batch-invariant group has, by problem.
@@ -46,7 +46,7 @@ def launch_inputs(
     own: Sequence[Any],
     inputs: int,
     on_input: Callable[[], None],
-) -> Launched:
+) -> LaunchDigests:
     """Launch a config on the first so many inputs, and return what it left.
 
     ``own`` are digests of outputs that it has left on the problem's own inputs already; ``on_input`` is called before
@@ -76,7 +76,7 @@ def launch_inputs(
     read = iter(data.read_digests([one for found in (*digests, *(each.values() for each in rows)) for one in found]))
     texts = [[next(read) for _ in found] for found in digests]
     row_texts = [{problem: next(read) for problem in each} for each in rows]
-    return Launched(
+    return LaunchDigests(
         tuple(found[0] if found else "" for found in texts),
         any(len(set(found)) > 1 for found in texts),
         {problem: tuple(each.get(problem, "") for each in row_texts) for problem in row_texts[0]},
@@ -88,7 +88,7 @@ def is_cheap(timed: replies.Measurement, digest_us: float, inputs: int) -> bool:
     return inputs * LAUNCHES * ((timed.latency_us or 0.0) + 2 * digest_us) <= FREE_US
 
 
-def add_bits(timed: replies.Measurement, found: Launched, wanted: requests.SameBits) -> replies.Measurement:
+def add_bits(timed: replies.Measurement, found: LaunchDigests, wanted: requests.SameBits) -> replies.Measurement:
     """Return a measurement with what the launches have left, compared with the anchor's bits."""
     differs = timed.nondeterministic or found.has_differed
     same = False if differs else have_same_bits(found.bits, wanted.anchor) if wanted.anchor else None

@@ -9,7 +9,7 @@ from pathlib import Path
 from ktuned.ipc import ABSENT, DIRECTORY, Places, agrees, is_way, relative, requests
 from ktuned.model import ENVIRONMENT, UNOBSERVED, Observation, value_digest
 from ktuned.spec import ACCESSES, OBSERVER
-from ktuned.worker.trace import EXECUTED, SourceChanged, look
+from ktuned.worker.trace import EXECUTED, SourceChanged, look_again
 
 
 class CodeTrace:
@@ -22,7 +22,7 @@ class CodeTrace:
         self._reported: set[str] = set()
         self._extent = 0
 
-    def fresh(self, *, is_data: bool = False) -> tuple[Observation, ...]:
+    def take_new_observations(self, *, is_data: bool = False) -> tuple[Observation, ...]:
         """Return the entries that are new since the last call; ``is_data`` if they decide a problem's data.
 
         Raises:
@@ -35,17 +35,17 @@ class CodeTrace:
             return ()
         self._extent = extent
         opened, imported = ACCESSES.files, OBSERVER.files
-        executed = names_of({path: imported[path] for path in OBSERVER.executed}, self._root).keys()
-        files = names_of({**opened, **imported}, self._root)
+        executed = name_files({path: imported[path] for path in OBSERVER.executed}, self._root).keys()
+        files = name_files({**opened, **imported}, self._root)
         for name in files.keys() & self._kernel.digests.keys():
             if not agrees(self._kernel.digests[name], files[name]):
                 raise SourceChanged(f"{name} changed after it was inspected")
         # Of what was executed, the inspection knows the syntax alone: one that was opened is read as a text.
-        texts = names_of(opened, self._root).keys() & executed
+        texts = name_files(opened, self._root).keys() & executed
         unknown = {name: one for name, one in files.items() if name in texts or name not in self._kernel.digests}
-        found = entries(unknown, self._root, executed - texts, is_data=is_data)
+        found = make_entries(unknown, self._root, executed - texts, is_data=is_data)
         for entry in found:
-            if look(entry, self._root).digest != entry.digest and not entry.name.startswith(ENVIRONMENT):
+            if look_again(entry, self._root).digest != entry.digest and not entry.name.startswith(ENVIRONMENT):
                 raise SourceChanged(f"{entry.name} changed while it was read")
         if not self._is_declared:
             prefix = f"{UNOBSERVED}{self._kernel.version}:"
@@ -55,7 +55,7 @@ class CodeTrace:
         return news
 
 
-def names_of(files: Mapping[Path, str], root: str) -> dict[str, str]:
+def name_files(files: Mapping[Path, str], root: str) -> dict[str, str]:
     """Return files by their names in the project; a directory that only has to be there ends in a slash."""
     return {
         f"{relative(str(path), root)}/" if is_way(digest) else relative(str(path), root): digest
@@ -65,7 +65,7 @@ def names_of(files: Mapping[Path, str], root: str) -> dict[str, str]:
     }
 
 
-def entries(
+def make_entries(
     files: Mapping[str, str],
     root: str,
     executed: Container[str] = (),
@@ -81,7 +81,7 @@ def entries(
     found = []
     for name, digest in sorted(files.items()):
         meaning = EXECUTED if name in executed else ""
-        entry = look(Observation(name, ABSENT, meaning, is_source=is_source, is_data=is_data), root)
+        entry = look_again(Observation(name, ABSENT, meaning, is_source=is_source, is_data=is_data), root)
         found.append(entry if entry.digest == digest else replace(entry, digest=digest, meaning=""))
     for name, value in sorted(ACCESSES.variables.items()):
         found.append(Observation(ENVIRONMENT + name, value_digest(value), is_source=is_source, is_data=is_data))

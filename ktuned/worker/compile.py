@@ -14,9 +14,9 @@ from ktuned.ipc import Places, Recipe, replies, requests, sight
 from ktuned.model import BackendError, Observation, Outcome, Phase, combine
 from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded, forget_modules, kernel_module
 from ktuned.worker.imported_files import ImportedFiles
-from ktuned.worker.inspect import check_digests, digests_of, files_of
+from ktuned.worker.inspect import check_digests, list_inspected_files, resolve_digests
 from ktuned.worker.reply import Reply
-from ktuned.worker.seal import seal
+from ktuned.worker.seal import seal_artifact
 from ktuned.worker.trace import SourceChanged, Trace
 
 TRIES = 3
@@ -25,7 +25,7 @@ TRIES = 3
 _imported = ImportedFiles()
 
 
-def unit_of(
+def make_unit(
     registry: Registry, places: Places, kernel: requests.KernelRef, target: str, unit: requests.UnitRef
 ) -> Unit:
     """Return a unit as backends take it, with the paths of this machine."""
@@ -49,30 +49,30 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
     kernel = request.kernel
     backend = registry.load(kernel.backend)
     into = places.staging(request.staging)
-    units = [unit_of(registry, places, kernel, request.target, unit) for unit in request.units]
+    units = [make_unit(registry, places, kernel, request.target, unit) for unit in request.units]
     plugin = registry.plugin(kernel.backend)
     builds = {unit.key: unit.build for unit in units}
     recipes = {unit.key: Recipe(unit.build.to_plain(), unit.target, unit.kernel, plugin) for unit in units}
     for unit in units:
-        _clear(into / unit.key)
-    known = _begin(kernel, places)
-    reply.phase(Phase.COMPILE)
+        _empty_directory(into / unit.key)
+    known = _require_inspected_code(kernel, places)
+    reply.begin_phase(Phase.COMPILE)
     _check_toolchain(request.toolchain)
     trace = Trace(kernel, places)
     groups = [[unit] for unit in units] if backend.group_size == 1 else [units]
-    compiled_units = chain.from_iterable(_compile(backend, group, into, trace) for group in groups)
+    compiled_units = chain.from_iterable(_compile_steadily(backend, group, into, trace) for group in groups)
     for number, compiled in enumerate(compiled_units, start=1):
         if request.announced and number == len(units) and compiled.outcome is None:
-            reply.computed()
+            reply.announce_end_of_computing()
         check_digests(kernel, places)
         _check_toolchain(request.toolchain)
-        observed = _observed(trace, units[0], known)
+        observed = _observe_reads(trace, units[0], known)
         # Another content of these names, which no key of the daemon's stands for, makes another artifact.
         key = combine(compiled.key, observed) if observed else compiled.key
         outcome, message, content, size = compiled.outcome, compiled.message, "", 0
         if outcome is None:
             try:
-                sealed, size = seal(
+                sealed, size = seal_artifact(
                     into / compiled.key,
                     places.artifact(key),
                     key=key,
@@ -85,7 +85,7 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
                 content = sealed.content
             except BackendError as error:
                 outcome, message = Outcome.COMPILE_ERROR, error.message
-        reply.item(
+        reply.send_item(
             replies.CompiledUnit(
                 key=compiled.key,
                 outcome=outcome,
@@ -117,8 +117,8 @@ def open_front_end(registry: Registry, places: Places, request: requests.OpenFro
         build = None if request.build is None else backend.build.from_plain(request.build)
         _open_library(backend, request.library, build, reply)
     elif request.kernel is not None:
-        _begin(request.kernel, places)
-        reply.phase(Phase.COMPILE)
+        _require_inspected_code(request.kernel, places)
+        reply.begin_phase(Phase.COMPILE)
         kernel_module(places.file(request.kernel.project, request.kernel.file))
     return replies.Empty()
 
@@ -136,25 +136,25 @@ def lower_unit(registry: Registry, places: Places, request: requests.Lower, repl
     kernel = request.kernel
     backend = registry.load(kernel.backend)
     backend.prepare()
-    unit = unit_of(registry, places, kernel, request.target, request.unit)
+    unit = make_unit(registry, places, kernel, request.target, request.unit)
     library = request.unit.build.get("library")
     if library:
         _open_library(backend, library, unit.build, reply)
-        reply.phase(Phase.COMPILE)
+        reply.begin_phase(Phase.COMPILE)
         _check_toolchain(request.toolchain)
-        made, seconds = _timed_lower(backend, unit)
+        made, seconds = _time_lowering(backend, unit)
         _check_toolchain(request.toolchain)
-        return _lowered(made, seconds, ())
-    known = _begin(kernel, places)
-    reply.phase(Phase.COMPILE)
+        return _make_lowered_reply(made, seconds, ())
+    known = _require_inspected_code(kernel, places)
+    reply.begin_phase(Phase.COMPILE)
     _check_toolchain(request.toolchain)
     trace = Trace(kernel, places)
     ACCESSES.begin()
-    made, seconds = _timed_lower(backend, unit)
+    made, seconds = _time_lowering(backend, unit)
     check_digests(kernel, places)
     _check_toolchain(request.toolchain)
-    observed = _observed(trace, unit, known)
-    return _lowered(made, seconds, observed)
+    observed = _observe_reads(trace, unit, known)
+    return _make_lowered_reply(made, seconds, observed)
 
 
 def _open_library(backend: Backend, library: Mapping[str, Any], build: Build | None, reply: Reply) -> None:
@@ -164,35 +164,35 @@ def _open_library(backend: Backend, library: Mapping[str, Any], build: Build | N
         BackendError: it cannot be imported.
         FreshProcessNeeded: what this process has imported is another state of it.
     """
-    reply.phase(Phase.INSPECT)
-    if _imported.changed():
+    reply.begin_phase(Phase.INSPECT)
+    if _imported.find_changed_file():
         raise FreshProcessNeeded
     try:
         backend.open_library(library, build)
     finally:
-        _imported.note()
+        _imported.record_imports()
 
 
-def _timed_lower(backend: Backend, unit: Unit) -> tuple[bytes | Compiled, float]:
+def _time_lowering(backend: Backend, unit: Unit) -> tuple[bytes | Compiled, float]:
     started = time.perf_counter()
     made = backend.lower(unit)
     return made, time.perf_counter() - started
 
 
-def _lowered(made: bytes | Compiled, seconds: float, observed: tuple[Observation, ...]) -> replies.Lowered:
+def _make_lowered_reply(made: bytes | Compiled, seconds: float, observed: tuple[Observation, ...]) -> replies.Lowered:
     if isinstance(made, Compiled):
         return replies.Lowered(b"", made.outcome, made.message, seconds, observed)
     return replies.Lowered(made, None, "", seconds, observed)
 
 
-def _begin(kernel: requests.KernelRef, places: Places) -> Mapping[Path, str]:
+def _require_inspected_code(kernel: requests.KernelRef, places: Places) -> Mapping[Path, str]:
     """Forget a kernel's modules unless this process has them as they were digested; return the files' digests.
 
     A Build may name a function of the kernel file: it must be the one that was digested.
     """
-    known = digests_of(kernel, places)
+    known = resolve_digests(kernel, places)
     ACCESSES.is_kept = True
-    OBSERVER.check(files_of(kernel, places))
+    OBSERVER.check(list_inspected_files(kernel, places))
     if not OBSERVER.holds(places.file(kernel.project, kernel.file), known):
         forget_modules()
     check_digests(kernel, places)
@@ -206,7 +206,7 @@ MAX_REMEMBERED = 64
 """Kernels whose reads a process remembers."""
 
 
-def _observed(trace: Trace, unit: Unit, known: Mapping[Path, str]) -> tuple[Observation, ...]:
+def _observe_reads(trace: Trace, unit: Unit, known: Mapping[Path, str]) -> tuple[Observation, ...]:
     """Return what was read for a unit, or for another one of its sources before."""
     if (*unit.sources, unit.kernel_file) not in _read and len(_read) >= MAX_REMEMBERED:
         del _read[next(iter(_read))]
@@ -216,10 +216,10 @@ def _observed(trace: Trace, unit: Unit, known: Mapping[Path, str]) -> tuple[Obse
     # Functions import modules when they are compiled, too.
     imported = {path: digest for path, digest in OBSERVER.files.items() if path not in known}
     executed = imported.keys() - read.keys()
-    return trace.fresh({**read, **imported}, ACCESSES.variables, ACCESSES.unobserved, executed)
+    return trace.take_new_observations({**read, **imported}, ACCESSES.variables, ACCESSES.unobserved, executed)
 
 
-def _compile(backend: Backend, units: Sequence[Unit], into: Path, trace: Trace) -> Iterator[Compiled]:
+def _compile_steadily(backend: Backend, units: Sequence[Unit], into: Path, trace: Trace) -> Iterator[Compiled]:
     """Compile units, again where a file may have been another one while the compiler read it.
 
     Raises:
@@ -241,12 +241,12 @@ def _compile(backend: Backend, units: Sequence[Unit], into: Path, trace: Trace) 
         if not units:
             return
         for unit in units:
-            _clear(into / unit.key)
-    observed = trace.fresh(ACCESSES.files, {}, ())
+            _empty_directory(into / unit.key)
+    observed = trace.take_new_observations(ACCESSES.files, {}, ())
     raise SourceChanged(f"a file that {units[0].kernel} reads changes all the while", observed)
 
 
-def _clear(directory: Path) -> None:
+def _empty_directory(directory: Path) -> None:
     shutil.rmtree(directory, ignore_errors=True)
     directory.mkdir(parents=True)
 

@@ -63,13 +63,13 @@ class CpuTimes(Record):
     own: float
 
     @classmethod
-    def now(cls) -> Self:
+    def read(cls) -> Self:
         """Read both; without ``/proc/stat`` no time passes, and nothing is judged."""
         own = os.times()
         return cls(read_ticks() or _NO_TICKS, (own.user + own.system) * os.sysconf("SC_CLK_TCK"))
 
 
-def is_contended(before: CpuTimes, after: CpuTimes) -> bool:
+def cpu_is_contended(before: CpuTimes, after: CpuTimes) -> bool:
     """Return whether between two readings other programs took the CPUs that the kernel needed."""
     passed = after.machine.since(before.machine)
     if passed.total < MIN_WINDOW_TICKS:
@@ -112,19 +112,19 @@ class CpuWatch:
     """Watches the CPUs from its construction on."""
 
     def __init__(self) -> None:
-        self._before = CpuTimes.now()
+        self._before = CpuTimes.read()
 
     def is_contended(self, samples: Samples) -> bool:
         """Return whether other programs took the CPUs while these samples were taken."""
-        return is_contended(self._before, CpuTimes.now())
+        return cpu_is_contended(self._before, CpuTimes.read())
 
     def is_shared(self) -> bool:
         """Return whether the energy of the CPUs was taken by other programs, too."""
-        return is_contended(self._before, CpuTimes.now())
+        return cpu_is_contended(self._before, CpuTimes.read())
 
 
 @dataclass(slots=True)
-class _Watched:
+class _WatchedGpu:
     """A GPU on which this process has a context, the reason if its use cannot be judged, and what was seen of it last:
     the time of the latest sample, by NVML's clock, and when that was (by this process's, in s).
     """
@@ -136,13 +136,13 @@ class _Watched:
 
 
 @cache
-def _watched(uuid: str) -> _Watched:
+def _find_watched_gpu(uuid: str) -> _WatchedGpu:
     try:
         gpu = nvml.Gpu(f"GPU-{uuid}")
         # Own work would be taken for that of another process.
-        return _Watched(gpu, "" if os.getpid() in gpu.context_pids() else FOREIGN_PIDS)
+        return _WatchedGpu(gpu, "" if os.getpid() in gpu.context_pids() else FOREIGN_PIDS)
     except nvml.Unavailable as error:
-        return _Watched(None, str(error))
+        return _WatchedGpu(None, str(error))
 
 
 class GpuWatch:
@@ -158,17 +158,17 @@ class GpuWatch:
     ) -> None:
         self._tolerated = tolerated
         self._clock = clock
-        self._watched = _watched(uuid)
+        self._watched = _find_watched_gpu(uuid)
         self.absence = self._watched.absence
         self._follows = self._is_recent()
         if not self._follows:
-            self._samples(0)
+            self._read_samples(0)
         self._since_us = self._watched.sample_us
 
     def _is_recent(self) -> bool:
         return self._clock() - self._watched.seen_s <= SAMPLED_EACH_S
 
-    def _samples(self, since_us: int) -> list[nvml.Sample]:
+    def _read_samples(self, since_us: int) -> list[nvml.Sample]:
         if self._watched.gpu is None or self.absence:
             return []
         try:
@@ -182,21 +182,21 @@ class GpuWatch:
 
     def is_contended(self, samples: Samples) -> bool:
         """Return whether other processes changed the median of these samples, which were taken since."""
-        return gpu_is_contended(self._foreign(), samples, self._tolerated)
+        return gpu_is_contended(self._read_foreign_samples(), samples, self._tolerated)
 
     def is_shared(self) -> bool:
         """Return whether the energy since was taken by other processes, too."""
-        return gpu_is_shared(self._foreign())
+        return gpu_is_shared(self._read_foreign_samples())
 
-    def _foreign(self) -> list[nvml.Sample]:
+    def _read_foreign_samples(self) -> list[nvml.Sample]:
         if self._follows and self._is_recent():
             # A sample that has come since is left to the next watch, as this one was left the last's.
             return []
         unknown_or_own = (0, os.getpid())
-        return [use for use in self._samples(self._since_us) if use.pid not in unknown_or_own]
+        return [use for use in self._read_samples(self._since_us) if use.pid not in unknown_or_own]
 
 
-def gpu_users(ours: Iterable[int]) -> replies.GpuUsers:
+def count_gpu_users(ours: Iterable[int]) -> replies.GpuUsers:
     """Count the processes, other than ``ours``, that worked on each GPU lately, by the GPU's name.
 
     A process of another PID namespace is not counted, because it may be one of ours.
@@ -204,14 +204,14 @@ def gpu_users(ours: Iterable[int]) -> replies.GpuUsers:
     known = set(ours)
     since_us = time.time_ns() // 1000 - RECENT_US
     try:
-        users = {name: len(_working_on(uuid, since_us) - known) for name, uuid in gpu_uuids().items()}
+        users = {name: len(_find_working_pids(uuid, since_us) - known) for name, uuid in gpu_uuids().items()}
     except nvml.Unavailable as error:
         return replies.GpuUsers({}, str(error))
     # Without a GPU, NVML has not been asked.
     return replies.GpuUsers(users, "" if users else nvml.absence())
 
 
-def _working_on(uuid: str, since_us: int) -> set[int]:
+def _find_working_pids(uuid: str, since_us: int) -> set[int]:
     try:
         with nvml.Gpu(uuid) as gpu:
             samples = gpu.samples(since_us)

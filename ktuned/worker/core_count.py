@@ -36,22 +36,22 @@ class ThreadTimes(Record):
     process: int
 
     @classmethod
-    def before(cls) -> ThreadTimes:
+    def read_before_launch(cls) -> ThreadTimes:
         """Read the clocks before a launch: the process's last, so that the reading itself is no thread's that ends."""
-        threads = _thread_times()
+        threads = _read_thread_times()
         return cls(threads, time.process_time_ns())
 
     @classmethod
-    def after(cls) -> ThreadTimes:
+    def read_after_launch(cls) -> ThreadTimes:
         """Read the clocks after a launch: the process's first, likewise."""
         process = time.process_time_ns()
-        return cls(_thread_times(), process)
+        return cls(_read_thread_times(), process)
 
 
-def _thread_times() -> dict[int, int]:
+def _read_thread_times() -> dict[int, int]:
     """Read every thread's clock; none is read where the system has no list of threads."""
     found = {}
-    for thread in map(int, _thread_ids()):
+    for thread in map(int, _list_threads()):
         try:
             found[thread] = time.clock_gettime_ns((~thread << 3) | _PER_THREAD_CLOCK)
         except OSError:
@@ -60,14 +60,14 @@ def _thread_times() -> dict[int, int]:
     return found
 
 
-def _thread_ids() -> list[str]:
+def _list_threads() -> list[str]:
     try:
         return os.listdir("/proc/self/task")
     except OSError:
         return []
 
 
-def cores_used(before: ThreadTimes, after: ThreadTimes, available: int) -> int:
+def count_cores_used(before: ThreadTimes, after: ThreadTimes, available: int) -> int:
     """Return how many threads ran between two readings, at least one and at most the ``available`` cores."""
     grown = [spent - before.threads.get(thread, 0) for thread, spent in after.threads.items()]
     busiest = max(grown, default=0)
@@ -91,18 +91,18 @@ class CountedLaunch:
     def __call__(self) -> None:
         """Wait until the other threads are calm, and launch."""
         self._wait_for_calm()
-        before = ThreadTimes.before()
+        before = ThreadTimes.read_before_launch()
         self._launch()
-        self.cores = cores_used(before, ThreadTimes.after(), len(os.sched_getaffinity(0)))
+        self.cores = count_cores_used(before, ThreadTimes.read_after_launch(), len(os.sched_getaffinity(0)))
 
     def _wait_for_calm(self) -> None:
         own = threading.get_native_id()
         for _ in range(_CALM_TRIES):
-            before = _thread_times()
+            before = _read_thread_times()
             if len(before) < 2:
                 return
             select.select([], [], [], _CALM_S)
-            after = _thread_times()
+            after = _read_thread_times()
             spun = sum(spent - before.get(thread, 0) for thread, spent in after.items() if thread != own)
             if spun < RAN_SHARE * _CALM_S * 1e9:
                 return

@@ -103,24 +103,24 @@ class CudaTimer:
 
     def begin_warm_up(self) -> None:
         """Warm the clock while the caller prepares other things, which the host does most of."""
-        self._warm_up = Thread(target=self.warm_up, daemon=True)
+        self._warm_up = Thread(target=self.warm_clock, daemon=True)
         self._warm_up.start()
 
-    def warm_up(self) -> None:
+    def warm_clock(self) -> None:
         """Give the device work until its clock is warm, beside that of the caller's stream."""
         with suppress(RuntimeError), self._torch.cuda.stream(self._torch.cuda.Stream(self._device)):  # type: ignore[no-untyped-call]
             # References multiply in single precision, whose kernels are loaded here as the inputs are made.
             single = self._warming[:64, :64].float()
             single @ single
             began = perf_counter()
-            while not self._clock.is_warm(self._piece_us(), perf_counter() - began):
+            while not self._clock.is_warm(self._time_piece_us(), perf_counter() - began):
                 pass
             self._last_work = perf_counter()
 
-    def _piece_us(self) -> float:
+    def _time_piece_us(self) -> float:
         """Have the device do a piece of work, and return what that took in µs."""
         start, end = (self._torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        self._lead_in()
+        self._enqueue_lead_in()
         start.record()
         for _ in range(_BATCH):
             self._warming @ self._warming
@@ -132,7 +132,7 @@ class CudaTimer:
         """Wait until the device has done everything; a kernel's fault surfaces here as an exception."""
         self._torch.cuda.synchronize(self._device)
 
-    def time(
+    def time_launches(
         self,
         launch: Launch | TimedLaunches,
         preset: Preset,
@@ -153,8 +153,8 @@ class CudaTimer:
         Raises:
             WrongLaunch: one of the launches that were compared is wrong.
         """
-        self._warm_clocks()
-        launches = TimedLaunches.of(launch, restore)
+        self._ensure_warm_clock()
+        launches = TimedLaunches.from_launch(launch, restore)
         in_graph = self.method == GRAPH and not launches.restores
         self._limit_s = preset.timing_s
         race = Race(
@@ -169,49 +169,49 @@ class CudaTimer:
         )
         began = perf_counter()
         while race.wants_warm_up(perf_counter() - began):
-            self._by_events(launches, 1, race.warm)
+            self._time_by_events(launches, 1, race.warm)
         if not race.gives_up(perf_counter() - began):
-            sample = self._by_graph(launches) if in_graph else partial(self._by_events, launches)
+            sample = self._capture_graph(launches) if in_graph else partial(self._time_by_events, launches)
             self._meanwhile, self.meanwhile = self.meanwhile, None
             each_us = race.warm.sorted_us[0] if len(race.warm) else first_us or 0.0
             pace_s = each_us / 1e6 * (GRAPH_LAUNCHES if in_graph else 1)
             began = perf_counter()
-            while batch := race.next_batch(perf_counter() - began):
+            while batch := race.choose_next_batch(perf_counter() - began):
                 # A batch no longer than the time that is left, by the pace of the first runs.
                 fits = int((preset.timing_s - (perf_counter() - began)) / max(pace_s, 1e-6))
                 sample(max(1, min(batch, fits)), race.samples)
         self._last_work = perf_counter()
-        return Timing.of(race, ends_checked=not in_graph and len(race.samples) > 0)
+        return Timing.from_race(race, ends_checked=not in_graph and len(race.samples) > 0)
 
-    def _wait(self) -> None:
+    def _wait_for_batch(self) -> None:
         meanwhile, self._meanwhile = self._meanwhile, None
         if meanwhile is not None:
             meanwhile()
         self.synchronize()
 
-    def _by_events(self, launches: TimedLaunches, count: int, samples: Samples) -> None:
+    def _time_by_events(self, launches: TimedLaunches, count: int, samples: Samples) -> None:
         event = self._torch.cuda.Event
         pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(count)]  # type: ignore[no-untyped-call]
-        compared = launches.draw_for_batch(count)
+        compared = launches.draw_launches_to_compare(count)
         flags = []
         launch = launches.ring[0]
-        self._lead_in()
+        self._enqueue_lead_in()
         for number, (start, end) in enumerate(pairs):
-            launches.prepare()
+            launches.prepare_ring()
             self._flush.zero_()
             start.record()
             launch()
             end.record()
             if number in compared:
-                flags.append(launches.flag(0))
-        self._wait()
+                flags.append(launches.make_flag(0))
+        self._wait_for_batch()
         for start, end in pairs:
             samples.add(start.elapsed_time(end) * 1000)
         launches.inspect_flags([flag for flag in flags if flag is not None], self._limit_s, self.synchronize)
 
-    def _by_graph(self, launches: TimedLaunches) -> Callable[[int, Samples], None]:
-        launches.widen(GRAPH_LAUNCHES)
-        launches.prepare()
+    def _capture_graph(self, launches: TimedLaunches) -> Callable[[int, Samples], None]:
+        launches.widen_ring(GRAPH_LAUNCHES)
+        launches.prepare_ring()
         graph = self._torch.cuda.CUDAGraph()
         with self._torch.cuda.graph(graph):
             for launch in launches.ring:
@@ -222,34 +222,34 @@ class CudaTimer:
         def time_replays(count: int, samples: Samples) -> None:
             event = self._torch.cuda.Event
             pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(count)]
-            compared = launches.draw_for_batch(count)
+            compared = launches.draw_launches_to_compare(count)
             flags = []
-            self._lead_in()
+            self._enqueue_lead_in()
             for number, (start, end) in enumerate(pairs):
-                launches.prepare()
+                launches.prepare_ring()
                 self._flush.zero_()
                 start.record()
                 graph.replay()
                 end.record()
                 if number in compared:
-                    flags.append(launches.flag(launches.draw_place()))
-            self._wait()
+                    flags.append(launches.make_flag(launches.draw_ring_place()))
+            self._wait_for_batch()
             for start, end in pairs:
                 samples.add(start.elapsed_time(end) * 1000 / len(launches.ring))
             launches.inspect_flags([flag for flag in flags if flag is not None], self._limit_s, self.synchronize)
 
         return time_replays
 
-    def _lead_in(self) -> None:
+    def _enqueue_lead_in(self) -> None:
         """Give the device work for as long as the host needs to get ahead of it."""
         for _ in range(LEAD_IN_FLUSHES):
             self._flush.zero_()
 
-    def _warm_clocks(self) -> None:
+    def _ensure_warm_clock(self) -> None:
         if self._warm_up is not None:
             self._warm_up.join()
             self._warm_up = None
             # Alone on the device now: how fast its warm clock is was seen beside other work.
-            self.warm_up()
+            self.warm_clock()
         if perf_counter() - self._last_work >= IDLE_S:
-            self.warm_up()
+            self.warm_clock()

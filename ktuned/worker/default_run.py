@@ -24,7 +24,7 @@ class DefaultRun:
         self._device = device
         self._loaded: Kernel | None = None
 
-    def load(self) -> None:
+    def load_kernel(self) -> None:
         """Load it, before anything is made that the launch needs.
 
         Raises:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ktuned.ipc import Region
 from ktuned.worker.damage import PATTERN, Damage
-from ktuned.worker.placement import Span, span_of
+from ktuned.worker.placement import Span, make_own_span
 
 if TYPE_CHECKING:
     import torch
@@ -34,28 +34,28 @@ class DeviceMemory:
         self._kept: dict[str, _Banded] = {}
         self._sums: torch.Tensor | None = None
 
-    def place(self, span: Span, values: Mapping[str, Any]) -> dict[str, Any]:
+    def place_span(self, span: Span, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return copies of the tensors of a span, between the bands that they share."""
         self._placed[span.name] = banded = _Banded(span, values)
         self._sums = None
         return banded.tensors
 
-    def keep(self, name: str, value: Any) -> Any:
+    def keep_copy(self, name: str, value: Any) -> Any:
         """Return a copy whose bytes are watched once it is sealed."""
-        self._kept[name] = banded = _Banded(span_of(name, value), {name: value})
+        self._kept[name] = banded = _Banded(make_own_span(name, value), {name: value})
         self._sums = None
         return banded.tensors[name]
 
-    def seal(self) -> None:
+    def seal_copies(self) -> None:
         """Remember the sums of all bands and of the copies that are kept."""
         if self._sums is None and (self._placed or self._kept):
-            self._sums = self._summed()
+            self._sums = self._sum_bands_and_copies()
 
-    def unseal(self) -> None:
+    def unseal_copies(self) -> None:
         """Forget the sums."""
         self._sums = None
 
-    def _summed(self) -> torch.Tensor:
+    def _sum_bands_and_copies(self) -> torch.Tensor:
         """Return the sums of all bands, and after them those of the kept copies.
 
         Each launch of torch's costs as much as summing ten bands: those of one length are summed by one, and each sum
@@ -77,22 +77,22 @@ class DeviceMemory:
             torch.sum(banded.words, dim=0, out=place)
         return sums
 
-    def intact(self) -> torch.Tensor | None:
+    def make_intact_flag(self) -> torch.Tensor | None:
         """Return a flag on the device that all bands and kept copies are as they were sealed."""
-        return None if self._sums is None else (self._summed() == self._sums).all()
+        return None if self._sums is None else (self._sum_bands_and_copies() == self._sums).all()
 
-    def damage(self) -> Damage | None:
+    def find_damage(self) -> Damage | None:
         """Return which byte nearest to a tensor was overwritten, and write the bands again.
 
         What is not a band of a placed tensor is left as it is, as is anything beyond a band that was overwritten to
         its outer end: such damage is not contained.
         """
         # One flag comes back from the device.
-        intact = self.intact()
+        intact = self.make_intact_flag()
         if self._sums is None or intact is None or bool(intact):
             return None
-        found = [damage for banded in self._placed.values() if (damage := banded.mend())]
-        same = self._summed() == self._sums
+        found = [damage for banded in self._placed.values() if (damage := banded.refill_bands())]
+        same = self._sum_bands_and_copies() == self._sums
         if not bool(same.all()):
             # The sums of the kept copies are the last ones.
             index = same[-len(self._kept) :].tolist().index(False)
@@ -100,7 +100,7 @@ class DeviceMemory:
         is_contained = all(damage.is_contained for damage in found)
         return Damage(found[0].message, is_contained)
 
-    def regions(self) -> Iterable[Region]:
+    def list_regions(self) -> Iterable[Region]:
         """Return none: nothing here stops a process."""
         return ()
 
@@ -132,13 +132,13 @@ class _Banded:
         self.tensors: dict[str, torch.Tensor] = {}
         for name, offset in span.offsets.items():
             value = values[name]
-            part = _part_of(self._bytes, BAND_BYTES + span.remainder + offset, count_bytes(value))
+            part = _make_part(self._bytes, BAND_BYTES + span.remainder + offset, count_bytes(value))
             placed = torch.empty(0, dtype=value.dtype, device=device)
             placed.set_(part.untyped_storage(), 0, value.shape, value.stride())
             copy_elements(value, placed)
             self.tensors[name] = placed
 
-    def mend(self) -> Damage | None:
+    def refill_bands(self) -> Damage | None:
         """Fill both bands again; return the damage nearest to the tensor."""
         end = BAND_BYTES + self._size
         before, after = self._bytes[:BAND_BYTES], self._bytes[end:]
@@ -158,7 +158,7 @@ class _Banded:
         return None
 
 
-def _part_of(memory: torch.Tensor, offset: int, size: int) -> torch.Tensor:
+def _make_part(memory: torch.Tensor, offset: int, size: int) -> torch.Tensor:
     """Return part of an allocation as a tensor whose storage is that part alone.
 
     A view would have the whole allocation as its storage, and ``resize_`` would let it grow into the band.

@@ -17,7 +17,7 @@ from ktuned.ipc import requests
 from ktuned.model import Preset, Record, record
 from ktuned.worker.energy_trace import SETTLED_S, Energy, EnergyTrace
 from ktuned.worker.race import Cost
-from ktuned.worker.timing import launches_per_sample
+from ktuned.worker.timing import count_launches_per_sample
 
 LEAST_S = 0.5
 """Time for one config's energy: five steps of a counter that moves ten times a second."""
@@ -45,7 +45,7 @@ class EnergyMeter(Record):
     counter: EnergyCounter
     device: str = ""
 
-    def measure(
+    def measure_energy(
         self,
         launch: Launch,
         preset: Preset,
@@ -64,29 +64,29 @@ class EnergyMeter(Record):
         apart_j = 0.0
         if restore is not None:
             alone = EnergyTrace(limit_s)
-            self._run(restore, latency_us, alone)
-            apart_j = _known(alone).joules
+            self._run_repeatedly(restore, latency_us, alone)
+            apart_j = _require_energy(alone).joules
         trace = EnergyTrace(limit_s, incumbent=incumbent, cost=cost, apart_j=apart_j)
-        self._run(launch if restore is None else _both(restore, launch), latency_us, trace)
-        return _known(trace), trace
+        self._run_repeatedly(launch if restore is None else _restore_before(restore, launch), latency_us, trace)
+        return _require_energy(trace), trace
 
-    def _run(self, work: Callable[[], object], latency_us: float, trace: EnergyTrace) -> None:
+    def _run_repeatedly(self, work: Callable[[], object], latency_us: float, trace: EnergyTrace) -> None:
         if self.device:
             # The first reading may open the device.
-            reading_s = min(self._reading_s(), self._reading_s())
+            reading_s = min(self._time_reading_s(), self._time_reading_s())
             work_s = min(MAX_CHUNK_S, max(CHUNK_S, CHUNK_READINGS * reading_s))
             chunk = max(1, min(MAX_CHUNK, math.floor(work_s * 1e6 / max(latency_us, 0.1))))
             self._run_on_gpu(work, chunk, trace)
             return
-        chunk = launches_per_sample(int(latency_us * 1000), restores=False)
+        chunk = count_launches_per_sample(int(latency_us * 1000), restores=False)
         launches, began = 0, perf_counter()
         while trace.wants_more():
             for _ in range(chunk):
                 work()
             launches += chunk
-            trace.take(launches, self.counter(), perf_counter() - began)
+            trace.add_reading(launches, self.counter(), perf_counter() - began)
 
-    def _reading_s(self) -> float:
+    def _time_reading_s(self) -> float:
         """Return how long the counter takes to read."""
         began = perf_counter()
         self.counter()
@@ -110,7 +110,7 @@ class EnergyMeter(Record):
                 now = perf_counter()
                 # Within a chunk launches are as long as those of the one before.
                 share = min(1.0, (now - chunk_began) / each_s) if each_s else 0.0
-                trace.take(done + share * chunk, self.counter(), now - began)
+                trace.add_reading(done + share * chunk, self.counter(), now - began)
                 if not trace.wants_more():
                     break
             if not trace.wants_more():
@@ -119,17 +119,17 @@ class EnergyMeter(Record):
             done += chunk
             now = perf_counter()
             each_s, chunk_began = now - chunk_began, now
-            trace.take(done, self.counter(), now - began)
+            trace.add_reading(done, self.counter(), now - began)
         torch.cuda.synchronize(self.device)
 
 
-def _known(trace: EnergyTrace) -> Energy:
+def _require_energy(trace: EnergyTrace) -> Energy:
     found = trace.energy
     assert found is not None
     return found
 
 
-def _both(restore: Callable[[], None], launch: Launch) -> Callable[[], None]:
+def _restore_before(restore: Callable[[], None], launch: Launch) -> Callable[[], None]:
     def work() -> None:
         restore()
         launch()

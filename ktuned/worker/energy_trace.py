@@ -79,7 +79,7 @@ class EnergyTrace:
         """Return whether more readings are wanted."""
         return self.ending is None
 
-    def take(self, launches: float, joules: float, elapsed_s: float) -> None:
+    def add_reading(self, launches: float, joules: float, elapsed_s: float) -> None:
         """Take a reading after so many launches, ``elapsed_s`` after the first one.
 
         Raises:
@@ -88,11 +88,11 @@ class EnergyTrace:
         last, self._last = self._last, (launches, joules)
         if last is not None and joules > last[1] and elapsed_s >= SETTLED_S:
             self._steps.append(_Step(launches, joules, launches - last[0]))
-            self._end(elapsed_s)
+            self._decide_ending(elapsed_s)
         elif len(self._steps) < 2 and elapsed_s > PATIENCE * self._limit_s:
             raise CounterStopped(f"it did not move in {elapsed_s:.1f} s of work")
 
-    def _end(self, elapsed_s: float) -> None:
+    def _decide_ending(self, elapsed_s: float) -> None:
         found = self.energy
         if found is None:
             return
@@ -119,7 +119,7 @@ class EnergyTrace:
         joules = (last.joules - first.joules) / launches
         # Each end is late by a part of the launches between two readings.
         doubt = joules * (first.late_by + last.late_by) / 2 / launches
-        energies = self._pieces()
+        energies = self._split_energies()
         if len(energies) >= FEWEST_PIECES:
             # It brings fractions and decimal: for the few that measure energy.
             from statistics import stdev
@@ -129,7 +129,7 @@ class EnergyTrace:
         own = joules - self._apart_j
         return Energy(own, own - doubt, own + doubt)
 
-    def _pieces(self) -> list[float]:
+    def _split_energies(self) -> list[float]:
         """Return the energies of a launch in equal parts of the run."""
         steps = self._steps
         count = min(PIECES, len(steps) - 1)

@@ -26,7 +26,7 @@ from ktuned.spec import MEMBERSHIP_BOUND, BoundSpace
 from ktuned.spec import space as declare_space
 from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.inspect import COUNTED_SPACE, load_kernel
-from ktuned.worker.prior import promising, stray_fault
+from ktuned.worker.prior import ask_prior, describe_stray_prior
 
 if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
@@ -49,7 +49,7 @@ class Explorer:
         self._exploration: Exploration | None = None
         self._trace: CodeTrace | None = None
 
-    def explore(self, request: requests.Explore, reply: Reply) -> replies.Explored:
+    def open_space(self, request: requests.Explore, reply: Reply) -> replies.Explored:
         """Open the space of one kernel and problem for a job; ``ask`` then walks it."""
         kernel = load_kernel(request.kernel, self._places)
         opened = Exploration(
@@ -60,7 +60,7 @@ class Explorer:
             request.last,
             request.device,
             request.earlier,
-            enter=reply.phase,
+            enter=reply.begin_phase,
         )
         self._exploration = opened
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
@@ -68,20 +68,20 @@ class Explorer:
             opened.size,
             opened.strategy,
             opened.notice,
-            self._trace.fresh(),
+            self._trace.take_new_observations(),
             opened.size_is_estimate,
             opened.learns,
             opened.prior_fault,
-            _references(kernel, request.problem),
+            _propose_references(kernel, request.problem),
         )
 
-    def ask(self, request: requests.Ask, reply: Reply) -> replies.Proposals:
+    def propose_configs(self, request: requests.Ask, reply: Reply) -> replies.Proposals:
         """Report outcomes to the strategy, and ask it for up to ``n`` configs more."""
         if self._exploration is None:
             raise UsageError("ask comes after explore")
-        self._exploration.tell(request.tried)
-        proposals = self._exploration.ask(request.n, anywhere=request.anywhere)
-        observed = () if self._trace is None else self._trace.fresh()
+        self._exploration.tell_outcomes(request.tried)
+        proposals = self._exploration.propose_configs(request.n, anywhere=request.anywhere)
+        observed = () if self._trace is None else self._trace.take_new_observations()
         return replace(proposals, observed=observed) if observed else proposals
 
 
@@ -89,13 +89,15 @@ MAX_REFERENCES = 8
 """Configs of the space that are tried as the reference where no default is declared: each may cost a compile."""
 
 
-def _references(kernel: Kernel, problem: Problem) -> tuple[replies.Proposal, ...]:
+def _propose_references(kernel: Kernel, problem: Problem) -> tuple[replies.Proposal, ...]:
     if not kernel.expects_default_outputs:
         return ()
-    return tuple(propose(kernel, problem, config) for config in islice(kernel.default_configs(problem), MAX_REFERENCES))
+    return tuple(
+        make_proposal(kernel, problem, config) for config in islice(kernel.default_configs(problem), MAX_REFERENCES)
+    )
 
 
-def propose(kernel: Kernel, problem: Problem, config: Config) -> replies.Proposal:
+def make_proposal(kernel: Kernel, problem: Problem, config: Config) -> replies.Proposal:
     """Return a config with its Build, or with why it has none."""
     try:
         build = kernel.build(problem, config).to_plain()
@@ -108,7 +110,7 @@ def propose(kernel: Kernel, problem: Problem, config: Config) -> replies.Proposa
     return replies.Proposal(config, build, cores=cores)
 
 
-def _admitted(space: BoundSpace, configs: Sequence[Config]) -> dict[str, Config]:
+def _find_admitted_configs(space: BoundSpace, configs: Sequence[Config]) -> dict[str, Config]:
     """Return those of ``configs`` that a space holds, by their canonical text, in their order."""
     wanted = {canonical(config): config for config in configs}
     if space.indexable:
@@ -138,17 +140,17 @@ class Exploration:
         space = kernel.bound_space(problem)
         if plan.configs:
             # Their order is the wish's: a list is tried from its beginning.
-            space = declare_space(list(_admitted(space, plan.configs).values())).bind(problem, kernel.site)
+            space = declare_space(list(_find_admitted_configs(space, plan.configs).values())).bind(problem, kernel.site)
         self.size = space.size
         if space.size is not None and space.size <= COUNTED_SPACE:
             self.size = sum(1 for _ in space)
         enter(Phase.PRIOR)
-        promised = promising(kernel, space, device)
+        promised = ask_prior(kernel, space, device)
         enter(Phase.STRATEGY)
-        admitted = _admitted(space, [*first, *promised.configs])
+        admitted = _find_admitted_configs(space, [*first, *promised.configs])
         self.prior_fault = promised.fault
         if promised.configs and not any(canonical(config) in admitted for config in promised.configs):
-            self.prior_fault = stray_fault(kernel, promised.configs, kernel.space.knobs or ())
+            self.prior_fault = describe_stray_prior(kernel, promised.configs, kernel.space.knobs or ())
         self._first = list(admitted.values())
         self._given = set(admitted)
         self._space = space
@@ -172,17 +174,17 @@ class Exploration:
         self.learns = chosen.strategy.learns
         self.notice = chosen.notice
 
-    def tell(self, tried: Iterable[requests.Tried]) -> None:
+    def tell_outcomes(self, tried: Iterable[requests.Tried]) -> None:
         """Pass outcomes on to the strategy."""
         for one in tried:
             if one.doubt is not None:
                 self._strategy.doubt(one.config, one.doubt)
             self._strategy.tell(one.config, one.outcome, one.cost)
 
-    def ask(self, n: int, *, anywhere: bool = False) -> replies.Proposals:
+    def propose_configs(self, n: int, *, anywhere: bool = False) -> replies.Proposals:
         """Return up to ``n`` proposals, each with its Build or with why it has none."""
         if anywhere:
-            drawn = tuple(propose(self._kernel, self._problem, config) for config in self._draw(n))
+            drawn = tuple(make_proposal(self._kernel, self._problem, config) for config in self._draw_configs(n))
             return replies.Proposals(drawn, finished=False)
         configs = self._first[:n]
         del self._first[:n]
@@ -200,10 +202,10 @@ class Exploration:
         finished = not self._first and not self._aside and self._strategy.finished
         # To know it costs a strategy milliseconds.
         converged = self._ends_converged and self._strategy.converged
-        proposals = tuple(propose(self._kernel, self._problem, config) for config in configs)
+        proposals = tuple(make_proposal(self._kernel, self._problem, config) for config in configs)
         return replies.Proposals(proposals, finished, converged)
 
-    def _draw(self, n: int) -> list[dict[str, Any]]:
+    def _draw_configs(self, n: int) -> list[dict[str, Any]]:
         """Return up to ``n`` configs from anywhere in the space that were not proposed yet, nor will be again."""
         if len(self._proposed) >= MOST_REMEMBERED:
             return []

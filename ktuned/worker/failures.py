@@ -16,7 +16,7 @@ _MESSAGE_CHARS = 8_000
 """Enough for a compiler's first errors; user code may raise an exception with a text of any length."""
 
 
-def words(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """Return an exception's type and text: of bounded length, Unicode, whatever its ``__str__`` does."""
     try:
         # A KeyError's text is the repr of its argument, which reads badly where that is a sentence.
@@ -25,12 +25,12 @@ def words(error: BaseException) -> str:
     except Exception as second:
         text = f"(its text cannot be had: {type(second).__name__})"
     name = type(error).__name__
-    return _clean(f"{name}: {text}" if text else name)[:_MESSAGE_CHARS]
+    return _escape_surrogates(f"{name}: {text}" if text else name)[:_MESSAGE_CHARS]
 
 
 def describe_failure(error: BaseException) -> replies.Failure:
     """Return an exception's code, one line, hint, place and traceback (capped)."""
-    trace = _clean("".join(traceback.format_exception(error)))[-_TRACE_CHARS:]
+    trace = _escape_surrogates("".join(traceback.format_exception(error)))[-_TRACE_CHARS:]
     if isinstance(error, KernelFileError):
         return replies.Failure(error.code, error.message, error.hint, trace, path=error.path, line=error.line)
     if isinstance(error, SourceChanged):
@@ -38,9 +38,9 @@ def describe_failure(error: BaseException) -> replies.Failure:
     if isinstance(error, KtunedError):
         return replies.Failure(error.code, error.message, error.hint, trace)
     errno = error.errno if isinstance(error, OSError) else None
-    return replies.Failure("raised", words(error), "", trace, errno)
+    return replies.Failure("raised", describe_error(error), "", trace, errno)
 
 
-def _clean(text: str) -> str:
+def _escape_surrogates(text: str) -> str:
     """Return the text as Unicode that can be sent: a lone surrogate of a file's name is written as an escape."""
     return text.encode(errors="backslashreplace").decode()

@@ -44,16 +44,16 @@ class FaultReporter:
         self._libc = ctypes.CDLL(None, use_errno=True)
         self._handlers: dict[int, int] = {}
         self._pages: list[mmap.mmap] = []
-        self._prepared = self.know(())
+        self._prepared = self.name_regions(())
 
-    def know(self, regions: Iterable[Region]) -> FaultFrame:
+    def name_regions(self, regions: Iterable[Region]) -> FaultFrame:
         """Take the tensors to be named from now on; return the frame that is ready."""
         frame = prepare_fault(regions)
         ctypes.memmove(self._frame, frame.data, len(frame.data))
         self._length.value = len(frame.data)
         return frame
 
-    def arm(self) -> None:
+    def install_handlers(self) -> None:
         """Go before the handlers that are installed now, which take the signal's number alone."""
         if os.uname().machine != "x86_64":
             return
@@ -64,13 +64,13 @@ class FaultReporter:
             if following in (None, int(signal.SIG_IGN), *self._handlers.values()):
                 continue
             try:
-                action.handler = self._handler(following)
+                action.handler = self._make_handler(following)
             except OSError:
                 return
             action.flags = _SA_SIGINFO | _SA_ONSTACK | _SA_NODEFER
             self._libc.sigaction(number, ctypes.byref(action), None)
 
-    def _handler(self, following: int) -> int:
+    def _make_handler(self, following: int) -> int:
         """Return the address of a handler that reports, and then jumps to ``following``.
 
         Raises:
@@ -78,7 +78,7 @@ class FaultReporter:
         """
         if following not in self._handlers:
             page = mmap.mmap(-1, mmap.PAGESIZE, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-            page.write(self._code(following))
+            page.write(self._assemble_handler(following))
             address = ctypes.addressof(ctypes.c_ubyte.from_buffer(page))
             if self._libc.mprotect(ctypes.c_void_p(address), mmap.PAGESIZE, mmap.PROT_READ | mmap.PROT_EXEC):
                 raise OSError(ctypes.get_errno(), "no page can be made executable")
@@ -86,7 +86,7 @@ class FaultReporter:
             self._handlers[following] = address
         return self._handlers[following]
 
-    def _code(self, following: int) -> bytes:
+    def _assemble_handler(self, following: int) -> bytes:
         """Return the handler, by the calling convention of the System V ABI: number, siginfo, context.
 
         ``si_addr`` is at 16 of ``siginfo_t``; ``REG_ERR`` is the 20th register of the ``ucontext_t``, whose registers

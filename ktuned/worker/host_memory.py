@@ -16,7 +16,7 @@ from typing import Any
 from ktuned.ipc import Region, describe_place
 from ktuned.worker.damage import PATTERN, Damage
 from ktuned.worker.numpy_tensors import ALIGNMENT
-from ktuned.worker.placement import Span, span_of
+from ktuned.worker.placement import Span, make_own_span
 from ktuned.worker.tensor_library import library_of
 
 GUARD_BYTES = 16 << 20
@@ -42,48 +42,52 @@ class HostMemory:
         self._kept: dict[str, _Pages] = {}
         self._is_sealed = False
 
-    def place(self, span: Span, values: Mapping[str, Any]) -> dict[str, Any]:
+    def place_span(self, span: Span, values: Mapping[str, Any]) -> dict[str, Any]:
         """Return copies of the tensors of a span, between the guards that they share."""
         self._placed[span.name] = pages = _Pages(span)
         return {
-            name: library_of(values[name]).in_memory(pages.memory, offset, values[name])
+            name: library_of(values[name]).copy_into_memory(pages.memory, offset, values[name])
             for name, offset in span.offsets.items()
         }
 
-    def keep(self, name: str, value: Any) -> Any:
+    def keep_copy(self, name: str, value: Any) -> Any:
         """Return a copy that is read-only once it is sealed."""
-        self._kept[name] = pages = _Pages(span_of(name, value))
+        self._kept[name] = pages = _Pages(make_own_span(name, value))
         self._is_sealed = False
-        return library_of(value).in_memory(pages.memory, 0, value)
+        return library_of(value).copy_into_memory(pages.memory, 0, value)
 
-    def seal(self) -> None:
+    def seal_copies(self) -> None:
         """Make the copies that are kept read-only."""
         if not self._is_sealed:
-            self._protect(_READ)
+            self._set_access(_READ)
         self._is_sealed = True
 
-    def unseal(self) -> None:
+    def unseal_copies(self) -> None:
         """Make the copies that are kept writable."""
         if self._is_sealed:
-            self._protect(_READ | _WRITE)
+            self._set_access(_READ | _WRITE)
         self._is_sealed = False
 
-    def _protect(self, access: int) -> None:
+    def _set_access(self, access: int) -> None:
         for pages in self._kept.values():
-            pages.protect(access)
+            pages.set_access(access)
 
-    def intact(self) -> None:
+    def make_intact_flag(self) -> None:
         """Return none: no device has to be waited for."""
 
-    def damage(self) -> Damage | None:
+    def find_damage(self) -> Damage | None:
         """Return which pattern beside a tensor was overwritten first, and write it again.
 
         Beyond the patterns, and in copies that are kept, nothing can be hit: the guards stop the process.
         """
-        found = [describe_place(pages.region, address) for pages in self._placed.values() if (address := pages.mend())]
+        found = [
+            describe_place(pages.region, address)
+            for pages in self._placed.values()
+            if (address := pages.refill_slacks())
+        ]
         return Damage.at(found[0], is_contained=True) if found else None
 
-    def regions(self) -> Iterable[Region]:
+    def list_regions(self) -> Iterable[Region]:
         """Return every allocation."""
         return [pages.region for pages in (*self._placed.values(), *self._kept.values())]
 
@@ -93,8 +97,8 @@ class _Pages:
 
     def __init__(self, span: Span) -> None:
         name, size = span.name, span.size
-        body = _up(span.remainder + size, ALIGNMENT)
-        self._inner_size = _up(body, mmap.PAGESIZE)
+        body = _round_up(span.remainder + size, ALIGNMENT)
+        self._inner_size = _round_up(body, mmap.PAGESIZE)
         total = self._inner_size + 2 * GUARD_BYTES
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _MAP_NORESERVE
         first = _libc.mmap(None, total, _NO_ACCESS, flags, -1, 0)
@@ -106,11 +110,11 @@ class _Pages:
         # A tensor keeps the array alive as long as it is used. At exit tensors may still be in use.
         weakref.finalize(self.memory, _libc.munmap, first, total).atexit = False
         self.region = Region(name, start, size, first, first + total)
-        self.protect(_READ | _WRITE)
+        self.set_access(_READ | _WRITE)
         self._slacks = ((self._inner, start - self._inner), (start + size, body - span.remainder - size))
-        self.mend()
+        self.refill_slacks()
 
-    def protect(self, access: int) -> None:
+    def set_access(self, access: int) -> None:
         """Set the access to the pages between the guards.
 
         Raises:
@@ -119,22 +123,22 @@ class _Pages:
         if _libc.mprotect(self._inner, self._inner_size, access):
             raise RuntimeError(f"cannot allocate {self._inner_size} bytes for {self.region.name}")
 
-    def mend(self) -> int:
+    def refill_slacks(self) -> int:
         """Fill both slacks with the pattern; return where the damage nearest to the tensor begins, or 0."""
         damaged = 0
         for start, size in self._slacks:
             found = ctypes.string_at(start, size)
             if found != bytes([PATTERN]) * size:
                 stripped = found.rstrip(bytes([PATTERN]))
-                nearest_run = stripped.rfind(PATTERN) + 1 if start == self._inner else _first_other(found)
+                nearest_run = stripped.rfind(PATTERN) + 1 if start == self._inner else _find_first_other(found)
                 damaged = damaged or start + nearest_run
                 ctypes.memset(start, PATTERN, size)
         return damaged
 
 
-def _first_other(found: bytes) -> int:
+def _find_first_other(found: bytes) -> int:
     return len(found) - len(found.lstrip(bytes([PATTERN])))
 
 
-def _up(size: int, multiple: int) -> int:
+def _round_up(size: int, multiple: int) -> int:
     return -(-size // multiple) * multiple

@@ -25,26 +25,26 @@ class ImportedFiles:
         self._seen: dict[str, _Sight] = {}
         self._looked_at = -LOOK_EVERY_S
 
-    def note(self) -> None:
+    def record_imports(self) -> None:
         """Take in the modules that were imported since this was last called."""
         for module in list(sys.modules.values()):
             # Not by attribute: a module may import what it is asked for.
             file = getattr(module, "__dict__", {}).get("__file__")
             if isinstance(file, str) and file not in self._seen:
-                sight = _sight(file)
+                sight = _read_sight(file)
                 if sight is not None:
                     self._seen[file] = sight
 
-    def changed(self) -> str:
+    def find_changed_file(self) -> str:
         """Return a file that is not what was imported, or nothing; one that is gone leaves what was imported true."""
         now = self._clock()
         if now < self._looked_at + LOOK_EVERY_S:
             return ""
         self._looked_at = now
-        return next((file for file, seen in self._seen.items() if _sight(file) not in (None, seen)), "")
+        return next((file for file, seen in self._seen.items() if _read_sight(file) not in (None, seen)), "")
 
 
-def _sight(file: str) -> _Sight | None:
+def _read_sight(file: str) -> _Sight | None:
     try:
         state = os.stat(file)
     except OSError:

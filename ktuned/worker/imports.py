@@ -40,7 +40,7 @@ def _has_bytecode(name: str) -> bool:
 
 
 @contextmanager
-def without_collections() -> Iterator[None]:
+def pause_garbage_collection() -> Iterator[None]:
     """Have the collector of garbage rest meanwhile, if it is on."""
     collects = gc.isenabled()
     gc.disable()

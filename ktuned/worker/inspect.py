@@ -18,8 +18,8 @@ from ktuned.model import (
     canonical,
 )
 from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded, describe, load_file, load_unless_held
-from ktuned.worker.code_trace import entries, names_of
-from ktuned.worker.trace import SourceChanged, look
+from ktuned.worker.code_trace import make_entries, name_files
+from ktuned.worker.trace import SourceChanged, look_again
 
 if TYPE_CHECKING:
     from ktuned.spec import Kernel
@@ -32,20 +32,20 @@ def check_digests(kernel: requests.KernelRef, places: Places) -> None:
     Raises:
         SourceChanged: one does not; its results must not be recorded under the old digest.
     """
-    for path, digest in digests_of(kernel, places).items():
+    for path, digest in resolve_digests(kernel, places).items():
         # The bytes that were compiled, where this process has them: the file may have had others for a moment.
         if not agrees(digest, stamp(path)) or OBSERVER.digest(path) not in (None, digest):
             raise SourceChanged(f"{path} changed after it was inspected")
 
 
-def digests_of(kernel: requests.KernelRef, places: Places) -> dict[Path, str]:
+def resolve_digests(kernel: requests.KernelRef, places: Places) -> dict[Path, str]:
     """Return the files that a kernel was inspected in, with their digests, on this machine."""
     return {places.file(kernel.project, name): digest for name, digest in kernel.digests.items()}
 
 
-def files_of(kernel: requests.KernelRef, places: Places) -> list[Path]:
+def list_inspected_files(kernel: requests.KernelRef, places: Places) -> list[Path]:
     """Return the files among those that a kernel was inspected in, without the directories."""
-    return [path for path, digest in digests_of(kernel, places).items() if not digest.startswith(DIRECTORY)]
+    return [path for path, digest in resolve_digests(kernel, places).items() if not digest.startswith(DIRECTORY)]
 
 
 def load_kernel(wanted: requests.KernelRef, places: Places) -> Kernel:
@@ -57,8 +57,8 @@ def load_kernel(wanted: requests.KernelRef, places: Places) -> Kernel:
         SourceChanged: it is no longer the file that was inspected.
     """
     root, path = places.root(wanted.project), places.file(wanted.project, wanted.file)
-    OBSERVER.check(files_of(wanted, places))
-    loaded = load_unless_held(path, root, digests_of(wanted, places))
+    OBSERVER.check(list_inspected_files(wanted, places))
+    loaded = load_unless_held(path, root, resolve_digests(wanted, places))
     check_digests(wanted, places)
     for kernel in loaded.kernels:
         if kernel.name == wanted.kernel:
@@ -75,9 +75,9 @@ class Inspector:
         self._registry = registry
         self._places = places
 
-    def inspect(self, request: requests.Inspect, reply: Reply) -> replies.Empty:
+    def inspect_files(self, request: requests.Inspect, reply: Reply) -> replies.Empty:
         """Import each of the request's files and send an item for it."""
-        reply.phase(Phase.INSPECT)
+        reply.begin_phase(Phase.INSPECT)
         root = self._places.root(request.project)
         for position, name in enumerate(request.files):
             path = self._places.file(request.project, name)
@@ -85,7 +85,7 @@ class Inspector:
                 item = self._inspect_file(name, path, root, request)
             except FreshProcessNeeded as needed:
                 raise FreshProcessNeeded(replace(request, files=request.files[position:])) from needed
-            reply.item(item)
+            reply.send_item(item)
         return replies.Empty()
 
     def _inspect_file(self, name: str, path: Path, root: Path, request: requests.Inspect) -> replies.InspectedFile:
@@ -97,17 +97,17 @@ class Inspector:
             try:
                 _check_spaces(kernel)
                 info = replace(
-                    describe(kernel, request.name or request.project, root), backend=self._backend_of(kernel)
+                    describe(kernel, request.name or request.project, root), backend=self._choose_backend(kernel)
                 )
-                kernels.append(_below(info, str(root)))
+                kernels.append(_make_paths_relative(info, str(root)))
             except KernelFileError as error:
                 errors.append(error)
                 # One of these may be missing, and its appearance would mend the kernel.
                 files.update(kernel.source_paths)
         # An import may have read what any of the kernels is made of.
-        reached = entries(names_of(ACCESSES.files, str(root)), str(root), is_data=True, is_source=True)
+        reached = make_entries(name_files(ACCESSES.files, str(root)), str(root), is_data=True, is_source=True)
         kernels = [
-            info.observed([*reached, *(look(entry, str(root)) for entry in request.learned.get(info.kernel, ()))])
+            info.observed([*reached, *(look_again(entry, str(root)) for entry in request.learned.get(info.kernel, ()))])
             for info in kernels
         ]
         return replies.InspectedFile(
@@ -117,15 +117,15 @@ class Inspector:
                 replies.FileFault(error.code, error.message, error.hint, error.path, error.line, error.excerpt)
                 for error in errors
             ),
-            digests=self._stamps(files, {**loaded.files, **ACCESSES.files}, str(root)),
+            digests=self._stamp_files(files, {**loaded.files, **ACCESSES.files}, str(root)),
         )
 
-    def _stamps(self, files: set[Path], known: Mapping[Path, str], root: str) -> dict[str, str]:
+    def _stamp_files(self, files: set[Path], known: Mapping[Path, str], root: str) -> dict[str, str]:
         """Return the stamps of all that had a part in an inspection: also of data that a failed import has read."""
         found = stamps(sorted({*files, *known}), known)
         return {relative(path, root): digest for path, digest in found.items()}
 
-    def _backend_of(self, kernel: Kernel) -> str:
+    def _choose_backend(self, kernel: Kernel) -> str:
         """Return the backend that a kernel's sources choose within the family that its file names."""
         try:
             backend = self._registry.load(kernel.backend)
@@ -134,17 +134,17 @@ class Inspector:
             # A job that needs it fails with the reason.
             return kernel.backend
 
-    def represent(self, request: requests.Represent, reply: Reply) -> replies.Represented:
+    def represent_problem(self, request: requests.Represent, reply: Reply) -> replies.Represented:
         """Return the problem that stands for the request's one."""
         return replies.Represented(load_kernel(request.kernel, self._places).represent(request.problem))
 
-    def admits(self, request: requests.Admits, reply: Reply) -> replies.Admitted:
+    def find_admitted_configs(self, request: requests.Admits, reply: Reply) -> replies.Admitted:
         """Return which of the request's configs the kernel's space admits."""
         space = load_kernel(request.kernel, self._places).bound_space(request.problem)
         return replies.Admitted(tuple(config in space for config in request.configs))
 
 
-def _below(kernel: KernelInfo, root: str) -> KernelInfo:
+def _make_paths_relative(kernel: KernelInfo, root: str) -> KernelInfo:
     """Return an inspected kernel with its paths relative to the project's directory, as it is sent."""
     return replace(
         kernel,

@@ -50,11 +50,11 @@ class _Distances:
     def __len__(self) -> int:
         return len(self.sorted)
 
-    def beyond(self, distance: float) -> int:
+    def count_beyond(self, distance: float) -> int:
         """Return how many samples lie beyond a distance."""
         return len(self.sorted) - bisect_right(self.sorted, distance)
 
-    def spells_beyond(self, distance: float, count: int) -> float:
+    def share_of_spells_beyond(self, distance: float, count: int) -> float:
         """Return the share of so many samples in a row that all lie beyond a distance."""
         if count not in self._spells:
             places = range(len(self._taken) - count + 1)
@@ -76,7 +76,7 @@ class Noise:
         self._below: deque[_Distances] = deque(maxlen=MOST_CONFIGS)
         self._known: dict[tuple[bool, int, float], float] = {}
 
-    def learn(self, samples: Samples, first_us: float | None = None) -> None:
+    def add_config(self, samples: Samples, first_us: float | None = None) -> None:
         """Add a config that was sampled in full; its checked launch took at most ``first_us``."""
         median_us = samples.median_us
         if median_us <= 0:
@@ -88,9 +88,11 @@ class Noise:
         self._below.append(_Distances([max(0.0, 1 - value / median_us) for value in few]))
         self._known.clear()
 
-    def knows(self, count: int, chance: float) -> bool:
+    def is_informative(self, count: int, chance: float) -> bool:
         """Return whether the pool says anything of so many samples, with this chance of an error."""
-        return all(pool and _chance(pool, _farthest(pool), count) <= chance for pool in (self._above, self._below))
+        return all(
+            pool and _compute_chance(pool, _find_farthest(pool), count) <= chance for pool in (self._above, self._below)
+        )
 
     def is_above(self, samples: Samples, latency_us: float, chance: float, first_us: float | None = None) -> bool:
         """Return whether a config's median is above a latency, with no more than this chance of an error.
@@ -101,7 +103,7 @@ class Noise:
         distance = samples.sorted_us[0] / latency_us - 1 if latency_us > 0 else math.inf
         if distance < 0:
             return False
-        if len(samples) >= UNKNOWN_COUNT and distance > max(UNKNOWN, _farthest(self._above)):
+        if len(samples) >= UNKNOWN_COUNT and distance > max(UNKNOWN, _find_farthest(self._above)):
             return True
         if not self._above:
             return False
@@ -109,9 +111,9 @@ class Noise:
         if first_us is not None and latency_us > 0:
             longer = sum(ratio >= first_us / latency_us for ratio in self._firsts)
             by_first = (longer + 1) / (len(self._firsts) + 2)
-        return _chance(self._above, distance, len(samples), by_first) <= chance
+        return _compute_chance(self._above, distance, len(samples), by_first) <= chance
 
-    def fewest(self, first_us: float, latency_us: float, chance: float, most: int) -> int:
+    def count_deciding_samples(self, first_us: float, latency_us: float, chance: float, most: int) -> int:
         """Return how many samples, ``most`` at the most, show that a config is above a latency, if they say what is to
         be expected after its checked launch of ``first_us``.
         """
@@ -122,38 +124,38 @@ class Noise:
                 return count
         return most
 
-    def lowest_median_us(self, samples: Samples, chance: float) -> float:
+    def find_lowest_median_us(self, samples: Samples, chance: float) -> float:
         """Return the latency that a config's median is below with no more than this chance."""
-        return samples.sorted_us[0] / (1 + self._distance(len(samples), chance, is_above=True))
+        return samples.sorted_us[0] / (1 + self._find_distance(len(samples), chance, is_above=True))
 
-    def highest_median_us(self, samples: Samples, chance: float) -> float:
+    def find_highest_median_us(self, samples: Samples, chance: float) -> float:
         """Return the latency that a config's median is above with no more than this chance."""
-        return samples.sorted_us[-1] / max(1e-9, 1 - self._distance(len(samples), chance, is_above=False))
+        return samples.sorted_us[-1] / max(1e-9, 1 - self._find_distance(len(samples), chance, is_above=False))
 
-    def _distance(self, count: int, chance: float, *, is_above: bool) -> float:
+    def _find_distance(self, count: int, chance: float, *, is_above: bool) -> float:
         """Return the distance beyond which so many samples of a config all lie with no more than this chance."""
         key = is_above, count, chance
         if key not in self._known:
-            self._known[key] = _distance(self._above if is_above else self._below, count, chance)
+            self._known[key] = _find_distance(self._above if is_above else self._below, count, chance)
         return self._known[key]
 
 
-def _farthest(pool: Sequence[_Distances]) -> float:
+def _find_farthest(pool: Sequence[_Distances]) -> float:
     return max((one.sorted[-1] for one in pool), default=0.0)
 
 
-def _distance(pool: Sequence[_Distances], count: int, chance: float) -> float:
-    if not pool or _chance(pool, _farthest(pool), count) > chance:
-        return max(_farthest(pool), UNKNOWN if count >= UNKNOWN_COUNT else math.inf)
+def _find_distance(pool: Sequence[_Distances], count: int, chance: float) -> float:
+    if not pool or _compute_chance(pool, _find_farthest(pool), count) > chance:
+        return max(_find_farthest(pool), UNKNOWN if count >= UNKNOWN_COUNT else math.inf)
     steps = sorted({0.0, *chain.from_iterable(one.sorted for one in pool)})
-    return steps[bisect_left(steps, True, key=lambda step: _chance(pool, step, count) <= chance)]
+    return steps[bisect_left(steps, True, key=lambda step: _compute_chance(pool, step, count) <= chance)]
 
 
-def _chance(pool: Sequence[_Distances], distance: float, count: int, by_first: float = 1.0) -> float:
+def _compute_chance(pool: Sequence[_Distances], distance: float, count: int, by_first: float = 1.0) -> float:
     """Return the chance that so many samples of a config like those of the pool all lie beyond a distance, and the
     launch before them took as long as it did, which alone has the chance ``by_first``.
     """
-    beyond = [one.beyond(distance) for one in pool]
+    beyond = [one.count_beyond(distance) for one in pool]
     # Laplace's rule of succession: what was never seen may happen next time.
     common = (sum(beyond) + 1) / (sum(map(len, pool)) + 2)
     # No config is taken to be quieter than the pool.
@@ -163,6 +165,7 @@ def _chance(pool: Sequence[_Distances], distance: float, count: int, by_first: f
     # A spell that lay over the samples lay over the launch before them as well.
     spell = count + (by_first < 1)
     chances = [
-        max(rate**count * by_first, one.spells_beyond(distance, spell)) for rate, one in zip(rates, pool, strict=True)
+        max(rate**count * by_first, one.share_of_spells_beyond(distance, spell))
+        for rate, one in zip(rates, pool, strict=True)
     ]
     return math.fsum(chances) / len(chances)

@@ -32,11 +32,11 @@ class NumPyTensors:
 
         return numpy
 
-    def seed(self, number: int) -> None:
+    def seed_generator(self, number: int) -> None:
         """Seed NumPy's global generator, which takes 32 bits."""
         self.arithmetic.random.seed(number % 2**32)
 
-    def make(self, spec: TensorSpec, name: str, seed_text: str, device: str) -> Any:
+    def make_tensor(self, spec: TensorSpec, name: str, seed_text: str, device: str) -> Any:
         """Make an array with the bytes of torch's tensor."""
         from ktuned.spec import materialise_numpy
 
@@ -47,84 +47,84 @@ class NumPyTensors:
         except MemoryError as error:
             raise RuntimeError(str(error)) from error
 
-    def own(self, value: Any, device: str, moved: dict[int, Any] | None = None) -> Any:
+    def adopt_tensor(self, value: Any, device: str, moved: dict[int, Any] | None = None) -> Any:
         """Return arrays as they are, and NumPy's scalars as arrays."""
         return self.arithmetic.asarray(value) if type(value).__module__ == "numpy" else None
 
-    def load(self, file: Path, device: str) -> dict[str, Any]:
+    def load_tensors(self, file: Path, device: str) -> dict[str, Any]:
         """Load a file, where no tensor has a dtype that NumPy lacks."""
         from safetensors.numpy import load_file
 
         return dict(load_file(file))
 
-    def save(self, tensors: Mapping[str, Any], file: Path) -> None:
+    def save_tensors(self, tensors: Mapping[str, Any], file: Path) -> None:
         """Save contiguous copies: the format knows no strides."""
         from safetensors.numpy import save_file
 
         save_file({name: self.arithmetic.ascontiguousarray(value) for name, value in tensors.items()}, file)
 
-    def guarded_on(self, tensor: Any) -> str:
+    def find_guarded_kind(self, tensor: Any) -> str:
         """Guard arrays of plain numbers."""
         numpy = self.arithmetic
         return "cpu" if type(tensor) is numpy.ndarray and tensor.size > 0 and tensor.dtype.kind in "fiucb" else ""
 
-    def size(self, tensor: Any) -> int:
+    def count_element_bytes(self, tensor: Any) -> int:
         """Count the elements, not what they are a view of."""
         return int(tensor.nbytes)
 
-    def extent(self, tensor: Any) -> tuple[int, int]:
+    def find_extent(self, tensor: Any) -> tuple[int, int]:
         """Ask NumPy, which counts negative strides, too."""
         return find_extent(tensor)
 
-    def allocation(self, tensor: Any) -> tuple[int, int]:
+    def find_allocation(self, tensor: Any) -> tuple[int, int]:
         """Follow the views to the array that owns the memory; what is not NumPy's is not known."""
         return find_allocation(tensor)
 
-    def in_memory(self, memory: Any, offset: int, tensor: Any) -> Any:
+    def copy_into_memory(self, memory: Any, offset: int, tensor: Any) -> Any:
         """Copy into the buffer, which the array keeps alive."""
         first = offset + tensor.ctypes.data - find_extent(tensor)[0]
         copy = self.arithmetic.ndarray(tensor.shape, tensor.dtype, memory, first, tensor.strides)
         copy[...] = tensor
         return copy
 
-    def layout(self, tensor: Any) -> tuple[object, ...]:
+    def read_layout(self, tensor: Any) -> tuple[object, ...]:
         """Return shape and dtype, and where the elements are."""
         return tensor.shape, tensor.dtype, tensor.strides, tensor.ctypes.data
 
-    def clone(self, tensor: Any) -> Any:
+    def clone_tensor(self, tensor: Any) -> Any:
         """Copy into memory of its own, if it leaves bytes out or has some twice."""
         numpy = self.arithmetic
         size = find_extent(tensor)[1]
         if size == tensor.nbytes and tensor.flags.forc:
             return numpy.array(tensor, copy=True)
-        return self.in_memory(numpy.zeros(size, "uint8"), 0, tensor)
+        return self.copy_into_memory(numpy.zeros(size, "uint8"), 0, tensor)
 
     def make_contiguous(self, tensor: Any) -> Any:
         """Copy, also where it is contiguous: it may be a part of much larger memory."""
         return self.arithmetic.array(tensor, copy=True, order="C")
 
-    def copy(self, source: Any, target: Any) -> None:
+    def copy_elements(self, source: Any, target: Any) -> None:
         """Copy the elements."""
         target[...] = source
 
-    def like(self, tensor: Any, other: Any) -> Any:
+    def convert_like(self, tensor: Any, other: Any) -> Any:
         """Convert the dtype, then the shape."""
         return tensor.astype(other.dtype).reshape(other.shape)
 
-    def beside(self, tensor: Any, other: Any) -> Any:
+    def move_beside(self, tensor: Any, other: Any) -> Any:
         """Return the array itself: there is one device."""
         return tensor
 
-    def poison(self, tensor: Any) -> None:
+    def poison_tensor(self, tensor: Any) -> None:
         """Fill the real and the imaginary parts."""
-        for bits, pattern, _ in self._bits(tensor):
+        for bits, pattern, _ in self._view_parts(tensor):
             bits[...] = pattern
 
-    def bits(self, tensor: Any) -> list[tuple[Any, tuple[int, int]]]:
+    def view_bits(self, tensor: Any) -> list[tuple[Any, tuple[int, int]]]:
         """View the real and the imaginary parts as unsigned integers."""
         from ktuned.spec import other_poison_bits
 
-        parts = self._bits(tensor)
+        parts = self._view_parts(tensor)
         dtypes = [str(part.dtype) for part in ([tensor.real] if len(parts) > 1 else [tensor])]
         return [(bits, (pattern, other_poison_bits(dtypes[0]))) for bits, pattern, _ in parts]
 
@@ -132,19 +132,19 @@ class NumPyTensors:
         """Compare the elements."""
         return bool((one == other).all())
 
-    def unwritten(self, tensor: Any) -> Any:
+    def find_unwritten(self, tensor: Any) -> Any:
         """Return where all parts are poison; of narrow dtypes only arrays that hold nothing else count."""
         numpy = self.arithmetic
         still = numpy.ones(tensor.shape, "bool")
-        for bits, pattern, is_distinct in self._bits(tensor):
+        for bits, pattern, is_distinct in self._view_parts(tensor):
             still &= bits == pattern
             if not is_distinct and not still.all():
                 still[...] = False
         return still
 
-    def is_same(self, one: Any, other: Any) -> bool:
+    def are_same_tensors(self, one: Any, other: Any) -> bool:
         """Compare the parts."""
-        parts = zip(self._bits(one), self._bits(other), strict=True)
+        parts = zip(self._view_parts(one), self._view_parts(other), strict=True)
         return all(bool((bits == others).all()) for (bits, _, _), (others, _, _) in parts)
 
     def digest_tensors(self, tensors: Sequence[Any]) -> str:
@@ -158,24 +158,24 @@ class NumPyTensors:
         """Return them as they are."""
         return list(digests)
 
-    def kind(self, tensor: Any) -> str:
+    def find_number_kind(self, tensor: Any) -> str:
         """Ask the dtype."""
         return {"c": "complex", "f": "float"}.get(tensor.dtype.kind, "int")
 
-    def cast(self, tensor: Any, dtype: str) -> Any:
+    def cast_tensor(self, tensor: Any, dtype: str) -> Any:
         """Convert to an array, also what arithmetic made a scalar of."""
         return self.arithmetic.asarray(tensor).astype(dtype)
 
-    def rounded(self, number: float, element: Any) -> object:
+    def round_number(self, number: float, element: Any) -> object:
         """Round through a scalar of the dtype."""
         return element.dtype.type(number).item()
 
-    def quiet(self) -> AbstractContextManager[object]:
+    def silence_warnings(self) -> AbstractContextManager[object]:
         """Hold back what NumPy warns of."""
         quiet: AbstractContextManager[object] = self.arithmetic.errstate(all="ignore")
         return quiet
 
-    def _bits(self, tensor: Any) -> list[tuple[Any, int, bool]]:
+    def _view_parts(self, tensor: Any) -> list[tuple[Any, int, bool]]:
         """Return an array's parts as unsigned integers, with the poison of each, and whether that is distinct."""
         from ktuned.spec import is_distinct, poison_bits
 

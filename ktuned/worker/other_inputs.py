@@ -29,8 +29,8 @@ class OtherInputs:
     def find_tensors(self, number: int) -> Mapping[str, Any]:
         """Return the tensors that differ in the inputs of a number; none where the kernel has no such inputs."""
         if number not in self._kept:
-            made = self._make(*_change_of(number)) if number else {}
-            size = sum(library_of(tensor).size(tensor) for tensor in made.values())
+            made = self._make(*_choose_change(number)) if number else {}
+            size = sum(library_of(tensor).count_element_bytes(tensor) for tensor in made.values())
             if size > self._room:
                 return made
             self._room -= size
@@ -38,18 +38,18 @@ class OtherInputs:
         return self._kept[number]
 
 
-def _change_of(number: int) -> tuple[Change, int]:
+def _choose_change(number: int) -> tuple[Change, int]:
     """Return what inputs of a number have in another tensor's place, and the seed of their random numbers."""
     from ktuned.spec import EVERYWHERE, HARD_FILLS
 
     if number > len(HARD_FILLS):
         seed = number - len(HARD_FILLS)
-        return (lambda place, entry: _reseeded(entry, seed)), seed
+        return (lambda place, entry: _reseed_random(entry, seed)), seed
     fill = HARD_FILLS[number - 1]
     step = 1 if fill in EVERYWHERE else 2
     return (lambda place, entry: replace(entry, fill=fill) if entry.may_be_hard and not place % step else None), 0
 
 
-def _reseeded(entry: TensorSpec, seed: int) -> TensorSpec | None:
+def _reseed_random(entry: TensorSpec, seed: int) -> TensorSpec | None:
     is_random = entry.resolved_fill in ("uniform", "normal", "integer") and not entry.file
     return entry.reseeded(seed) if is_random else None

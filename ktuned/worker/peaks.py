@@ -29,7 +29,7 @@ _CPU = (FLOAT32, "float64")
 _GPU = (FLOAT32, "float64", "tf32", "float16", "bfloat16", "float8", "int8")
 
 
-def measure(
+def measure_peaks(
     request: requests.MeasurePeaks, reply: Reply, *, copy_bytes: int | None = None, size: int | None = None
 ) -> replies.MeasuredPeaks:
     """Measure memory and arithmetic of a device; a figure that it does not have is absent with its reason.
@@ -40,7 +40,7 @@ def measure(
         import torch
     except ModuleNotFoundError as error:
         raise UsageError(f"torch is not installed: {sys.executable} -m pip install torch") from error
-    reply.phase(Phase.TIMING)
+    reply.begin_phase(Phase.TIMING)
     device = request.device
     figures: dict[str, float] = {}
     absent: dict[str, str] = {}
@@ -49,12 +49,15 @@ def measure(
     size = size or (GPU_SIZE if is_gpu else CPU_SIZE)
     if is_gpu:
         torch.cuda.set_device(torch.device(device.name))
-    kinds = {"memory": _copy(copy_bytes), **{kind: _product(kind, size) for kind in (_GPU if is_gpu else _CPU)}}
+    kinds = {
+        "memory": _plan_copies(copy_bytes),
+        **{kind: _plan_products(kind, size) for kind in (_GPU if is_gpu else _CPU)},
+    }
     for kind, prepare in kinds.items():
         try:
             with torch.no_grad():
                 run, amount = prepare(torch, device)
-                figures[kind] = amount / _best_s(torch, device, run)
+                figures[kind] = amount / _time_best_run_s(torch, device, run)
         except Exception as error:
             absent[kind] = f"{type(error).__name__}: {error}".splitlines()[0][:200]
     memory = figures.pop("memory", None)
@@ -73,7 +76,7 @@ Prepare = Callable[[Any, Device], Prepared]
 """Makes the tensors on a device, given torch."""
 
 
-def _copy(count: int) -> Prepare:
+def _plan_copies(count: int) -> Prepare:
     def prepare(torch: Any, device: Device) -> Prepared:
         place = device.kind if device.kind == "cpu" else device.name
         source = torch.ones(count // 4, dtype=torch.float32, device=place)
@@ -84,7 +87,7 @@ def _copy(count: int) -> Prepare:
     return prepare
 
 
-def _product(kind: str, size: int) -> Prepare:
+def _plan_products(kind: str, size: int) -> Prepare:
     def prepare(torch: Any, device: Device) -> Prepared:
         place = device.kind if device.kind == "cpu" else device.name
         operations = 2.0 * size**3
@@ -105,7 +108,7 @@ def _product(kind: str, size: int) -> Prepare:
     return prepare
 
 
-def _best_s(torch: Any, device: Device, run: Callable[[], object]) -> float:
+def _time_best_run_s(torch: Any, device: Device, run: Callable[[], object]) -> float:
     for _ in range(WARM_RUNS):
         run()
     best = float("inf")

@@ -43,14 +43,14 @@ class Span(Record):
 
         A sanitizer knows the bounds of such an allocation, and none within one that is larger.
         """
-        sizes = [library_of(values[name]).size(values[name]) for name in self.offsets]
+        sizes = [library_of(values[name]).count_element_bytes(values[name]) for name in self.offsets]
         return len(sizes) == 1 and not self.remainder and sizes[0] == self.size
 
 
 def find_spans(tensors: Mapping[str, Any]) -> list[Span]:
     """Return the spans of tensors that have memory, those that share an allocation together."""
-    extents = {name: library_of(tensor).extent(tensor) for name, tensor in tensors.items()}
-    owners = {name: library_of(tensor).allocation(tensor) for name, tensor in tensors.items()}
+    extents = {name: library_of(tensor).find_extent(tensor) for name, tensor in tensors.items()}
+    owners = {name: library_of(tensor).find_allocation(tensor) for name, tensor in tensors.items()}
     spans = []
     for names in _group_by_owner(owners, extents):
         start = min(extents[name][0] for name in names)
@@ -61,17 +61,17 @@ def find_spans(tensors: Mapping[str, Any]) -> list[Span]:
     return spans
 
 
-def span_of(name: str, tensor: Any) -> Span:
+def make_own_span(name: str, tensor: Any) -> Span:
     """Return the span of a tensor by itself, as if it had an allocation of its own."""
-    return Span({name: 0}, library_of(tensor).extent(tensor)[1], 0)
+    return Span({name: 0}, library_of(tensor).find_extent(tensor)[1], 0)
 
 
-def place_plainly(span: Span, values: Mapping[str, Any]) -> dict[str, Any]:
+def place_without_guards(span: Span, values: Mapping[str, Any]) -> dict[str, Any]:
     """Return copies of a span's tensors on the CPU, in an allocation without guards."""
     memory = (ctypes.c_ubyte * (span.size + 2 * ALIGNMENT))()
     first = -ctypes.addressof(memory) % ALIGNMENT + span.remainder
     return {
-        name: library_of(values[name]).in_memory(memory, first + offset, values[name])
+        name: library_of(values[name]).copy_into_memory(memory, first + offset, values[name])
         for name, offset in span.offsets.items()
     }
 

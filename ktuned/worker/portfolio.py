@@ -9,7 +9,7 @@ from ktuned.ipc import replies, requests
 from ktuned.portfolio import Matrix, fit_portfolio
 
 
-def fit(request: requests.FitPortfolio) -> replies.FittedPortfolio:
+def fit_matrix(request: requests.FitPortfolio) -> replies.FittedPortfolio:
     """Fit a portfolio, or say why there is none."""
     try:
         fitted = fit_portfolio(Matrix.from_wire(request.matrix), request.max_configs, request.wanted_loss)

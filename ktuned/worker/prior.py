@@ -32,14 +32,14 @@ DEVICE = "device"
 
 
 @record
-class Promise(Record):
+class PriorChoice(Record):
     """The configs that a prior would have tried first, the best first; ``fault`` says why all of it is ignored."""
 
     configs: tuple[Config, ...] = ()
     fault: str = ""
 
 
-def promising(kernel: Kernel, space: BoundSpace, device: Device) -> Promise:
+def ask_prior(kernel: Kernel, space: BoundSpace, device: Device) -> PriorChoice:
     """Ask a kernel's prior about a space and a device, of which only the target is known where a job only compiles.
 
     Raises:
@@ -47,27 +47,30 @@ def promising(kernel: Kernel, space: BoundSpace, device: Device) -> Promise:
     """
     prior = kernel.prior
     if prior is None:
-        return Promise()
+        return PriorChoice()
     try:
         parameters = inspect.signature(prior).parameters
         further = {DEVICE: device} if DEVICE in parameters else {}
         taken = [name for name, one in parameters.items() if one.default is one.empty and name != DEVICE]
         if len(taken) == 1:
-            return Promise(tuple(_plain(config) for config in _named(prior(space.problem_view, **further))))
+            return PriorChoice(
+                tuple(_to_plain_config(config) for config in _take_named_configs(prior(space.problem_view, **further)))
+            )
         scored = [
-            (float(prior(space.problem_view, space.view(config), **further)), config) for config in _sample(space)
+            (float(prior(space.problem_view, space.view(config), **further)), config)
+            for config in _sample_configs(space)
         ]
     except (Exception, SystemExit) as error:
         raise kernel.site.failure("prior", error) from error
     promised = [pair for pair in scored if not math.isnan(pair[0])]
     if scored and not promised:
         fault = f"prior of kernel {kernel.name!r} is ignored: it gave NaN for all {len(scored)} configs that it was "
-        return Promise(fault=f"{fault}asked about; return a number, the higher the more promising")
+        return PriorChoice(fault=f"{fault}asked about; return a number, the higher the more promising")
     promised.sort(key=lambda pair: -pair[0])
-    return Promise(tuple(config for _, config in promised[:BEST_SCORED]))
+    return PriorChoice(tuple(config for _, config in promised[:BEST_SCORED]))
 
 
-def stray_fault(kernel: Kernel, named: Sequence[Config], knobs: Collection[str]) -> str:
+def describe_stray_prior(kernel: Kernel, named: Sequence[Config], knobs: Collection[str]) -> str:
     """Return the remark on a prior none of whose configs is in the space, whose ``knobs`` are known or empty."""
     unknown = sorted({knob for config in named for knob in config} - set(knobs)) if knobs else []
     missing = sorted(set(knobs) - set(named[0]))
@@ -82,13 +85,13 @@ def stray_fault(kernel: Kernel, named: Sequence[Config], knobs: Collection[str])
     )
 
 
-def _named(returned: Iterable[Config] | None) -> Iterable[Config]:
+def _take_named_configs(returned: Iterable[Config] | None) -> Iterable[Config]:
     if returned is None or isinstance(returned, str | bytes | Mapping):
         raise TypeError(f"it returned {returned!r}, not configs: return a list of dicts")
     return islice(returned, MAX_NAMED)
 
 
-def _plain(config: Config) -> Config:
+def _to_plain_config(config: Config) -> Config:
     """Return a config as a space holds it: an author's arithmetic may have made NumPy's numbers of its values."""
     plain = {knob: value.item() if hasattr(value, "item") else value for knob, value in dict(config).items()}
     if fault := mapping_fault(plain, "the config that it named"):
@@ -96,7 +99,7 @@ def _plain(config: Config) -> Config:
     return plain
 
 
-def _sample(space: BoundSpace) -> list[Config]:
+def _sample_configs(space: BoundSpace) -> list[Config]:
     domain = build_domain(space)
     if domain.is_exact and domain.count <= SCORED:
         return [domain.config_at(code) for code in domain.walk_points() if code is not None]

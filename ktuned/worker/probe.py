@@ -23,39 +23,39 @@ from ktuned.ipc import replies, requests
 from ktuned.model import BackendError, Device
 from ktuned.spec import installed_versions
 from ktuned.worker import imports
-from ktuned.worker.toolchain import Observation
+from ktuned.worker.toolchain import ToolchainObservation
 
 ENVIRON = Path("/proc/self/environ")
 """The environment that the process was started with: plugins set variables of their own in ``os.environ``."""
 
 
-def probe(registry: Registry, request: requests.Probe, environ: Path = ENVIRON) -> replies.ProbeReport:
+def probe_interpreter(registry: Registry, request: requests.Probe, environ: Path = ENVIRON) -> replies.ProbeReport:
     """Report every installed backend: one that cannot be imported or probed has an ``error`` and hides no other."""
     # Strategies take a while to import, and no other operation of this module needs them.
     from ktuned import search
 
-    observation = Observation(_environment(environ), request.variables, cpu.limits())
-    backends = {name: _probe(registry, name, observation) for name in registry.names}
+    observation = ToolchainObservation(_read_environment(environ), request.variables, cpu.limits())
+    backends = {name: _probe_backend(registry, name, observation) for name in registry.names}
     has_gpu = any(device.kind == "cuda" for report in backends.values() for device in report.devices)
     return replies.ProbeReport(
         sys.version.split()[0],
         backends,
         nvml.absence() if has_gpu else "",
         tuple(search.installed_strategies()),
-        observation.report(),
+        observation.make_report(),
         installed_versions(),
         sys.executable,
     )
 
 
-def _environment(environ: Path) -> dict[str, str]:
+def _read_environment(environ: Path) -> dict[str, str]:
     entries = os.fsdecode(environ.read_bytes()).split("\0")
     return dict(entry.split("=", 1) for entry in entries if "=" in entry)
 
 
-def _probe(registry: Registry, name: str, observation: Observation) -> replies.BackendReport:
+def _probe_backend(registry: Registry, name: str, observation: ToolchainObservation) -> replies.BackendReport:
     version = registry.version(name)
-    required = observation.of_distribution(registry.distribution(name))
+    required = observation.observe_distribution(registry.distribution(name))
     try:
         backend = registry.load(name)
     except BackendError as raised:
@@ -66,26 +66,26 @@ def _probe(registry: Registry, name: str, observation: Observation) -> replies.B
     fingerprint: dict[str, str] = {}
     try:
         # Before the fingerprint: a change between the two shows in the next sight.
-        contents = observation.of_files(backend.toolchain_files())
+        contents = observation.observe_files(backend.toolchain_files())
         found = backend.devices()
         if isinstance(found, Absent):
             absent = replies.Absence(str(found.reason), found.message, found.hint)
         else:
-            variables = observation.variables(backend.measuring_variables)
+            variables = observation.find_variables(backend.measuring_variables)
             devices = tuple(
                 replace(
                     device,
-                    fingerprint={**device.fingerprint, **observation.on(device), **variables},
+                    fingerprint={**device.fingerprint, **observation.find_limits(device), **variables},
                     no_energy=absence_of_energy(backend, device),
                 )
                 for device in found
             )
-        variables = observation.variables(backend.compiling_variables)
+        variables = observation.find_variables(backend.compiling_variables)
         fingerprint = {**required, **contents, **variables, **backend.fingerprint()}
     except BackendError as raised:
         error = replies.Fault(raised.code, raised.message, raised.hint)
     except ModuleNotFoundError as raised:
-        error = _missing(raised, registry.plugin(name))
+        error = _describe_missing_library(raised, registry.plugin(name))
     except Exception as raised:
         error = replies.Fault("backend", f"{type(raised).__name__}: {raised}")
     return replies.BackendReport(
@@ -93,7 +93,7 @@ def _probe(registry: Registry, name: str, observation: Observation) -> replies.B
     )
 
 
-def _missing(error: ModuleNotFoundError, plugin: str) -> replies.Fault:
+def _describe_missing_library(error: ModuleNotFoundError, plugin: str) -> replies.Fault:
     """Return the fault of a library that is not installed, which the error names: a distribution or a module."""
     from importlib.metadata import PackageNotFoundError
 
@@ -104,9 +104,9 @@ def _missing(error: ModuleNotFoundError, plugin: str) -> replies.Fault:
     return replies.Fault("backend", f"{wanted} is not installed, which this backend needs", hint)
 
 
-def prepare(registry: Registry, request: requests.Prepare) -> replies.Empty:
+def import_ahead(registry: Registry, request: requests.Prepare) -> replies.Empty:
     """Import what a later request will need, so that a spare takes over without that wait."""
-    with imports.without_collections():
+    with imports.pause_garbage_collection():
         backends = [registry.load(name) for name in request.backends]
         if request.modules:
             is_for_gpus = any(backend.default_target.startswith("sm_") for backend in backends)

@@ -23,7 +23,7 @@ the rest                  working directory, umask, signal mask, timers, limits,
 **Belongs to the config**: what its library does when it is loaded. An application that loads it gets the same, so it
 holds while this config is launched: it is read after loading (:meth:`ProcessState.learn_own_state`), and put there
 again whenever the config runs, since a constructor runs once in a process, but a finalist is launched in turns with
-others. A check never runs in it (:meth:`ProcessState.known_arithmetic`).
+others. A check never runs in it (:meth:`ProcessState.use_known_arithmetic`).
 
 **Found, and not undone**: threads that are left, libraries of the project that were mapped (they have data of their
 own), what could not be put back. :attr:`ProcessState.leftover` says it in words, the batch ends, and the lane takes a
@@ -141,9 +141,9 @@ class ProcessState:
     _first: dict[str, Any] = field(default_factory=dict)
     leftover: str = ""
 
-    def begin(self) -> None:
+    def begin_problem(self) -> None:
         """A problem is about to be opened: put everything back, and know what a process finds that has opened none."""
-        self.restore()
+        self.restore_baseline()
         if not self._first:
             self._first = {knob.name: knob.read() for knob in _SET_BY_FILES}
 
@@ -169,62 +169,65 @@ class ProcessState:
 
     def take_baseline(self, private: Iterable[str] = ()) -> None:
         """Read what each config is to find; ``private`` are directories of libraries that belong to one config each."""
-        self._private = (*(os.fsencode(os.path.realpath(place)) + b"/" for place in private), *_list_generated())
+        self._private = (
+            *(os.fsencode(os.path.realpath(place)) + b"/" for place in private),
+            *_list_generated_directories(),
+        )
         self._knobs = {knob.name: knob for knob in _KNOBS}
         self._own.clear()
         self._is_taken = False
-        self._know_runtimes()
-        self._baseline = self._read()
+        self._find_runtimes()
+        self._baseline = self._read_knobs()
         self._is_taken = True
 
     def complete_baseline(self) -> None:
         """Know what the problem's own references, which have run since, have started and mapped."""
-        self.restore()
+        self.restore_baseline()
         # Those of an earlier problem stay known: their files may have changed since.
         self._mapped = {**self._read_mapped(), **self._mapped}
         self._threads = frozenset(_list_threads())
 
-    def restore(self) -> None:
+    def restore_baseline(self) -> None:
         """Put everything back that can be; what cannot is a :attr:`leftover`."""
         if not self._is_taken:
             return
         self._end_pools()
-        self._apply(self._baseline)
+        self._write_knobs(self._baseline)
 
     @contextmanager
-    def around(self, key: str) -> Iterator[None]:
+    def isolate_config(self, key: str) -> Iterator[None]:
         """Run one config, by its key, in the known state and in what is its own; look afterwards at what it left."""
-        self.restore()
-        self._apply_own(key)
+        self.restore_baseline()
+        self._apply_own_state(key)
         try:
             yield
         finally:
-            self.restore()
+            self.restore_baseline()
             self._find_leftovers()
 
     @contextmanager
-    def loading(self, key: str) -> Iterator[None]:
-        """Load the library of the config that :meth:`around` is entered for; what that changes is its own."""
+    def learn_while_loading(self, key: str) -> Iterator[None]:
+        """Load the library of the config that :meth:`isolate_config` is entered for; what that changes is its own."""
         yield
-        self._know_runtimes()
+        self._find_runtimes()
         self.learn_own_state(key)
 
     @contextmanager
-    def loading_ahead(self, key: str) -> Iterator[None]:
+    def learn_while_loading_ahead(self, key: str) -> Iterator[None]:
         """Load the library of the config that follows; the one that runs has its own state again afterwards."""
-        before = self._read()
-        self._apply(self._baseline)
+        before = self._read_knobs()
+        self._write_knobs(self._baseline)
         try:
-            with self.loading(key):
+            with self.learn_while_loading(key):
                 yield
         finally:
-            self._apply({**self._baseline, **before})
+            self._write_knobs({**self._baseline, **before})
 
     def learn_own_state(self, key: str) -> None:
         """Remember what loading has changed as the config's own."""
         if not self._is_taken:
             return
-        now = self._read()
+        now = self._read_knobs()
         own = {name: value for name, value in now.items() if value != self._baseline.get(name)}
         # One that has run out does not start again.
         own.pop(_TIMERS_KNOB.name, None)
@@ -232,7 +235,7 @@ class ProcessState:
             self._own[key] = own
 
     @contextmanager
-    def known_arithmetic(self) -> Iterator[None]:
+    def use_known_arithmetic(self) -> Iterator[None]:
         """Compare outputs with the floating-point control of the baseline, whatever the config has set for itself."""
         found = _read_arithmetic()
         known = self._baseline.get(_ARITHMETIC.name, found)
@@ -251,19 +254,19 @@ class ProcessState:
     def find_outdated_file(self) -> str:
         """Return the mapped file whose content on the disk has changed since; empty if there is none."""
         for name, known in self._mapped.items():
-            if known.stamp is not None and _stamp(name) != known.stamp:
+            if known.stamp is not None and _stamp_file(name) != known.stamp:
                 return os.fsdecode(name)
         return ""
 
-    def _apply_own(self, key: str) -> None:
+    def _apply_own_state(self, key: str) -> None:
         own = self._own.get(key)
         if own is not None:
-            self._apply({**self._baseline, **own})
+            self._write_knobs({**self._baseline, **own})
 
-    def _read(self) -> dict[str, Any]:
+    def _read_knobs(self) -> dict[str, Any]:
         return {name: knob.read() for name, knob in self._knobs.items()}
 
-    def _apply(self, wanted: Mapping[str, Any]) -> None:
+    def _write_knobs(self, wanted: Mapping[str, Any]) -> None:
         """Write each knob that differs; note those that then still differ."""
         for name, knob in self._knobs.items():
             if name not in wanted or knob.read() == wanted[name]:
@@ -278,7 +281,7 @@ class ProcessState:
         if not self._is_taken:
             return
         left = [name for name in _list_threads() if name not in self._threads]
-        left = [name for name in left if not _thread_name(name).startswith(_DRIVER_THREADS)]
+        left = [name for name in left if not _read_thread_name(name).startswith(_DRIVER_THREADS)]
         if left:
             threads = "a thread" if len(left) == 1 else f"{len(left)} threads"
             self.leftover = self.leftover or f"it left {threads} behind"
@@ -316,12 +319,12 @@ class ProcessState:
             before = found.get(name)
             if before is None:
                 known = self._mapped.get(name)
-                found[name] = Mapped(_stamp(name) if known is None else known.stamp, is_code)
+                found[name] = Mapped(_stamp_file(name) if known is None else known.stamp, is_code)
             elif is_code and not before.is_code:
                 found[name] = Mapped(before.stamp, is_code)
         return found
 
-    def _know_runtimes(self) -> None:
+    def _find_runtimes(self) -> None:
         """Know how to restore the threads of the OpenMP and BLAS libraries that are mapped by now."""
         for name in self._read_mapped():
             text = os.fsdecode(name)
@@ -399,7 +402,7 @@ def _list_threads() -> list[str]:
         return []
 
 
-def _thread_name(thread: str) -> str:
+def _read_thread_name(thread: str) -> str:
     try:
         with open(f"{TASKS}/{thread}/comm", encoding="utf-8", errors="replace") as stream:
             return stream.read().strip()
@@ -491,7 +494,7 @@ def _write_torch(wanted: tuple[Any, ...]) -> None:
     torch.set_float32_matmul_precision(precision)
 
 
-def _stamp(name: bytes) -> tuple[int, int, int] | None:
+def _stamp_file(name: bytes) -> tuple[int, int, int] | None:
     try:
         found = os.stat(name)
     except OSError:
@@ -499,7 +502,7 @@ def _stamp(name: bytes) -> tuple[int, int, int] | None:
     return found.st_ino, found.st_size, found.st_mtime_ns
 
 
-def _list_installed() -> tuple[bytes, ...]:
+def _list_installed_directories() -> tuple[bytes, ...]:
     """Return the directories of installed libraries, of which a worker has the same in each process."""
     system = ("/lib", "/lib32", "/lib64", "/usr", "/nix/store", "/gnu/store", "/opt/cuda", "/opt/rocm")
     places = [*system, sys.prefix, sys.base_prefix, sys.exec_prefix, *sysconfig.get_paths().values()]
@@ -509,7 +512,7 @@ def _list_installed() -> tuple[bytes, ...]:
     return tuple(os.fsencode(place.rstrip("/")) + b"/" for place in sorted(found) if len(place) > 1)
 
 
-def _list_generated() -> tuple[bytes, ...]:
+def _list_generated_directories() -> tuple[bytes, ...]:
     """Return the directories in which compilers that run in the lane keep what they make for one config each."""
     home = os.path.expanduser("~")
     places = [os.environ.get(name, "") for name in ("TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TMPDIR")]
@@ -518,7 +521,7 @@ def _list_generated() -> tuple[bytes, ...]:
     return tuple(os.fsencode(os.path.realpath(place)) + b"/" for place in places if place)
 
 
-_INSTALLED = _list_installed()
+_INSTALLED = _list_installed_directories()
 
 _ARITHMETIC = _Knob("floating-point control", _read_arithmetic, _write_arithmetic)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ktuned.worker.check import MOST_ATOL, SURE
+from ktuned.worker.check import MOST_ATOL, SURE_SHARE
 
 if TYPE_CHECKING:
     import torch
@@ -28,7 +28,7 @@ class QuickLook:
         self._bounds = bounds
 
     @classmethod
-    def of(
+    def from_expected(
         cls,
         kind: str,
         tensors: Mapping[str, Any],
@@ -59,7 +59,7 @@ class QuickLook:
             room -= 2 * wide.numel() * wide.element_size()
             if room < 0 or not out.numel():
                 return None
-            bounds[name] = _bounds(name, wide, rtol, atol, keep)
+            bounds[name] = _make_bounds(name, wide, rtol, atol, keep)
         return cls(bounds)
 
     def finds_right(
@@ -73,16 +73,16 @@ class QuickLook:
         from ktuned.spec import as_bits
 
         # One wait for the device, whatever there is to look at.
-        flags = [flag for name, ends in self._bounds.items() for flag in _are_within(tensors[name], *ends)]
+        flags = [flag for name, ends in self._bounds.items() for flag in _flag_within(tensors[name], *ends)]
         flags += [(as_bits(one) == as_bits(other)).all() for one, other in unchanged]
         flags += [] if intact is None else [intact]
         return all(torch.stack(flags).tolist())
 
-    def flag(self, tensors: Mapping[str, Any]) -> Any:
+    def make_flag(self, tensors: Mapping[str, Any]) -> Any:
         """Return a flag on the device that the outputs are within their bounds; it waits for nothing."""
         import torch
 
-        flags = [flag for name, ends in self._bounds.items() for flag in _are_within(tensors[name], *ends)]
+        flags = [flag for name, ends in self._bounds.items() for flag in _flag_within(tensors[name], *ends)]
         return torch.stack(flags).all()
 
 
@@ -96,16 +96,16 @@ def _is_plain(tensor: Any, kind: str) -> bool:
     return isinstance(tensor, torch.Tensor) and tensor.layout is torch.strided and tensor.device.type == kind
 
 
-def _bounds(name: str, wide: Any, rtol: float, atol: float, keep: Keep) -> tuple[Any, Any]:
+def _make_bounds(name: str, wide: Any, rtol: float, atol: float, keep: Keep) -> tuple[Any, Any]:
     """Return the ends of what an output may be: by one number of their type nearer than rounding may have put them."""
     import torch
 
-    allowed = (wide.abs() * (rtol * SURE)).add_(atol * SURE)
+    allowed = (wide.abs() * (rtol * SURE_SHARE)).add_(atol * SURE_SHARE)
     low = torch.nextafter(wide - allowed, wide)
     high = torch.nextafter(wide + allowed, wide)
     return keep(f"the least {name}", low), keep(f"the greatest {name}", high)
 
 
-def _are_within(out: Any, low: Any, high: Any) -> tuple[Any, Any]:
+def _flag_within(out: Any, low: Any, high: Any) -> tuple[Any, Any]:
     """Return two flags on the device; NaN is within nothing. To join them by element loads one kernel more."""
     return (out >= low).all(), (out <= high).all()

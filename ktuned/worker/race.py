@@ -107,7 +107,7 @@ class Race:
         self._noise = noise or Noise()
         self._first_us = first_us
         self._least = max(FEWEST_FOR_CI, preset.repetitions // 2)
-        self._fewest = self._fewest_that_decide()
+        self._fewest = self._count_deciding_samples()
         # What races was launched to be checked just before.
         is_racing = incumbent is not None or stop_above_us is not None
         is_quick = first_us is not None and first_us <= min(QUICK_US, FAR * self._stop_above_us)
@@ -123,9 +123,9 @@ class Race:
             self.samples, self.ending = self.warm, Ending.HOPELESS
         return self.ending is not None
 
-    def next_batch(self, elapsed_s: float) -> int:
+    def choose_next_batch(self, elapsed_s: float) -> int:
         """Return how many samples to take next, ``elapsed_s`` after the first one began; 0 at the end."""
-        self.ending = self._end(elapsed_s)
+        self.ending = self._find_ending(elapsed_s)
         if self.ending is not None:
             return 0
         n, repetitions = len(self.samples), self._preset.repetitions
@@ -136,7 +136,7 @@ class Race:
                 return target - n
         return max(BATCH, repetitions, n // 2)
 
-    def _end(self, elapsed_s: float) -> Ending | None:
+    def _find_ending(self, elapsed_s: float) -> Ending | None:
         n = len(self.samples)
         if n == 0:
             return None
@@ -153,14 +153,16 @@ class Race:
             return Ending.KNOWN
         return None
 
-    def _fewest_that_decide(self) -> int:
+    def _count_deciding_samples(self) -> int:
         """Return how many samples may show that the config is beaten: fewer than are to be taken of an unknown one, if
         the launch that was checked was as slow.
         """
         most = self._least // 2
         if self._incumbent is None or self._cost is not None or self._first_us is None:
             return most
-        return self._noise.fewest(self._first_us, self._beyond_us(FEW_MARGIN), FALSE_END, most)
+        return self._noise.count_deciding_samples(
+            self._first_us, self._find_beaten_above_us(FEW_MARGIN), FALSE_END, most
+        )
 
     @property
     def _is_behind(self) -> bool:
@@ -168,9 +170,9 @@ class Race:
         if self._incumbent is None or self._cost is not None:
             return False
         margin = 0.0 if len(self.samples) >= self._least else FEW_BEHIND
-        return self.interval_us[0] > self._beyond_us(margin)
+        return self.interval_us[0] > self._find_beaten_above_us(margin)
 
-    def _beyond_us(self, margin: float) -> float:
+    def _find_beaten_above_us(self, margin: float) -> float:
         """Return the latency above which a config is beaten."""
         assert self._incumbent is not None
         return self._incumbent.high * (1 + margin) + self._resolution_us
@@ -187,7 +189,7 @@ class Race:
 
     @property
     def _is_known(self) -> bool:
-        if len(self.samples) < FEWEST_FOR_CI and not self._noise.knows(len(self.samples), MISSED):
+        if len(self.samples) < FEWEST_FOR_CI and not self._noise.is_informative(len(self.samples), MISSED):
             return False
         low_us, high_us = self.interval_us
         median_us = self.samples.median_us
@@ -199,9 +201,11 @@ class Race:
         """The median's 95 % interval, in µs: by the config's own samples, or where those are too few by the noise of
         others; where that is not known, either, the samples' range.
         """
-        if len(self.samples) >= FEWEST_FOR_CI or not self._noise.knows(len(self.samples), MISSED):
+        if len(self.samples) >= FEWEST_FOR_CI or not self._noise.is_informative(len(self.samples), MISSED):
             return self.samples.interval_us
-        return self._noise.lowest_median_us(self.samples, MISSED), self._noise.highest_median_us(self.samples, MISSED)
+        return self._noise.find_lowest_median_us(self.samples, MISSED), self._noise.find_highest_median_us(
+            self.samples, MISSED
+        )
 
     @property
     def _is_beaten(self) -> bool:
@@ -211,13 +215,13 @@ class Race:
         is_sampled = len(self.samples) >= self._least
         margin = MARGIN if is_sampled else FEW_MARGIN
         if self._cost is None:
-            beyond_us = self._beyond_us(margin)
+            beyond_us = self._find_beaten_above_us(margin)
             is_beyond = is_sampled and self.samples.interval_us[0] > beyond_us
             return is_beyond or self._noise.is_above(self.samples, beyond_us, FALSE_END, self._first_us)
         beyond = self._incumbent.high * (1 + margin)
         # By some metrics a longer launch is the better one.
-        low_us = self._noise.lowest_median_us(self.samples, FALSE_END)
-        high_us = self._noise.highest_median_us(self.samples, FALSE_END)
+        low_us = self._noise.find_lowest_median_us(self.samples, FALSE_END)
+        high_us = self._noise.find_highest_median_us(self.samples, FALSE_END)
         if is_sampled:
             own_us = self.samples.interval_us
             low_us, high_us = max(low_us, own_us[0]), min(high_us, own_us[1])

@@ -32,7 +32,7 @@ def rehearsed(p: Any, c: Any) -> Any:
     """Return nothing: no config of it is ever built."""
 
 
-def rehearse(device: Device) -> None:
+def rehearse_problem(device: Device) -> None:
     """Open the problem on a device, judge its expected outputs as a trial's are judged, and give the memory back.
 
     Raises:
@@ -40,14 +40,14 @@ def rehearse(device: Device) -> None:
     """
     import torch
 
-    _open(device)
+    _open_problem(device)
     torch.cuda.empty_cache()
 
 
-def _open(device: Device) -> None:
+def _open_problem(device: Device) -> None:
     try:
         data = ProblemData(rehearsed, {}, device)
-        data.expect(Path(os.devnull))
+        data.provide_expected_outputs(Path(os.devnull))
     except KernelFileError as error:
         raise error.__cause__ or error from None
-    data.rehearse()
+    data.rehearse_judging()

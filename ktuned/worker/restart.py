@@ -19,7 +19,7 @@ from ktuned.model import Record, record
 
 
 @record
-class Beginning(Record):
+class ProcessStart(Record):
     """The command, environment and directory that a process was started with."""
 
     arguments: tuple[str, ...]
@@ -27,12 +27,12 @@ class Beginning(Record):
     directory: str
 
     @classmethod
-    def here(cls) -> Beginning:
+    def of_this_process(cls) -> ProcessStart:
         """Return this process's, as it is now; arguments of an earlier restart are left out."""
         arguments = [argument for argument in sys.orig_argv[1:] if not argument.startswith(_RESUMED)]
         return cls(tuple(arguments), dict(os.environ), os.getcwd())
 
-    def again(self, request: requests.Request[Any, Any], kept: tuple[int, ...]) -> NoReturn:
+    def restart_with(self, request: requests.Request[Any, Any], kept: tuple[int, ...]) -> NoReturn:
         """Become a fresh process that has this request and these file descriptors, and no others."""
         descriptor = os.memfd_create("ktuned-request")
         with open(descriptor, "wb", closefd=False) as stream:
@@ -49,7 +49,7 @@ class Beginning(Record):
 _RESUMED = "--resumed="
 
 
-def resumed(arguments: list[str]) -> requests.Request[Any, Any] | None:
+def read_resumed_request(arguments: list[str]) -> requests.Request[Any, Any] | None:
     """Return the request that a restarted worker carries on with, from its additional arguments; else ``None``."""
     if not arguments:
         return None

@@ -42,7 +42,7 @@ class DeviceCrowded(KtunedError):
     code = "device_crowded"
 
 
-def needed_bytes(tensors: Mapping[str, tuple[int, int]], *, has_context: bool) -> int:
+def estimate_needed_bytes(tensors: Mapping[str, tuple[int, int]], *, has_context: bool) -> int:
     """Return the memory that a problem takes; ``tensors`` have a size in bytes and elements. No IO."""
     total = FLUSH_BYTES + (0 if has_context else CONTEXT_BYTES)
     for size, _ in tensors.values():
@@ -67,8 +67,8 @@ def require_room(device: str, declared: Mapping[str, Any]) -> None:
         elements = math.prod(shape)
         sizes[name] = (elements * getattr(torch, dtype).itemsize, elements)
     has_context = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    need = needed_bytes(sizes, has_context=has_context)
-    free, total = _memory(device)
+    need = estimate_needed_bytes(sizes, has_context=has_context)
+    free, total = _read_memory(device)
     # Memory of the last problem that torch keeps is this one's.
     available = free + (torch.cuda.memory_reserved(device) if has_context else 0)
     if available < MARGIN * need:
@@ -77,7 +77,7 @@ def require_room(device: str, declared: Mapping[str, Any]) -> None:
             "and a tenth of that must stay free"
         )
     # Torch's limit is for what it allocates, not for the context.
-    torch.cuda.set_per_process_memory_fraction(min(1.0, limit_bytes(need, available) / total), device)
+    torch.cuda.set_per_process_memory_fraction(min(1.0, choose_limit_bytes(need, available) / total), device)
 
 
 def require_room_for_spare(device: str) -> None:
@@ -93,12 +93,12 @@ def require_room_for_spare(device: str) -> None:
         raise RuntimeError(f"{free} of {total} MiB are free there, and spares leave half of the memory")
 
 
-def limit_bytes(need: int, available: int) -> float:
+def choose_limit_bytes(need: int, available: int) -> float:
     """Return the memory that a problem may take, of so much that is free. No IO."""
     return max(MARGIN * need, available / LIMIT_SHARE)
 
 
-def _memory(device: str) -> tuple[int, int]:
+def _read_memory(device: str) -> tuple[int, int]:
     """Return the free and the whole memory of a device in bytes."""
     uuid = gpu_uuids().get(device, "")
     found = nvml.memory(uuid) if uuid else None

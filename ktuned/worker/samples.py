@@ -58,12 +58,12 @@ class Samples:
 
         By order statistics, which assumes no distribution (Conover, *Practical Nonparametric Statistics*, 3.2).
         """
-        low = _rank(len(self.sorted_us))
+        low = _find_interval_rank(len(self.sorted_us))
         return self.sorted_us[low], self.sorted_us[-1 - low]
 
 
 @cache
-def _rank(n: int) -> int:
+def _find_interval_rank(n: int) -> int:
     """Return the place, from either end of ``n`` sorted samples, of the 95 % interval's ends.
 
     The sample at place k is above the median if at most k of n fair coins show heads.

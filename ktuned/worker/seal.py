@@ -13,7 +13,7 @@ from ktuned.ipc import DamagedArtifact, Manifest, Recipe, manifest
 from ktuned.model import BackendError
 
 
-def seal(
+def seal_artifact(
     directory: Path,
     place: Path,
     *,
@@ -36,7 +36,7 @@ def seal(
     _check_complete(directory, key, backend, required)
     made = manifest.write(directory, key=key, backend=backend, facts=facts, decisive=decisive, recipe=recipe)
     size = _make_durable(directory)
-    standing = _move(directory, place)
+    standing = _move_into_place(directory, place)
     if standing is None:
         return made, size
     shutil.rmtree(directory, ignore_errors=True)
@@ -61,12 +61,12 @@ def _make_durable(directory: Path) -> int:
         if not path.is_dir():
             path.chmod(path.stat().st_mode & ~0o222)
             size += path.stat().st_size
-        _sync(path)
-    _sync(directory)
+        _sync_to_disk(path)
+    _sync_to_disk(directory)
     return size
 
 
-def _move(directory: Path, place: Path) -> Manifest | None:
+def _move_into_place(directory: Path, place: Path) -> Manifest | None:
     """Rename ``directory``; return the manifest of an equal artifact that was faster, which then stands."""
     place.parent.mkdir(mode=0o700, exist_ok=True)
     while True:
@@ -76,8 +76,8 @@ def _move(directory: Path, place: Path) -> Manifest | None:
             if error.errno not in {errno.EEXIST, errno.ENOTEMPTY}:
                 raise
         else:
-            _sync(place.parent)
-            _sync(place.parent.parent)
+            _sync_to_disk(place.parent)
+            _sync_to_disk(place.parent.parent)
             return None
         try:
             return manifest.read(place)
@@ -94,7 +94,7 @@ def _set_aside(place: Path, aside: Path) -> None:
     shutil.rmtree(aside, ignore_errors=True)
 
 
-def _sync(path: Path) -> None:
+def _sync_to_disk(path: Path) -> None:
     descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -22,7 +22,7 @@ SHORT = 12
 """Hexadecimal digits of a digest in a fingerprint."""
 
 
-class Observation:
+class ToolchainObservation:
     """Notes the files, environment variables and limits that one probe depends on.
 
     ``environment`` is the process's; ``own`` names the variables that the project sets itself, all of which decide.
@@ -35,13 +35,13 @@ class Observation:
         self._files: dict[str, str] = {}
         self._patterns: dict[str, None] = {}
 
-    def of_distribution(self, plugin: Distribution | None) -> dict[str, str]:
+    def observe_distribution(self, plugin: Distribution | None) -> dict[str, str]:
         """Return the versions of what a plugin requires, or may require and finds; note their records."""
         if plugin is None:
             return {}
         from importlib.metadata import PackageNotFoundError, distribution
 
-        self._note(_record(plugin))
+        self._note_file(_find_record(plugin))
         found = {}
         for line in plugin.requires or ():
             name = _REQUIREMENT.match(line)
@@ -51,41 +51,41 @@ class Observation:
                 required = distribution(name[1])
             except PackageNotFoundError:
                 continue
-            self._note(_record(required))
+            self._note_file(_find_record(required))
             found[f"distribution {name[1]}"] = required.version
         return found
 
-    def of_files(self, files: Iterable[Path]) -> dict[str, str]:
+    def observe_files(self, files: Iterable[Path]) -> dict[str, str]:
         """Return the digests of a toolchain's files, by their names; note them, and those that are absent."""
         found: dict[str, str] = {}
         for path in dict.fromkeys(files):
-            self._note(path)
+            self._note_file(path)
             if self._files[str(path)] != ABSENT and not path.is_symlink():
                 found[f"content of {path.name}"] = stamp(path)[:SHORT]
         return found
 
-    def variables(self, patterns: Iterable[str]) -> dict[str, str]:
+    def find_variables(self, patterns: Iterable[str]) -> dict[str, str]:
         """Return the variables that decide: those that a backend's patterns name, and the project's own."""
         listed = tuple(patterns)
         self._patterns |= dict.fromkeys(listed)
         return {**deciding(listed, self._environment), **self._own}
 
-    def on(self, device: Device) -> dict[str, str]:
+    def find_limits(self, device: Device) -> dict[str, str]:
         """Return the limits that apply to a device: a CPU's cores."""
         return {f"cpu {name}": value for name, value in self._limits.items()} if device.kind == "cpu" else {}
 
-    def report(self) -> replies.Observed:
+    def make_report(self) -> replies.Observed:
         """Return what was noted."""
         patterns = tuple(self._patterns)
         variables = deciding(patterns, self._environment) | finding(self._environment)
         return replies.Observed(self._files, patterns, variables, self._limits)
 
-    def _note(self, path: Path | None) -> None:
+    def _note_file(self, path: Path | None) -> None:
         if path is not None:
             self._files.setdefault(str(path), sight(str(path)))
 
 
-def _record(found: Distribution) -> Path | None:
+def _find_record(found: Distribution) -> Path | None:
     """Return the file that lists an installed distribution's files, or else the one with its version."""
     place = getattr(found, "_path", None)
     if not isinstance(place, Path):

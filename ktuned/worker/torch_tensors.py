@@ -28,19 +28,19 @@ class TorchTensors:
 
         return torch
 
-    def seed(self, number: int) -> None:
+    def seed_generator(self, number: int) -> None:
         """Seed torch's generators of all devices."""
         import torch
 
         torch.manual_seed(number)
 
-    def make(self, spec: TensorSpec, name: str, seed_text: str, device: str) -> Any:
+    def make_tensor(self, spec: TensorSpec, name: str, seed_text: str, device: str) -> Any:
         """Make the tensor on the device itself; torch raises RuntimeError for memory that it cannot have."""
         from ktuned.spec import materialise
 
         return materialise(spec, name, seed_text, device)
 
-    def own(self, value: Any, device: str, moved: dict[int, Any] | None = None) -> Any:
+    def adopt_tensor(self, value: Any, device: str, moved: dict[int, Any] | None = None) -> Any:
         """Return tensors as they are, and NumPy's arrays as tensors of the device, with the same strides."""
         import torch
 
@@ -60,21 +60,21 @@ class TorchTensors:
             # Of an array that may not be written, as one that was broadcast: launches work on a copy.
             warnings.simplefilter("ignore", UserWarning)
             host = torch.as_tensor(value)
-        return host if device == "cpu" else _move(host, value, device, {} if moved is None else moved)
+        return host if device == "cpu" else _move_allocation(host, value, device, {} if moved is None else moved)
 
-    def load(self, file: Path, device: str) -> dict[str, Any]:
+    def load_tensors(self, file: Path, device: str) -> dict[str, Any]:
         """Load a file straight to the device."""
         from safetensors.torch import load_file
 
         return dict(load_file(file, device=device))
 
-    def save(self, tensors: Mapping[str, Any], file: Path) -> None:
+    def save_tensors(self, tensors: Mapping[str, Any], file: Path) -> None:
         """Save copies: two outputs may be one tensor, which the format refuses."""
         from safetensors.torch import save_file
 
         save_file({name: value.to("cpu", copy=True).contiguous() for name, value in tensors.items()}, file)
 
-    def guarded_on(self, tensor: Any) -> str:
+    def find_guarded_kind(self, tensor: Any) -> str:
         """Guard strided tensors of plain numbers."""
         import torch
 
@@ -86,20 +86,20 @@ class TorchTensors:
         )
         return str(tensor.device.type) if is_plain else ""
 
-    def size(self, tensor: Any) -> int:
+    def count_element_bytes(self, tensor: Any) -> int:
         """Count the elements, not the storage."""
         return int(tensor.numel() * tensor.element_size())
 
-    def extent(self, tensor: Any) -> tuple[int, int]:
+    def find_extent(self, tensor: Any) -> tuple[int, int]:
         """Count from the first element to the last."""
         return int(tensor.data_ptr()), count_bytes(tensor)
 
-    def allocation(self, tensor: Any) -> tuple[int, int]:
+    def find_allocation(self, tensor: Any) -> tuple[int, int]:
         """Ask the storage."""
         storage = tensor.untyped_storage()
         return int(storage.data_ptr()), int(storage.nbytes())
 
-    def in_memory(self, memory: Any, offset: int, tensor: Any) -> Any:
+    def copy_into_memory(self, memory: Any, offset: int, tensor: Any) -> Any:
         """Copy into a storage of the tensor's part of the buffer, which torch keeps alive as long as any uses it."""
         import torch
 
@@ -109,18 +109,18 @@ class TorchTensors:
         copy_elements(tensor, placed)
         return placed
 
-    def layout(self, tensor: Any) -> tuple[object, ...]:
+    def read_layout(self, tensor: Any) -> tuple[object, ...]:
         """Return shape, dtype and device, and where the elements are."""
         import torch
 
         place = (tensor.stride(), tensor.data_ptr()) if tensor.layout is torch.strided else ()
         return tensor.shape, tensor.dtype, tensor.device, *place
 
-    def clone(self, tensor: Any) -> Any:
+    def clone_tensor(self, tensor: Any) -> Any:
         """Clone; with memory of its own if it leaves bytes out or has some twice."""
         import torch
 
-        if not self.guarded_on(tensor) or count_bytes(tensor) == self.size(tensor):
+        if not self.find_guarded_kind(tensor) or count_bytes(tensor) == self.count_element_bytes(tensor):
             return tensor.clone()
         storage = torch.zeros(count_bytes(tensor), dtype=torch.uint8, device=tensor.device).untyped_storage()
         copy = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
@@ -132,25 +132,25 @@ class TorchTensors:
         """Copy, also where it is contiguous: it may be a part of much larger memory."""
         return tensor.clone(memory_format=self.arithmetic.contiguous_format)
 
-    def copy(self, source: Any, target: Any) -> None:
+    def copy_elements(self, source: Any, target: Any) -> None:
         """Copy, also between devices."""
         copy_elements(source, target)
 
-    def like(self, tensor: Any, other: Any) -> Any:
+    def convert_like(self, tensor: Any, other: Any) -> Any:
         """Convert the dtype, then the shape."""
         return tensor.to(other.dtype).reshape(other.shape)
 
-    def beside(self, tensor: Any, other: Any) -> Any:
+    def move_beside(self, tensor: Any, other: Any) -> Any:
         """Copy to the device, if it is another one."""
         return tensor.to(other.device)
 
-    def poison(self, tensor: Any) -> None:
+    def poison_tensor(self, tensor: Any) -> None:
         """Poison on the tensor's device."""
         from ktuned.spec import poison
 
         poison(tensor)
 
-    def bits(self, tensor: Any) -> list[tuple[Any, tuple[int, int]]]:
+    def view_bits(self, tensor: Any) -> list[tuple[Any, tuple[int, int]]]:
         """View the memory as signed integers."""
         from ktuned.spec import as_bits, signed_poisons
 
@@ -160,13 +160,13 @@ class TorchTensors:
         """Compare on the tensors' device."""
         return bool(self.arithmetic.equal(one, other))
 
-    def unwritten(self, tensor: Any) -> Any:
+    def find_unwritten(self, tensor: Any) -> Any:
         """Compare on the tensor's device."""
         from ktuned.spec import unwritten
 
         return unwritten(tensor)
 
-    def is_same(self, one: Any, other: Any) -> bool:
+    def are_same_tensors(self, one: Any, other: Any) -> bool:
         """Compare on the tensors' device."""
         from ktuned.spec import is_same
 
@@ -193,19 +193,19 @@ class TorchTensors:
             return list(digests)
         return [f"{number % 2**64:016x}" for number in torch.stack(list(digests)).tolist()]
 
-    def kind(self, tensor: Any) -> str:
+    def find_number_kind(self, tensor: Any) -> str:
         """Ask the dtype."""
         return "complex" if tensor.is_complex() else "float" if tensor.is_floating_point() else "int"
 
-    def cast(self, tensor: Any, dtype: str) -> Any:
+    def cast_tensor(self, tensor: Any, dtype: str) -> Any:
         """Convert on the tensor's device."""
         return tensor.to(getattr(self.arithmetic, dtype))
 
-    def rounded(self, number: float, element: Any) -> object:
+    def round_number(self, number: float, element: Any) -> object:
         """Round through a tensor of the dtype."""
         return element.new_tensor(number).item()
 
-    def quiet(self) -> AbstractContextManager[object]:
+    def silence_warnings(self) -> AbstractContextManager[object]:
         """Return no more than a context: torch does not warn."""
         return nullcontext()
 
@@ -254,7 +254,7 @@ def copy_elements(source: Any, target: Any) -> None:
     target.copy_(source)
 
 
-def _move(host: Any, array: Any, device: str, moved: dict[int, Any]) -> Any:
+def _move_allocation(host: Any, array: Any, device: str, moved: dict[int, Any]) -> Any:
     """Copy an array's allocation to a device, unless it is there already, and return the array's place in it."""
     import torch
 

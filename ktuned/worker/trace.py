@@ -49,7 +49,7 @@ class SourceChanged(UsageError):
         self.observed = observed
 
 
-def look(entry: Observation, root: str) -> Observation:
+def look_again(entry: Observation, root: str) -> Observation:
     """Return an entry with what its name holds now, for the project whose directory is ``root``.
 
     A file counts by its bytes, unless it had a ``meaning``, or is to get one.
@@ -62,7 +62,7 @@ def look(entry: Observation, root: str) -> Observation:
     if entry.name.startswith(UNOBSERVED):
         return entry
     if entry.name.startswith(DISTRIBUTION):
-        return _installed(entry, root)
+        return _look_for_distribution(entry, root)
     place = Path(absolute(entry.name, root))
     found = stamps([place])
     meaning = ""
@@ -78,7 +78,7 @@ def look(entry: Observation, root: str) -> Observation:
     return replace(entry, digest=digest, meaning=meaning, places=places)
 
 
-def _installed(entry: Observation, root: str) -> Observation:
+def _look_for_distribution(entry: Observation, root: str) -> Observation:
     """Return the entry of a distribution as it is installed now, where it was: another version has another record.
 
     One that was learned elsewhere is looked for where this interpreter would.
@@ -122,10 +122,10 @@ class Trace:
         none may have been touched since reading began: an edit that was taken back leaves the same bytes behind.
         """
         # Each is looked at, also behind one that is not.
-        verdicts = [self._is_steady(path) for path in self._unknown(read).values()]
+        verdicts = [self._is_file_steady(path) for path in self._find_unknown_files(read).values()]
         return all(verdicts) and all(sight(path) == seen for path, seen in self._sights.items())
 
-    def _is_steady(self, path: Path) -> bool:
+    def _is_file_steady(self, path: Path) -> bool:
         now = stamp(path)
         before = self._seen.get(path)
         self._seen[path] = now
@@ -136,7 +136,7 @@ class Trace:
         except OSError:
             return True
 
-    def fresh(
+    def list_observations(
         self,
         read: Mapping[Path, str],
         variables: Mapping[str, str | None],
@@ -151,12 +151,12 @@ class Trace:
             SourceChanged: one has changed since it was found steady.
         """
         found = []
-        for name, path in sorted(self._unknown(read).items()):
+        for name, path in sorted(self._find_unknown_files(read).items()):
             place = relative(str(path), self._root)
             if is_way(read.get(path, ABSENT)):
                 name = f"{name}/"
             meaning = EXECUTED if path in executed else ""
-            found.append(look(Observation(name, ABSENT, meaning, places=(place,), is_source=True), self._root))
+            found.append(look_again(Observation(name, ABSENT, meaning, places=(place,), is_source=True), self._root))
             if not agrees(found[-1].digest, self._seen.get(path, found[-1].digest)):
                 raise SourceChanged(f"{path} changed while it was compiled", tuple(found))
         for variable, value in sorted(variables.items()):
@@ -164,7 +164,7 @@ class Trace:
         found += [Observation(f"{self._unobserved}{reason}", ABSENT) for reason in unobserved]
         return tuple(found)
 
-    def _unknown(self, read: Iterable[Path]) -> dict[str, Path]:
+    def _find_unknown_files(self, read: Iterable[Path]) -> dict[str, Path]:
         """Return the names that paths count by, each with the file that shows its change.
 
         What another distribution than the kernel's own has installed counts by that: a library may have thousands of

@@ -12,7 +12,7 @@ from ktuned.ipc import manifest
 from ktuned.ipc.manifest import MANIFEST_NAME, DamagedArtifact, Manifest
 from ktuned.model.errors import StoreError
 from ktuned.store.artifacts import TOUCH_EVERY_S, Artifacts
-from ktuned.worker.seal import seal
+from ktuned.worker.seal import seal_artifact
 from tests.store.test_database_file import on_a_mount
 
 pytestmark = pytest.mark.anyio
@@ -59,7 +59,7 @@ async def sealed(artifacts: Artifacts, key: str, content: bytes = b"binary", wor
 
     def work() -> tuple[Manifest, int]:
         place = artifacts.artifact_path(key)
-        return seal(path, place, key=key, backend="tvm_ffi", facts={"flags": "-O3"}, required=["kernel.so"])
+        return seal_artifact(path, place, key=key, backend="tvm_ffi", facts={"flags": "-O3"}, required=["kernel.so"])
 
     made, size = await anyio.to_thread.run_sync(work)
     artifacts.note_added(size)

@@ -12,7 +12,7 @@ from ktuned import tensor
 from ktuned.ipc import replies, requests
 from ktuned.model import Outcome
 from ktuned.worker import torch_tensors
-from ktuned.worker.bits import Launched, add_bits, launch_inputs
+from ktuned.worker.bits import LaunchDigests, add_bits, launch_inputs
 from ktuned.worker.problem import ProblemData
 from ktuned.worker.tensor_library import NUMPY, TORCH
 from tests.worker.declaring import CPU, declare
@@ -84,14 +84,14 @@ def test_a_measurement_says_whether_its_bits_are_the_anchors(
     """One that differs from itself has nobody's."""
     timed = replies.Measurement(Outcome.MEASURED, latency_us=1.0, low_us=0.9, high_us=1.1)
     wanted = requests.SameBits(2, anchor)
-    found = add_bits(timed, Launched(bits, differed), wanted)
+    found = add_bits(timed, LaunchDigests(bits, differed), wanted)
     assert (found.bits, found.same_bits, found.nondeterministic) == (bits, same, differed or None)
     # Later configs race against one that has the anchor's bits for all that is known.
     races = requests.Incumbent.after(None, found, wanted) is not None
     assert races == (bool(anchor) and same is not False)
 
 
-def _launched(kernel: Any, launch: Callable[[dict[str, Any]], Any], inputs: int = 9, **options: Any) -> Launched:
+def _launched(kernel: Any, launch: Callable[[dict[str, Any]], Any], inputs: int = 9, **options: Any) -> LaunchDigests:
     data = ProblemData(kernel, {"M": 4}, CPU, **options)
     data.begin_trial()
     before = {name: one.clone() for name, one in data.tensors.items() if name == "x"}
@@ -100,9 +100,9 @@ def _launched(kernel: Any, launch: Callable[[dict[str, Any]], Any], inputs: int 
     found = launch_inputs(
         data, lambda: launch(data.tensors), lambda: None, [data.digest_outputs()], inputs, lambda: None
     )
-    assert data.damage() is None
+    assert data.find_damage() is None
     assert all(torch.equal(data.tensors[name], one) for name, one in before.items())
-    assert data.overwritten() == ()
+    assert data.find_overwritten_inputs() == ()
     return found
 
 

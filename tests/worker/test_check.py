@@ -11,14 +11,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ktuned.spec.poisons import poison
-from ktuned.worker.check import Verdict, compare, run_check
+from ktuned.worker.check import Verdict, compare_outputs, run_check
 
 
 def judge(out: Any, reference: Any, *, rtol: float = 0.0, atol: float = 0.0, ratio: float = 0.0) -> Verdict:
     """Compare one tensor ``y``, given as tensors or as lists."""
     tensors = [value if isinstance(value, torch.Tensor) else torch.tensor(value) for value in (out, reference)]
     is_given = rtol > 0 or atol > 0
-    return compare(
+    return compare_outputs(
         {"y": tensors[0]},
         {"y": tensors[1]},
         rtol=rtol,
@@ -142,10 +142,12 @@ def test_the_verdict_is_of_the_worst_tensor() -> None:
     outputs["b"][:2] = 1
     outputs["c"][:5] = 1
     outputs["d"][:3] = 1
-    verdict = compare(outputs, expected, rtol=0.0, atol=0.0, max_mismatched_ratio=0.2)
+    verdict = compare_outputs(outputs, expected, rtol=0.0, atol=0.0, max_mismatched_ratio=0.2)
     assert verdict.message.startswith("c: 5 of 10")
     outputs["c"][:5] = outputs["d"][:3] = 0
-    assert compare(outputs, expected, rtol=0.0, atol=0.0, max_mismatched_ratio=0.2) == Verdict(True, "", 1.0, 0.2)
+    assert compare_outputs(outputs, expected, rtol=0.0, atol=0.0, max_mismatched_ratio=0.2) == Verdict(
+        True, "", 1.0, 0.2
+    )
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
@@ -209,7 +211,7 @@ def test_poison_is_called_by_its_name(dtype: torch.dtype, written: dict[int, flo
     for place, value in written.items():
         out[place] = value
     expected = torch.arange(4).to(dtype)
-    verdict = compare({"y": out}, {"y": expected}, rtol=0, atol=0, max_mismatched_ratio=0, poisoned=["y"])
+    verdict = compare_outputs({"y": out}, {"y": expected}, rtol=0, atol=0, max_mismatched_ratio=0, poisoned=["y"])
     shown = (5.0, 1.0) if dtype.is_floating_point else (5, 1)
     assert (verdict.ok, verdict.message) == (False, words.format(*shown))
 

@@ -4,7 +4,7 @@ import pytest
 
 from ktuned.backends import nvml
 from ktuned.backends.cpu import CpuTicks
-from ktuned.worker.contention import MIN_WINDOW_TICKS, CpuTimes, gpu_is_contended, is_contended
+from ktuned.worker.contention import MIN_WINDOW_TICKS, CpuTimes, cpu_is_contended, gpu_is_contended
 from ktuned.worker.samples import Samples
 
 
@@ -48,14 +48,14 @@ def test_only_others_that_leave_no_core_are_contention(
     before_after: tuple[CpuTimes, CpuTimes], contended: bool
 ) -> None:
     """Our own time, niced time and idle cores excuse; others that take most of all CPUs do not."""
-    assert is_contended(*before_after) is contended
+    assert cpu_is_contended(*before_after) is contended
 
 
 def test_the_machine_is_read() -> None:
     """Readings grow, and this process's own time is part of the machine's."""
-    before = CpuTimes.now()
+    before = CpuTimes.read()
     total = sum(range(300_000))
-    after = CpuTimes.now()
+    after = CpuTimes.read()
     assert total
     assert before.machine.total > 0
     assert all(later >= earlier for earlier, later in zip(before.machine, after.machine, strict=True))

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from ktuned.worker.core_count import CountedLaunch, ThreadTimes, cores_used
+from ktuned.worker.core_count import CountedLaunch, ThreadTimes, count_cores_used
 
 MS = 1_000_000
 
@@ -46,12 +46,12 @@ def test_threads_that_ran_are_counted(before: dict[int, int], after: dict[int, i
     first = ThreadTimes({thread: spent * MS for thread, spent in before.items()}, 0)
     grown = sum(after.values()) - sum(before.values()) + ended_ms
     last = ThreadTimes({thread: spent * MS for thread, spent in after.items()}, grown * MS)
-    assert cores_used(first, last, 8) == cores
+    assert count_cores_used(first, last, 8) == cores
 
 
 def test_more_threads_than_cores_use_all_cores() -> None:
     """What cannot be given is not waited for."""
-    assert cores_used(ThreadTimes({}, 0), ThreadTimes(dict.fromkeys(range(9), MS), 9 * MS), 2) == 2
+    assert count_cores_used(ThreadTimes({}, 0), ThreadTimes(dict.fromkeys(range(9), MS), 9 * MS), 2) == 2
 
 
 def burn(cpu_s: float) -> None:

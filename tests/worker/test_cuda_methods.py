@@ -120,7 +120,7 @@ def test_early_stop_compares_like_with_like(
     """A config that is as fast as the best of its graph is timed to the end, however slow its first, cold launch."""
     gpu = Gpu(monkeypatch, slower)
     monkeypatch.setitem(sys.modules, "torch", gpu)
-    timing = CudaTimer("cuda:0", method).time(gpu.launch, PRESETS["default"], stop_above_us=3 * WARM_US)
+    timing = CudaTimer("cuda:0", method).time_launches(gpu.launch, PRESETS["default"], stop_above_us=3 * WARM_US)
     assert timing.stopped_early is stops
 
 
@@ -128,7 +128,7 @@ def test_a_graphs_median_is_known_as_well_as_a_graph_can_tell(monkeypatch: pytes
     """An event's resolution counts once for all launches of a graph: half a µs is nearly half of this figure."""
     gpu = Gpu(monkeypatch, *(1 + place / 50 for place in range(10)))
     monkeypatch.setitem(sys.modules, "torch", gpu)
-    timing = CudaTimer("cuda:0", GRAPH).time(gpu.launch, PRESETS["default"])
+    timing = CudaTimer("cuda:0", GRAPH).time_launches(gpu.launch, PRESETS["default"])
     assert timing.ending is Ending.KNOWN
     low, high = timing.samples.interval_us
     assert high - low <= 2 * max(0.01 * timing.samples.median_us, 0.5 / cuda_timer.GRAPH_LAUNCHES)

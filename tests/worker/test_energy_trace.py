@@ -18,7 +18,7 @@ def run(trace: EnergyTrace, joules: float, *, step_s: float, at_once: int = 1, u
     while trace.wants_more() and launches * LAUNCH_S < until_s:
         launches += at_once
         elapsed_s = launches * LAUNCH_S
-        trace.take(launches, elapsed_s // step_s * step_s / LAUNCH_S * joules, elapsed_s)
+        trace.add_reading(launches, elapsed_s // step_s * step_s / LAUNCH_S * joules, elapsed_s)
     return trace
 
 
@@ -39,7 +39,7 @@ def test_what_was_taken_before_the_power_had_settled_does_not_count() -> None:
     for launch in range(1, 20_000):
         elapsed_s = launch * LAUNCH_S
         early = 0.9 * min(elapsed_s, SETTLED_S) / LAUNCH_S
-        trace.take(launch, launch - early, elapsed_s)
+        trace.add_reading(launch, launch - early, elapsed_s)
         if not trace.wants_more():
             break
     assert trace.energy is not None

@@ -15,7 +15,7 @@ import pytest
 from ktuned.backends.nvml import NOT_INSTALLED, Sample
 from ktuned.ipc import replies
 from ktuned.worker import contention
-from ktuned.worker.contention import FOREIGN_PIDS, GpuWatch, gpu_is_contended, gpu_users
+from ktuned.worker.contention import FOREIGN_PIDS, GpuWatch, count_gpu_users, gpu_is_contended
 from ktuned.worker.samples import Samples
 
 OWN, OTHER = os.getpid(), 1
@@ -111,9 +111,9 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedNvml]:
     """Put an NVML in the place of the real one."""
     played = PlayedNvml()
     monkeypatch.setitem(sys.modules, "pynvml", played)
-    contention._watched.cache_clear()
+    contention._find_watched_gpu.cache_clear()
     yield played
-    contention._watched.cache_clear()
+    contention._find_watched_gpu.cache_clear()
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_a_neighbour_counts_by_its_effect(percents: tuple[int, ...], samples: Sa
 def test_what_cannot_be_judged_says_why(nvml: PlayedNvml) -> None:
     """No driver, or processes of which only others' ids are reported: nothing is called contended."""
     for users, reason in ((None, "NVML: Driver Not Loaded"), ((7_000_001,), FOREIGN_PIDS)):
-        contention._watched.cache_clear()
+        contention._find_watched_gpu.cache_clear()
         nvml.users = users
         watch = GpuWatch("a")
         assert (watch.absence, watch.is_contended(STEADY)) == (reason, False)
@@ -201,11 +201,11 @@ def test_processes_at_work_on_a_gpu_are_counted(nvml: PlayedNvml, monkeypatch: p
     monkeypatch.setattr(contention, "gpu_uuids", lambda: {"cuda:0": "GPU-a"})
     now_us = time_ns() // 1000
     nvml.samples = [(OWN, now_us, 50), (OTHER, now_us, 50), (os.getppid(), now_us, 0), (2**22 + 1, now_us, 50)]
-    assert gpu_users([OWN]) == replies.GpuUsers({"cuda:0": 1})
+    assert count_gpu_users([OWN]) == replies.GpuUsers({"cuda:0": 1})
     nvml.is_partition = True
-    assert gpu_users([OWN]) == replies.GpuUsers({"cuda:0": 0})
+    assert count_gpu_users([OWN]) == replies.GpuUsers({"cuda:0": 0})
     nvml.users = None
-    assert gpu_users([OWN]) == replies.GpuUsers({}, "NVML: Driver Not Loaded")
+    assert count_gpu_users([OWN]) == replies.GpuUsers({}, "NVML: Driver Not Loaded")
 
 
 def test_a_gpu_that_is_lost_meanwhile_is_not_judged(nvml: PlayedNvml) -> None:
@@ -219,9 +219,9 @@ def test_a_gpu_that_is_lost_meanwhile_is_not_judged(nvml: PlayedNvml) -> None:
 def test_without_nvml_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     """The package's name is in the reason."""
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    contention._watched.cache_clear()
+    contention._find_watched_gpu.cache_clear()
     assert GpuWatch("a").absence == NOT_INSTALLED
-    contention._watched.cache_clear()
+    contention._find_watched_gpu.cache_clear()
 
 
 @pytest.mark.gpu(alone=True)
@@ -229,7 +229,7 @@ def test_a_real_neighbour_is_seen() -> None:
     """Another process that computes on the same GPU makes a timing contended; alone it is not."""
     import torch
 
-    contention._watched.cache_clear()
+    contention._find_watched_gpu.cache_clear()
     x = torch.ones(2048, 2048, device="cuda")
     uuid = str(torch.cuda.get_device_properties("cuda:0").uuid)
     if absence := GpuWatch(uuid).absence:

@@ -12,13 +12,13 @@ import torch
 
 from ktuned.ipc import MemoryFault, describe_fault, frames, replies
 from ktuned.ipc.memory_fault import MAX_FAULT_BYTES, Region, prepare_fault
-from ktuned.worker.bench import crash_at_once
+from ktuned.worker.bench import restore_default_signals
 from ktuned.worker.damage import Memory
 from ktuned.worker.device_memory import BAND_BYTES, DeviceMemory
 from ktuned.worker.fault_reporter import FaultReporter
 from ktuned.worker.guards import Guards
 from ktuned.worker.host_memory import GUARD_BYTES, HostMemory
-from ktuned.worker.placement import span_of
+from ktuned.worker.placement import make_own_span
 from ktuned.worker.torch_tensors import count_bytes
 
 MEMORIES = (HostMemory, DeviceMemory)
@@ -27,13 +27,13 @@ MEMORIES = (HostMemory, DeviceMemory)
 
 def place(guards: Guards, value: torch.Tensor, name: str = "y") -> torch.Tensor:
     """Return a guarded copy of one tensor."""
-    placed: torch.Tensor = guards.place({name: value}, guards.find_spans({name: value}))[name]
+    placed: torch.Tensor = guards.place_tensors({name: value}, guards.find_spans({name: value}))[name]
     return placed
 
 
 def place_in(memory: Memory, value: torch.Tensor) -> torch.Tensor:
     """Return a copy in one kind of memory."""
-    placed: torch.Tensor = memory.place(span_of("y", value), {"y": value})["y"]
+    placed: torch.Tensor = memory.place_span(make_own_span("y", value), {"y": value})["y"]
     return placed
 
 
@@ -41,15 +41,15 @@ def fault_of(launch: Callable[[Guards, torch.Tensor, torch.Tensor], object]) -> 
     """Return the signal that ended a child in which a launch ran, and what the child reported."""
     read, write = os.pipe()
     guards = Guards()
-    kept, y = guards.keep("ktuned's copy of x", torch.arange(10.0)), place(guards, torch.zeros(1000))
-    guards.seal()
+    kept, y = guards.keep_copy("ktuned's copy of x", torch.arange(10.0)), place(guards, torch.zeros(1000))
+    guards.seal_copies()
     pid = os.fork()
     if pid == 0:
         os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
         reporter = FaultReporter(write)
-        crash_at_once()
-        reporter.know(guards.regions())
-        reporter.arm()
+        restore_default_signals()
+        reporter.name_regions(guards.list_regions())
+        reporter.install_handlers()
         launch(guards, kept, y)
         os._exit(0)
     os.close(write)
@@ -109,8 +109,8 @@ def test_damage_beside_a_tensor_is_named_and_mended(memory_type: type[Memory], n
     """By its distance, where it is nearest; the next config is innocent."""
     memory = memory_type()
     y = place_in(memory, torch.ones(numel, dtype=torch.float16))
-    memory.seal()
-    assert memory.damage() is None
+    memory.seal_copies()
+    assert memory.find_damage() is None
     size, start = 2 * numel, y.data_ptr()
     slack_after = BAND_BYTES if memory_type is DeviceMemory else -size % 64
     slack_before = BAND_BYTES if memory_type is DeviceMemory else start % 4096
@@ -121,11 +121,11 @@ def test_damage_beside_a_tensor_is_named_and_mended(memory_type: type[Memory], n
         if distance < 2 + offset:
             continue
         ctypes.memset(begins, 1, 2)
-        damage = memory.damage()
+        damage = memory.find_damage()
         assert damage is not None
         assert damage.message == f"wrote outside its tensors: {place}"
         assert damage.is_contained
-        assert memory.damage() is None
+        assert memory.find_damage() is None
     assert bool((y == 1).all())
 
 
@@ -133,10 +133,10 @@ def test_damage_to_the_end_of_a_band_may_go_on_beyond_it() -> None:
     """So it is not contained: the worker is replaced."""
     memory = DeviceMemory()
     y = place_in(memory, torch.ones(16))
-    memory.seal()
+    memory.seal_copies()
     for start, size in ((y.data_ptr() + 64, BAND_BYTES), (y.data_ptr() - BAND_BYTES, 4)):
         ctypes.memset(start, 1, size)
-        damage = memory.damage()
+        damage = memory.find_damage()
         assert damage is not None
         assert not damage.is_contained
 
@@ -145,11 +145,11 @@ def test_damage_to_what_ktuned_owns_is_not_contained() -> None:
     """The pristine inputs and the expected outputs are watched as a whole, with their bands."""
     memory = DeviceMemory()
     place_in(memory, torch.ones(16))
-    kept = memory.keep("ktuned's copy of x", torch.ones(16))
-    memory.seal()
-    assert memory.damage() is None
+    kept = memory.keep_copy("ktuned's copy of x", torch.ones(16))
+    memory.seal_copies()
+    assert memory.find_damage() is None
     kept[3] = 5
-    damage = memory.damage()
+    damage = memory.find_damage()
     assert damage is not None
     assert (damage.message, damage.is_contained) == ("wrote outside its tensors: into ktuned's copy of x", False)
 
@@ -158,12 +158,12 @@ def test_damage_to_what_ktuned_owns_is_not_contained() -> None:
 def test_user_code_may_change_what_it_is_shown(memory_type: type[Memory]) -> None:
     """A check that writes to its inputs is no config that writes outside its tensors."""
     memory = memory_type()
-    kept = memory.keep("ktuned's copy of x", torch.ones(16))
-    memory.seal()
-    memory.unseal()
+    kept = memory.keep_copy("ktuned's copy of x", torch.ones(16))
+    memory.seal_copies()
+    memory.unseal_copies()
     kept.zero_()
-    memory.seal()
-    assert memory.damage() is None
+    memory.seal_copies()
+    assert memory.find_damage() is None
 
 
 DTYPES = (torch.float64, torch.bfloat16, torch.float8_e4m3fn, torch.bool, torch.uint16, torch.complex64)
@@ -193,14 +193,14 @@ def test_what_is_more_than_numbers_in_memory_is_cloned() -> None:
     assert place(guards, sparse).layout is torch.sparse_coo
     assert place(guards, gradient).requires_grad
     assert place(guards, torch.ones(0)).shape == (0,)
-    assert not list(guards.regions())
+    assert not list(guards.list_regions())
 
 
 def test_memory_lives_as_long_as_a_tensor_uses_it() -> None:
     """A launch may be bound to tensors whose problem was closed; after it the pages are given back."""
     guards = Guards()
     y = place(guards, torch.ones(1000))
-    (region,) = guards.regions()
+    (region,) = guards.list_regions()
     del guards
     assert float(y.sum()) == 1000
     del y

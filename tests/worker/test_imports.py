@@ -61,10 +61,10 @@ def test_no_garbage_is_looked_for_meanwhile() -> None:
     for was_on in (True, False):
         (gc.enable if was_on else gc.disable)()
         try:
-            with imports.without_collections():
+            with imports.pause_garbage_collection():
                 assert not gc.isenabled()
             assert gc.isenabled() == was_on
-            with pytest.raises(ImportError), imports.without_collections():
+            with pytest.raises(ImportError), imports.pause_garbage_collection():
                 importlib.import_module("no_such_module")
             assert gc.isenabled() == was_on
         finally:

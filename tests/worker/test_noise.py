@@ -29,7 +29,7 @@ def pool(*configs: Sequence[float]) -> Noise:
     """Return the noise of configs that were sampled in full."""
     noise = Noise()
     for values in configs:
-        noise.learn(samples(*values))
+        noise.add_config(samples(*values))
     return noise
 
 
@@ -39,17 +39,17 @@ QUIET = [99.0, 100.0, 101.0, 100.0, 100.0] * 2
 def test_nothing_is_known_of_an_empty_pool() -> None:
     """Three samples that are far off decide, fewer never do."""
     noise = Noise()
-    assert not noise.knows(3, CHANCE)
+    assert not noise.is_informative(3, CHANCE)
     assert noise.is_above(samples(*[116.0] * 3), 100.0, CHANCE)
     assert not noise.is_above(samples(*[114.0] * 3), 100.0, CHANCE)
     assert not noise.is_above(samples(500.0, 500.0), 100.0, CHANCE)
-    assert noise.lowest_median_us(samples(*[118.0] * 3), CHANCE) == pytest.approx(118 / (1 + UNKNOWN))
+    assert noise.find_lowest_median_us(samples(*[118.0] * 3), CHANCE) == pytest.approx(118 / (1 + UNKNOWN))
 
 
 def test_the_noise_of_others_decides() -> None:
     """Where no config was more than 1 % above its median, three samples 2 % above a latency are slower."""
     noise = pool(*[QUIET] * 8)
-    assert noise.knows(3, CHANCE)
+    assert noise.is_informative(3, CHANCE)
     assert noise.is_above(samples(*[102.0] * 3), 100.0, CHANCE)
     assert not noise.is_above(samples(101.9, 99.9, 102.0), 100.0, CHANCE)
 
@@ -91,7 +91,7 @@ def test_the_pool_is_bounded() -> None:
 def test_the_interval_and_the_verdict_agree(configs: list[list[float]], taken: list[float], latency: float) -> None:
     """A median is above what its interval excludes, and the interval holds all samples."""
     noise, found = pool(*configs), samples(*taken)
-    low, high = (end(found, CHANCE) for end in (noise.lowest_median_us, noise.highest_median_us))
+    low, high = (end(found, CHANCE) for end in (noise.find_lowest_median_us, noise.find_highest_median_us))
     assert low <= min(taken) <= max(taken) <= high
     if noise.is_above(found, latency, CHANCE):
         assert low >= latency * (1 - 1e-9)
@@ -110,10 +110,10 @@ def test_an_interval_of_few_samples_covers_the_median(count: int) -> None:
         return samples(*(100 * (1 + dice.gauss(0, width)) * factor for factor in late))
 
     for _ in range(MOST_CONFIGS):
-        noise.learn(draw(dice.uniform(0.002, 0.01), 10))
+        noise.add_config(draw(dice.uniform(0.002, 0.01), 10))
     for _ in range(tried):
         width = dice.uniform(0.002, 0.01)
         taken = draw(width, count)
         truth = draw(width, 301).median_us
-        covered += noise.lowest_median_us(taken, MISSED) <= truth <= noise.highest_median_us(taken, MISSED)
+        covered += noise.find_lowest_median_us(taken, MISSED) <= truth <= noise.find_highest_median_us(taken, MISSED)
     assert covered >= 0.95 * tried

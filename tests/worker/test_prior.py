@@ -23,7 +23,7 @@ def explored(prior: Any) -> list[Any]:
     exploration = Exploration(declare(space=SPACE, prior=prior), {"M": 1}, Plan(strategy="exhaustive"), [{"n": 50}])
     configs: list[Any] = []
     while True:
-        answer = exploration.ask(20)
+        answer = exploration.propose_configs(20)
         configs += [proposal.config["n"] for proposal in answer.proposals]
         if answer.finished:
             return configs
@@ -56,7 +56,9 @@ def test_prior_may_look_at_the_device(prior: Any) -> None:
     """A parameter of that name takes it, in either form."""
     device = Device(DeviceName("cuda:0"), DeviceModel("H100"), Target("sm_90a"))
     kernel = declare(space=SPACE, prior=prior)
-    (proposal,) = Exploration(kernel, {"M": 1}, Plan(strategy="exhaustive"), [], device=device).ask(1).proposals
+    (proposal,) = (
+        Exploration(kernel, {"M": 1}, Plan(strategy="exhaustive"), [], device=device).propose_configs(1).proposals
+    )
     assert proposal.config["n"] == 70
 
 

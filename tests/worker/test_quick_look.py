@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from ktuned.worker.check import compare
+from ktuned.worker.check import compare_outputs
 from ktuned.worker.quick_look import QuickLook
 
 
 def look(tensors: dict[str, Any], expected: dict[str, Any], rtol: float = 1e-3, atol: float = 1e-2) -> QuickLook | None:
     """Return the look at tensors on the CPU, whose bounds nothing guards."""
-    return QuickLook.of("cpu", tensors, expected, rtol=rtol, atol=atol, keep=lambda name, value: value)
+    return QuickLook.from_expected("cpu", tensors, expected, rtol=rtol, atol=atol, keep=lambda name, value: value)
 
 
 def finds_right(out: torch.Tensor, reference: torch.Tensor, rtol: float = 1e-3, atol: float = 1e-2) -> bool:
@@ -36,7 +36,7 @@ def test_it_is_surer_than_the_comparison(dtype: torch.dtype, rtol: float) -> Non
         for out in (edge.to(dtype), torch.nextafter(edge, reference.double()).to(dtype)):
             each = [(one[None], other[None]) for one, other in zip(out[:300], reference[:300], strict=True)]
             for one, other in each:
-                verdict = compare({"y": one}, {"y": other}, rtol=rtol, atol=atol, max_mismatched_ratio=0.0)
+                verdict = compare_outputs({"y": one}, {"y": other}, rtol=rtol, atol=atol, max_mismatched_ratio=0.0)
                 assert verdict.ok or not finds_right(one, other, rtol, atol)
         assert finds_right(reference, reference, rtol, atol)
     assert finds_right(reference + 1e-3, reference)

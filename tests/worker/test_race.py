@@ -33,7 +33,7 @@ def end(
     race = Race(preset, stop_above_us=stop_above_us, incumbent=incumbent, resolution_us=resolution_us, noise=noise)
     for value in values:
         race.samples.add(value)
-    wants = race.next_batch(elapsed_s)
+    wants = race.choose_next_batch(elapsed_s)
     assert (wants == 0) == (race.ending is not None)
     return race.ending
 
@@ -100,7 +100,7 @@ def quiet() -> Noise:
     for value in (99.7, 100.1, 99.8, 100.2, 99.9, 100.3, 99.95, 100.05, 99.9, 100.1):
         config.add(value)
     for _ in range(8):
-        noise.learn(config)
+        noise.add_config(config)
     return noise
 
 
@@ -144,7 +144,7 @@ def test_what_may_be_close_to_the_best_goes_on(preset: Preset, values: list[floa
     race = Race(preset, incumbent=BEST)
     for value in values:
         race.samples.add(value)
-    race.next_batch(LONG_ENOUGH_S)
+    race.choose_next_batch(LONG_ENOUGH_S)
     low, high = race.samples.interval_us
     assert low <= race.samples.median_us <= high
     doubt = 1 if len(values) >= 6 else 1 + UNKNOWN
@@ -186,9 +186,9 @@ def test_the_far_off_are_launched_once_more(
     """Two launches that are many times slower than what is hopeless, and no accident, need no third one."""
     race = Race(PRESET, stop_above_us=3_000.0)
     race.warm.add(warm_us)
-    assert race.next_batch(0.0) == 1
+    assert race.choose_next_batch(0.0) == 1
     race.samples.add(sample_us)
-    race.next_batch(elapsed_s)
+    race.choose_next_batch(elapsed_s)
     assert race.ending is expected
 
 
@@ -230,15 +230,15 @@ def test_one_sample_is_enough_after_a_launch_that_was_as_slow(
     """Where the first launches of others seemed to take a tenth more than their medians. A fast sample saves it."""
     noise = Noise()
     for place in range(30):
-        noise.learn(Samples([99.0, 100.0, 101.0] * 4, [99.0, 100.0, 101.0] * 4), 110.0 + place % 3)
+        noise.add_config(Samples([99.0, 100.0, 101.0] * 4, [99.0, 100.0, 101.0] * 4), 110.0 + place % 3)
     race = Race(PRESET, incumbent=BEST, first_us=first_us, noise=noise)
-    assert race.next_batch(0.0) == launches
+    assert race.choose_next_batch(0.0) == launches
     race.samples.add(200.0)
-    race.next_batch(LONG_ENOUGH_S)
+    race.choose_next_batch(LONG_ENOUGH_S)
     assert race.ending is expected
     lucky = Race(PRESET, incumbent=BEST, first_us=first_us, noise=noise)
     lucky.samples.add(101.0)
-    assert lucky.next_batch(LONG_ENOUGH_S) > 0
+    assert lucky.choose_next_batch(LONG_ENOUGH_S) > 0
 
 
 def test_what_is_far_off_when_it_was_checked_is_launched_alone() -> None:
@@ -253,7 +253,7 @@ def test_a_warm_up_that_is_timed_otherwise_is_not_compared() -> None:
         race.warm.add(200.0)
         for _ in range(3):
             race.samples.add(400.0)
-        race.next_batch(LONG_ENOUGH_S)
+        race.choose_next_batch(LONG_ENOUGH_S)
         assert race.ending is ending
 
 
@@ -262,7 +262,7 @@ def test_batches_grow_and_end_at_the_looks(preset: Preset) -> None:
     """The first looks come early, later ones seldom: even a thousand samples are judged a few times only."""
     race, looks = Race(preset), []
     while len(race.samples) < 1_000:
-        for _ in range(race.next_batch(0.0)):
+        for _ in range(race.choose_next_batch(0.0)):
             race.samples.add(float(len(race.samples)))
         looks.append(len(race.samples))
     assert looks[0] == max(3, preset.repetitions // 4)

@@ -71,14 +71,14 @@ def trial(
     race = Race(PRESET, incumbent=incumbent, resolution_us=RESOLUTION_US, first_us=first_us, noise=noise)
     while race.wants_warm_up(0.0):
         race.warm.add(latency_us)
-    while batch := race.next_batch(elapsed_us / 1e6):
+    while batch := race.choose_next_batch(elapsed_us / 1e6):
         for _ in range(batch):
             exact_us = latency_us * draw(dice, first + len(race.samples))
             taken_us = max(RESOLUTION_US, round(exact_us / RESOLUTION_US) * RESOLUTION_US)
             race.samples.add(taken_us)
             elapsed_us += 40 + taken_us
     if race.is_full:
-        noise.learn(race.samples, first_us)
+        noise.add_config(race.samples, first_us)
     return race, len(race.samples) + len(race.warm)
 
 

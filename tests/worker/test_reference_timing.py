@@ -23,7 +23,7 @@ from ktuned.worker.timing import HostTimer
 class Phases:
     """Takes the phases that are reported."""
 
-    def phase(self, name: str) -> None:
+    def begin_phase(self, name: str) -> None:
         """Take one."""
 
 
@@ -33,7 +33,7 @@ class Data:
     def __init__(self, reference: Callable[[], None] | None) -> None:
         self._reference = reference
 
-    def reference_launch(self) -> Callable[[], None] | None:
+    def make_reference_launch(self) -> Callable[[], None] | None:
         """Return what runs it."""
         return self._reference
 

@@ -9,7 +9,7 @@ import pytest
 from ktuned.model import Device, DeviceModel, DeviceName, Target
 from ktuned.worker import rehearsal
 from ktuned.worker.problem import ProblemData
-from ktuned.worker.rehearsal import rehearse, rehearsed
+from ktuned.worker.rehearsal import rehearse_problem, rehearsed
 
 CPU = Device(DeviceName("cpu:0"), DeviceModel("cpu-x"), Target("x86_64"))
 GPU = Device(DeviceName("cuda:0"), DeviceModel("H100"), Target("sm_90a"))
@@ -25,11 +25,11 @@ def test_the_problem_is_one_that_all_of_opening_works_on(monkeypatch: pytest.Mon
             opened.append(self)
 
     monkeypatch.setattr(rehearsal, "ProblemData", Watched)
-    rehearse(CPU)
+    rehearse_problem(CPU)
     (data,) = opened
     assert data.is_judged
-    assert data.check().ok
-    assert data.overwritten() == ()
+    assert data.check_outputs().ok
+    assert data.find_overwritten_inputs() == ()
 
 
 def test_a_refusal_is_in_the_devices_own_words(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -41,7 +41,7 @@ def test_a_refusal_is_in_the_devices_own_words(monkeypatch: pytest.MonkeyPatch) 
     cause = RuntimeError("CUDA out of memory")
     monkeypatch.setattr(rehearsal, "ProblemData", refuse)
     with pytest.raises(RuntimeError, match=r"^CUDA out of memory$"):
-        rehearse(GPU)
+        rehearse_problem(GPU)
 
 
 @pytest.mark.gpu
@@ -53,5 +53,5 @@ def test_it_keeps_no_memory() -> None:
     some = some @ some
     torch.cuda.empty_cache()
     before = torch.cuda.memory_reserved()
-    rehearse(GPU)
+    rehearse_problem(GPU)
     assert torch.cuda.memory_reserved() <= before

@@ -9,7 +9,7 @@ from ktuned.worker import timing
 from ktuned.worker.timing import (
     MAX_LAUNCHES_PER_SAMPLE,
     SAMPLE_FLOOR_NS,
-    launches_per_sample,
+    count_launches_per_sample,
     time_on_host,
 )
 
@@ -24,7 +24,7 @@ class Clock:
         self.log: list[str] = []
         self._launch_us = list(launch_us)
         monkeypatch.setattr(timing, "perf_counter_ns", lambda: self.now_ns)
-        monkeypatch.setattr(timing, "clock_ns", lambda: 0)
+        monkeypatch.setattr(timing, "measure_clock_cost_ns", lambda: 0)
 
     def launch(self) -> None:
         """Take the next time of the list; the last one for ever."""
@@ -40,10 +40,10 @@ class Clock:
 @pytest.mark.parametrize("launch_ns", [0, 1, 4, 5, 49, 1_000, SAMPLE_FLOOR_NS - 1, SAMPLE_FLOOR_NS, 10**9])
 def test_a_sample_lasts_long_enough_to_be_read(launch_ns: int) -> None:
     """Short kernels are launched as often as the floor needs, within the limit; restoring allows one launch only."""
-    launches = launches_per_sample(launch_ns, restores=False)
+    launches = count_launches_per_sample(launch_ns, restores=False)
     assert launches * launch_ns >= SAMPLE_FLOOR_NS or launches == MAX_LAUNCHES_PER_SAMPLE
     assert launches == 1 or (launches - 1) * launch_ns < SAMPLE_FLOOR_NS
-    assert launches_per_sample(launch_ns, restores=True) == 1
+    assert count_launches_per_sample(launch_ns, restores=True) == 1
 
 
 @pytest.mark.parametrize("launch_us", [0.05, 3.0, 80.0, 40_000.0])

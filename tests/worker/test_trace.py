@@ -13,7 +13,7 @@ from ktuned.ipc.requests import KernelRef
 from ktuned.ipc.stamps import stamp
 from ktuned.model.trace import Observation
 from ktuned.spec.observer import OBSERVER
-from ktuned.worker.trace import SourceChanged, Trace, look
+from ktuned.worker.trace import SourceChanged, Trace, look_again
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def trace(project: Path, *known: str) -> Trace:
 
 def read(trace: Trace, *paths: Path) -> tuple[Observation, ...]:
     """Return the entries of files that a compiler has read, or looked for in vain."""
-    return trace.fresh({path: stamp(path) for path in paths}, {}, ())
+    return trace.take_new_observations({path: stamp(path) for path in paths}, {}, ())
 
 
 def installed(project: Path, version: str) -> Path:
@@ -82,13 +82,13 @@ def test_a_library_counts_by_its_distribution(project: Path) -> None:
     header = installed(project, "1.0")
     (entry,) = read(trace(project), header, header.with_name("missed.h"))
     assert entry.name == "dist:mathlib"
-    assert look(entry, str(project)) == entry
+    assert look_again(entry, str(project)) == entry
     installed(project, "2.0")
-    other = look(entry, str(project))
+    other = look_again(entry, str(project))
     assert other.places != entry.places
     assert other.meaning != entry.meaning
     os.rename(header.parent.parent, project.parent / "gone")
-    assert look(other, str(project)).decisive == ""
+    assert look_again(other, str(project)).decisive == ""
 
 
 def test_a_variable_counts_by_its_value(project: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -97,6 +97,6 @@ def test_a_variable_counts_by_its_value(project: Path, monkeypatch: pytest.Monke
     # Another test may have imported a kernel file in this process.
     monkeypatch.setattr(OBSERVER, "kernel_file", None)
     monkeypatch.setenv("KTUNED_TEST", "1")
-    assert look(entry, str(project)).digest
+    assert look_again(entry, str(project)).digest
     monkeypatch.delenv("KTUNED_TEST")
-    assert look(replace(entry, digest="ff"), str(project)).digest == ""
+    assert look_again(replace(entry, digest="ff"), str(project)).digest == ""
