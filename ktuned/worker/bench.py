@@ -1,4 +1,25 @@
-"""Measures trials of one kernel and problem on one device: load, first launch, check, timing."""
+"""Trials: the configs of one kernel and problem, loaded, launched, checked and timed on one device.
+
+A bench has at most one open problem. Opening it makes what all configs share: inputs, expected outputs, guards, and a
+timer. Then each config goes through these steps, and an exception in any of them is its outcome:
+
+1.  **Load** its artifact and bind it to the tensors. On a GPU this was done while the device timed the config before.
+2.  **First launch**, on poisoned outputs. A config that uses more cores than it was given goes back untimed.
+3.  **Check** the outputs. A wrong config is not timed, unless it only differs from the default config, which may be
+    the wrong one.
+4.  **Time** it as long as it can still win (:mod:`ktuned.worker.race`). Some timed launches are compared with the first
+    one. Its energy is measured afterwards, if the objective needs it.
+5.  **Check again** after the last launch: outputs, and that no input was overwritten.
+6.  **Compare bits**, if exact numerics are wanted (:mod:`ktuned.worker.bits`).
+7.  **Look for damage** outside the tensors, however the steps before ended. The next config would be blamed otherwise.
+
+All of it happens in the process state that was read when the problem was opened, and that is put back around each
+config (:mod:`ktuned.worker.process_state`). A process whose state cannot be put back, or that has mapped a file which
+has changed since, measures nothing any more: its measurement says so (``leftover``), or the request is refused
+(:class:`OutdatedWorker`).
+
+On a GPU a launch's fault is reported by whichever call comes next. So an exception of a check may be the launch's.
+"""
 
 from __future__ import annotations
 
@@ -72,10 +93,12 @@ if TYPE_CHECKING:
 
 @record
 class _OpenProblem(Record):
-    """The problem that is measured: its kernel, its data, the device, what times it, and what it is judged by.
+    """The open problem, and everything that measures its configs.
 
-    ``metrics`` are a config's, by its latency in µs and its energy in J; without a ``meter`` that is not measured.
-    ``noise`` is that of the configs that were timed in full.
+    Attributes:
+        metrics: returns the kernel file's own metrics of a config, by its latency in µs and its energy in J.
+        meter: measures energy; ``None`` if the objective does not need it.
+        noise: the noise of the configs that were timed in full so far.
     """
 
     kernel: requests.KernelRef
@@ -91,7 +114,7 @@ class _OpenProblem(Record):
     noise: Noise = field(default_factory=Noise)
 
     def compute_cost(self, latency_us: float, energy_j: float | None = None) -> float | None:
-        """Return what a config costs by the objective; ``None`` where its figure cannot be made."""
+        """Return what a config costs by the objective; ``None`` if the kernel file's metric fails."""
         known: dict[str, float] = {} if energy_j is None else energy_figures(energy_j, latency_us)
         if self.objective not in BUILT_IN:
             try:
@@ -102,12 +125,39 @@ class _OpenProblem(Record):
 
     @property
     def races_by_latency(self) -> bool:
-        """True if a latency alone shows what a config costs."""
+        """True if the latency alone decides what a config costs."""
         return self.meter is None
 
 
+@record
+class _TimingRules(Record):
+    """How one config is timed.
+
+    Attributes:
+        preset: how many samples are wanted, and the time for them.
+        judge_contention: whether a timing that other programs disturbed is thrown away.
+        stop_above_us: the latency that is hopeless, in µs.
+        incumbent: the best config so far, to race against.
+        following: the config that is loaded while a GPU works on this one's samples.
+        tolerated: processes whose use of the GPU disturbs no short launch.
+        known_us: the latency in µs if it is known already: then only energy and metrics are measured.
+        first_us: the most that the checked launch has taken, in µs.
+        compared: how many launches are compared if the config may win.
+    """
+
+    preset: Preset
+    judge_contention: bool
+    stop_above_us: float | None = None
+    incumbent: requests.Incumbent | None = None
+    following: requests.UnitRef | None = None
+    tolerated: Collection[int] = ()
+    known_us: float | None = None
+    first_us: float | None = None
+    compared: int = SURE_COMPARED
+
+
 class OutdatedWorker(KtunedError):
-    """This process has mapped a file that has another content by now: another process is to do the request."""
+    """A file that this process has mapped has changed on the disk. Another process has to do the request."""
 
     code = "outdated_worker"
 
@@ -119,14 +169,26 @@ class Bench:
         self._registry = registry
         self._places = places
         self._open: _OpenProblem | None = None
+        # The config at hand and the one that was loaded ahead: artifact's key, launch and kernel.
         self._bound: tuple[str, Launch, Kernel] | None = None
-        self._trace: CodeTrace | None = None
         self._ahead: tuple[str, Launch, Kernel] | None = None
+        self._trace: CodeTrace | None = None
+        # Launches of each config that were compared so far, by its artifact's key.
         self._compared: dict[str, int] = {}
         self._state = ProcessState()
 
     def open_problem(self, request: requests.Open, reply: Reply) -> replies.Opened:
-        """Make the inputs and the expected outputs of a problem on a device, unless its reference is unusable."""
+        """Make the inputs and the expected outputs of a problem on a device.
+
+        Returns:
+            What the code has read, and a digest of everything that decides results; or why the default config, whose
+            outputs are expected, cannot be run.
+
+        Raises:
+            FreshProcessNeeded: this process is not as a new one would be.
+            KernelFileError: the kernel file's code fails, or makes what cannot be measured.
+            DeviceCrowded: an application leaves too little memory.
+        """
         self._state.begin_problem()
         if self._state.leftover or self._state.find_outdated_file():
             raise FreshProcessNeeded
@@ -143,7 +205,7 @@ class Bench:
         timer: HostTimer | CudaTimer = HostTimer()
         if request.device.kind == "cuda" and not backend.times_on_host:
             timer = CudaTimer(request.device.name, kernel.timing)
-            # It loads the GPU's library of matrix products, too, which takes as long as making the inputs.
+            # In parallel: this also loads the GPU's library of matrix products, which takes as long as the inputs.
             timer.begin_warm_up()
         data = ProblemData(
             kernel,
@@ -154,7 +216,7 @@ class Bench:
             guards=Guards(is_active=request.guarded),
             run_default=default,
         )
-        # After the kernel file's own Python, which all configs have in common, and before its references.
+        # The baseline is read here: after the kernel file's Python, which applies to all configs, before its reference.
         self._compared.clear()
         with ACCESSES.apart():
             self._state.take_baseline((self._places.artifacts, self._places.expected))
@@ -169,8 +231,9 @@ class Bench:
         if isinstance(timer, CudaTimer):
             from concurrent.futures import ThreadPoolExecutor
 
-            with ThreadPoolExecutor(1) as beside:
-                saved = beside.submit(data.save_expected, expected)
+            # Save the expected outputs while the GPU loads the kernels that each check needs.
+            with ThreadPoolExecutor(1) as executor:
+                saved = executor.submit(data.save_expected, expected)
                 data.rehearse_judging()
                 saved.result()
         else:
@@ -200,29 +263,25 @@ class Bench:
     def _prepare_default_run(
         self, kernel: DeclaredKernel, backend: Backend, request: requests.Open
     ) -> DefaultRun | None:
-        """Return what runs the default config, where its outputs are expected.
+        """Return what runs the default config if its outputs are the reference; else ``None``.
 
         Raises:
-            UsageError: the request does not name its artifact.
+            UsageError: the request does not name the default config's artifact.
         """
         if not kernel.expects_default_outputs:
             return None
         if request.reference is None:
             raise UsageError(f"the default config of {kernel.name} is the reference, and no artifact of it is named")
-        reference = request.reference
-
-        def load() -> Kernel:
-            return self._load_artifact(backend, request.kernel, request.target, reference, request.device)
-
+        load = partial(self._load_artifact, backend, request.kernel, request.target, request.reference, request.device)
         return DefaultRun(kernel, load, request.device)
 
     def _load_artifact(
         self, backend: Backend, kernel: requests.KernelRef, target: str, unit: requests.UnitRef, device: Device
     ) -> Kernel:
-        """Return the kernel of a unit's artifact.
+        """Verify a unit's artifact and load its kernel.
 
         Raises:
-            DamagedArtifact: it is to be compiled again.
+            DamagedArtifact: it must be compiled again.
             Unsupported: the device cannot run it.
         """
         artifact = self._places.artifact(unit.key)
@@ -230,21 +289,21 @@ class Bench:
         return backend.load(artifact, make_unit(self._registry, self._places, kernel, target, unit), device)
 
     def _find_captured_file(self, digest: str) -> Path:
-        """Return the file of captured inputs, which are a part of the context by their digest.
+        """Return the file of captured inputs with this digest, which is a part of the context.
 
         Raises:
-            UsageError: it holds something else, or is gone.
+            UsageError: the file is gone, or its content has another digest.
         """
         path = self._places.captured(digest)
         if stamp(path) != digest:
-            raise UsageError(f"the captured inputs in {path} are damaged, or gone", hint=CAPTURE_AGAIN)
+            raise UsageError(f"the captured inputs in {path} are damaged or gone", hint=CAPTURE_AGAIN)
         return path
 
     def _require_room(self, kernel: DeclaredKernel, request: requests.Open) -> None:
-        """Check that there is room beside an application; without one all of the device may be used again.
+        """Keep within the memory that an application leaves on the GPU; without an application, lift the limit.
 
         Raises:
-            DeviceCrowded: there is none.
+            DeviceCrowded: the application leaves too little.
         """
         import torch
 
@@ -255,7 +314,7 @@ class Bench:
             torch.cuda.set_per_process_memory_fraction(1.0, request.device.name)
 
     def _make_meter(self, backend: Backend, request: requests.Open, timer: HostTimer | CudaTimer) -> EnergyMeter:
-        """Return what measures the energy of launches.
+        """Return the meter for the energy of launches.
 
         Raises:
             Unsupported: the device's energy cannot be measured.
@@ -268,7 +327,7 @@ class Bench:
         return EnergyMeter(counter, device.name if isinstance(timer, CudaTimer) else "")
 
     def close_problem(self, request: requests.Close, reply: Reply) -> replies.Empty:
-        """Give up the open problem, and what torch keeps of its memory: another worker needs it on this device."""
+        """Close the open problem, and free the GPU memory that torch keeps of it: another worker needs it."""
         was_on_gpu = self._open is not None and self._open.device.kind == "cuda"
         self._open = self._bound = self._ahead = None
         if was_on_gpu:
@@ -278,10 +337,11 @@ class Bench:
         return replies.Empty()
 
     def run_trial(self, request: requests.Trial, reply: Reply) -> replies.Measurement:
-        """Measure configs from their artifacts, up to the first that raises; all results but the last are items.
+        """Measure a batch of configs, up to the first that must end it. All results but the last are sent as items.
 
         Raises:
             UsageError: the request names no config, or no problem is open.
+            OutdatedWorker: a file that this process has mapped has changed.
         """
         if not request.units:
             raise UsageError("a trial needs at least one unit")
@@ -294,9 +354,9 @@ class Bench:
                 return measured
             incumbent = requests.Incumbent.after(request.incumbent, measured, request.same_bits)
             request = replace(request, incumbent=incumbent)
-            # What is printed goes with a result only where that failed: it is not to be mixed with that of others.
+            # A failed config's result is sent at once, with what it has printed, and not mixed with what others print.
             is_well = measured.outcome in (Outcome.MEASURED, Outcome.SLOWER)
-            # The next config begins where this request began.
+            # The next config starts in the phase that the request started in.
             reply.begin_phase(request.first_phase)
             reply.send_item(measured, hold_s=request.hold_s if is_well else 0.0)
         return self._measure_unit(last, last_us, request, reply)
@@ -309,7 +369,7 @@ class Bench:
         reply: Reply,
         following: requests.UnitRef | None = None,
     ) -> replies.Measurement:
-        """Measure one config; add its time, and what the kernel file's code has reached meanwhile: its check, say."""
+        """Measure one config in the known process state; add how long that took, and what the file's code has read."""
         began = monotonic()
         phases = TimedPhases(reply, request.first_phase)
         with self._state.isolate_config(unit.key):
@@ -322,10 +382,10 @@ class Bench:
         )
 
     def _require_current_files(self) -> None:
-        """Refuse to launch anything in a process that has mapped a file which is another one by now.
+        """Check that the files that this process has mapped are still those on the disk.
 
         Raises:
-            OutdatedWorker: it has.
+            OutdatedWorker: one has changed.
         """
         if outdated := self._describe_outdated_file():
             raise OutdatedWorker(outdated)
@@ -342,10 +402,11 @@ class Bench:
         reply: Phases,
         following: requests.UnitRef | None = None,
     ) -> replies.Measurement:
-        """Measure one config; a damaged artifact gives no outcome, because it is to be compiled again.
+        """Take a config through the steps from loading to comparing bits; see the module.
 
-        The ``following`` one is loaded while a GPU works on this one's samples.
+        A damaged artifact gives no outcome: it will be compiled again.
         """
+        # Load, and launch once on poisoned outputs.
         opened = self._require_open_problem()
         launch = self._try_to_load(opened, unit)
         if isinstance(launch, replies.Measurement):
@@ -355,35 +416,35 @@ class Bench:
         first_us = self._launch_once(opened, counted or launch, reply, Phase.FIRST_LAUNCH)
         if isinstance(first_us, replies.Measurement):
             return first_us
+        # Check. If nothing decides what is right, this is the only look at the inputs.
         first = self._judge_last_launch(opened, reply, is_last=not opened.data.is_judged)
         if first.outcome is not Outcome.MEASURED and first.undisputed is None:
             return first
         cores = None if counted is None else counted.cores
         if cores is not None and request.cores is not None and cores > request.cores:
             return replies.Measurement(None, phase=Phase.TIMING, cores=cores)
+        # Digest the outputs before timing poisons them.
         compares_bits = request.same_bits is not None and opened.data.has_outputs
         began = perf_counter()
         own = [opened.data.digest_outputs()] if compares_bits else []
         digest_us = (perf_counter() - began) * 1e6
         launches = self._make_timed_launches(opened, unit.key, launch, first)
-        timed, ends_checked = self._time_launches(
-            opened,
-            launches,
+        rules = _TimingRules(
             request.preset,
             request.judge_contention,
-            reply,
-            stop_above_us=request.stop_above_us,
-            incumbent=request.incumbent,
-            following=following,
-            tolerated=request.tolerated,
-            known_us=known_us,
-            first_us=first_us,
+            request.stop_above_us,
+            request.incumbent,
+            following,
+            request.tolerated,
+            known_us,
+            first_us,
         )
+        timed, ends_checked = self._time_launches(opened, launches, rules, reply)
         if first.undisputed is not None:
             return measurement_of_dispute(timed, first)
         last = first
         if timed.outcome is Outcome.MEASURED and opened.data.is_judged:
-            # The inputs and the guards are looked at after the last launch.
+            # Check again, the inputs too; events leave the last timed launch's outputs in place, a graph does not.
             relaunched = None if ends_checked else self._launch_once(opened, launch, reply, Phase.CHECK)
             last = relaunched if isinstance(relaunched, replies.Measurement) else self._judge_last_launch(opened, reply)
             if last.outcome is not Outcome.MEASURED:
@@ -409,7 +470,10 @@ class Bench:
         request: requests.Trial,
         reply: Phases,
     ) -> replies.Measurement:
-        """Add the bits that a timed config leaves: on all inputs if that is wanted, or takes no time."""
+        """Add the bits that a timed config leaves: on all inputs if that is wanted, or costs next to no time.
+
+        ``own`` are digests of what it has left on the problem's own inputs; one digest takes ``digest_us``.
+        """
         wanted = request.same_bits
         assert wanted is not None
         inputs = wanted.inputs
@@ -425,7 +489,7 @@ class Bench:
         return add_bits(timed, found, wanted)
 
     def _try_to_load(self, opened: _OpenProblem, unit: requests.UnitRef) -> Launch | replies.Measurement:
-        """Return the bound launch of a unit, or the measurement of one that cannot be loaded."""
+        """Return the bound launch of a unit, or its measurement if it cannot be loaded."""
         try:
             return self._find_launch(opened, unit)
         except DamagedArtifact as error:
@@ -438,7 +502,7 @@ class Bench:
     def _launch_once(
         self, opened: _OpenProblem, launch: Launch, reply: Phases, phase: Phase
     ) -> float | replies.Measurement:
-        """Launch once, on poisoned outputs; return the most that it may have taken in µs, or what came of it."""
+        """Launch once on poisoned outputs; return how long it took at most, in µs, or its measurement if it failed."""
         reply.begin_phase(phase)
         try:
             began = perf_counter()
@@ -452,23 +516,21 @@ class Bench:
         return (perf_counter() - began) * 1e6
 
     def _look_for_damage(self, measured: replies.Measurement, reply: Phases) -> replies.Measurement:
-        """Return a config's measurement, or that it wrote outside its tensors: this is looked at after its last launch,
-        however that ended. Else the next config would be found guilty of it.
-        """
+        """Return a config's measurement, or one that says where it wrote outside its tensors."""
+        # A config that was not loaded has launched nothing.
         if measured.phase is Phase.LOAD or self._open is None:
             return measured
         reply.begin_phase(Phase.CHECK)
         try:
             damage = self._open.data.find_damage()
         except RuntimeError as error:
-            # A GPU reports a launch's fault to whichever call comes next.
             return measured if measured.outcome is Outcome.LAUNCH_ERROR else measurement_of_error(error, Phase.CHECK)
         return measurement_of_damage(damage, Phase.CHECK) if damage else measured
 
     def _judge_last_launch(self, opened: _OpenProblem, reply: Phases, *, is_last: bool = True) -> replies.Measurement:
-        """Judge what the launches since the outputs were poisoned left; the measurement of a right one has no latency.
+        """Judge the outputs; return a measurement without a latency.
 
-        The inputs are looked at after the last launch that is judged, and after one that was wrong.
+        With ``is_last``, inputs are compared, too: once per config, and after a wrong launch, is enough.
         """
         reply.begin_phase(Phase.CHECK)
         with self._state.use_known_arithmetic():
@@ -481,7 +543,6 @@ class Bench:
             verdict = data.check_outputs()
             overwritten = data.find_overwritten_inputs() if is_last or not verdict.ok else ()
         except Exception as error:
-            # A GPU reports a launch's fault to whichever call comes next.
             return measurement_of_error(error, Phase.CHECK)
         measured = replies.Measurement(Outcome.MEASURED)
         if not verdict.ok:
@@ -491,7 +552,7 @@ class Bench:
         return replace(add_check_errors(measured, verdict), overwritten=overwritten or None)
 
     def check_config(self, request: requests.Check, reply: Reply) -> replies.Measurement:
-        """Launch a config once, as before its timing, and judge its outputs."""
+        """Launch a config once and judge its outputs, without timing it."""
         self._require_current_files()
         with self._state.isolate_config(request.unit.key):
             measured = self._launch_and_judge(request, reply)
@@ -508,7 +569,7 @@ class Bench:
         return self._look_for_damage(judged, reply)
 
     def time_finalist(self, request: requests.Time, reply: Reply) -> replies.Measurement:
-        """Time a finalist again; it was checked when it was tried."""
+        """Time a config again in the final round, against the other finalists."""
         self._require_current_files()
         with self._state.isolate_config(request.unit.key):
             measured = self._check_and_time_again(request, reply)
@@ -525,21 +586,16 @@ class Bench:
         if first.outcome is not Outcome.MEASURED and first.undisputed is None:
             return self._look_for_damage(first, reply)
         launches = self._make_timed_launches(opened, request.unit.key, launch, first)
-        timed, _ = self._time_launches(
-            opened,
-            launches,
-            request.preset,
-            request.judge_contention,
-            reply,
-            known_us=request.known_us,
-            wanted_compared=FINALIST_COMPARED,
+        rules = _TimingRules(
+            request.preset, request.judge_contention, known_us=request.known_us, compared=FINALIST_COMPARED
         )
+        timed, _ = self._time_launches(opened, launches, rules, reply)
         return self._look_for_damage(timed, reply)
 
     def _make_timed_launches(
         self, opened: _OpenProblem, key: str, launch: Launch, first: replies.Measurement
     ) -> TimedLaunches:
-        """Return a config's launches as they are timed, after the first of them was judged."""
+        """Return a config's launches for the timer, after its first launch was judged."""
         data = opened.data
         is_graph = isinstance(opened.timer, CudaTimer)
         judged = data.remember_judged_outputs(
@@ -567,7 +623,7 @@ class Bench:
     def run_canary(self, request: requests.Canary, reply: Reply) -> replies.Empty:
         """Run something tiny on a device, to see that it still works after a worker on it was killed.
 
-        That a CPU works is seen by the answer.
+        A CPU needs no more than the answer.
         """
         if request.device.kind == "cpu":
             return replies.Empty()
@@ -586,10 +642,10 @@ class Bench:
         return replies.Empty()
 
     def time_reference(self, request: requests.TimeReference, reply: Reply) -> replies.Measurement:
-        """Time the reference function by the same timer as the kernels; without one there is no latency.
+        """Time the reference function as the configs are timed. Without a reference there is no latency.
 
-        Nor is there one where configs are timed in a graph, and the reference has operations that cannot be captured:
-        warm launches are not compared with cold ones.
+        There is none either if configs are timed in a graph and the reference cannot be captured in one: a figure with
+        cold caches must not be compared with warm ones.
         """
         opened = self._require_open_problem()
         reply.begin_phase(Phase.REFERENCE)
@@ -600,7 +656,7 @@ class Bench:
         timer = opened.timer
         in_graph = isinstance(timer, CudaTimer) and timer.method == GRAPH
         if in_graph and opened.data.restores:
-            # As the configs are: what has to be restored before each launch is in no graph.
+            # Configs are timed by events then, too: what is restored before each launch is in no graph.
             timer, in_graph = CudaTimer(opened.device.name, EVENTS), False
         watch = _watch_contention(opened.device, request.judge_contention)
         try:
@@ -617,7 +673,8 @@ class Bench:
         return self._open
 
     def _find_launch(self, opened: _OpenProblem, unit: requests.UnitRef) -> Launch:
-        """Return the bound launch of a unit's artifact; the last one is kept for the finalists' rounds."""
+        """Return a unit's bound launch: the one at hand, the one loaded ahead, or a new one."""
+        # A config may have resized a tensor: then no launch is bound to the tensors that there are now.
         if opened.data.recreate_changed_tensors():
             self._bound = self._ahead = None
         for ready in (self._bound, self._ahead):
@@ -630,13 +687,13 @@ class Bench:
         return self._bound[1]
 
     def _load_next(self, opened: _OpenProblem, unit: requests.UnitRef, reply: Phases) -> None:
-        """Load the config that follows; one that fails is loaded again in its turn, where it has its own outcome."""
+        """Load the config that follows. If that fails, it is loaded again in its turn, which gives it its outcome."""
         reply.begin_phase(Phase.LOAD_NEXT)
         try:
             with ACCESSES.heard(), self._state.learn_while_loading_ahead(unit.key):
                 self._ahead = (unit.key, *self._load_and_bind(opened, unit))
         except Exception:
-            # This one's memory may have been what it lacked.
+            # It may only have lacked the memory that this config holds.
             self._ahead = None
         reply.begin_phase(Phase.TIMING)
 
@@ -647,50 +704,24 @@ class Bench:
         return launch, loaded
 
     def _watch_faults(self, opened: _OpenProblem) -> None:
-        """Have faults of memory reported; what was loaded may have handlers of its own."""
+        """Install the fault reporter again: loading a library may have installed other handlers."""
         restore_default_signals()
         opened.faults.name_regions(opened.data.list_regions())
         opened.faults.install_handlers()
 
     def _time_launches(
-        self,
-        opened: _OpenProblem,
-        launches: TimedLaunches,
-        preset: Preset,
-        judge_contention: bool,
-        reply: Phases,
-        *,
-        stop_above_us: float | None = None,
-        incumbent: requests.Incumbent | None = None,
-        following: requests.UnitRef | None = None,
-        tolerated: Collection[int] = (),
-        known_us: float | None = None,
-        first_us: float | None = None,
-        wanted_compared: int = SURE_COMPARED,
+        self, opened: _OpenProblem, launches: TimedLaunches, rules: _TimingRules, reply: Phases
     ) -> tuple[replies.Measurement, bool]:
-        """Time launches, unless their latency is known, and measure their energy where that is wanted.
+        """Time launches and measure their energy; a wrong launch among them makes a mismatch.
 
-        Of a config that may win so many launches as are ``wanted`` are compared. Return also whether the outputs of
-        the last launch can be judged once more.
+        Returns:
+            The measurement, and whether the last launch's outputs can be judged without launching again.
         """
         before = launches.compared
         try:
-            measured, ends_checked = self._race_and_meter(
-                opened,
-                launches,
-                preset,
-                judge_contention,
-                reply,
-                stop_above_us=stop_above_us,
-                incumbent=incumbent,
-                following=following,
-                tolerated=tolerated,
-                known_us=known_us,
-                first_us=first_us,
-                wanted_compared=wanted_compared,
-            )
+            measured, ends_checked = self._race_and_meter(opened, launches, rules, reply)
         except WrongLaunch as wrong:
-            # Where it was the first that differs from the default, that is no more than a difference.
+            # If the outputs are compared with the default's, this is no more than a difference.
             message = f"the first launch was right, a later one was not: {wrong.verdict.message}"
             measured, ends_checked = replies.Measurement(Outcome.MISMATCH, message, Phase.CHECK), False
             measured = add_check_errors(measured, wrong.verdict)
@@ -699,58 +730,45 @@ class Bench:
         return replace(measured, compared=launches.compared - before or None), ends_checked
 
     def _race_and_meter(
-        self,
-        opened: _OpenProblem,
-        launches: TimedLaunches,
-        preset: Preset,
-        judge_contention: bool,
-        reply: Phases,
-        *,
-        stop_above_us: float | None,
-        incumbent: requests.Incumbent | None,
-        following: requests.UnitRef | None,
-        tolerated: Collection[int],
-        known_us: float | None,
-        first_us: float | None,
-        wanted_compared: int,
+        self, opened: _OpenProblem, launches: TimedLaunches, rules: _TimingRules, reply: Phases
     ) -> tuple[replies.Measurement, bool]:
         reply.begin_phase(Phase.TIMING)
         if isinstance(opened.timer, CudaTimer):
+            following = rules.following
             opened.timer.meanwhile = None if following is None else partial(self._load_next, opened, following, reply)
-        watch = _watch_contention(opened.device, judge_contention, tolerated)
+        watch = _watch_contention(opened.device, rules.judge_contention, rules.tolerated)
         try:
-            restore = opened.data.restore_inputs if opened.data.restores else None
-            measured = replies.Measurement(Outcome.MEASURED, latency_us=known_us)
+            measured = replies.Measurement(Outcome.MEASURED, latency_us=rules.known_us)
             is_contended = ends_checked = False
-            if known_us is None:
-                # It was launched before, and has shown then what it reads.
+            if rules.known_us is None:
+                # The first launch has shown already what the config reads.
                 with ACCESSES.apart():
                     timing = opened.timer.time_launches(
                         launches,
-                        preset,
-                        stop_above_us=stop_above_us,
-                        incumbent=incumbent if opened.races_by_latency else None,
+                        rules.preset,
+                        stop_above_us=rules.stop_above_us,
+                        incumbent=rules.incumbent if opened.races_by_latency else None,
                         cost=None if opened.objective == LATENCY else opened.compute_cost,
-                        first_us=first_us,
+                        first_us=rules.first_us,
                         noise=opened.noise,
                     )
                 ends_checked = timing.ends_checked
                 measured = measurement_from_timing(timing)
                 is_contended = watch is not None and not timing.stopped_early and watch.is_contended(timing.samples)
                 if timing.is_full and not is_contended:
-                    opened.noise.add_config(timing.samples, first_us)
-                if measured.outcome is Outcome.MEASURED and _may_win(measured, incumbent):
-                    launches.top_up_comparisons(wanted_compared, preset.timing_s, opened.timer.synchronize)
+                    opened.noise.add_config(timing.samples, rules.first_us)
+                if measured.outcome is Outcome.MEASURED and _may_win(measured, rules.incumbent):
+                    launches.top_up_comparisons(rules.compared, rules.preset.timing_s, opened.timer.synchronize)
             energy: Energy | None = None
             if opened.meter is not None and not is_contended and measured.latency_us is not None:
                 latency_us = measured.latency_us
                 reply.begin_phase(Phase.TIMING)
                 energy, trace = opened.meter.measure_energy(
                     launches.ring[0],
-                    preset,
+                    rules.preset,
                     latency_us,
-                    restore=restore,
-                    incumbent=incumbent,
+                    restore=opened.data.restore_inputs if opened.data.restores else None,
+                    incumbent=rules.incumbent,
                     cost=partial(opened.compute_cost, latency_us),
                 )
                 is_contended = watch is not None and watch.is_shared()
@@ -760,7 +778,7 @@ class Bench:
         except WrongLaunch:
             raise
         except CounterStopped as error:
-            # It says nothing of the config, which is tried again.
+            # This says nothing about the config: it is tried again.
             message = f"the energy counter of {opened.device.name}: {error}"
             return replies.Measurement(Outcome.CONTENDED, message, Phase.TIMING), False
         except Exception as error:
@@ -773,16 +791,16 @@ class Bench:
 
 
 def _may_win(measured: replies.Measurement, incumbent: requests.Incumbent | None) -> bool:
-    """Return whether a config is not known to be slower than the fastest so far."""
+    """Return whether a config may still be as fast as the best one so far."""
     if measured.beaten:
         return False
     return incumbent is None or measured.low_us is None or measured.low_us <= incumbent.high
 
 
 def _add_metrics(measured: replies.Measurement, opened: _OpenProblem, energy: Energy | None) -> replies.Measurement:
-    """Add the energy, the kernel file's own metrics, and what all that costs by the objective.
+    """Add the energy, the kernel file's own metrics, and the cost by the objective.
 
-    Where a metric fails, the file's are left out, and the message says why.
+    If a metric fails, all of the file's metrics are left out, and the message says why.
     """
     latency_us = measured.latency_us
     if measured.outcome is not Outcome.MEASURED or latency_us is None:
@@ -809,7 +827,7 @@ def _add_metrics(measured: replies.Measurement, opened: _OpenProblem, energy: En
 def _watch_contention(
     device: Device, judge_contention: bool, tolerated: Collection[int] = ()
 ) -> CpuWatch | GpuWatch | None:
-    """Return what watches a bench's device for other programs' work from now on."""
+    """Return a watch for other programs' use of a device from now on; ``None`` if that is not judged."""
     if not judge_contention:
         return None
     if device.kind != "cuda":
@@ -820,11 +838,11 @@ def _watch_contention(
 
 
 def restore_default_signals() -> None:
-    """Let a fatal signal end the process after a short stack dump.
+    """Let a fatal signal end the process after a short stack dump, whatever handlers libraries have installed.
 
-    Libraries install handlers that symbolise a backtrace (apache-tvm-ffi does): for seconds, and where the heap is
-    broken without end, so that a crash looks like a hang, or like the handler's own. faulthandler hands over to
-    whichever was there before it.
+    Some symbolise a backtrace (apache-tvm-ffi does). That takes seconds, and with a broken heap it never ends, so that
+    a crash looks like a hang. The defaults must be put back before faulthandler is enabled: it hands over to the
+    handler that it found.
     """
     faulthandler.disable()
     for number in (signal.SIGSEGV, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGABRT):

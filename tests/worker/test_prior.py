@@ -133,7 +133,7 @@ def test_phases_tell_a_prior_from_a_strategy() -> None:
         seen.append("asked")
         return []
 
-    Exploration(declare(space=SPACE, prior=prior), {"M": 1}, Plan(), [], enter=seen.append)
+    Exploration(declare(space=SPACE, prior=prior), {"M": 1}, Plan(), [], on_phase=seen.append)
     assert seen == [Phase.PRIOR, "asked", Phase.STRATEGY]
 
 
