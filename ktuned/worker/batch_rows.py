@@ -1,8 +1,8 @@
-"""Rows of a batch-invariant kernel: the same ones under every problem of its group.
+"""Rows of a batch-invariant kernel: each row's bits must not depend on how many other rows are in the batch.
 
-All problems of a group get the inputs of the largest one, narrowed along each dimension that goes with the batch. What
-a smaller problem's outputs hold are then the same rows as the first ones of the largest problem's outputs, and are
-digested alike.
+To compare rows across problems, the problems of a group get the same inputs: those of the largest one, narrowed along
+each dimension that grows with the batch. A smaller problem's outputs must then have the same bits as the first rows of
+the largest problem's outputs.
 """
 
 from __future__ import annotations
@@ -20,8 +20,13 @@ Shape = tuple[int, ...]
 
 
 class BatchRows:
-    """A problem's place in its group: the ``largest`` problem, the problem's ``own`` inputs as they are declared, and
-    the shapes of the outputs under each ``smaller`` problem, by its canonical text, where this one is the largest.
+    """One problem within its group.
+
+    Attributes:
+        largest: the largest problem of the group.
+        own: this problem's inputs as they are declared, by name.
+        smaller: the shapes of the outputs under each smaller problem, by that problem's canonical text; empty unless
+            this problem is the largest.
     """
 
     def __init__(self, kernel: DeclaredKernel, problem: Problem, group: Sequence[Problem]) -> None:
@@ -41,13 +46,14 @@ class BatchRows:
         """Check that the largest problem's inputs can be narrowed to this one's.
 
         Raises:
-            KernelFileError: a tensor does not fit into that of the largest problem, or an output has no batch.
+            KernelFileError: a tensor does not fit into that of the largest problem, or an output does not grow with
+                the batch.
         """
         if self._is_smaller:
             self._check_narrowing(self.own, of_largest)
 
     def narrow_input(self, name: str, tensor: Any) -> Any:
-        """Return the part of the largest problem's tensor that this problem has."""
+        """Return this problem's part of the largest problem's tensor."""
         shape = _shape_of(self.own[name])
         return tensor if _shape_of(tensor) == shape else narrow_tensor(tensor, shape)
 
@@ -68,7 +74,7 @@ class BatchRows:
 
 
 def narrow_tensor(tensor: Any, shape: Iterable[int]) -> Any:
-    """Return a contiguous copy of the first elements of a tensor along each dimension."""
+    """Return a contiguous copy of a tensor's first elements along each dimension, as ``shape`` counts them."""
     part = tensor[tuple(slice(0, size) for size in shape)]
     return library_of(tensor).make_contiguous(part)
 

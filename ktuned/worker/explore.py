@@ -106,7 +106,7 @@ MAX_REFERENCES = 8
 
 
 def _propose_references(kernel: Kernel, problem: Problem) -> tuple[replies.Proposal, ...]:
-    """Return the configs whose outputs may be the reference, the preferred one first."""
+    """Return the configs of which the first that runs gives the reference outputs, if the default's are expected."""
     if not kernel.expects_default_outputs:
         return ()
     return tuple(
@@ -147,7 +147,7 @@ class Exploration:
         first: configs to propose before all others.
         last: configs to put off, in the order in which they are proposed in the end.
         device: what the prior may look at; of a job that only compiles, the target alone is known.
-        earlier: outcomes of earlier searches, for a strategy that learns.
+        earlier: similar searches, the most similar first, for a strategy that learns.
         on_phase: is told of each phase of opening the space.
     """
 

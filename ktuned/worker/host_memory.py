@@ -1,8 +1,16 @@
 """Tensors on the CPU between guard pages.
 
-A tensor ends where its memory ends, as nearly as its alignment allows; beyond, and before its first page, lie pages
-that cannot be accessed, so that a read or write there is stopped at once. The bytes between the tensor and those pages
-hold a pattern, which is compared after a launch. Copies that no launch may change are read-only.
+The layout of one span::
+
+    guard pages | slack | span | slack | guard pages
+    no access     pattern        pattern  no access
+
+- Guard pages cannot be accessed: a read or write there stops the process at once.
+- The span ends as close to the guard behind it as its alignment allows. The slack between them, and the one before the
+  span, hold a pattern that is compared after a launch.
+- Kept copies are read-only once they are sealed.
+
+So damage that is found here is always contained: only slack can be overwritten without stopping the process.
 """
 
 from __future__ import annotations
@@ -20,7 +28,7 @@ from ktuned.worker.placement import Span, make_own_span
 from ktuned.worker.tensor_library import library_of
 
 GUARD_BYTES = 16 << 20
-"""Width of the guards on both sides: a row or a tile too many is stopped. It takes addresses, and no memory."""
+"""Width of each guard, wider than a row or a tile. It costs addresses but no memory."""
 
 _NO_ACCESS = 0
 _READ, _WRITE = mmap.PROT_READ, mmap.PROT_WRITE
@@ -35,7 +43,7 @@ _libc.mprotect.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
 
 
 class HostMemory:
-    """The tensors of one problem that are on the CPU."""
+    """A problem's tensors on the CPU."""
 
     def __init__(self) -> None:
         self._placed: dict[str, _Pages] = {}
@@ -43,7 +51,7 @@ class HostMemory:
         self._is_sealed = False
 
     def place_span(self, span: Span, values: Mapping[str, Any]) -> dict[str, Any]:
-        """Return copies of the tensors of a span, between the guards that they share."""
+        """Return copies of a span's tensors, with one guard before and one after all of them."""
         self._placed[span.name] = pages = _Pages(span)
         return {
             name: library_of(values[name]).copy_into_memory(pages.memory, offset, values[name])
@@ -57,13 +65,13 @@ class HostMemory:
         return library_of(value).copy_into_memory(pages.memory, 0, value)
 
     def seal_copies(self) -> None:
-        """Make the copies that are kept read-only."""
+        """Make the kept copies read-only."""
         if not self._is_sealed:
             self._set_access(_READ)
         self._is_sealed = True
 
     def unseal_copies(self) -> None:
-        """Make the copies that are kept writable."""
+        """Make the kept copies writable."""
         if self._is_sealed:
             self._set_access(_READ | _WRITE)
         self._is_sealed = False
@@ -73,13 +81,10 @@ class HostMemory:
             pages.set_access(access)
 
     def make_intact_flag(self) -> None:
-        """Return none: no device has to be waited for."""
+        """Return nothing: there is no device to wait for."""
 
     def find_damage(self) -> Damage | None:
-        """Return which pattern beside a tensor was overwritten first, and write it again.
-
-        Beyond the patterns, and in copies that are kept, nothing can be hit: the guards stop the process.
-        """
+        """Return where slack was overwritten, the place nearest to a tensor, and fill it again."""
         found = [
             describe_place(pages.region, address)
             for pages in self._placed.values()
@@ -88,12 +93,12 @@ class HostMemory:
         return Damage.at(found[0], is_contained=True) if found else None
 
     def list_regions(self) -> Iterable[Region]:
-        """Return every allocation."""
+        """Return all allocations, placed and kept."""
         return [pages.region for pages in (*self._placed.values(), *self._kept.values())]
 
 
 class _Pages:
-    """One span's pages, which live as long as a tensor refers to them."""
+    """The pages of one span, which live as long as a tensor refers to them."""
 
     def __init__(self, span: Span) -> None:
         name, size = span.name, span.size
@@ -107,7 +112,7 @@ class _Pages:
         self._inner = first + GUARD_BYTES
         start = self._inner + self._inner_size - body + span.remainder
         self.memory = (ctypes.c_ubyte * size).from_address(start)
-        # A tensor keeps the array alive as long as it is used. At exit tensors may still be in use.
+        # Tensors keep the array alive, and the array its pages. Not at exit: tensors may still be in use then.
         weakref.finalize(self.memory, _libc.munmap, first, total).atexit = False
         self.region = Region(name, start, size, first, first + total)
         self.set_access(_READ | _WRITE)
@@ -124,7 +129,7 @@ class _Pages:
             raise RuntimeError(f"cannot allocate {self._inner_size} bytes for {self.region.name}")
 
     def refill_slacks(self) -> int:
-        """Fill both slacks with the pattern; return where the damage nearest to the tensor begins, or 0."""
+        """Fill both slacks with the pattern; return the address where damage nearest to the span began, or 0."""
         damaged = 0
         for start, size in self._slacks:
             found = ctypes.string_at(start, size)

@@ -1,4 +1,7 @@
-"""Arrays of NumPy as tensors of the CPU, where torch is not installed; NumPy is imported when it is used."""
+"""NumPy's arrays as tensors on the CPU, where torch is not installed. NumPy is imported when it is first used.
+
+The methods are documented in :class:`~ktuned.worker.tensor_library.TensorLibrary`; docstrings here say how they work.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +17,10 @@ if TYPE_CHECKING:
     from ktuned.spec import TensorSpec
 
 ALIGNMENT = 64
-"""Bytes of a cache line, and the alignment of torch's own allocations."""
+"""Alignment of torch's own allocations in bytes: a cache line."""
 
 _NEEDS_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
-"""The remedy for dtypes that NumPy lacks: torch for the CPU is enough."""
+"""Remedy for a dtype that NumPy lacks; torch for the CPU is enough."""
 
 
 class NumPyTensors:
@@ -27,7 +30,7 @@ class NumPyTensors:
 
     @property
     def arithmetic(self) -> Any:
-        """Import NumPy."""
+        """NumPy, imported on first use."""
         import numpy
 
         return numpy
@@ -37,7 +40,7 @@ class NumPyTensors:
         self.arithmetic.random.seed(number % 2**32)
 
     def make_tensor(self, spec: TensorSpec, name: str, seed_text: str, device: str) -> Any:
-        """Make an array with the bytes of torch's tensor."""
+        """Make an array with the same bytes as torch's tensor."""
         from ktuned.spec import materialise_numpy
 
         if not hasattr(self.arithmetic, spec.dtype) and spec.dtype != "bool":
@@ -48,11 +51,11 @@ class NumPyTensors:
             raise RuntimeError(str(error)) from error
 
     def adopt_tensor(self, value: Any, device: str, moved: dict[int, Any] | None = None) -> Any:
-        """Return arrays as they are, and NumPy's scalars as arrays."""
+        """Take arrays as they are, and NumPy's scalars as arrays."""
         return self.arithmetic.asarray(value) if type(value).__module__ == "numpy" else None
 
     def load_tensors(self, file: Path, device: str) -> dict[str, Any]:
-        """Load a file, where no tensor has a dtype that NumPy lacks."""
+        """Load a file; fails for dtypes that NumPy lacks."""
         from safetensors.numpy import load_file
 
         return dict(load_file(file))
@@ -73,11 +76,11 @@ class NumPyTensors:
         return int(tensor.nbytes)
 
     def find_extent(self, tensor: Any) -> tuple[int, int]:
-        """Ask NumPy, which counts negative strides, too."""
+        """Ask NumPy, which handles negative strides."""
         return find_extent(tensor)
 
     def find_allocation(self, tensor: Any) -> tuple[int, int]:
-        """Follow the views to the array that owns the memory; what is not NumPy's is not known."""
+        """Follow the views to the array that owns the memory; memory that is not NumPy's is not known."""
         return find_allocation(tensor)
 
     def copy_into_memory(self, memory: Any, offset: int, tensor: Any) -> Any:
@@ -92,7 +95,7 @@ class NumPyTensors:
         return tensor.shape, tensor.dtype, tensor.strides, tensor.ctypes.data
 
     def clone_tensor(self, tensor: Any) -> Any:
-        """Copy into memory of its own, if it leaves bytes out or has some twice."""
+        """Copy; an array with gaps or overlapping elements gets memory laid out like its own."""
         numpy = self.arithmetic
         size = find_extent(tensor)[1]
         if size == tensor.nbytes and tensor.flags.forc:
@@ -100,7 +103,7 @@ class NumPyTensors:
         return self.copy_into_memory(numpy.zeros(size, "uint8"), 0, tensor)
 
     def make_contiguous(self, tensor: Any) -> Any:
-        """Copy, also where it is contiguous: it may be a part of much larger memory."""
+        """Copy even a contiguous array: it may be a small part of a large allocation."""
         return self.arithmetic.array(tensor, copy=True, order="C")
 
     def copy_elements(self, source: Any, target: Any) -> None:
@@ -116,7 +119,7 @@ class NumPyTensors:
         return tensor
 
     def poison_tensor(self, tensor: Any) -> None:
-        """Fill the real and the imaginary parts."""
+        """Fill real and imaginary parts."""
         for bits, pattern, _ in self._view_parts(tensor):
             bits[...] = pattern
 
@@ -133,7 +136,10 @@ class NumPyTensors:
         return bool((one == other).all())
 
     def find_unwritten(self, tensor: Any) -> Any:
-        """Return where all parts are poison; of narrow dtypes only arrays that hold nothing else count."""
+        """Find elements all of whose parts are poison.
+
+        In narrow dtypes the poison is an ordinary number. There, the elements count only if the whole array holds it.
+        """
         numpy = self.arithmetic
         still = numpy.ones(tensor.shape, "bool")
         for bits, pattern, is_distinct in self._view_parts(tensor):
@@ -155,7 +161,7 @@ class NumPyTensors:
         return found.hexdigest()
 
     def read_digests(self, digests: Sequence[str]) -> list[str]:
-        """Return them as they are."""
+        """Return the texts: they were computed at once."""
         return list(digests)
 
     def find_number_kind(self, tensor: Any) -> str:
@@ -163,7 +169,7 @@ class NumPyTensors:
         return {"c": "complex", "f": "float"}.get(tensor.dtype.kind, "int")
 
     def cast_tensor(self, tensor: Any, dtype: str) -> Any:
-        """Convert to an array, also what arithmetic made a scalar of."""
+        """Convert, also scalars that arithmetic has made of arrays without dimensions."""
         return self.arithmetic.asarray(tensor).astype(dtype)
 
     def round_number(self, number: float, element: Any) -> object:
@@ -171,12 +177,12 @@ class NumPyTensors:
         return element.dtype.type(number).item()
 
     def silence_warnings(self) -> AbstractContextManager[object]:
-        """Hold back what NumPy warns of."""
+        """Suppress NumPy's warnings."""
         quiet: AbstractContextManager[object] = self.arithmetic.errstate(all="ignore")
         return quiet
 
     def _view_parts(self, tensor: Any) -> list[tuple[Any, int, bool]]:
-        """Return an array's parts as unsigned integers, with the poison of each, and whether that is distinct."""
+        """Return real and imaginary parts as unsigned integers, with their poison and whether no number equals it."""
         from ktuned.spec import is_distinct, poison_bits
 
         parts = [tensor.real, tensor.imag] if tensor.dtype.kind == "c" else [tensor]
@@ -199,7 +205,7 @@ def find_extent(array: Any) -> tuple[int, int]:
 
 
 def find_allocation(array: Any) -> tuple[int, int]:
-    """Return where the array lies that owns the memory of a view."""
+    """Return the extent of the array that owns a view's memory."""
     owner = array
     while type(owner.base).__module__ == "numpy":
         owner = owner.base

@@ -1,4 +1,21 @@
-"""The data of one problem: the same inputs for every config, and what they must become."""
+"""The data of one problem: the same inputs for every config, and what they must become.
+
+There are up to three tensors for each name:
+
+=============  ====================================================================================================
+pristine       the content that every config begins with; made once, kept where no launch may change it
+placed         what launches work on (:attr:`ProblemData.tensors`), between guards, laid out like the pristine ones
+expected       of an output: what the reference, or the default config, has made of the pristine inputs
+=============  ====================================================================================================
+
+A launch must not profit from the one before it, so it finds outputs that are only written full of *poison*, never with
+the right answer, and what ``setup`` names is restored. What the file declares neither as an output nor in ``setup``,
+nor as a workspace, is *read-only*: a config that changes it is reported (``overwritten``), because the launches after
+it see other data.
+
+Before each config every placed tensor gets its pristine content again, wherever the config before has written. That is
+skipped only for read-only tensors that the last look found untouched.
+"""
 
 from __future__ import annotations
 
@@ -27,18 +44,27 @@ if TYPE_CHECKING:
     from ktuned.spec import Kernel as DeclaredKernel
     from ktuned.spec import TensorSpec
 
-CAPTURE_AGAIN = "capture them again, or take them back: `capture` with `remove=True`"
+CAPTURE_AGAIN = "capture them again, or remove them: `capture` with `remove=True`"
 
 _COLLECTING = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
-"""Kinds of parameters that no tensor is missing for."""
+"""Kinds of parameters that need no tensor of their name."""
 
 
 class ProblemData:
-    """The tensors of one problem: the same for every config, restored after each, and what they must become.
+    """The tensors of one problem, the same for every config, and the checks of what launches make of them.
 
-    Those that the file ``captured`` holds are taken from there; ``seed`` gives the others other random numbers. All
-    tensors have guards around them. ``run_default`` runs the default config on tensors, for a kernel that expects its
-    outputs. They are torch's, or where that is not installed NumPy's, unless a ``library`` is given.
+    Args:
+        kernel: the declared kernel.
+        problem: the problem.
+        device: where the tensors are.
+        captured: a file of captured tensors, which take the place of those that ``inputs`` makes.
+        seed: gives other random numbers for a value other than 0.
+        guards: allocates the tensors; active guards by default.
+        run_default: runs the default config on tensors, for a kernel that expects its outputs.
+        library: makes the tensors; by default torch if it is installed, else NumPy.
+
+    Raises:
+        KernelFileError: the kernel file's code fails, or makes what cannot be measured.
     """
 
     def __init__(
@@ -63,8 +89,8 @@ class ProblemData:
         self._rows = BatchRows(kernel, problem, group) if len(group) > 1 else None
         made_for = problem if self._rows is None else self._rows.largest
         seed_text = canonical({"kernel": kernel.name, **made_for}) + (f" {seed}" if seed else "")
-        # A tensor that inputs(p) draws itself must be the same in the worker that takes over.
-        # It brings the generators' digests, 1 ms, which a worker that makes no inputs does not need.
+        # What inputs(p) draws at random itself must be the same in every worker.
+        # The import takes 1 ms, which a worker that makes no inputs saves.
         import random
 
         random.seed(seed_text)
@@ -119,11 +145,11 @@ class ProblemData:
         self._is_intact = False
         self._is_well = False
         self.was_surely_right = False
-        # Before ktuned's own copies are made, which share nothing.
+        # Find spans now: the copies below share no memory any more.
         self._spans = self._guards.find_spans(self._pristine)
         try:
             for name, value in self._pristine.items():
-                # A launch that is judged begins with the poison in these.
+                # Poisoned outputs have no content to protect.
                 if name not in self._poisoned:
                     self._pristine[name] = self._guards.keep_copy(f"ktuned's copy of {name}", value)
             self._place_tensors()
@@ -136,9 +162,9 @@ class ProblemData:
         self._layouts = {name: self._library.read_layout(tensor) for name, tensor in self.tensors.items()}
 
     def recreate_changed_tensors(self) -> bool:
-        """Recreate the tensors if a config has resized or replaced them; return whether it has.
+        """Place all tensors again if a config has resized one or replaced its memory; return whether it has.
 
-        Launches that were bound to the old ones must be bound again.
+        Launches that are bound to the old ones must be bound again.
         """
         if all(self._library.read_layout(tensor) == self._layouts[name] for name, tensor in self.tensors.items()):
             return False
@@ -146,7 +172,7 @@ class ProblemData:
         return True
 
     def _use_captured(self, captured: Path, device: Device) -> None:
-        """Put captured tensors in the place of made ones, which say what shape and dtype they must have."""
+        """Put captured tensors in place of made ones, whose shapes and dtypes they must have."""
         given = self._library.load_tensors(captured, device.name if device.kind == "cuda" else "cpu")
         self._captured = set(given)
         for name, tensor in given.items():
@@ -157,7 +183,7 @@ class ProblemData:
                     f"inputs were captured for {name!r}, and inputs(p) makes {known}", hint=CAPTURE_AGAIN
                 )
             if (tensor.shape, tensor.dtype) != (made.shape, made.dtype):
-                # A number travels as the widest of its kind.
+                # A captured scalar has the widest dtype of its kind; it is converted.
                 if tensor.shape or math.prod(made.shape) != 1:
                     raise self._kernel.site.error(
                         f"the captured {name} is {tensor.dtype} of {tuple(tensor.shape)}, "
@@ -174,57 +200,54 @@ class ProblemData:
 
     @property
     def restores(self) -> bool:
-        """True if something must be restored before each run."""
+        """True if something must be restored before each launch."""
         return bool(self._writes_in_place) or self._setup_call is not None
 
     def restore_inputs(self) -> None:
-        """Do what the kernel's ``setup`` asks for before each run."""
+        """Restore what the kernel's ``setup`` asks for before each launch."""
         for name in self._writes_in_place:
             self._library.copy_elements(self._pristine[name], self.tensors[name])
         if self._setup_call is not None:
             self._setup_call(self.tensors)
 
     def begin_trial(self) -> None:
-        """Give every tensor its first content again, and poison the outputs that are only written.
-
-        The config before may have written where it should not.
-        """
+        """Give every tensor its pristine content again, and poison the outputs that are only written."""
         self._guards.seal_copies()
-        # Between trials nothing is launched: what was found well after the last one is so still.
-        known = self._read_only if self._is_well else ()
+        # Nothing is launched between trials: what was untouched after the last launch still is.
+        untouched = self._read_only if self._is_well else ()
         self._is_intact = self._is_well = False
         for name, tensor in self.tensors.items():
             if name in self._poisoned:
                 self._library.poison_tensor(tensor)
-            elif name not in known:
+            elif name not in untouched:
                 self._library.copy_elements(self._pristine[name], tensor)
 
     def digest_problem(self) -> str:
-        """Return a digest of the bits that each config gets, and of those that it must leave.
+        """Return a digest of the content that every config begins with, and of what it must leave.
 
-        Outputs that begin with the poison count by their layout.
+        Poisoned outputs count by their layout alone.
         """
         values = {**self._pristine, **{f"the expected {name}": value for name, value in self._expected.items()}}
         found = [repr(self._spans), repr(sorted(self._poisoned)), repr(self._writes_in_place)]
         for name, value in values.items():
             library = library_of(value)
-            # Where its elements are is last, and another address each time.
+            # The layout ends with the address, which differs each time.
             *layout, _ = library.read_layout(value)
             bits = "" if name in self._poisoned else library.read_digests([library.digest_tensors([value])])[0]
             found.append(f"{name} {layout} {bits}")
         return hashlib.sha256("\n".join(found).encode()).hexdigest()
 
     def digest_outputs(self) -> Any:
-        """Return a digest of the outputs as they are; the library reads it, perhaps from the device."""
+        """Start a digest of the outputs as they are now, for :meth:`read_digests`."""
         return self._library.digest_tensors([self.tensors[name] for name in self._outputs])
 
     @property
     def has_smaller_batches(self) -> bool:
-        """True if other problems' rows are among the outputs."""
+        """True if the outputs contain the rows of smaller problems of a batch-invariant group."""
         return self._rows is not None and bool(self._rows.smaller)
 
     def digest_rows(self) -> dict[str, Any]:
-        """Return a digest of the rows that the outputs have under each smaller problem of the group, by problem."""
+        """Start digests of the rows that each smaller problem of the group has among the outputs, by problem."""
         assert self._rows is not None
         return {
             problem: self._library.digest_tensors(
@@ -234,23 +257,24 @@ class ProblemData:
         }
 
     def read_digests(self, digests: Sequence[Any]) -> list[str]:
-        """Return digests of outputs as texts."""
+        """Read digests, waiting once for the device."""
         return self._library.read_digests(digests)
 
     @property
     def has_outputs(self) -> bool:
-        """True if there is something whose bits can be compared."""
+        """True if there are outputs whose bits can be compared."""
         return bool(self._outputs)
 
     @contextmanager
     def holding_inputs(self, number: int) -> Iterator[bool]:
-        """Have launches get inputs of another number for a while; yields false where these would be the same.
+        """Give launches the inputs of a number (:mod:`ktuned.worker.other_inputs`) for a while.
 
-        Number 0 are the problem's own, then come the :data:`~ktuned.spec.HARD_FILLS`, then other random numbers.
+        Yields:
+            Whether they differ from the problem's own.
         """
         others = self._other_inputs.find_tensors(number)
         own = {name: self._pristine[name] for name in others}
-        # What was found well is launched again.
+        # More launches follow, so the last look is out of date.
         self._is_intact = self._is_well = False
         try:
             self._put_inputs(others)
@@ -266,7 +290,7 @@ class ProblemData:
     def _make_changed_tensors(
         self, change: Callable[[int, TensorSpec], TensorSpec | None], seed: int
     ) -> dict[str, Any]:
-        """Return the declared tensors that ``change`` has another content for, by their place and how they stand."""
+        """Make the tensors to which ``change`` gives another content; poisoned and captured ones keep theirs."""
         specs = [
             (name, entry)
             for name, entry in self._declared.items()
@@ -281,24 +305,28 @@ class ProblemData:
         return made if self._rows is None else self._rows.narrow_input(name, made)
 
     def rehearse_judging(self) -> None:
-        """Do once what is done around each config's launches, except for user code: a GPU's libraries load each of
-        their kernels when it is first used, which takes as long as some configs.
+        """Do once what is done around each config's launches, without user code.
+
+        A GPU's libraries load each of their kernels on its first use, which takes as long as measuring some configs.
         """
-        # What fails here fails in every trial, where it has its outcome.
+        # A failure here repeats in every trial, which reports it.
         with suppress(RuntimeError):
             self.begin_trial()
             for name, value in self._expected.items():
                 self._library.copy_elements(value, self.tensors[name])
-            # The sums are those of what is kept by now.
+            # Judge in both ways: by the quick look, and if that is not enough, in full.
             if not self.is_surely_right(is_last=True):
                 self._compare_with_expected(self.tensors)
                 self.find_overwritten_inputs()
             self.find_damage()
 
     def provide_output_copy(self, number: int) -> Mapping[str, Any]:
-        """Return the tensors with other memory for the outputs that are poisoned; the copy of a number stays."""
+        """Return the tensors with another copy of the poisoned outputs, by the copy's number from 1 on.
+
+        Missing copies are made, and stay.
+        """
         while len(self._copies) < number:
-            # What was written outside so far is found before the guards are sealed again.
+            # Sealing again would hide the damage that was done so far.
             self._seen = self._seen or self._guards.find_damage()
             tag = f" (copy {len(self._copies) + 1})"
             values = {name + tag: self._pristine[name] for name in self._poisoned}
@@ -308,47 +336,50 @@ class ProblemData:
         return {**self.tensors, **self._copies[number - 1]}
 
     def count_affordable_copies(self, limit_bytes: int) -> int:
-        """Return how many of the outputs that are poisoned, the first included, take no more than so many bytes."""
+        """Return how many sets of poisoned outputs fit into ``limit_bytes``, at least 1: the problem's own."""
         size = sum(self._library.count_element_bytes(self.tensors[name]) for name in self._poisoned)
         return max(1, limit_bytes // max(1, size))
 
     def remember_judged_outputs(
         self, *, is_judged: bool, arithmetic: Callable[[], AbstractContextManager[object]]
     ) -> JudgedOutputs:
-        """Return the outputs that the last launch left, to compare those of others with if they were judged right.
+        """Keep the outputs that the last launch left, to compare those of later launches with.
 
-        ``arithmetic`` is what comparisons are made in.
+        Args:
+            is_judged: whether they were judged right; otherwise nothing is compared.
+            arithmetic: enters the floating-point state in which outputs are judged.
         """
         return JudgedOutputs(self, is_judged=is_judged, arithmetic=arithmetic)
 
     def begin_checked_launch(self) -> None:
-        """Poison the outputs that are only written, and restore what ``setup`` asks for, as before each launch.
-
-        The launch before may have left the right answer where this one must write.
-        """
+        """Prepare a launch that is judged: poison the outputs that are only written, and do what ``setup`` asks for."""
         for name in self._poisoned:
             self._library.poison_tensor(self.tensors[name])
         self.restore_inputs()
 
     def find_damage(self) -> Damage | None:
-        """Return what was written outside the tensors since the last call; see :meth:`Guards.find_damage`."""
+        """Return what was damaged outside the tensors since the last call; see :meth:`Guards.find_damage`."""
         seen, self._seen = self._seen, None
         is_intact, self._is_intact = self._is_intact, False
         return seen if seen or is_intact else self._guards.find_damage()
 
     def list_regions(self) -> Iterable[Region]:
-        """Return the memory of all tensors whose guards stop the process at once."""
+        """Return the allocations whose guards stop the process, for naming the address of a fault."""
         return self._guards.list_regions()
 
     def provide_expected_outputs(self, cached: Path) -> None:
-        """Compute the reference's outputs, or read them from ``cached`` where an earlier worker has saved them."""
+        """Read the expected outputs from ``cached`` if an earlier worker has saved them, else run the reference.
+
+        Raises:
+            KernelFileError: the reference fails, or returns something else than the outputs.
+        """
         if self._kernel.reference is None:
             return
         is_known = cached.is_file()
         self._keep_expected(self._library.load_tensors(cached, "cpu") if is_known else self._run_reference())
 
     def save_expected(self, cached: Path) -> None:
-        """Leave the expected outputs to later workers, unless an earlier one has; other threads may go on meanwhile."""
+        """Save the expected outputs for later workers, unless they are saved. May run in another thread."""
         if not self._expected or cached.is_file():
             return
         cached.parent.mkdir(parents=True, exist_ok=True)
@@ -357,7 +388,7 @@ class ProblemData:
         staged.replace(cached)
 
     def _keep_expected(self, expected: Mapping[str, Any]) -> None:
-        """Keep the expected outputs where the outputs are: no trial's check is to copy them there again."""
+        """Keep the expected outputs on the outputs' device, so that no check has to copy them there."""
         self._expected = {
             name: self._guards.keep_copy(f"the expected {name}", self._library.move_beside(value, self.tensors[name]))
             for name, value in expected.items()
@@ -369,7 +400,7 @@ class ProblemData:
             )
 
     def _run_reference(self) -> dict[str, Any]:
-        # Clones, because the reference may change its inputs.
+        # The reference gets clones, because it may change its inputs.
         inputs = {name: self._library.clone_tensor(value) for name, value in self._pristine.items()}
         site = self._kernel.site
         try:
@@ -402,7 +433,7 @@ class ProblemData:
         return expected
 
     def _call_reference(self, inputs: Mapping[str, Any]) -> Any:
-        """Call the reference with the tensors that it names; with all of them, if it takes any."""
+        """Call the reference with the tensors that its parameters name, or with all if it has ``**kwargs``."""
         reference = self._kernel.reference
         if self._run_default is not None:
             return self._run_default_config(inputs, self._run_default)
@@ -419,10 +450,10 @@ class ProblemData:
     def _run_default_config(
         self, tensors: Mapping[str, Any], run_default: Callable[[Mapping[str, Any]], None]
     ) -> dict[str, Any]:
-        """Run the default config on tensors, as a config is run, and return its outputs.
+        """Run the default config on tensors as every config is run, and return its outputs.
 
         Raises:
-            KernelFileError: it leaves an output as it was.
+            KernelFileError: it never writes one of the outputs.
         """
         if self._setup_call is not None:
             self._setup_call(tensors)
@@ -435,7 +466,7 @@ class ProblemData:
         return {name: tensors[name] for name in self._outputs}
 
     def make_reference_launch(self) -> Launch | None:
-        """Return a call that runs the reference once, or ``None`` when there is none besides the default config."""
+        """Return a call that runs the reference once, or ``None`` if there is none but the default config."""
         if self._kernel.reference is None or self._run_default is not None:
             return None
         inputs = {name: self._library.clone_tensor(value) for name, value in self._pristine.items()}
@@ -466,7 +497,7 @@ class ProblemData:
         return self._is_well
 
     def check_outputs(self, tensors: Mapping[str, Any] | None = None) -> Verdict:
-        """Judge what the last launch left in the tensors, or in some that have other outputs."""
+        """Judge the outputs in the problem's tensors, or in ``tensors``: by tolerance, then by the file's own check."""
         kernel = self._kernel
         tensors = self.tensors if tensors is None else tensors
         verdict = self._compare_with_expected(tensors)
@@ -474,7 +505,7 @@ class ProblemData:
             return replace(verdict, is_dissent=self._run_default is not None)
         if kernel.check is not None:
             outputs = {name: tensors[name] for name in self._outputs}
-            # What user code is given to change is looked at before.
+            # User code may write to the kept copies: look for a launch's damage to them before.
             self._seen = self._seen or self._guards.find_damage()
             with self._guards.unseal_meanwhile():
                 own = run_check(kernel.check, self._pristine, outputs)
@@ -485,7 +516,7 @@ class ProblemData:
         return verdict
 
     def _compare_with_expected(self, tensors: Mapping[str, Any]) -> Verdict:
-        """Compare the outputs with the expected ones, if there are any."""
+        """Compare outputs with the expected ones. Without any, the verdict is good."""
         kernel = self._kernel
         return compare_outputs(
             tensors,
@@ -498,9 +529,7 @@ class ProblemData:
         )
 
     def find_overwritten_inputs(self) -> tuple[str, ...]:
-        """Return the inputs that the last launch wrote to, though the file declares them neither as outputs nor in
-        ``setup``, nor as a workspace (``fill="empty"``): the launches after it do not see the same data.
-        """
+        """Return the read-only inputs that launches have changed. Later launches do not see the same data."""
         return tuple(
             name
             for name in self._read_only
@@ -510,10 +539,15 @@ class ProblemData:
 
 
 class JudgedOutputs:
-    """Outputs of a launch that was judged right, and the poison that each timed launch begins with instead.
+    """The outputs of a launch that was judged right, for comparing those of the timed launches.
 
-    ``is_comparable`` is false where nothing decides what is right. ``has_differed`` is true once another launch was
-    right with other bits.
+    The outputs exist in several *sets*: set 0 is the problem's own tensors, the others are copies for launches that are
+    timed together. In dtypes whose poison is an ordinary number, launches alternate between two of them: an answer that
+    equals one poison cannot be left unwritten under the other.
+
+    Attributes:
+        is_comparable: whether there are outputs that were judged right.
+        has_differed: whether another launch was right with other bits. Then bits are no longer compared.
     """
 
     def __init__(
@@ -536,7 +570,7 @@ class JudgedOutputs:
         ]
         self._has_one_answer = True
         self.has_differed = False
-        # Where one look was not enough for the first launch, it says nothing of others.
+        # If the quick look could not tell for the first launch, it cannot for later ones.
         self._look = data._quick_look if data.was_surely_right else None
 
     @property
@@ -546,16 +580,16 @@ class JudgedOutputs:
 
     @property
     def copies(self) -> int:
-        """Number of sets of outputs, the problem's own included."""
+        """Number of sets, the problem's own included."""
         return 1 + len(self._data._copies)
 
     @property
     def is_flag_certain(self) -> bool:
-        """True if a flag that is not set says that the outputs are wrong."""
+        """True if a flag that is not set means wrong outputs, and not just other bits."""
         return self._look is not None
 
     def poison_sets(self, count: int) -> None:
-        """Poison the outputs of the first ``count`` sets."""
+        """Poison the outputs of the first ``count`` sets, with the other poison than last time."""
         self._launches += 1
         turn = self._launches % 2
         while len(self._fills) < min(count, self.copies):
@@ -567,7 +601,7 @@ class JudgedOutputs:
                 fill(poisons[turn])
 
     def judge_set(self, place: int) -> Verdict:
-        """Judge what a launch left in the outputs of a set."""
+        """Judge the outputs of a set: by their bits if that is enough, else as the first launch was judged."""
         tensors = self._find_set(place)
         if self._has_one_answer and self._has_same_bits(tensors):
             return Verdict(ok=True)
@@ -579,7 +613,7 @@ class JudgedOutputs:
         return verdict
 
     def make_flag(self, place: int) -> Any:
-        """Return a flag on the device that the outputs of a set are right; ``None`` where only judging them says so."""
+        """Return a flag on the device that is true if a set's outputs are right; ``None`` if only judging can tell."""
         tensors = self._find_set(place)
         if self._look is not None:
             return self._look.make_flag(tensors)
@@ -590,14 +624,14 @@ class JudgedOutputs:
         return torch.stack([(view == right).all() for view, right in self._pair_views(tensors)]).all()
 
     def read_flags(self, flags: Iterable[Any]) -> list[bool]:
-        """Read flags from the device, all at once."""
+        """Read flags from the device, with one wait for all."""
         import torch
 
         found: list[bool] = torch.stack(list(flags)).tolist()
         return found
 
     def accept_other_bits(self) -> None:
-        """Judge by the whole check from now on: right outputs of this config differ from launch to launch."""
+        """Stop comparing bits: this config's right outputs differ from launch to launch."""
         self._has_one_answer = False
         self.has_differed = True
 
@@ -612,5 +646,5 @@ class JudgedOutputs:
         try:
             return all(self._library.are_equal_bits(view, right) for view, right in self._pair_views(tensors))
         except (RuntimeError, ValueError):
-            # The launch has resized an output.
+            # The launch has resized an output, so that the views do not match.
             return False

@@ -1,4 +1,7 @@
-"""Tensors of torch, on a CPU or a GPU; torch is imported when it is used."""
+"""torch's tensors, on a CPU or a GPU. torch is imported when it is first used.
+
+The methods are documented in :class:`~ktuned.worker.tensor_library.TensorLibrary`; docstrings here say how they work.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ class TorchTensors:
 
     @property
     def arithmetic(self) -> Any:
-        """Import torch."""
+        """torch, imported on first use."""
         import torch
 
         return torch
@@ -35,13 +38,13 @@ class TorchTensors:
         torch.manual_seed(number)
 
     def make_tensor(self, spec: TensorSpec, name: str, seed_text: str, device: str) -> Any:
-        """Make the tensor on the device itself; torch raises RuntimeError for memory that it cannot have."""
+        """Make the tensor on the device itself; torch raises RuntimeError if its memory is short."""
         from ktuned.spec import materialise
 
         return materialise(spec, name, seed_text, device)
 
     def adopt_tensor(self, value: Any, device: str, moved: dict[int, Any] | None = None) -> Any:
-        """Return tensors as they are, and NumPy's arrays as tensors of the device, with the same strides."""
+        """Take tensors as they are, and NumPy's arrays as tensors on the device, with the same strides."""
         import torch
 
         if isinstance(value, torch.Tensor):
@@ -57,7 +60,7 @@ class TorchTensors:
         if any(stride < 0 for stride in value.strides):
             raise UsageError("it has a negative stride, which torch cannot hold", hint="return a copy of it")
         with warnings.catch_warnings():
-            # Of an array that may not be written, as one that was broadcast: launches work on a copy.
+            # torch warns about read-only arrays, such as broadcast ones. Launches work on a copy anyway.
             warnings.simplefilter("ignore", UserWarning)
             host = torch.as_tensor(value)
         return host if device == "cpu" else _move_allocation(host, value, device, {} if moved is None else moved)
@@ -69,7 +72,7 @@ class TorchTensors:
         return dict(load_file(file, device=device))
 
     def save_tensors(self, tensors: Mapping[str, Any], file: Path) -> None:
-        """Save copies: two outputs may be one tensor, which the format refuses."""
+        """Save copies: the format refuses outputs that share memory."""
         from safetensors.torch import save_file
 
         save_file({name: value.to("cpu", copy=True).contiguous() for name, value in tensors.items()}, file)
@@ -91,7 +94,7 @@ class TorchTensors:
         return int(tensor.numel() * tensor.element_size())
 
     def find_extent(self, tensor: Any) -> tuple[int, int]:
-        """Count from the first element to the last."""
+        """Count from the first element to the last; torch has no negative strides."""
         return int(tensor.data_ptr()), count_bytes(tensor)
 
     def find_allocation(self, tensor: Any) -> tuple[int, int]:
@@ -100,7 +103,7 @@ class TorchTensors:
         return int(storage.data_ptr()), int(storage.nbytes())
 
     def copy_into_memory(self, memory: Any, offset: int, tensor: Any) -> Any:
-        """Copy into a storage of the tensor's part of the buffer, which torch keeps alive as long as any uses it."""
+        """Copy into a storage of that part of the buffer alone; torch keeps the buffer alive."""
         import torch
 
         size = count_bytes(tensor)
@@ -117,7 +120,7 @@ class TorchTensors:
         return tensor.shape, tensor.dtype, tensor.device, *place
 
     def clone_tensor(self, tensor: Any) -> Any:
-        """Clone; with memory of its own if it leaves bytes out or has some twice."""
+        """Clone; a tensor with gaps or overlapping elements gets memory laid out like its own."""
         import torch
 
         if not self.find_guarded_kind(tensor) or count_bytes(tensor) == self.count_element_bytes(tensor):
@@ -129,7 +132,7 @@ class TorchTensors:
         return copy
 
     def make_contiguous(self, tensor: Any) -> Any:
-        """Copy, also where it is contiguous: it may be a part of much larger memory."""
+        """Copy even a contiguous tensor: it may be a small part of a large allocation."""
         return tensor.clone(memory_format=self.arithmetic.contiguous_format)
 
     def copy_elements(self, source: Any, target: Any) -> None:
@@ -141,7 +144,7 @@ class TorchTensors:
         return tensor.to(other.dtype).reshape(other.shape)
 
     def move_beside(self, tensor: Any, other: Any) -> Any:
-        """Copy to the device, if it is another one."""
+        """Copy to the other tensor's device, unless it is there."""
         return tensor.to(other.device)
 
     def poison_tensor(self, tensor: Any) -> None:
@@ -161,7 +164,7 @@ class TorchTensors:
         return bool(self.arithmetic.equal(one, other))
 
     def find_unwritten(self, tensor: Any) -> Any:
-        """Compare on the tensor's device."""
+        """Look for the poison on the tensor's device."""
         from ktuned.spec import unwritten
 
         return unwritten(tensor)
@@ -173,7 +176,7 @@ class TorchTensors:
         return is_same(one, other)
 
     def digest_tensors(self, tensors: Sequence[Any]) -> Any:
-        """Hash on the tensors' device; on the CPU as NumPy's are, which is ten times as fast there."""
+        """Hash on the tensors' device; on the CPU like NumPy's arrays, which is ten times as fast there."""
         from ktuned.spec import as_bits
 
         views = [as_bits(tensor) for tensor in tensors]
@@ -186,7 +189,7 @@ class TorchTensors:
         return _digest_on_device(views)
 
     def read_digests(self, digests: Sequence[Any]) -> list[str]:
-        """Bring all of them to the host at once."""
+        """Copy all of them to the host at once."""
         import torch
 
         if all(isinstance(digest, str) for digest in digests):
@@ -206,19 +209,19 @@ class TorchTensors:
         return element.new_tensor(number).item()
 
     def silence_warnings(self) -> AbstractContextManager[object]:
-        """Return no more than a context: torch does not warn."""
+        """Do nothing: torch does not warn."""
         return nullcontext()
 
 
 _HASHED = 1 << 24
-"""Elements that are hashed at once on a device: with temporaries 400 MiB of its memory, and enough work for it."""
+"""Elements hashed at once on a device: enough to keep it busy, for 400 MiB of temporaries."""
 
 
 def _digest_on_device(views: Sequence[Any]) -> Any:
     """Return an int64 on the device: the sum of all elements, each mixed with its place.
 
-    Sums of 64 bits wrap around and know no order, so that whatever order the device adds in gives the same one. Two
-    outputs that differ have the same sum by chance alone, once in 2^64.
+    Such a sum wraps around and does not depend on the order in which the device adds. Different outputs have the same
+    sum only by chance, once in 2^64.
     """
     import torch
 
@@ -229,7 +232,7 @@ def _digest_on_device(views: Sequence[Any]) -> Any:
     for view in views:
         flat = view.reshape(-1)
         for first in range(0, flat.numel(), _HASHED):
-            # The place is mixed before the element is added: neither makes up for the other.
+            # Mix the place before adding the element: otherwise a change in one could cancel a change in the other.
             count = min(_HASHED, flat.numel() - first)
             mixed = mix_bits(torch.arange(place, place + count, dtype=torch.int64, device=flat.device))
             mixed += flat[first : first + count]
@@ -239,7 +242,7 @@ def _digest_on_device(views: Sequence[Any]) -> Any:
 
 
 def count_bytes(tensor: Any) -> int:
-    """Return how many bytes lie from a strided tensor's first element to its last."""
+    """Return how many bytes a strided tensor spans, from its first element to the end of its last."""
     if not tensor.numel():
         return 0
     steps = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
@@ -247,7 +250,7 @@ def count_bytes(tensor: Any) -> int:
 
 
 def copy_elements(source: Any, target: Any) -> None:
-    """Copy a tensor into another; what ``expand`` shows many times is written once, as torch demands."""
+    """Copy a tensor into another. An element that ``expand`` repeats is written once, as torch demands."""
     for axis, (size, stride) in enumerate(zip(target.shape, target.stride(), strict=True)):
         if stride == 0 and size > 1:
             source, target = source.narrow(axis, 0, 1), target.narrow(axis, 0, 1)
@@ -255,7 +258,7 @@ def copy_elements(source: Any, target: Any) -> None:
 
 
 def _move_allocation(host: Any, array: Any, device: str, moved: dict[int, Any]) -> Any:
-    """Copy an array's allocation to a device, unless it is there already, and return the array's place in it."""
+    """Copy an array's whole allocation to a device, unless it was moved already, and return the array's view of it."""
     import torch
 
     from ktuned.worker.numpy_tensors import ALIGNMENT, find_allocation
