@@ -1,8 +1,8 @@
-"""Energy of a launch, by the counter of its device: the kernel runs over and over while the counter is read.
+"""Energy of a launch: the kernel runs over and over while the device's energy counter is read.
 
-Launches follow each other, so that caches are warm and the device's power is the kernel's; what the host leaves of
-gaps between very short ones is in the figure. Where tensors are restored before each launch, the energy of restoring
-them alone is taken off.
+Launches follow each other without pause, so that the device's power is the kernel's, and caches are warm. With very
+short launches, the host's gaps between them are in the figure. If inputs are restored before each launch, the energy of
+restoring alone is measured as well, and subtracted.
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ from ktuned.worker.race import Cost
 from ktuned.worker.timing import count_launches_per_sample
 
 LEAST_S = 0.5
-"""Time for one config's energy: five steps of a counter that moves ten times a second."""
+"""Least time for one config's energy: five steps of a counter that moves ten times a second."""
 
 CHUNK_S = 0.002
-"""Least work in one chunk of a GPU's queue; how much of it is done is known to much less."""
+"""Least work in one chunk of a GPU's queue. Between chunks the number of finished launches is interpolated."""
 
 CHUNK_READINGS = 10
-"""Work in one chunk by the time that a reading takes (an H100's: some 2 ms): while the host waits for the counter, and
-then fills the queue, the GPU must not run dry: at rest it draws a fifth of its power, which would be the kernel's."""
+"""Work in one chunk, in multiples of the time that a reading takes (some 2 ms on an H100). While the host reads the
+counter and fills the queue again, the GPU must not run dry: idle, it draws a fifth of its power."""
 
 MAX_CHUNK_S = 0.05
-"""Most work in one chunk: two of them are still in the queue when a config's time is over."""
+"""Most work in one chunk: two chunks are still in the queue when a config's time is over."""
 
 MAX_CHUNK = 10_000
 
 IN_FLIGHT = 2
-"""Chunks in a GPU's queue: it has work while the host waits for the older one."""
+"""Chunks in a GPU's queue, so that it has work while the host waits for the older one."""
 
 
 @record
 class EnergyMeter(Record):
-    """Measures launches on one device; ``device`` is a CUDA device's name where launches return before their end."""
+    """Measures launches on one device. ``device`` is a CUDA device's name if launches return before they are done."""
 
     counter: EnergyCounter
     device: str = ""
@@ -55,7 +55,7 @@ class EnergyMeter(Record):
         incumbent: requests.Incumbent | None = None,
         cost: Cost = lambda joules: joules,
     ) -> tuple[Energy, EnergyTrace]:
-        """Return the energy of a launch, and the trace that shows why there are no more readings.
+        """Measure the energy of a launch; return it with the trace, whose ending says why measuring has stopped.
 
         Raises:
             CounterStopped: the counter does not move.
@@ -72,7 +72,7 @@ class EnergyMeter(Record):
 
     def _run_repeatedly(self, work: Callable[[], object], latency_us: float, trace: EnergyTrace) -> None:
         if self.device:
-            # The first reading may open the device.
+            # Twice: the first reading may have to open the device.
             reading_s = min(self._time_reading_s(), self._time_reading_s())
             work_s = min(MAX_CHUNK_S, max(CHUNK_S, CHUNK_READINGS * reading_s))
             chunk = max(1, min(MAX_CHUNK, math.floor(work_s * 1e6 / max(latency_us, 0.1))))
@@ -87,13 +87,13 @@ class EnergyMeter(Record):
             trace.add_reading(launches, self.counter(), perf_counter() - began)
 
     def _time_reading_s(self) -> float:
-        """Return how long the counter takes to read."""
+        """Return how long a reading of the counter takes, in s."""
         began = perf_counter()
         self.counter()
         return perf_counter() - began
 
     def _run_on_gpu(self, work: Callable[[], object], chunk: int, trace: EnergyTrace) -> None:
-        """Keep the device busy with chunks of launches, and look at the counter until the oldest is done."""
+        """Keep the device busy with chunks of launches, and read the counter while the oldest chunk runs."""
         import torch
 
         waiting: list[Any] = []
@@ -108,7 +108,7 @@ class EnergyMeter(Record):
                 waiting.append(event)
             while not waiting[0].query():
                 now = perf_counter()
-                # Within a chunk launches are as long as those of the one before.
+                # Interpolate: launches of this chunk take as long as those of the one before.
                 share = min(1.0, (now - chunk_began) / each_s) if each_s else 0.0
                 trace.add_reading(done + share * chunk, self.counter(), now - began)
                 if not trace.wants_more():
