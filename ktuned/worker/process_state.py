@@ -70,8 +70,8 @@ _FENV_CONTROL: Mapping[str, tuple[tuple[int, int], ...]] = {
     "x86_64": ((0, 0xFF), (1, 0xFF), (28, 0xC0), (29, 0xFF)),
     "aarch64": ((0, 0xFF), (1, 0xFF), (2, 0xFF), (3, 0xFF)),
 }
-"""Bytes of ``fenv_t``, with the bits in them that control arithmetic: the x87 control word and MXCSR, or FPCR. Other bits
-are flags, which any operation sets."""
+"""Bytes of ``fenv_t``, with the bits in them that control arithmetic: the x87 control word and MXCSR, or FPCR. Other
+bits are flags, which any operation sets."""
 
 _OPENMP_PAUSE_HARD = 2
 _OPENMP = re.compile(r"/lib(gomp|omp|iomp5)[^/]*\.so[^/]*$")

@@ -81,12 +81,12 @@ def test_prior_may_be_written_freely(prior: Any, first: list[int]) -> None:
     [
         (
             lambda p: [{"n": 500, "tile": 1}, {"n": -1, "tile": 1}],
-            "of the 2 configs that it named none is in the space, such as {.*500.*}; return values of its axes that",
+            "none of its 2 configs is in the space, such as {.*500.*}; return values of its axes that",
         ),
         (lambda p: [{"m": 1}], r"there is no knob 'm' \(there are: n, tile\)"),
         (lambda p: [{"tyle": 1}], "did you mean 'tile'"),
         (lambda p: [{"n": 1}], "give the knob 'tile' a value, too"),
-        (lambda p, c: math.nan, "it gave NaN for all 200 configs that it was asked about; return a number"),
+        (lambda p, c: math.nan, "it gave NaN for all 200 configs; return a number"),
     ],
     ids=["outside", "no such knob", "misspelt", "incomplete", "all NaN"],
 )
@@ -113,7 +113,7 @@ def test_prior_that_helps_is_not_remarked(prior: Any) -> None:
         (lambda p: None, "prior: TypeError: it returned None, not configs: return a list of dicts"),
         (lambda p: {"n": 1}, "it returned {'n': 1}, not configs"),
         (lambda p: [{"n": math.nan}], "n=nan is not a finite number"),
-        (lambda p: [{}], "the config that it named is empty"),
+        (lambda p: [{}], "a config that it returned is empty"),
         (lambda p, c: "good", "prior: ValueError"),
         (lambda p: sys.exit(3), "prior: SystemExit: 3"),
     ],
