@@ -234,7 +234,7 @@ def _observe_reads(trace: Trace, unit: Unit, known: Mapping[Path, str]) -> tuple
     # Functions may import modules while they are compiled.
     imported = {path: digest for path, digest in OBSERVER.files.items() if path not in known}
     executed = imported.keys() - read.keys()
-    return trace.take_new_observations({**read, **imported}, ACCESSES.variables, ACCESSES.unobserved, executed)
+    return trace.list_observations({**read, **imported}, ACCESSES.variables, ACCESSES.unobserved, executed)
 
 
 def _compile_steadily(backend: Backend, units: Sequence[Unit], into: Path, trace: Trace) -> Iterator[Compiled]:
@@ -260,7 +260,7 @@ def _compile_steadily(backend: Backend, units: Sequence[Unit], into: Path, trace
             return
         for unit in units:
             _empty_directory(into / unit.key)
-    observed = trace.take_new_observations(ACCESSES.files, {}, ())
+    observed = trace.list_observations(ACCESSES.files, {}, ())
     raise SourceChanged(f"a file that {units[0].kernel} reads keeps changing", observed)
 
 

@@ -41,7 +41,9 @@ MS = 1_000_000
         "no-list-of-threads",
     ],
 )
-def test_threads_that_ran_are_counted(before: dict[int, int], after: dict[int, int], ended_ms: int, cores: int) -> None:
+def test_each_thread_that_ran_counts_as_a_core(
+    before: dict[int, int], after: dict[int, int], ended_ms: int, cores: int
+) -> None:
     """Those that live, and those that have ended with the launch, by their CPU time; never more than there are."""
     first = ThreadTimes({thread: spent * MS for thread, spent in before.items()}, 0)
     grown = sum(after.values()) - sum(before.values()) + ended_ms

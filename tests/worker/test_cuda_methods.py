@@ -114,7 +114,7 @@ class Event:
 
 
 @pytest.mark.parametrize(("method", "slower", "stops"), [(GRAPH, 1.0, False), (GRAPH, 4.0, True), (EVENTS, 1.0, True)])
-def test_early_stop_compares_like_with_like(
+def test_a_cold_first_launch_gives_up_no_config_in_a_graph(
     monkeypatch: pytest.MonkeyPatch, method: str, slower: float, stops: bool
 ) -> None:
     """A config that is as fast as the best of its graph is timed to the end, however slow its first, cold launch."""
@@ -124,7 +124,7 @@ def test_early_stop_compares_like_with_like(
     assert timing.stopped_early is stops
 
 
-def test_a_graphs_median_is_known_as_well_as_a_graph_can_tell(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_graphs_median_is_known_to_the_graphs_resolution(monkeypatch: pytest.MonkeyPatch) -> None:
     """An event's resolution counts once for all launches of a graph: half a µs is nearly half of this figure."""
     gpu = Gpu(monkeypatch, *(1 + place / 50 for place in range(10)))
     monkeypatch.setitem(sys.modules, "torch", gpu)

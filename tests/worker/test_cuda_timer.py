@@ -49,7 +49,7 @@ def test_a_tiny_kernel_is_resolved_by_a_graph() -> None:
     assert by_graph <= median_us(EVENTS, lambda: x.add_(1))
 
 
-def test_a_slow_one_is_given_up_early() -> None:
+def test_a_slow_config_is_given_up_early() -> None:
     """Against a best that it cannot reach, after its first launches."""
     import torch
 
@@ -60,7 +60,7 @@ def test_a_slow_one_is_given_up_early() -> None:
     assert timing.stopped_early
 
 
-def test_what_is_restored_is_not_timed() -> None:
+def test_restoring_inputs_is_not_timed() -> None:
     """A restore that takes far longer than the kernel is not in the figure."""
     import torch
 

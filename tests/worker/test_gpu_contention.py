@@ -128,7 +128,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedNvml]:
     ],
     ids=["no-one", "ourselves", "another", "a-compositor", "an-idle-one", "none-known"],
 )
-def test_the_work_of_others_since_then_is_contention(
+def test_work_of_others_since_the_watch_began_is_contention(
     nvml: PlayedNvml, later: list[tuple[int, int, int]], contended: bool
 ) -> None:
     """What others did before does not count, nor that they are there, nor what is our own."""
@@ -139,7 +139,7 @@ def test_the_work_of_others_since_then_is_contention(
     assert watch.is_contended(STEADY) is contended
 
 
-def test_watches_in_a_row_ask_as_often_as_there_is_a_sample(nvml: PlayedNvml) -> None:
+def test_watches_in_a_row_ask_nvml_once_per_sample(nvml: PlayedNvml) -> None:
     """A row of short timings asks ten times a second; each sample is counted once, by the watch that asks next."""
     now = Now()
     nvml.samples = []
@@ -181,13 +181,15 @@ def test_a_watch_after_a_pause_asks_at_its_end(nvml: PlayedNvml) -> None:
     ],
     ids=["alone", "idle", "compositor", "light", "heavy", "two-are-heavy", "median-moved", "long", "stretched", "none"],
 )
-def test_a_neighbour_counts_by_its_effect(percents: tuple[int, ...], samples: Samples, contended: bool) -> None:
+def test_a_neighbour_on_the_gpu_counts_only_if_it_moved_the_median(
+    percents: tuple[int, ...], samples: Samples, contended: bool
+) -> None:
     """A light one counts if it moved the median, or if launches are so long that it must have stretched them all."""
     foreign = [Sample(pid, 20, percent) for pid, percent in enumerate(percents, start=1)]
     assert gpu_is_contended(foreign, samples) is contended
 
 
-def test_what_cannot_be_judged_says_why(nvml: PlayedNvml) -> None:
+def test_a_gpu_that_cannot_be_judged_says_why(nvml: PlayedNvml) -> None:
     """No driver, or processes of which only others' ids are reported: nothing is called contended."""
     for users, reason in ((None, "NVML: Driver Not Loaded"), ((7_000_001,), FOREIGN_PIDS)):
         contention._find_watched_gpu.cache_clear()

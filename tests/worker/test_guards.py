@@ -105,7 +105,7 @@ def test_a_fault_in_a_thread_without_the_interpreters_lock_is_reported(threads: 
 @pytest.mark.parametrize("memory_type", MEMORIES)
 @pytest.mark.parametrize("numel", [1, 3, 5, 15, 1000, 1024])
 @pytest.mark.parametrize("offset", [0, 1])
-def test_damage_beside_a_tensor_is_named_and_mended(memory_type: type[Memory], numel: int, offset: int) -> None:
+def test_damage_beside_a_tensor_is_named_and_repaired(memory_type: type[Memory], numel: int, offset: int) -> None:
     """By its distance, where it is nearest; the next config is innocent."""
     memory = memory_type()
     y = place_in(memory, torch.ones(numel, dtype=torch.float16))
@@ -129,7 +129,7 @@ def test_damage_beside_a_tensor_is_named_and_mended(memory_type: type[Memory], n
     assert bool((y == 1).all())
 
 
-def test_damage_to_the_end_of_a_band_may_go_on_beyond_it() -> None:
+def test_damage_to_the_outer_end_of_a_band_is_not_contained() -> None:
     """So it is not contained: the worker is replaced."""
     memory = DeviceMemory()
     y = place_in(memory, torch.ones(16))
@@ -155,7 +155,7 @@ def test_damage_to_what_ktuned_owns_is_not_contained() -> None:
 
 
 @pytest.mark.parametrize("memory_type", MEMORIES)
-def test_user_code_may_change_what_it_is_shown(memory_type: type[Memory]) -> None:
+def test_user_code_may_write_to_unsealed_copies(memory_type: type[Memory]) -> None:
     """A check that writes to its inputs is no config that writes outside its tensors."""
     memory = memory_type()
     kept = memory.keep_copy("ktuned's copy of x", torch.ones(16))
@@ -186,7 +186,7 @@ def test_a_guarded_tensor_is_laid_out_as_the_given_one(
         assert copy._base is None
 
 
-def test_what_is_more_than_numbers_in_memory_is_cloned() -> None:
+def test_tensors_that_are_not_plain_numbers_are_cloned() -> None:
     """Sparse tensors, tensors with a gradient or without an element stay what they are."""
     guards = Guards()
     sparse, gradient = torch.eye(3).to_sparse(), torch.ones(3, requires_grad=True)
@@ -209,7 +209,7 @@ def test_memory_lives_as_long_as_a_tensor_uses_it() -> None:
     assert not any(int(first, 16) <= region.start < int(end, 16) for first, end in ranges)
 
 
-def test_guards_take_addresses_and_no_memory() -> None:
+def test_guards_cost_addresses_and_no_memory() -> None:
     """Of a thousand tensors as of one."""
     before = _resident()
     guards = Guards()
@@ -223,7 +223,7 @@ def _resident() -> int:
         return int(stream.read().split()[1]) * 4096
 
 
-def test_a_frame_has_room_for_the_first_tensors() -> None:
+def test_a_fault_frame_holds_as_many_tensors_as_fit() -> None:
     """However many there are, the dying worker writes no more than a pipe takes."""
     regions = [Region(f"a tensor with a long name {number}", number, 1, 0, 2) for number in range(10_000)]
     assert MAX_FAULT_BYTES // 3 < len(prepare_fault(regions).data) <= MAX_FAULT_BYTES

@@ -87,7 +87,7 @@ def refuse(p: Any, c: Any) -> Build:
     return Build(n=object() if c.n == 4 else c.n)  # type: ignore[arg-type]
 
 
-def test_what_cannot_be_built_says_why() -> None:
+def test_a_config_without_a_build_says_why() -> None:
     """A kernel function that refuses, raises or returns what cannot travel ends that config and no other."""
     proposals = {proposal.config["n"]: proposal for proposal in walk(Exploration(declare(refuse), {}, IN_ORDER, []))}
     assert {n: proposal.outcome for n, proposal in proposals.items()} == {
@@ -256,7 +256,7 @@ def test_a_default_outside_the_space_is_an_error_of_the_file(
     assert error.message.endswith('the default {"n":3} is not in the space for the problem {"M":2}')
 
 
-def test_a_space_says_what_it_admits(root: Path) -> None:
+def test_admitted_configs_are_those_in_the_space(root: Path) -> None:
     """``admits`` judges configs for another problem than the one they were tuned for."""
     inspector = Inspector(Registry([]), places(root))
     configs: tuple[Config, ...] = ({"n": 1}, {"n": 2}, {"n": 3}, {"n": 4}, {"m": 1})

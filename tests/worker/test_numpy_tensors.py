@@ -40,7 +40,7 @@ def run(data: ProblemData, launch: Callable[[dict[str, Any]], object]) -> Any:
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64", "float16", "int32", "uint8", "complex64"])
-def test_configs_are_judged(tmp_path: Path, dtype: str) -> None:
+def test_right_wrong_and_idle_configs_are_told_apart(tmp_path: Path, dtype: str) -> None:
     """A right config passes, a wrong or an idle one does not; a second worker reads what was expected."""
 
     def inputs(p: Any) -> dict[str, Any]:
@@ -139,6 +139,6 @@ def test_a_reference_that_returns_no_array_is_named(tmp_path: Path) -> None:
         opened(tmp_path / "expected.safetensors", reference=lambda x: dict(y=list(x)))
 
 
-def test_torch_is_taken_where_it_is_installed() -> None:
+def test_torch_is_chosen_if_it_is_installed() -> None:
     """So nothing changes for those who have it."""
     assert choose_library(CPU) is TORCH

@@ -10,7 +10,7 @@ from ktuned.worker.peaks import measure_peaks
 from ktuned.worker.reply import Reply
 
 
-def test_limits_of_the_cpu() -> None:
+def test_the_limits_of_a_cpu_are_measured() -> None:
     """Memory and both precisions have a figure; what cannot be measured has its reason, and costs no other figure."""
     device = Device(DeviceName("cpu:0"), DeviceModel("a CPU"), Target("here"))
     nowhere = os.open(os.devnull, os.O_WRONLY)

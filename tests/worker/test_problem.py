@@ -323,7 +323,7 @@ def test_inputs_that_do_not_fit_into_memory_are_told_by_name() -> None:
         ProblemData(kernel, PROBLEM, CPU)
 
 
-def test_one_look_stands_for_the_check_the_inputs_and_the_guards(cached: Path) -> None:
+def test_one_quick_look_replaces_the_checks_of_outputs_inputs_and_guards(cached: Path) -> None:
     """It finds a launch right only if all three do, and leaves no config's mistake to the next."""
     kernel = declare()
     data = opened(kernel, cached)

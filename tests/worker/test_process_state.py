@@ -103,7 +103,7 @@ def test_threads_of_torch_are_put_back(state: ProcessState) -> None:
     assert (torch.get_num_threads(), torch.get_default_dtype()) == (before, torch.float32)
 
 
-def test_a_thread_that_is_left_is_said(state: ProcessState) -> None:
+def test_a_thread_left_behind_is_a_leftover(state: ProcessState) -> None:
     """It may take a core from all that follow."""
     end = threading.Event()
     thread = threading.Thread(target=end.wait)
@@ -125,7 +125,7 @@ def library(place: Path, answer: int) -> Path:
     return place
 
 
-def test_a_library_of_the_project_is_said_and_an_artifact_is_not(
+def test_a_library_of_the_project_is_a_leftover_and_an_artifact_is_not(
     state: ProcessState, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The one has data that the next config would find, the other is a config's alone."""

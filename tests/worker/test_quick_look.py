@@ -26,7 +26,7 @@ def finds_right(out: torch.Tensor, reference: torch.Tensor, rtol: float = 1e-3, 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.float64])
 @pytest.mark.parametrize("rtol", [0.0, 1e-7, 1e-3])
-def test_it_is_surer_than_the_comparison(dtype: torch.dtype, rtol: float) -> None:
+def test_the_quick_look_accepts_nothing_that_the_comparison_rejects(dtype: torch.dtype, rtol: float) -> None:
     """At the edge of the tolerance, where rounding decides; what is far inside is found right."""
     torch.manual_seed(5)
     random.seed(5)
@@ -43,7 +43,7 @@ def test_it_is_surer_than_the_comparison(dtype: torch.dtype, rtol: float) -> Non
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1.5])
-def test_one_wrong_element_is_enough(value: float) -> None:
+def test_one_wrong_element_fails_the_quick_look(value: float) -> None:
     """NaN is within no bounds; where the reference has it, the comparison decides."""
     out = torch.ones(100)
     out[7] = value
@@ -51,7 +51,7 @@ def test_one_wrong_element_is_enough(value: float) -> None:
     assert not finds_right(out, out.clone()) or value == 1.5
 
 
-def test_inputs_and_guards_are_looked_at_too() -> None:
+def test_the_quick_look_covers_inputs_and_guards() -> None:
     """By bits, so that NaN is itself and -0.0 is not 0.0."""
     y, x = torch.ones(4), torch.tensor([float("nan"), 0.0])
     found = look({"x": x, "y": y}, {"y": y.clone()})
@@ -72,6 +72,6 @@ def test_inputs_and_guards_are_looked_at_too() -> None:
         (dict(y=torch.empty(1 << 26)), dict(y=torch.ones(1).expand(1 << 26))),
     ],
 )
-def test_what_it_is_not_for_is_left_to_the_comparison(tensors: dict[str, Any], expected: dict[str, Any]) -> None:
+def test_unsuitable_tensors_have_no_quick_look(tensors: dict[str, Any], expected: dict[str, Any]) -> None:
     """Integers, tensors elsewhere or of another shape, and outputs whose bounds would take much memory."""
     assert look(tensors, expected) is None

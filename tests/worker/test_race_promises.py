@@ -158,7 +158,7 @@ def test_the_race_holds_on_real_samples(gpu: str) -> None:
     assert sum(replays.run(seed).regret > 0.01 for seed in range(25)) == 0
 
 
-def test_what_is_recorded_in_rounds_is_compared_within_them() -> None:
+def test_configs_recorded_in_rounds_are_compared_within_each_round() -> None:
     """A config that was recorded while the device was slow is not slower for that."""
     first = Recorded({}, (100.0,) * 2 + (200.0,) * 2)
     second = Recorded({}, (101.0,) * 2 + (202.0,) * 2)

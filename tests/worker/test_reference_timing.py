@@ -68,21 +68,21 @@ def timed(
     return worker.time_reference(requests.TimeReference(PRESETS["fast"], judged), cast("Reply", Phases()))
 
 
-def test_it_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_reference_is_timed(monkeypatch: pytest.MonkeyPatch) -> None:
     """In µs, by the kernels' timer; without a reference there is no figure."""
     found = timed(monkeypatch, lambda: None)
     assert (found.outcome, (found.latency_us or 0) > 0) == ("measured", True)
     assert timed(monkeypatch, None).latency_us is None
 
 
-def test_it_is_judged_for_contention(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_references_timing_is_judged_for_contention(monkeypatch: pytest.MonkeyPatch) -> None:
     """A figure that others disturbed is none, where that is judged."""
     found = timed(monkeypatch, lambda: None, contended=True)
     assert (found.outcome, found.latency_us) == ("contended", None)
     assert timed(monkeypatch, lambda: None, contended=True, judged=False).outcome == "measured"
 
 
-def test_what_it_raises_is_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_reference_that_raises_has_no_figure(monkeypatch: pytest.MonkeyPatch) -> None:
     """The finalists' round goes on without it, on the same worker."""
 
     def refuse() -> None:

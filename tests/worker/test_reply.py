@@ -63,7 +63,7 @@ def items(messages: list[dict[str, Any]]) -> list[int]:
     return [message["item"]["pid"] for message in messages if "item" in message]
 
 
-def test_a_phase_is_no_message(pipe: Pipe) -> None:
+def test_with_a_journal_a_phase_is_no_message(pipe: Pipe) -> None:
     """It is in the journal."""
     pipe.reply.begin_phase(Phase.CHECK)
     assert pipe.arrived() == []
@@ -144,7 +144,7 @@ def test_phases_are_timed_as_they_pass(pipe: Pipe) -> None:
     assert 0 < sum(spent.values()) <= monotonic() - began + 1e-5
 
 
-def test_what_is_held_goes_before_the_end_of_computing(pipe: Pipe) -> None:
+def test_held_items_are_sent_before_the_end_of_computing(pipe: Pipe) -> None:
     """The daemon learns of it at once; and the journal counts no item more than there are."""
     pipe.reply.send_item(number(1), hold_s=60.0)
     pipe.reply.announce_end_of_computing()

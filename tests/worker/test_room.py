@@ -17,7 +17,7 @@ from ktuned.worker.room import (
 )
 
 
-def test_all_copies_count() -> None:
+def test_the_needed_memory_counts_all_copies() -> None:
     """Also what a comparison takes, of the largest output alone, and a context that is not there yet."""
     tensors = {"x": (1 << 20, 1 << 18), "y": (1 << 22, 1 << 20)}
     need = FLUSH_BYTES + COPIES * ((1 << 20) + (1 << 22)) + 2 * BAND_BYTES + CHECK_BYTES * (1 << 20)

@@ -178,7 +178,7 @@ def test_flags_of_a_device_say_which_launches_are_right(tmp_path: Any) -> None:
         launches.inspect_flags(flags(2), 1.0, lambda: None)
 
 
-def test_a_flag_that_no_later_launch_bears_out_is_believed(tmp_path: Any) -> None:
+def test_a_flag_by_bounds_is_believed_even_if_later_launches_are_right(tmp_path: Any) -> None:
     """The launch that it was of left outputs that are out of tolerance beyond doubt."""
     data = opened(tmp_path, declare())
     data._quick_look = QuickLook.from_expected(
@@ -192,7 +192,7 @@ def test_a_flag_that_no_later_launch_bears_out_is_believed(tmp_path: Any) -> Non
         launches.inspect_flags([launches.make_flag(0)], 1.0, lambda: None)
 
 
-def test_a_flag_by_bits_that_no_later_launch_bears_out_is_none(tmp_path: Any) -> None:
+def test_a_flag_by_bits_is_dropped_if_later_launches_are_right(tmp_path: Any) -> None:
     """Of integers there is no look at bounds: other launches are judged, and then bits say nothing more."""
     data = opened(tmp_path, declare("int64"))
     launches = launches_of(data, lambda x, y, number: y.copy_(x + x + (number == 0)))

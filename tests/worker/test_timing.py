@@ -69,7 +69,7 @@ def test_restore_comes_before_each_launch_and_is_not_timed(monkeypatch: pytest.M
     assert found.samples.median_us == pytest.approx(2.0)
 
 
-def test_time_is_up_within_a_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sampling_stops_within_a_batch_when_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A kernel that is never steady ends with the preset's time, not with the end of a batch."""
     clock = Clock(monkeypatch, *[90_000.0 + 1_000 * (index * 7 % 40) for index in range(1000)])
     began = clock.now_ns
@@ -106,14 +106,14 @@ def refuse() -> None:
 
 
 @pytest.mark.parametrize("arguments", [(refuse, lambda: None), (lambda: None, refuse)], ids=["launch", "restore"])
-def test_what_a_launch_raises_is_the_callers(arguments: tuple[Callable[[], None], Callable[[], None]]) -> None:
+def test_an_exception_of_a_launch_reaches_the_caller(arguments: tuple[Callable[[], None], Callable[[], None]]) -> None:
     """The timer hides no failure."""
     launch, restore = arguments
     with pytest.raises(RuntimeError, match="refused"):
         time_on_host(launch, PRESET, restore=restore)
 
 
-def test_the_real_clock_is_read() -> None:
+def test_a_real_launch_is_timed_by_the_real_clock() -> None:
     """A launch that spins for 200 µs is found to take about that long."""
     from time import perf_counter_ns
 

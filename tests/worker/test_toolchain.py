@@ -85,7 +85,7 @@ def test_a_library_that_is_missing_is_named(
     assert fault.hint.endswith(hint)
 
 
-def test_a_projects_own_variables_decide_both_without_being_shown(registry: Registry, tmp_path: Path) -> None:
+def test_a_projects_own_variables_enter_both_fingerprints_as_digests(registry: Registry, tmp_path: Path) -> None:
     """A kernel file may read any of them, and they may hold secrets."""
     found = reported(registry, tmp_path, "TOKEN", TOKEN="secret", OTHER="1")
     (device,) = found.devices

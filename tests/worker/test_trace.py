@@ -33,7 +33,7 @@ def trace(project: Path, *known: str) -> Trace:
 
 def read(trace: Trace, *paths: Path) -> tuple[Observation, ...]:
     """Return the entries of files that a compiler has read, or looked for in vain."""
-    return trace.take_new_observations({path: stamp(path) for path in paths}, {}, ())
+    return trace.list_observations({path: stamp(path) for path in paths}, {}, ())
 
 
 def installed(project: Path, version: str) -> Path:
@@ -50,7 +50,7 @@ def installed(project: Path, version: str) -> Path:
     return site / "mathlib" / "core.h"
 
 
-def test_known_names_are_left_out(project: Path) -> None:
+def test_names_that_the_daemon_knows_are_left_out(project: Path) -> None:
     """A name that the daemon knows is checked elsewhere; another one is looked at, or known to be absent."""
     (known,) = read(trace(project, "a.h"), project / "a.h", project / "b.h")
     assert known == Observation("b.h", "", places=("b.h",), is_source=True)
@@ -68,7 +68,7 @@ def test_a_young_file_is_read_twice(project: Path) -> None:
     assert not reading.is_steady([project / "new.h"])
 
 
-def test_a_change_behind_the_last_look_is_found(project: Path) -> None:
+def test_a_change_after_the_last_look_is_refused(project: Path) -> None:
     """What is recorded is what was found steady, or nothing."""
     reading = trace(project)
     reading.is_steady([project / "a.h"])
