@@ -64,11 +64,11 @@ class BatchRows:
             small, large = _shape_of(found[name]), _shape_of(entry)
             if len(small) != len(large) or any(size > most for size, most in zip(small, large, strict=True)):
                 raise self._kernel.site.error(
-                    f"batch_invariant: {name} of {small} is no part of that of {large}, which the largest problem has"
+                    f"batch_invariant: {name} of shape {small} does not fit into that of the largest problem, {large}"
                 )
             if getattr(entry, "output", False) and small == large:
                 raise self._kernel.site.error(
-                    f"batch_invariant: the output {name} of {small} has no dimension that goes with "
+                    f"batch_invariant: the output {name} of shape {small} has no dimension that grows with "
                     f"{', '.join(self._kernel.batch_invariant)}"
                 )
 

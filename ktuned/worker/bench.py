@@ -735,7 +735,9 @@ class Bench:
         reply.begin_phase(Phase.TIMING)
         if isinstance(opened.timer, CudaTimer):
             following = rules.following
-            opened.timer.meanwhile = None if following is None else partial(self._load_next, opened, following, reply)
+            opened.timer.on_batch_enqueued = (
+                None if following is None else partial(self._load_next, opened, following, reply)
+            )
         watch = _watch_contention(opened.device, rules.judge_contention, rules.tolerated)
         try:
             measured = replies.Measurement(Outcome.MEASURED, latency_us=rules.known_us)

@@ -96,7 +96,7 @@ def _compare_tensor(
         return Verdict(ok=True)
     # Step 2: compare in double, where neither the difference nor the tolerance is rounded.
     wide = "complex128" if "complex" in kinds else "float64" if "float" in kinds else "int64"
-    left, right = tensors.cast_tensor(out, wide), tensors.cast_tensor(tensors.move_beside(reference, out), wide)
+    left, right = tensors.cast_tensor(out, wide), tensors.cast_tensor(tensors.move_to_device_of(reference, out), wide)
     library = tensors.arithmetic
     with tensors.silence_warnings():
         if wide == "int64":
@@ -156,7 +156,10 @@ def _is_surely_close(out: Any, reference: Any, rtol: float, atol: float, tensors
     """
     width = max(tensors.count_element_bytes(one) for one in (out, reference)) // math.prod(out.shape)
     narrow = "float32" if width <= 4 else "float64"
-    left, right = tensors.cast_tensor(out, narrow), tensors.cast_tensor(tensors.move_beside(reference, out), narrow)
+    left, right = (
+        tensors.cast_tensor(out, narrow),
+        tensors.cast_tensor(tensors.move_to_device_of(reference, out), narrow),
+    )
     if not 0 <= atol <= MOST_ATOL or rtol < 0:
         return False
     with tensors.silence_warnings():

@@ -87,8 +87,8 @@ class WarmClock:
 class CudaTimer:
     """Times launches on one device; ``method`` is ``events`` or ``graph``.
 
-    ``meanwhile`` is called once per timing, while the device works on the first batch of samples. Their events are in
-    its queue by then, so that nothing the host does disturbs them.
+    ``on_batch_enqueued`` is called once per timing, while the device works on the first batch of samples. Their events
+    are in its queue by then, so that nothing the host does disturbs them.
     """
 
     def __init__(self, device: str, method: str) -> None:
@@ -103,8 +103,8 @@ class CudaTimer:
         self._warming = torch.ones(_WARMING_SIZE, _WARMING_SIZE, dtype=torch.float16, device=self._device)
         self.method = method
         self._limit_s = 0.0
-        self._meanwhile: Callable[[], None] | None = None
-        self.meanwhile: Callable[[], None] | None = None
+        self._on_enqueued: Callable[[], None] | None = None
+        self.on_batch_enqueued: Callable[[], None] | None = None
         self._last_work = 0.0
         self._clock = WarmClock()
         self._warm_up: Thread | None = None
@@ -179,7 +179,7 @@ class CudaTimer:
             self._time_by_events(launches, 1, race.warm)
         if not race.gives_up(perf_counter() - began):
             sample = self._capture_graph(launches) if in_graph else partial(self._time_by_events, launches)
-            self._meanwhile, self.meanwhile = self.meanwhile, None
+            self._on_enqueued, self.on_batch_enqueued = self.on_batch_enqueued, None
             each_us = race.warm.sorted_us[0] if len(race.warm) else first_us or 0.0
             pace_s = each_us / 1e6 * (GRAPH_LAUNCHES if in_graph else 1)
             began = perf_counter()
@@ -191,9 +191,9 @@ class CudaTimer:
         return Timing.from_race(race, ends_checked=not in_graph and len(race.samples) > 0)
 
     def _wait_for_batch(self) -> None:
-        meanwhile, self._meanwhile = self._meanwhile, None
-        if meanwhile is not None:
-            meanwhile()
+        on_enqueued, self._on_enqueued = self._on_enqueued, None
+        if on_enqueued is not None:
+            on_enqueued()
         self.synchronize()
 
     def _time_by_events(self, launches: TimedLaunches, count: int, samples: Samples) -> None:

@@ -130,8 +130,8 @@ def _require_energy(trace: EnergyTrace) -> Energy:
 
 
 def _restore_before(restore: Callable[[], None], launch: Launch) -> Callable[[], None]:
-    def work() -> None:
+    def restore_and_launch() -> None:
         restore()
         launch()
 
-    return work
+    return restore_and_launch

@@ -76,7 +76,7 @@ class Guards:
             memory.seal_copies()
 
     @contextmanager
-    def unseal_meanwhile(self) -> Iterator[None]:
+    def unseal_temporarily(self) -> Iterator[None]:
         """Let user code write to the kept copies for a while."""
         for memory in self._memories.values():
             memory.unseal_copies()

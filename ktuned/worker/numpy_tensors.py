@@ -114,7 +114,7 @@ class NumPyTensors:
         """Convert the dtype, then the shape."""
         return tensor.astype(other.dtype).reshape(other.shape)
 
-    def move_beside(self, tensor: Any, other: Any) -> Any:
+    def move_to_device_of(self, tensor: Any, other: Any) -> Any:
         """Return the array itself: there is one device."""
         return tensor
 

@@ -390,7 +390,9 @@ class ProblemData:
     def _keep_expected(self, expected: Mapping[str, Any]) -> None:
         """Keep the expected outputs on the outputs' device, so that no check has to copy them there."""
         self._expected = {
-            name: self._guards.keep_copy(f"the expected {name}", self._library.move_beside(value, self.tensors[name]))
+            name: self._guards.keep_copy(
+                f"the expected {name}", self._library.move_to_device_of(value, self.tensors[name])
+            )
             for name, value in expected.items()
         }
         kernel = self._kernel
@@ -507,7 +509,7 @@ class ProblemData:
             outputs = {name: tensors[name] for name in self._outputs}
             # User code may write to the kept copies: look for a launch's damage to them before.
             self._seen = self._seen or self._guards.find_damage()
-            with self._guards.unseal_meanwhile():
+            with self._guards.unseal_temporarily():
                 own = run_check(kernel.check, self._pristine, outputs)
             if own.ok:
                 return verdict

@@ -76,8 +76,8 @@ def require_room(device: str, declared: Mapping[str, Any]) -> None:
     available = free + (torch.cuda.memory_reserved(device) if has_context else 0)
     if available < MARGIN * need:
         raise DeviceCrowded(
-            f"{device} has {available >> 20} MiB free beside an application; this problem takes {need >> 20} MiB, "
-            "and a tenth of that must stay free"
+            f"an application leaves {available >> 20} MiB of {device} free; this problem needs {need >> 20} MiB, "
+            "and a tenth more to spare"
         )
     # The limit is on what torch allocates; the context does not count.
     torch.cuda.set_per_process_memory_fraction(min(1.0, choose_limit_bytes(need, available) / total), device)
@@ -93,7 +93,7 @@ def require_room_for_spare(device: str) -> None:
     found = nvml.memory(uuid) if uuid else None
     if found is not None and found[0] - CONTEXT_BYTES < SPARED_SHARE * found[1]:
         free, total = (size >> 20 for size in found)
-        raise RuntimeError(f"{free} of {total} MiB are free there, and spares leave half of the memory")
+        raise RuntimeError(f"only {free} of {total} MiB are free, and spares must leave half of the memory free")
 
 
 def choose_limit_bytes(need: int, available: int) -> float:

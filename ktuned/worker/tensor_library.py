@@ -89,7 +89,7 @@ class TensorLibrary(Protocol):
     def convert_like(self, tensor: Any, other: Any) -> Any:
         """Convert a tensor to the dtype and the shape of another one."""
 
-    def move_beside(self, tensor: Any, other: Any) -> Any:
+    def move_to_device_of(self, tensor: Any, other: Any) -> Any:
         """Return a tensor on the device of another one: itself if it is there already."""
 
     def poison_tensor(self, tensor: Any) -> None:

@@ -143,7 +143,7 @@ class TorchTensors:
         """Convert the dtype, then the shape."""
         return tensor.to(other.dtype).reshape(other.shape)
 
-    def move_beside(self, tensor: Any, other: Any) -> Any:
+    def move_to_device_of(self, tensor: Any, other: Any) -> Any:
         """Copy to the other tensor's device, unless it is there."""
         return tensor.to(other.device)
 

@@ -210,7 +210,7 @@ import sys
 from pathlib import Path
 from ktuned.store import Artifacts
 from ktuned.store.faults import DISK_ERRORS
-from ktuned.worker.seal import seal
+from ktuned.worker.seal import seal_artifact
 
 def main() -> None:
     artifacts = Artifacts(Path(sys.argv[1]), 10**9)
@@ -221,7 +221,7 @@ def main() -> None:
         try:
             # The second one's files fit; its manifest does not.
             place = artifacts.artifact_path(key)
-            seal(path, place, key=key, backend="b", facts={"log": "y" * 9000}, required=["kernel.so"])
+            seal_artifact(path, place, key=key, backend="b", facts={"log": "y" * 9000}, required=["kernel.so"])
             print("kept", key)
         except OSError as error:
             print("refused", key, error.errno in DISK_ERRORS)

@@ -9,8 +9,8 @@ import pytest
 CRASH = """
 import ctypes, signal
 {library}
-from ktuned.worker.bench import crash_at_once
-crash_at_once()
+from ktuned.worker.bench import restore_default_signals
+restore_default_signals()
 ctypes.string_at(0)
 """
 

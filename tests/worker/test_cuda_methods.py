@@ -157,10 +157,10 @@ def test_a_reference_is_timed_as_its_kernel_is(
         gpu.launch()
 
     bench = Bench(Registry(), Places({}, "", "", ""))
-    data = SimpleNamespace(restores=restores, reference_launch=lambda: reference)
+    data = SimpleNamespace(restores=restores, make_reference_launch=lambda: reference)
     device = SimpleNamespace(name="cuda:0", kind="cuda")
     monkeypatch.setattr(bench, "_open", SimpleNamespace(data=data, timer=CudaTimer("cuda:0", method), device=device))
     request = requests.TimeReference(PRESETS["default"], judge_contention=False)
-    reply: Any = SimpleNamespace(phase=lambda phase: None)
+    reply: Any = SimpleNamespace(begin_phase=lambda phase: None)
     measured = bench.time_reference(request, reply)
     assert measured.latency_us == (None if expected_us is None else pytest.approx(expected_us, rel=0.3))

@@ -25,17 +25,17 @@ class PlayedTimer(CudaTimer):
     """A timer without a GPU: its batch is in the queue at once."""
 
     def __init__(self, diary: list[str]) -> None:
-        self.meanwhile = None
+        self.on_batch_enqueued = None
         self._diary = diary
 
     def synchronize(self) -> None:
         """Wait for nothing."""
 
     def time_launches(self, *_: Any, **__: Any) -> Timing:
-        """Do what is to be done meanwhile."""
+        """Call back at once: the batch counts as enqueued."""
         self._diary.append("samples enqueued")
-        if self.meanwhile is not None:
-            self.meanwhile()
+        if self.on_batch_enqueued is not None:
+            self.on_batch_enqueued()
         samples = Samples()
         samples.add(5.0)
         return Timing(samples, Ending.KNOWN, (5.0, 5.0), is_full=False)
