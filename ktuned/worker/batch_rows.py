@@ -36,11 +36,11 @@ class BatchRows:
         self._kernel = kernel
         self._is_smaller = canonical(problem) != canonical(self.largest)
         if not self._is_smaller:
-            for other in group[:-1]:
-                found = kernel.input_specs(other)
-                self._check_narrowing(found, self.own)
-                outputs = {name: entry for name, entry in found.items() if getattr(entry, "output", False)}
-                self.smaller[canonical(other)] = {name: _shape_of(entry) for name, entry in outputs.items()}
+            for smaller_problem in group[:-1]:
+                declared = kernel.input_specs(smaller_problem)
+                self._check_narrowing(declared, self.own)
+                outputs = {name: entry for name, entry in declared.items() if getattr(entry, "output", False)}
+                self.smaller[canonical(smaller_problem)] = {name: _shape_of(entry) for name, entry in outputs.items()}
 
     def check_own(self, of_largest: Mapping[str, Any]) -> None:
         """Check that the largest problem's inputs can be narrowed to this one's.

@@ -4,9 +4,9 @@ A bench has at most one open problem. Opening it makes what all configs share: i
 timer. Then each config goes through these steps, and an exception in any of them is its outcome:
 
 1.  **Load** its artifact and bind it to the tensors. On a GPU this was done while the device timed the config before.
-2.  **First launch**, on poisoned outputs. A config that uses more cores than it was given goes back untimed.
+2.  **First launch**, on poisoned outputs. It also counts the cores that the config uses, if that matters.
 3.  **Check** the outputs. A wrong config is not timed, unless it only differs from the default config, which may be
-    the wrong one.
+    the wrong one. Nor is one that uses more cores than it was given: it will be measured again with all that it needs.
 4.  **Time** it as long as it can still win (:mod:`ktuned.worker.race`). Some timed launches are compared with the first
     one. Its energy is measured afterwards, if the objective needs it.
 5.  **Check again** after the last launch: outputs, and that no input was overwritten.
@@ -426,7 +426,7 @@ class Bench:
         # Digest the outputs before timing poisons them.
         compares_bits = request.same_bits is not None and opened.data.has_outputs
         began = perf_counter()
-        own = [opened.data.digest_outputs()] if compares_bits else []
+        own_digests = [opened.data.digest_outputs()] if compares_bits else []
         digest_us = (perf_counter() - began) * 1e6
         launches = self._make_timed_launches(opened, unit.key, launch, first)
         rules = _TimingRules(
@@ -449,9 +449,9 @@ class Bench:
             last = relaunched if isinstance(relaunched, replies.Measurement) else self._judge_last_launch(opened, reply)
             if last.outcome is not Outcome.MEASURED:
                 return replace(last, message=f"the first launch was right, a later one was not: {last.message}")
-            own += [opened.data.digest_outputs()] if compares_bits else []
+            own_digests += [opened.data.digest_outputs()] if compares_bits else []
         if compares_bits and timed.outcome in (Outcome.MEASURED, Outcome.SLOWER):
-            timed = self._compare_bits(opened, launch, timed, own, digest_us, request, reply)
+            timed = self._compare_bits(opened, launch, timed, own_digests, digest_us, request, reply)
         return replace(
             timed,
             max_error=first.max_error,
@@ -465,7 +465,7 @@ class Bench:
         opened: _OpenProblem,
         launch: Launch,
         timed: replies.Measurement,
-        own: Sequence[Any],
+        own_digests: Sequence[Any],
         digest_us: float,
         request: requests.Trial,
         reply: Phases,
@@ -480,13 +480,18 @@ class Bench:
         try:
             if not wanted.on_all_inputs and not is_cheap(timed, digest_us, inputs):
                 inputs = 1
-            found = launch_inputs(
-                opened.data, launch, opened.timer.synchronize, own, inputs, lambda: reply.begin_phase(Phase.CHECK)
+            digests = launch_inputs(
+                opened.data,
+                launch,
+                opened.timer.synchronize,
+                own_digests,
+                inputs,
+                lambda: reply.begin_phase(Phase.CHECK),
             )
         except Exception as error:
             failed = measurement_of_error(error, Phase.CHECK)
             return replace(failed, message=f"on inputs that compare bits: {failed.message}")
-        return add_bits(timed, found, wanted)
+        return add_bits(timed, digests, wanted)
 
     def _try_to_load(self, opened: _OpenProblem, unit: requests.UnitRef) -> Launch | replies.Measurement:
         """Return the bound launch of a unit, or its measurement if it cannot be loaded."""
@@ -820,10 +825,10 @@ def _add_metrics(measured: replies.Measurement, opened: _OpenProblem, energy: En
     else:
         ends = [opened.compute_cost(end) for end in (measured.low_us or latency_us, measured.high_us or latency_us)]
     cost = opened.compute_cost(latency_us, joules)
-    known = sorted(end for end in ends if end is not None)
-    if opened.objective == LATENCY or cost is None or not known:
+    known_costs = sorted(end for end in ends if end is not None)
+    if opened.objective == LATENCY or cost is None or not known_costs:
         return measured
-    return replace(measured, cost=cost, cost_low=known[0], cost_high=known[-1])
+    return replace(measured, cost=cost, cost_low=known_costs[0], cost_high=known_costs[-1])
 
 
 def _watch_contention(

@@ -51,16 +51,16 @@ class CodeTrace:
         # The inspection knows an executed file by its syntax. If it was also opened, its text counts.
         texts = name_files(opened, self._root).keys() & executed
         unknown = {name: one for name, one in files.items() if name in texts or name not in self._kernel.digests}
-        found = make_entries(unknown, self._root, executed - texts, is_data=is_data)
-        for entry in found:
+        entries = make_entries(unknown, self._root, executed - texts, is_data=is_data)
+        for entry in entries:
             if look_again(entry, self._root).digest != entry.digest and not entry.name.startswith(ENVIRONMENT):
                 raise SourceChanged(f"{entry.name} changed while it was read")
         if not self._is_declared:
             prefix = f"{UNOBSERVED}{self._kernel.version}:"
-            found += [Observation(f"{prefix}{reason}", ABSENT) for reason in ACCESSES.unobserved]
-        news = tuple(entry for entry in found if entry.name not in self._reported)
-        self._reported.update(entry.name for entry in news)
-        return news
+            entries += [Observation(f"{prefix}{reason}", ABSENT) for reason in ACCESSES.unobserved]
+        new_entries = tuple(entry for entry in entries if entry.name not in self._reported)
+        self._reported.update(entry.name for entry in new_entries)
+        return new_entries
 
 
 def name_files(files: Mapping[Path, str], root: str) -> dict[str, str]:
@@ -90,11 +90,11 @@ def make_entries(
         is_data: whether they were read to make a problem's data.
         is_source: whether they were read to make an artifact.
     """
-    found = []
+    entries = []
     for name, digest in sorted(files.items()):
         meaning = EXECUTED if name in executed else ""
         entry = look_again(Observation(name, ABSENT, meaning, is_source=is_source, is_data=is_data), root)
-        found.append(entry if entry.digest == digest else replace(entry, digest=digest, meaning=""))
+        entries.append(entry if entry.digest == digest else replace(entry, digest=digest, meaning=""))
     for name, value in sorted(ACCESSES.variables.items()):
-        found.append(Observation(ENVIRONMENT + name, value_digest(value), is_source=is_source, is_data=is_data))
-    return found
+        entries.append(Observation(ENVIRONMENT + name, value_digest(value), is_source=is_source, is_data=is_data))
+    return entries

@@ -67,7 +67,7 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
     recipes = {unit.key: Recipe(unit.build.to_plain(), unit.target, unit.kernel, plugin) for unit in units}
     for unit in units:
         _empty_directory(into / unit.key)
-    known = _require_inspected_code(kernel, places)
+    known_files = _require_inspected_code(kernel, places)
     reply.begin_phase(Phase.COMPILE)
     _check_toolchain(request.toolchain)
     trace = Trace(kernel, places)
@@ -78,7 +78,7 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
             reply.announce_end_of_computing()
         check_digests(kernel, places)
         _check_toolchain(request.toolchain)
-        observed = _observe_reads(trace, units[0], known)
+        observed = _observe_reads(trace, units[0], known_files)
         # The daemon's key does not stand for these files: with another content they make another artifact.
         key = combine(compiled.key, observed) if observed else compiled.key
         outcome, message, content, size = compiled.outcome, compiled.message, "", 0
@@ -154,19 +154,19 @@ def lower_unit(registry: Registry, places: Places, request: requests.Lower, repl
         _open_library(backend, library, unit.build, reply)
         reply.begin_phase(Phase.COMPILE)
         _check_toolchain(request.toolchain)
-        made, seconds = _time_lowering(backend, unit)
+        lowered, seconds = _time_lowering(backend, unit)
         _check_toolchain(request.toolchain)
-        return _make_lowered_reply(made, seconds, ())
-    known = _require_inspected_code(kernel, places)
+        return _make_lowered_reply(lowered, seconds, ())
+    known_files = _require_inspected_code(kernel, places)
     reply.begin_phase(Phase.COMPILE)
     _check_toolchain(request.toolchain)
     trace = Trace(kernel, places)
     ACCESSES.begin()
-    made, seconds = _time_lowering(backend, unit)
+    lowered, seconds = _time_lowering(backend, unit)
     check_digests(kernel, places)
     _check_toolchain(request.toolchain)
-    observed = _observe_reads(trace, unit, known)
-    return _make_lowered_reply(made, seconds, observed)
+    observed = _observe_reads(trace, unit, known_files)
+    return _make_lowered_reply(lowered, seconds, observed)
 
 
 def _open_library(backend: Backend, library: Mapping[str, Any], build: Build | None, reply: Reply) -> None:
@@ -187,8 +187,8 @@ def _open_library(backend: Backend, library: Mapping[str, Any], build: Build | N
 
 def _time_lowering(backend: Backend, unit: Unit) -> tuple[bytes | Compiled, float]:
     started = time.perf_counter()
-    made = backend.lower(unit)
-    return made, time.perf_counter() - started
+    lowered = backend.lower(unit)
+    return lowered, time.perf_counter() - started
 
 
 def _make_lowered_reply(made: bytes | Compiled, seconds: float, observed: tuple[Observation, ...]) -> replies.Lowered:
@@ -206,13 +206,13 @@ def _require_inspected_code(kernel: requests.KernelRef, places: Places) -> Mappi
     Raises:
         SourceChanged: a file is no longer what was inspected.
     """
-    known = resolve_digests(kernel, places)
+    known_files = resolve_digests(kernel, places)
     ACCESSES.is_kept = True
     OBSERVER.check(list_inspected_files(kernel, places))
-    if not OBSERVER.holds(places.file(kernel.project, kernel.file), known):
+    if not OBSERVER.holds(places.file(kernel.project, kernel.file), known_files):
         forget_modules()
     check_digests(kernel, places)
-    return known
+    return known_files
 
 
 _files_read: dict[tuple[Path, ...], dict[Path, str]] = {}
@@ -223,7 +223,7 @@ MAX_REMEMBERED = 64
 """Number of kernels in :data:`_files_read`."""
 
 
-def _observe_reads(trace: Trace, unit: Unit, known: Mapping[Path, str]) -> tuple[Observation, ...]:
+def _observe_reads(trace: Trace, unit: Unit, known_files: Mapping[Path, str]) -> tuple[Observation, ...]:
     """Return what was read for a unit, or earlier for another unit with the same sources."""
     sources = (*unit.sources, unit.kernel_file)
     if sources not in _files_read and len(_files_read) >= MAX_REMEMBERED:
@@ -232,7 +232,7 @@ def _observe_reads(trace: Trace, unit: Unit, known: Mapping[Path, str]) -> tuple
     ACCESSES.check()
     read |= ACCESSES.files
     # Functions may import modules while they are compiled.
-    imported = {path: digest for path, digest in OBSERVER.files.items() if path not in known}
+    imported = {path: digest for path, digest in OBSERVER.files.items() if path not in known_files}
     executed = imported.keys() - read.keys()
     return trace.list_observations({**read, **imported}, ACCESSES.variables, ACCESSES.unobserved, executed)
 

@@ -185,13 +185,13 @@ class GpuWatch:
         if self._watched.gpu is None or self.absence:
             return []
         try:
-            found = self._watched.gpu.samples(since_us)
+            samples = self._watched.gpu.samples(since_us)
         except nvml.Unavailable as error:
             self.absence = str(error)
             return []
-        self._watched.sample_us = max(self._watched.sample_us, *(sample.at_us for sample in found), 0)
+        self._watched.sample_us = max(self._watched.sample_us, *(sample.at_us for sample in samples), 0)
         self._watched.seen_s = self._clock()
-        return found
+        return samples
 
     def is_contended(self, samples: Samples) -> bool:
         """Return whether other processes changed the median of the samples that were taken since the watch began."""
@@ -214,10 +214,10 @@ def count_gpu_users(ours: Iterable[int]) -> replies.GpuUsers:
 
     Processes of another PID namespace are not counted: they may be ours.
     """
-    known = set(ours)
+    own_pids = set(ours)
     since_us = time.time_ns() // 1000 - RECENT_US
     try:
-        users = {name: len(_find_working_pids(uuid, since_us) - known) for name, uuid in gpu_uuids().items()}
+        users = {name: len(_find_working_pids(uuid, since_us) - own_pids) for name, uuid in gpu_uuids().items()}
     except nvml.Unavailable as error:
         return replies.GpuUsers({}, str(error))
     # Without GPUs NVML was not asked yet.

@@ -51,14 +51,14 @@ class ThreadTimes(Record):
 
 def _read_thread_times() -> dict[int, int]:
     """Read every thread's clock; empty if the system does not list threads."""
-    found = {}
+    times_ns = {}
     for thread in map(int, _list_threads()):
         try:
-            found[thread] = time.clock_gettime_ns((~thread << 3) | _PER_THREAD_CLOCK)
+            times_ns[thread] = time.clock_gettime_ns((~thread << 3) | _PER_THREAD_CLOCK)
         except OSError:
             # It has ended meanwhile.
             continue
-    return found
+    return times_ns
 
 
 def _list_threads() -> list[str]:

@@ -97,14 +97,14 @@ class DeviceMemory:
         intact = self.make_intact_flag()
         if self._sums is None or intact is None or bool(intact):
             return None
-        found = [damage for banded in self._placed.values() if (damage := banded.refill_bands())]
+        damages = [damage for banded in self._placed.values() if (damage := banded.refill_bands())]
         same = self._sum_bands_and_copies() == self._sums
         if not bool(same.all()):
             # Filled bands have their old sums, so a kept copy was hit; their sums come last.
             index = same[-len(self._kept) :].tolist().index(False)
-            return found[0] if found else Damage.at(f"into {list(self._kept)[index]}", is_contained=False)
-        is_contained = all(damage.is_contained for damage in found)
-        return Damage(found[0].message, is_contained)
+            return damages[0] if damages else Damage.at(f"into {list(self._kept)[index]}", is_contained=False)
+        is_contained = all(damage.is_contained for damage in damages)
+        return Damage(damages[0].message, is_contained)
 
     def list_regions(self) -> Iterable[Region]:
         """Return none: bands stop no process."""
@@ -149,19 +149,21 @@ class _Banded:
         """Fill both bands again, and return the damage nearest to the span, if there was any."""
         end = BAND_BYTES + self._size
         before, after = self._bytes[:BAND_BYTES], self._bytes[end:]
-        left = (before != PATTERN).nonzero().flatten()
-        right = (after != PATTERN).nonzero().flatten()
+        damaged_before = (before != PATTERN).nonzero().flatten()
+        damaged_after = (after != PATTERN).nonzero().flatten()
         before.fill_(PATTERN)
         after.fill_(PATTERN)
-        if right.numel():
-            offset = int(right[0])
-            is_contained = int(right[-1]) < after.numel() - 1 and not (left.numel() and int(left[0]) == 0)
+        if damaged_after.numel():
+            offset = int(damaged_after[0])
+            is_contained = int(damaged_after[-1]) < after.numel() - 1 and not (
+                damaged_before.numel() and int(damaged_before[0]) == 0
+            )
             return Damage.at(f"{offset} bytes after {self.name}", is_contained=is_contained)
-        if left.numel():
+        if damaged_before.numel():
             # The run of bytes nearest to the span is taken for one write, which began at the run's first byte.
-            gaps = (left.diff() != 1).nonzero().flatten()
-            begin = int(left[gaps[-1] + 1] if gaps.numel() else left[0])
-            return Damage.at(f"{BAND_BYTES - begin} bytes before {self.name}", is_contained=int(left[0]) > 0)
+            gaps = (damaged_before.diff() != 1).nonzero().flatten()
+            begin = int(damaged_before[gaps[-1] + 1] if gaps.numel() else damaged_before[0])
+            return Damage.at(f"{BAND_BYTES - begin} bytes before {self.name}", is_contained=int(damaged_before[0]) > 0)
         return None
 
 

@@ -63,9 +63,9 @@ class EnergyMeter(Record):
         limit_s = SETTLED_S + max(LEAST_S, preset.timing_s)
         apart_j = 0.0
         if restore is not None:
-            alone = EnergyTrace(limit_s)
-            self._run_repeatedly(restore, latency_us, alone)
-            apart_j = _require_energy(alone).joules
+            restoring = EnergyTrace(limit_s)
+            self._run_repeatedly(restore, latency_us, restoring)
+            apart_j = _require_energy(restoring).joules
         trace = EnergyTrace(limit_s, incumbent=incumbent, cost=cost, apart_j=apart_j)
         self._run_repeatedly(launch if restore is None else _restore_before(restore, launch), latency_us, trace)
         return _require_energy(trace), trace
@@ -124,9 +124,9 @@ class EnergyMeter(Record):
 
 
 def _require_energy(trace: EnergyTrace) -> Energy:
-    found = trace.energy
-    assert found is not None
-    return found
+    energy = trace.energy
+    assert energy is not None
+    return energy
 
 
 def _restore_before(restore: Callable[[], None], launch: Launch) -> Callable[[], None]:

@@ -96,19 +96,19 @@ class EnergyTrace:
             raise CounterStopped(f"it did not move in {elapsed_s:.1f} s of work")
 
     def _decide_ending(self, elapsed_s: float) -> None:
-        found = self.energy
-        if found is None:
+        energy = self.energy
+        if energy is None:
             return
         if self._incumbent is not None and len(self._steps) > FEWEST_PIECES:
             lowest = min(
-                (cost for end in (found.low, found.high) if (cost := self._cost(end)) is not None), default=0.0
+                (cost for end in (energy.low, energy.high) if (cost := self._cost(end)) is not None), default=0.0
             )
             if lowest > self._incumbent.high * (1 + MARGIN):
                 self.ending = Ending.BEATEN
                 return
         if elapsed_s >= self._limit_s:
             self.ending = Ending.OUT_OF_TIME
-        elif len(self._steps) > PIECES and (found.high - found.low) / 2 <= RELATIVE_CI * found.joules:
+        elif len(self._steps) > PIECES and (energy.high - energy.low) / 2 <= RELATIVE_CI * energy.joules:
             self.ending = Ending.KNOWN
 
     @property
@@ -129,8 +129,8 @@ class EnergyTrace:
 
             error = _T95[len(energies)] * stdev(energies) / math.sqrt(len(energies))
             doubt = max(doubt, error)
-        own = joules - self._apart_j
-        return Energy(own, own - doubt, own + doubt)
+        own_j = joules - self._apart_j
+        return Energy(own_j, own_j - doubt, own_j + doubt)
 
     def _split_energies(self) -> list[float]:
         """Return the energy of a launch in each of several equal parts of the run."""

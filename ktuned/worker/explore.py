@@ -129,12 +129,12 @@ def make_proposal(kernel: Kernel, problem: Problem, config: Config) -> replies.P
 
 def _find_admitted_configs(space: BoundSpace, configs: Sequence[Config]) -> dict[str, Config]:
     """Return the configs that a space holds, by their canonical texts, in the order given."""
-    wanted = {canonical(config): config for config in configs}
+    configs_by_text = {canonical(config): config for config in configs}
     if space.indexable:
-        return {text: config for text, config in wanted.items() if config in space}
+        return {text: config for text, config in configs_by_text.items() if config in space}
     # Walk once for all: in a callable's space each membership test would be a walk of its own.
     walked = {canonical(config) for config in islice(space.walk(), MEMBERSHIP_BOUND) if config is not None}
-    return {text: config for text, config in wanted.items() if text in walked}
+    return {text: config for text, config in configs_by_text.items() if text in walked}
 
 
 class Exploration:

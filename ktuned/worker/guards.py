@@ -58,7 +58,8 @@ class Guards:
             elif not span.is_plain(values) and library_of(first).find_guarded_kind(first) == "cpu":
                 placed |= place_without_guards(span, values)
         return {
-            name: placed[name] if name in placed else library_of(one).clone_tensor(one) for name, one in values.items()
+            name: placed[name] if name in placed else library_of(value).clone_tensor(value)
+            for name, value in values.items()
         }
 
     def keep_copy(self, name: str, value: Any) -> Any:
@@ -88,8 +89,8 @@ class Guards:
     def find_damage(self) -> Damage | None:
         """Return what was damaged outside the placed tensors since the last call. Waits for the device."""
         looks = (memory.find_damage() for memory in self._memories.values())
-        found = [damage for damage in looks if damage is not None]
-        return found[0] if found else None
+        damages = [damage for damage in looks if damage is not None]
+        return damages[0] if damages else None
 
     def make_intact_flag(self) -> Any:
         """Return a flag on the device that is true if nothing is damaged, without waiting for it.

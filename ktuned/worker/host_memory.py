@@ -85,12 +85,12 @@ class HostMemory:
 
     def find_damage(self) -> Damage | None:
         """Return where slack was overwritten, the place nearest to a tensor, and fill it again."""
-        found = [
+        places = [
             describe_place(pages.region, address)
             for pages in self._placed.values()
             if (address := pages.refill_slacks())
         ]
-        return Damage.at(found[0], is_contained=True) if found else None
+        return Damage.at(places[0], is_contained=True) if places else None
 
     def list_regions(self) -> Iterable[Region]:
         """Return all allocations, placed and kept."""

@@ -56,7 +56,7 @@ def list_inspected_files(kernel: requests.KernelRef, places: Places) -> list[Pat
     return [path for path, digest in resolve_digests(kernel, places).items() if not digest.startswith(DIRECTORY)]
 
 
-def load_kernel(wanted: requests.KernelRef, places: Places) -> Kernel:
+def load_kernel(kernel_ref: requests.KernelRef, places: Places) -> Kernel:
     """Import a kernel file, unless this process holds it unchanged, and return the kernel that a request names.
 
     Raises:
@@ -64,16 +64,16 @@ def load_kernel(wanted: requests.KernelRef, places: Places) -> Kernel:
         NotFound: it declares no such kernel.
         SourceChanged: it is no longer the file that was inspected.
     """
-    root, path = places.root(wanted.project), places.file(wanted.project, wanted.file)
-    OBSERVER.check(list_inspected_files(wanted, places))
-    loaded = load_unless_held(path, root, resolve_digests(wanted, places))
-    check_digests(wanted, places)
+    root, path = places.root(kernel_ref.project), places.file(kernel_ref.project, kernel_ref.file)
+    OBSERVER.check(list_inspected_files(kernel_ref, places))
+    loaded = load_unless_held(path, root, resolve_digests(kernel_ref, places))
+    check_digests(kernel_ref, places)
     for kernel in loaded.kernels:
-        if kernel.name == wanted.kernel:
+        if kernel.name == kernel_ref.kernel:
             return kernel
     if loaded.errors:
         raise loaded.errors[0]
-    raise NotFound(f"{path} declares no kernel {wanted.kernel!r}")
+    raise NotFound(f"{path} declares no kernel {kernel_ref.kernel!r}")
 
 
 class Inspector:
@@ -133,10 +133,10 @@ class Inspector:
             digests=self._stamp_files(files, {**loaded.files, **ACCESSES.files}, str(root)),
         )
 
-    def _stamp_files(self, files: set[Path], known: Mapping[Path, str], root: str) -> dict[str, str]:
+    def _stamp_files(self, files: set[Path], known_stamps: Mapping[Path, str], root: str) -> dict[str, str]:
         """Return the stamps of all files that had a part in an inspection, by their names in the project."""
-        found = stamps(sorted({*files, *known}), known)
-        return {relative(path, root): digest for path, digest in found.items()}
+        stamped = stamps(sorted({*files, *known_stamps}), known_stamps)
+        return {relative(path, root): digest for path, digest in stamped.items()}
 
     def _choose_backend(self, kernel: Kernel) -> str:
         """Return the backend for a kernel's sources, of the family that its file names."""

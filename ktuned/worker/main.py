@@ -8,7 +8,7 @@ it raises, even ``SystemExit``        ``Failed`` with the exception's text; the 
 it runs out of memory                 the process exits with ``OUT_OF_MEMORY``: only its end gives the memory back
 it needs a fresh process              the process executes itself again (:mod:`ktuned.worker.restart`) and carries on
                                       with the request; the daemon sees one longer request
-it crashes, hangs or prints too much  nothing is sent; the daemon notices the closed pipe or the missed deadline
+it crashes or hangs                   nothing is sent; the daemon notices the closed pipe, or a deadline that passes
 ====================================  ================================================================================
 
 A worker is never asked to stop. The daemon kills it, at any moment, so nothing here may need a clean shutdown.

@@ -89,9 +89,9 @@ class Noise:
             return
         if first_us is not None:
             self._firsts.append(first_us / median_us)
-        few = samples.taken_us[:MOST_SAMPLES]
-        self._above.append(_Distances([max(0.0, value / median_us - 1) for value in few]))
-        self._below.append(_Distances([max(0.0, 1 - value / median_us) for value in few]))
+        counted_us = samples.taken_us[:MOST_SAMPLES]
+        self._above.append(_Distances([max(0.0, value / median_us - 1) for value in counted_us]))
+        self._below.append(_Distances([max(0.0, 1 - value / median_us) for value in counted_us]))
         self._known.clear()
 
     def is_informative(self, count: int, chance: float) -> bool:
@@ -148,13 +148,13 @@ class Noise:
 
 
 def _find_farthest(pool: Sequence[_Distances]) -> float:
-    return max((one.sorted[-1] for one in pool), default=0.0)
+    return max((config.sorted[-1] for config in pool), default=0.0)
 
 
 def _find_distance(pool: Sequence[_Distances], count: int, chance: float) -> float:
     if not pool or _compute_chance(pool, _find_farthest(pool), count) > chance:
         return max(_find_farthest(pool), UNKNOWN if count >= UNKNOWN_COUNT else math.inf)
-    steps = sorted({0.0, *chain.from_iterable(one.sorted for one in pool)})
+    steps = sorted({0.0, *chain.from_iterable(config.sorted for config in pool)})
     return steps[bisect_left(steps, True, key=lambda step: _compute_chance(pool, step, count) <= chance)]
 
 
@@ -163,17 +163,18 @@ def _compute_chance(pool: Sequence[_Distances], distance: float, count: int, by_
 
     ``by_first`` is the chance that the checked launch before them took as long as it did.
     """
-    beyond = [one.count_beyond(distance) for one in pool]
+    beyond = [config.count_beyond(distance) for config in pool]
     # Laplace's rule of succession: what was never seen may still happen.
     common = (sum(beyond) + 1) / (sum(map(len, pool)) + 2)
     # No config is assumed to be quieter than the pool.
     rates = [
-        max(common, (late + _WEIGHT * common) / (len(one) + _WEIGHT)) for late, one in zip(beyond, pool, strict=True)
+        max(common, (late + _WEIGHT * common) / (len(config) + _WEIGHT))
+        for late, config in zip(beyond, pool, strict=True)
     ]
     # A slow spell that covers the samples also covers the launch before them.
     spell = count + (by_first < 1)
     chances = [
-        max(rate**count * by_first, one.share_of_spells_beyond(distance, spell))
-        for rate, one in zip(rates, pool, strict=True)
+        max(rate**count * by_first, config.share_of_spells_beyond(distance, spell))
+        for rate, config in zip(rates, pool, strict=True)
     ]
     return math.fsum(chances) / len(chances)

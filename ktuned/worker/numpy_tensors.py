@@ -155,10 +155,10 @@ class NumPyTensors:
 
     def digest_tensors(self, tensors: Sequence[Any]) -> str:
         """Hash the elements in their order."""
-        found = hashlib.blake2b(digest_size=8)
+        digest = hashlib.blake2b(digest_size=8)
         for tensor in tensors:
-            found.update(self.arithmetic.ascontiguousarray(tensor).reshape(-1).view("uint8"))
-        return found.hexdigest()
+            digest.update(self.arithmetic.ascontiguousarray(tensor).reshape(-1).view("uint8"))
+        return digest.hexdigest()
 
     def read_digests(self, digests: Sequence[str]) -> list[str]:
         """Return the texts: they were computed at once."""
@@ -186,12 +186,12 @@ class NumPyTensors:
         from ktuned.spec import is_distinct, poison_bits
 
         parts = [tensor.real, tensor.imag] if tensor.dtype.kind == "c" else [tensor]
-        found = []
+        views = []
         for part in parts:
             name = str(part.dtype)
             width, pattern = poison_bits(name)
-            found.append((part.view(f"u{width // 8}"), pattern, is_distinct(name)))
-        return found
+            views.append((part.view(f"u{width // 8}"), pattern, is_distinct(name)))
+        return views
 
 
 def find_extent(array: Any) -> tuple[int, int]:

@@ -59,7 +59,9 @@ def ask_prior(kernel: Kernel, space: BoundSpace, device: Device) -> PriorChoice:
     try:
         parameters = inspect.signature(prior).parameters
         further = {DEVICE: device} if DEVICE in parameters else {}
-        taken = [name for name, one in parameters.items() if one.default is one.empty and name != DEVICE]
+        taken = [
+            name for name, parameter in parameters.items() if parameter.default is parameter.empty and name != DEVICE
+        ]
         if len(taken) == 1:
             return PriorChoice(
                 tuple(_to_plain_config(config) for config in _take_named_configs(prior(space.problem_view, **further)))

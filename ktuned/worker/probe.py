@@ -71,9 +71,9 @@ def _probe_backend(registry: Registry, name: str, observation: ToolchainObservat
     try:
         # Observe files before asking for the fingerprint: a change in between shows at the daemon's next look.
         contents = observation.observe_files(backend.toolchain_files())
-        found = backend.devices()
-        if isinstance(found, Absent):
-            absent = replies.Absence(str(found.reason), found.message, found.hint)
+        devices_found = backend.devices()
+        if isinstance(devices_found, Absent):
+            absent = replies.Absence(str(devices_found.reason), devices_found.message, devices_found.hint)
         else:
             variables = observation.find_variables(backend.measuring_variables)
             devices = tuple(
@@ -82,7 +82,7 @@ def _probe_backend(registry: Registry, name: str, observation: ToolchainObservat
                     fingerprint={**device.fingerprint, **observation.find_limits(device), **variables},
                     no_energy=absence_of_energy(backend, device),
                 )
-                for device in found
+                for device in devices_found
             )
         variables = observation.find_variables(backend.compiling_variables)
         fingerprint = {**required, **contents, **variables, **backend.fingerprint()}

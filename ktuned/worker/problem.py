@@ -117,12 +117,12 @@ class ProblemData:
                     self._outputs.append(name)
             else:
                 try:
-                    own = tensors.adopt_tensor(entry, device.name, moved)
+                    adopted = tensors.adopt_tensor(entry, device.name, moved)
                 except UsageError as error:
                     raise kernel.site.error(f"inputs(p): {name}: {error.message}", hint=error.hint) from error
-                self._pristine[name] = entry if own is None else own
-                if own is not None and self._rows is not None:
-                    self._pristine[name] = self._rows.narrow_input(name, own)
+                self._pristine[name] = entry if adopted is None else adopted
+                if adopted is not None and self._rows is not None:
+                    self._pristine[name] = self._rows.narrow_input(name, adopted)
         if captured and self._rows is not None:
             raise kernel.site.error(
                 "batch_invariant compares rows on equal inputs, and this problem's were captured", hint=CAPTURE_AGAIN
@@ -178,9 +178,9 @@ class ProblemData:
         for name, tensor in given.items():
             made = self._pristine.get(name)
             if made is None:
-                known = ", ".join(self._pristine)
+                names = ", ".join(self._pristine)
                 raise self._kernel.site.error(
-                    f"inputs were captured for {name!r}, and inputs(p) makes {known}", hint=CAPTURE_AGAIN
+                    f"inputs were captured for {name!r}, and inputs(p) makes {names}", hint=CAPTURE_AGAIN
                 )
             if (tensor.shape, tensor.dtype) != (made.shape, made.dtype):
                 # A captured scalar has the widest dtype of its kind; it is converted.
@@ -228,14 +228,14 @@ class ProblemData:
         Poisoned outputs count by their layout alone.
         """
         values = {**self._pristine, **{f"the expected {name}": value for name, value in self._expected.items()}}
-        found = [repr(self._spans), repr(sorted(self._poisoned)), repr(self._writes_in_place)]
+        parts = [repr(self._spans), repr(sorted(self._poisoned)), repr(self._writes_in_place)]
         for name, value in values.items():
             library = library_of(value)
             # The layout ends with the address, which differs each time.
             *layout, _ = library.read_layout(value)
             bits = "" if name in self._poisoned else library.read_digests([library.digest_tensors([value])])[0]
-            found.append(f"{name} {layout} {bits}")
-        return hashlib.sha256("\n".join(found).encode()).hexdigest()
+            parts.append(f"{name} {layout} {bits}")
+        return hashlib.sha256("\n".join(parts).encode()).hexdigest()
 
     def digest_outputs(self) -> Any:
         """Start a digest of the outputs as they are now, for :meth:`read_digests`."""
@@ -487,7 +487,7 @@ class ProblemData:
         look = self._quick_look
         self.was_surely_right = False
         if look is None or any(
-            self._library.read_layout(one) != self._layouts[name] for name, one in self.tensors.items()
+            self._library.read_layout(tensor) != self._layouts[name] for name, tensor in self.tensors.items()
         ):
             return False
         if not is_last:

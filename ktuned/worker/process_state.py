@@ -156,8 +156,8 @@ class ProcessState:
         Of runtimes, only what differs from their usual start counts, because others are not mapped before the first
         launch. ``environment`` is the one that the file was imported with.
         """
-        found = {name: value for name, value in self._first.items() if self._baseline.get(name) != value}
-        settings = {name: repr(self._baseline.get(name)) for name in found}
+        changed = {name: value for name, value in self._first.items() if self._baseline.get(name) != value}
+        settings = {name: repr(self._baseline.get(name)) for name in changed}
         settings["settings of torch"] = repr(self._baseline.get("settings of torch"))
         cores = len(os.sched_getaffinity(0))
         for name in self._baseline.keys() - {knob.name for knob in _KNOBS}:
@@ -240,19 +240,19 @@ class ProcessState:
     @contextmanager
     def use_known_arithmetic(self) -> Iterator[None]:
         """Compute with the baseline's floating-point control for a while, whatever the config has set."""
-        found = _read_arithmetic()
-        known = self._baseline.get(_ARITHMETIC.name, found)
-        if found == known:
+        current = _read_arithmetic()
+        baseline = self._baseline.get(_ARITHMETIC.name, current)
+        if current == baseline:
             yield
             return
         # A pool's threads have the control of the thread that started them, so they must start anew.
         self._end_pools()
-        _write_arithmetic(known)
+        _write_arithmetic(baseline)
         try:
             yield
         finally:
             self._end_pools()
-            _write_arithmetic(found)
+            _write_arithmetic(current)
 
     def find_outdated_file(self) -> str:
         """Return a mapped file that has changed on the disk since it was mapped; empty if there is none."""
@@ -297,14 +297,14 @@ class ProcessState:
 
     def _read_mapped(self) -> dict[bytes, Mapped]:
         """Return the mapped files with their stamps. A known file keeps the stamp that it was first seen with."""
-        found: dict[bytes, Mapped] = {}
+        mapped: dict[bytes, Mapped] = {}
         try:
             with open(MAPS, "rb", buffering=0) as stream:
                 text = stream.read()
                 while more := stream.read():
                     text += more
         except OSError:
-            return found
+            return mapped
         for match in _MAPPED.finditer(text):
             writable, executable, sharing, name = match.groups()
             # A file that is mapped to be written changes on the disk by that.
@@ -316,16 +316,16 @@ class ProcessState:
                 if name in self._mapped:
                     # It was replaced since it was seen; its known stamp shows that.
                     continue
-                known = found.get(name)
-                found[name] = Mapped(None, is_code or (known is not None and known.is_code))
+                known = mapped.get(name)
+                mapped[name] = Mapped(None, is_code or (known is not None and known.is_code))
                 continue
-            before = found.get(name)
+            before = mapped.get(name)
             if before is None:
                 known = self._mapped.get(name)
-                found[name] = Mapped(_stamp_file(name) if known is None else known.stamp, is_code)
+                mapped[name] = Mapped(_stamp_file(name) if known is None else known.stamp, is_code)
             elif is_code and not before.is_code:
-                found[name] = Mapped(before.stamp, is_code)
-        return found
+                mapped[name] = Mapped(before.stamp, is_code)
+        return mapped
 
     def _find_runtimes(self) -> None:
         """Add knobs for the OpenMP and BLAS libraries that are mapped by now."""
@@ -338,7 +338,9 @@ class ProcessState:
             except OSError:
                 continue
             self._runtimes[name] = library
-        calls = [(name, one, pair) for name, one in self._runtimes.items() for pair in (*_OPENMP_CALLS, *_BLAS_CALLS)]
+        calls = [
+            (name, library, pair) for name, library in self._runtimes.items() for pair in (*_OPENMP_CALLS, *_BLAS_CALLS)
+        ]
         for name, library, (reader, writer) in calls:
             knob_name = f"{reader} of {os.path.basename(os.fsdecode(name))}"
             if knob_name in self._knobs or not (hasattr(library, reader) and hasattr(library, writer)):
@@ -378,14 +380,14 @@ def _write_arithmetic(wanted: bytes) -> None:
 
 def _read_environment() -> tuple[tuple[bytes, ...], dict[bytes, bytes]]:
     """Return C's environment, and Python's copy of it."""
-    found = []
+    entries = []
     pointers = ctypes.POINTER(ctypes.c_char_p).in_dll(_libc, "environ")
     place = 0
     # After `clearenv` the pointer is null.
     while ctypes.cast(pointers, ctypes.c_void_p).value and (entry := pointers[place]) is not None:
-        found.append(entry)
+        entries.append(entry)
         place += 1
-    return tuple(sorted(found)), dict(os.environb)
+    return tuple(sorted(entries)), dict(os.environb)
 
 
 def _write_environment(wanted: tuple[tuple[bytes, ...], dict[bytes, bytes]]) -> None:
@@ -415,11 +417,11 @@ def _read_thread_name(thread: str) -> str:
 
 
 def _read_affinities() -> dict[int, frozenset[int]]:
-    found = {}
+    affinities = {}
     for thread in map(int, _list_threads()):
         with suppress(OSError):
-            found[thread] = frozenset(os.sched_getaffinity(thread))
-    return found
+            affinities[thread] = frozenset(os.sched_getaffinity(thread))
+    return affinities
 
 
 class _Affinities(dict[int, frozenset[int]]):
@@ -499,10 +501,10 @@ def _write_torch(wanted: tuple[Any, ...]) -> None:
 
 def _stamp_file(name: bytes) -> tuple[int, int, int] | None:
     try:
-        found = os.stat(name)
+        state = os.stat(name)
     except OSError:
         return (0, 0, 0)
-    return found.st_ino, found.st_size, found.st_mtime_ns
+    return state.st_ino, state.st_size, state.st_mtime_ns
 
 
 def _list_installed_directories() -> tuple[bytes, ...]:
@@ -511,8 +513,8 @@ def _list_installed_directories() -> tuple[bytes, ...]:
     places = [*system, sys.prefix, sys.base_prefix, sys.exec_prefix, *sysconfig.get_paths().values()]
     with suppress(Exception):
         places += [*site.getsitepackages(), site.getusersitepackages()]
-    found = {os.path.realpath(place) for place in places} | set(places)
-    return tuple(os.fsencode(place.rstrip("/")) + b"/" for place in sorted(found) if len(place) > 1)
+    directories = {os.path.realpath(place) for place in places} | set(places)
+    return tuple(os.fsencode(place.rstrip("/")) + b"/" for place in sorted(directories) if len(place) > 1)
 
 
 def _list_generated_directories() -> tuple[bytes, ...]:

@@ -37,9 +37,9 @@ class ProcessStart(Record):
         descriptor = os.memfd_create("ktuned-request")
         with open(descriptor, "wb", closefd=False) as stream:
             stream.write(requests.encode(request))
-        for other in map(int, os.listdir("/proc/self/fd")):
+        for number in map(int, os.listdir("/proc/self/fd")):
             with contextlib.suppress(OSError):
-                os.set_inheritable(other, other <= 2 or other in (*kept, descriptor))
+                os.set_inheritable(number, number <= 2 or number in (*kept, descriptor))
         signal.pthread_sigmask(signal.SIG_SETMASK, ())
         os.chdir(self.directory)
         resumed = f"{_RESUMED}{descriptor}"

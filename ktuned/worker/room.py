@@ -90,9 +90,9 @@ def require_room_for_spare(device: str) -> None:
         RuntimeError: there is too little.
     """
     uuid = gpu_uuids().get(device, "")
-    found = nvml.memory(uuid) if uuid else None
-    if found is not None and found[0] - CONTEXT_BYTES < SPARED_SHARE * found[1]:
-        free, total = (size >> 20 for size in found)
+    memory = nvml.memory(uuid) if uuid else None
+    if memory is not None and memory[0] - CONTEXT_BYTES < SPARED_SHARE * memory[1]:
+        free, total = (size >> 20 for size in memory)
         raise RuntimeError(f"only {free} of {total} MiB are free, and spares must leave half of the memory free")
 
 
@@ -104,9 +104,9 @@ def choose_limit_bytes(need: int, available: int) -> float:
 def _read_memory(device: str) -> tuple[int, int]:
     """Return the free and the total memory of a device in bytes."""
     uuid = gpu_uuids().get(device, "")
-    found = nvml.memory(uuid) if uuid else None
-    if found is not None:
-        return found
+    memory = nvml.memory(uuid) if uuid else None
+    if memory is not None:
+        return memory
     import torch
 
     # Without NVML, asking takes a context.

@@ -54,11 +54,11 @@ def seal_artifact(
         OSError: the disk is full, or fails otherwise.
     """
     _check_complete(directory, key, backend, required)
-    made = manifest.write(directory, key=key, backend=backend, facts=facts, decisive=decisive, recipe=recipe)
+    written = manifest.write(directory, key=key, backend=backend, facts=facts, decisive=decisive, recipe=recipe)
     size = _make_durable(directory)
     standing = _move_into_place(directory, place)
     if standing is None:
-        return made, size
+        return written, size
     shutil.rmtree(directory, ignore_errors=True)
     return standing, 0
 

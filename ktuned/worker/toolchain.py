@@ -50,7 +50,7 @@ class ToolchainObservation:
         from importlib.metadata import PackageNotFoundError, distribution
 
         self._note_file(_find_record(plugin))
-        found = {}
+        versions = {}
         for line in plugin.requires or ():
             name = _REQUIREMENT.match(line)
             if name is None or name[1] in _OURS:
@@ -60,17 +60,17 @@ class ToolchainObservation:
             except PackageNotFoundError:
                 continue
             self._note_file(_find_record(required))
-            found[f"distribution {name[1]}"] = required.version
-        return found
+            versions[f"distribution {name[1]}"] = required.version
+        return versions
 
     def observe_files(self, files: Iterable[Path]) -> dict[str, str]:
         """Return the digests of a toolchain's files by their names; absent files are only observed."""
-        found: dict[str, str] = {}
+        digests: dict[str, str] = {}
         for path in dict.fromkeys(files):
             self._note_file(path)
             if self._files[str(path)] != ABSENT and not path.is_symlink():
-                found[f"content of {path.name}"] = stamp(path)[:SHORT]
-        return found
+                digests[f"content of {path.name}"] = stamp(path)[:SHORT]
+        return digests
 
     def find_variables(self, patterns: Iterable[str]) -> dict[str, str]:
         """Return the variables that count: those that a backend's patterns match, and the project's own."""

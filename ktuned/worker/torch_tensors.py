@@ -181,11 +181,11 @@ class TorchTensors:
 
         views = [as_bits(tensor) for tensor in tensors]
         if all(view.device.type == "cpu" for view in views):
-            found = hashlib.blake2b(digest_size=8)
+            digest = hashlib.blake2b(digest_size=8)
             for view in views:
                 whole = view.contiguous()
-                found.update((ctypes.c_ubyte * count_bytes(whole)).from_address(whole.data_ptr()))
-            return found.hexdigest()
+                digest.update((ctypes.c_ubyte * count_bytes(whole)).from_address(whole.data_ptr()))
+            return digest.hexdigest()
         return _digest_on_device(views)
 
     def read_digests(self, digests: Sequence[Any]) -> list[str]:

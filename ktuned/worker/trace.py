@@ -73,9 +73,9 @@ def look_again(entry: Observation, root: str) -> Observation:
     if entry.name.startswith(DISTRIBUTION):
         return _look_for_distribution(entry, root)
     place = Path(absolute(entry.name, root))
-    found = stamps([place])
+    place_stamps = stamps([place])
     meaning = ""
-    digest = found[str(place)]
+    digest = place_stamps[str(place)]
     if entry.name.endswith("/"):
         digest = stamp_directory(place)
     elif entry.meaning and digest != ABSENT and not digest.startswith(LISTING):
@@ -83,7 +83,7 @@ def look_again(entry: Observation, root: str) -> Observation:
             content = place.read_bytes()
         digest = hashlib.sha256(content).hexdigest()
         meaning = file_meaning(place, content)
-    places = tuple(relative(path, root) for path in found)
+    places = tuple(relative(path, root) for path in place_stamps)
     return replace(entry, digest=digest, meaning=meaning, places=places)
 
 
@@ -163,19 +163,19 @@ class Trace:
         Raises:
             SourceChanged: a file has changed since it was found steady.
         """
-        found = []
+        entries = []
         for name, path in sorted(self._find_unknown_files(read).items()):
             place = relative(str(path), self._root)
             if is_way(read.get(path, ABSENT)):
                 name = f"{name}/"
             meaning = EXECUTED if path in executed else ""
-            found.append(look_again(Observation(name, ABSENT, meaning, places=(place,), is_source=True), self._root))
-            if not agrees(found[-1].digest, self._seen.get(path, found[-1].digest)):
-                raise SourceChanged(f"{path} changed while it was compiled", tuple(found))
+            entries.append(look_again(Observation(name, ABSENT, meaning, places=(place,), is_source=True), self._root))
+            if not agrees(entries[-1].digest, self._seen.get(path, entries[-1].digest)):
+                raise SourceChanged(f"{path} changed while it was compiled", tuple(entries))
         for variable, value in sorted(variables.items()):
-            found.append(Observation(ENVIRONMENT + variable, value_digest(value), is_source=True))
-        found += [Observation(f"{self._unobserved}{reason}", ABSENT) for reason in unobserved]
-        return tuple(found)
+            entries.append(Observation(ENVIRONMENT + variable, value_digest(value), is_source=True))
+        entries += [Observation(f"{self._unobserved}{reason}", ABSENT) for reason in unobserved]
+        return tuple(entries)
 
     def _find_unknown_files(self, read: Iterable[Path]) -> dict[str, Path]:
         """Return the names that paths count by, without known ones, each with the file that shows its change.
