@@ -96,13 +96,10 @@ def gpu_is_contended(
         samples: the timing's samples.
         tolerated: processes whose share proves nothing about short launches.
     """
-    most: dict[int, int] = {}
-    for use in foreign:
-        most[use.pid] = max(use.percent, most.get(use.pid, 0))
-    share = sum(most.values()) / 100
+    share = _sum_shares(foreign)
     if not share or not len(samples):
         return False
-    heavy = sum(percent for pid, percent in most.items() if pid not in tolerated) / 100
+    heavy = _sum_shares(use for use in foreign if use.pid not in tolerated)
     if heavy >= HEAVY_SHARE or (share >= STRETCHING_SHARE and samples.median_us >= TURN_US):
         return True
     return samples.quantile(UNDISTURBED) < samples.median_us * (1 - SHIFTED)
@@ -110,10 +107,15 @@ def gpu_is_contended(
 
 def gpu_is_shared(foreign: Sequence[nvml.Sample]) -> bool:
     """Return whether other processes used a GPU so much that its energy is not that of one process."""
-    most: dict[int, int] = {}
-    for use in foreign:
-        most[use.pid] = max(use.percent, most.get(use.pid, 0))
-    return sum(most.values()) / 100 >= STRETCHING_SHARE
+    return _sum_shares(foreign) >= STRETCHING_SHARE
+
+
+def _sum_shares(uses: Iterable[nvml.Sample]) -> float:
+    """Return the share of a GPU's time that processes took together, each by its busiest sample."""
+    busiest: dict[int, int] = {}
+    for use in uses:
+        busiest[use.pid] = max(use.percent, busiest.get(use.pid, 0))
+    return sum(busiest.values()) / 100
 
 
 class CpuWatch:

@@ -21,7 +21,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from threading import Thread
 from time import perf_counter
 from typing import Any
@@ -176,9 +175,9 @@ class CudaTimer:
         )
         began = perf_counter()
         while race.wants_warm_up(perf_counter() - began):
-            self._time_by_events(launches, 1, race.warm)
+            self._time_batch(launches, launches.ring[0], 1, race.warm)
         if not race.gives_up(perf_counter() - began):
-            sample = self._capture_graph(launches) if in_graph else partial(self._time_by_events, launches)
+            run = self._capture_graph(launches) if in_graph else launches.ring[0]
             self._on_enqueued, self.on_batch_enqueued = self.on_batch_enqueued, None
             each_us = race.warm.sorted_us[0] if len(race.warm) else first_us or 0.0
             pace_s = each_us / 1e6 * (GRAPH_LAUNCHES if in_graph else 1)
@@ -186,7 +185,7 @@ class CudaTimer:
             while batch := race.choose_next_batch(perf_counter() - began):
                 # No longer a batch than there is time for, by the pace of the first runs.
                 fits = int((preset.timing_s - (perf_counter() - began)) / max(pace_s, 1e-6))
-                sample(max(1, min(batch, fits)), race.samples)
+                self._time_batch(launches, run, max(1, min(batch, fits)), race.samples)
         self._last_work = perf_counter()
         return Timing.from_race(race, ends_checked=not in_graph and len(race.samples) > 0)
 
@@ -196,27 +195,28 @@ class CudaTimer:
             on_enqueued()
         self.synchronize()
 
-    def _time_by_events(self, launches: TimedLaunches, count: int, samples: Samples) -> None:
+    def _time_batch(self, launches: TimedLaunches, run: Callable[[], object], count: int, samples: Samples) -> None:
+        """Take samples of ``run``, which launches the whole ring: by itself, or as a captured graph."""
         event = self._torch.cuda.Event
         pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(count)]  # type: ignore[no-untyped-call]
         compared = launches.draw_launches_to_compare(count)
         flags = []
-        launch = launches.ring[0]
         self._enqueue_lead_in()
         for number, (start, end) in enumerate(pairs):
             launches.prepare_ring()
             self._flush.zero_()
             start.record()
-            launch()
+            run()
             end.record()
             if number in compared:
-                flags.append(launches.make_flag(0))
+                flags.append(launches.make_flag(launches.draw_ring_place()))
         self._wait_for_batch()
         for start, end in pairs:
-            samples.add(start.elapsed_time(end) * 1000)
+            samples.add(start.elapsed_time(end) * 1000 / len(launches.ring))
         launches.inspect_flags([flag for flag in flags if flag is not None], self._limit_s, self.synchronize)
 
-    def _capture_graph(self, launches: TimedLaunches) -> Callable[[int, Samples], None]:
+    def _capture_graph(self, launches: TimedLaunches) -> Callable[[], object]:
+        """Capture a ring of launches; return what replays it."""
         launches.widen_ring(GRAPH_LAUNCHES)
         launches.prepare_ring()
         graph = self._torch.cuda.CUDAGraph()
@@ -225,27 +225,7 @@ class CudaTimer:
                 launch()
         graph.replay()
         self.synchronize()
-
-        def time_replays(count: int, samples: Samples) -> None:
-            event = self._torch.cuda.Event
-            pairs = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(count)]
-            compared = launches.draw_launches_to_compare(count)
-            flags = []
-            self._enqueue_lead_in()
-            for number, (start, end) in enumerate(pairs):
-                launches.prepare_ring()
-                self._flush.zero_()
-                start.record()
-                graph.replay()
-                end.record()
-                if number in compared:
-                    flags.append(launches.make_flag(launches.draw_ring_place()))
-            self._wait_for_batch()
-            for start, end in pairs:
-                samples.add(start.elapsed_time(end) * 1000 / len(launches.ring))
-            launches.inspect_flags([flag for flag in flags if flag is not None], self._limit_s, self.synchronize)
-
-        return time_replays
+        return graph.replay
 
     def _enqueue_lead_in(self) -> None:
         """Give the device work while the host gets ahead of it."""

@@ -492,11 +492,11 @@ class ProblemData:
             return False
         if not is_last:
             self.was_surely_right = look.finds_right(self.tensors)
-            return self.was_surely_right
-        inputs = [(self.tensors[name], self._pristine[name]) for name in self._read_only]
-        self._is_intact = self._is_well = look.finds_right(self.tensors, inputs, self._guards.make_intact_flag())
-        self.was_surely_right = self._is_well
-        return self._is_well
+        else:
+            inputs = [(self.tensors[name], self._pristine[name]) for name in self._read_only]
+            self.was_surely_right = look.finds_right(self.tensors, inputs, self._guards.make_intact_flag())
+            self._is_intact = self._is_well = self.was_surely_right
+        return self.was_surely_right
 
     def check_outputs(self, tensors: Mapping[str, Any] | None = None) -> Verdict:
         """Judge the outputs in the problem's tensors, or in ``tensors``: by tolerance, then by the file's own check."""
