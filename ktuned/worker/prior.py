@@ -90,7 +90,7 @@ def describe_stray_prior(kernel: Kernel, named: Sequence[Config], knobs: Collect
     elif missing:
         remedy = f"give the knob {missing[0]!r} a value, too"
     return (
-        f"prior of kernel {kernel.name!r} is ignored: none of its {len(named)} configs is in the space, "
+        f"prior of kernel {kernel.name!r} is ignored: none of its configs is in the space, "
         f"such as {canonical(named[0])}; {remedy}"
     )
 
