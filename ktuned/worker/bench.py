@@ -171,7 +171,7 @@ class Bench:
         self._open: _OpenProblem | None = None
         # The config at hand and the one that was loaded ahead: artifact's key, launch and kernel.
         self._bound: tuple[str, Launch, Kernel] | None = None
-        self._ahead: tuple[str, Launch, Kernel] | None = None
+        self._loaded_ahead: tuple[str, Launch, Kernel] | None = None
         self._trace: CodeTrace | None = None
         # Launches of each config that were compared so far, by its artifact's key.
         self._compared: dict[str, int] = {}
@@ -195,7 +195,7 @@ class Bench:
         kernel = load_kernel(request.kernel, self._places)
         reply.begin_phase(Phase.LOAD)
         backend = self._registry.load(request.kernel.backend)
-        self._open = self._bound = self._ahead = None
+        self._open = self._bound = self._loaded_ahead = None
         reply.begin_phase(Phase.REFERENCE)
         if request.device.kind == "cuda":
             self._require_room(kernel, request)
@@ -329,7 +329,7 @@ class Bench:
     def close_problem(self, request: requests.Close, reply: Reply) -> replies.Empty:
         """Close the open problem, and free the GPU memory that torch keeps of it: another worker needs it."""
         was_on_gpu = self._open is not None and self._open.device.kind == "cuda"
-        self._open = self._bound = self._ahead = None
+        self._open = self._bound = self._loaded_ahead = None
         if was_on_gpu:
             import torch
 
@@ -681,12 +681,12 @@ class Bench:
         """Return a unit's bound launch: the one at hand, the one loaded ahead, or a new one."""
         # A config may have resized a tensor: then no launch is bound to the tensors that there are now.
         if opened.data.recreate_changed_tensors():
-            self._bound = self._ahead = None
-        for ready in (self._bound, self._ahead):
+            self._bound = self._loaded_ahead = None
+        for ready in (self._bound, self._loaded_ahead):
             if ready is not None and ready[0] == unit.key:
-                self._bound, self._ahead = ready, None
+                self._bound, self._loaded_ahead = ready, None
                 return ready[1]
-        self._bound = self._ahead = None
+        self._bound = self._loaded_ahead = None
         with self._state.learn_while_loading(unit.key):
             self._bound = (unit.key, *self._load_and_bind(opened, unit))
         return self._bound[1]
@@ -696,10 +696,10 @@ class Bench:
         reply.begin_phase(Phase.LOAD_NEXT)
         try:
             with ACCESSES.heard(), self._state.learn_while_loading_ahead(unit.key):
-                self._ahead = (unit.key, *self._load_and_bind(opened, unit))
+                self._loaded_ahead = (unit.key, *self._load_and_bind(opened, unit))
         except Exception:
             # It may only have lacked the memory that this config holds.
-            self._ahead = None
+            self._loaded_ahead = None
         reply.begin_phase(Phase.TIMING)
 
     def _load_and_bind(self, opened: _OpenProblem, unit: requests.UnitRef) -> tuple[Launch, Kernel]:

@@ -80,7 +80,7 @@ class Noise:
         self._firsts: deque[float] = deque(maxlen=MOST_CONFIGS)
         self._above: deque[_Distances] = deque(maxlen=MOST_CONFIGS)
         self._below: deque[_Distances] = deque(maxlen=MOST_CONFIGS)
-        self._known: dict[tuple[bool, int, float], float] = {}
+        self._distances: dict[tuple[bool, int, float], float] = {}
 
     def add_config(self, samples: Samples, first_us: float | None = None) -> None:
         """Add a config that was sampled in full, and whose checked launch took ``first_us`` at most."""
@@ -92,7 +92,7 @@ class Noise:
         counted_us = samples.taken_us[:MOST_SAMPLES]
         self._above.append(_Distances([max(0.0, value / median_us - 1) for value in counted_us]))
         self._below.append(_Distances([max(0.0, 1 - value / median_us) for value in counted_us]))
-        self._known.clear()
+        self._distances.clear()
 
     def is_informative(self, count: int, chance: float) -> bool:
         """Return whether the pool is large enough to judge ``count`` samples with this chance of an error."""
@@ -142,9 +142,9 @@ class Noise:
     def _find_distance(self, count: int, chance: float, *, is_above: bool) -> float:
         """Return the distance beyond which all of ``count`` samples lie with at most this chance."""
         key = is_above, count, chance
-        if key not in self._known:
-            self._known[key] = _find_distance(self._above if is_above else self._below, count, chance)
-        return self._known[key]
+        if key not in self._distances:
+            self._distances[key] = _find_distance(self._above if is_above else self._below, count, chance)
+        return self._distances[key]
 
 
 def _find_farthest(pool: Sequence[_Distances]) -> float:

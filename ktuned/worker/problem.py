@@ -8,8 +8,8 @@ placed         what launches work on (:attr:`ProblemData.tensors`), between guar
 expected       of an output: what the reference, or the default config, has made of the pristine inputs
 =============  ====================================================================================================
 
-A launch must not profit from the one before it, so it finds outputs that are only written full of *poison*, never with
-the right answer, and what ``setup`` names is restored. What the file declares neither as an output nor in ``setup``,
+A launch must not profit from the one before it. So before each, outputs that are only written are filled with *poison*,
+and what ``setup`` names is restored. What the file declares neither as an output nor in ``setup``,
 nor as a workspace, is *read-only*: a config that changes it is reported (``overwritten``), because the launches after
 it see other data.
 
@@ -89,7 +89,7 @@ class ProblemData:
         self._rows = BatchRows(kernel, problem, group) if len(group) > 1 else None
         made_for = problem if self._rows is None else self._rows.largest
         seed_text = canonical({"kernel": kernel.name, **made_for}) + (f" {seed}" if seed else "")
-        # What inputs(p) draws at random itself must be the same in every worker.
+        # Seed the generators: what inputs(p) draws at random itself must be the same in every worker.
         # The import takes 1 ms, which a worker that makes no inputs saves.
         import random
 
@@ -105,6 +105,7 @@ class ProblemData:
         self._pristine: dict[str, Any] = {}
         moved: dict[int, Any] = {}
         self._outputs: list[str] = []
+        # Make each tensor that is declared, and adopt those that inputs(p) has made itself.
         for name, entry in declared.items():
             if isinstance(entry, TensorSpec):
                 try:
@@ -123,14 +124,16 @@ class ProblemData:
                 self._pristine[name] = entry if adopted is None else adopted
                 if adopted is not None and self._rows is not None:
                     self._pristine[name] = self._rows.narrow_input(name, adopted)
-        if captured and self._rows is not None:
-            raise kernel.site.error(
-                "batch_invariant compares rows on equal inputs, and this problem's were captured", hint=CAPTURE_AGAIN
-            )
         if captured:
+            if self._rows is not None:
+                raise kernel.site.error(
+                    "batch_invariant compares rows on equal inputs, and this problem's were captured",
+                    hint=CAPTURE_AGAIN,
+                )
             self._use_captured(captured, device)
         if not self._outputs and kernel.reference is not None:
             raise kernel.site.error("there is a reference, but inputs(p) makes no tensor with output=True")
+        # Tell apart what launches write, what is poisoned or restored before each, and what must not change.
         self._writes_in_place = tuple(kernel.setup) if isinstance(kernel.setup, tuple) else ()
         self._setup_call: Callable[..., object] | None = None if isinstance(kernel.setup, tuple) else kernel.setup
         self._poisoned = [name for name in self._outputs if name not in self._writes_in_place]
@@ -140,12 +143,12 @@ class ProblemData:
         self._read_only = [name for name in self._pristine if name not in written]
         self._expected: dict[str, Any] = {}
         self._guards = guards or Guards()
-        self._seen: Damage | None = None
+        self._damage_found: Damage | None = None
         self._quick_look: QuickLook | None = None
-        self._is_intact = False
-        self._is_well = False
+        self._guards_are_intact = False
+        self._inputs_are_untouched = False
         self.was_surely_right = False
-        # Find spans now: the copies below share no memory any more.
+        # Place everything between guards. Spans are found first: the kept copies share no memory any more.
         self._spans = self._guards.find_spans(self._pristine)
         try:
             for name, value in self._pristine.items():
@@ -214,8 +217,8 @@ class ProblemData:
         """Give every tensor its pristine content again, and poison the outputs that are only written."""
         self._guards.seal_copies()
         # Nothing is launched between trials: what was untouched after the last launch still is.
-        untouched = self._read_only if self._is_well else ()
-        self._is_intact = self._is_well = False
+        untouched = self._read_only if self._inputs_are_untouched else ()
+        self._guards_are_intact = self._inputs_are_untouched = False
         for name, tensor in self.tensors.items():
             if name in self._poisoned:
                 self._library.poison_tensor(tensor)
@@ -275,7 +278,7 @@ class ProblemData:
         others = self._other_inputs.find_tensors(number)
         own = {name: self._pristine[name] for name in others}
         # More launches follow, so the last look is out of date.
-        self._is_intact = self._is_well = False
+        self._guards_are_intact = self._inputs_are_untouched = False
         try:
             self._put_inputs(others)
             yield bool(others)
@@ -327,7 +330,7 @@ class ProblemData:
         """
         while len(self._copies) < number:
             # Sealing again would hide the damage that was done so far.
-            self._seen = self._seen or self._guards.find_damage()
+            self._damage_found = self._damage_found or self._guards.find_damage()
             tag = f" (copy {len(self._copies) + 1})"
             values = {name + tag: self._pristine[name] for name in self._poisoned}
             placed = self._guards.place_tensors(values, self._guards.find_spans(values))
@@ -359,8 +362,8 @@ class ProblemData:
 
     def find_damage(self) -> Damage | None:
         """Return what was damaged outside the tensors since the last call; see :meth:`Guards.find_damage`."""
-        seen, self._seen = self._seen, None
-        is_intact, self._is_intact = self._is_intact, False
+        seen, self._damage_found = self._damage_found, None
+        is_intact, self._guards_are_intact = self._guards_are_intact, False
         return seen if seen or is_intact else self._guards.find_damage()
 
     def list_regions(self) -> Iterable[Region]:
@@ -495,7 +498,7 @@ class ProblemData:
         else:
             inputs = [(self.tensors[name], self._pristine[name]) for name in self._read_only]
             self.was_surely_right = look.finds_right(self.tensors, inputs, self._guards.make_intact_flag())
-            self._is_intact = self._is_well = self.was_surely_right
+            self._guards_are_intact = self._inputs_are_untouched = self.was_surely_right
         return self.was_surely_right
 
     def check_outputs(self, tensors: Mapping[str, Any] | None = None) -> Verdict:
@@ -508,7 +511,7 @@ class ProblemData:
         if kernel.check is not None:
             outputs = {name: tensors[name] for name in self._outputs}
             # User code may write to the kept copies: look for a launch's damage to them before.
-            self._seen = self._seen or self._guards.find_damage()
+            self._damage_found = self._damage_found or self._guards.find_damage()
             with self._guards.unseal_temporarily():
                 own = run_check(kernel.check, self._pristine, outputs)
             if own.ok:

@@ -109,7 +109,7 @@ class Reply:
             self.send_answer(answer)
             return
         self._require_worker()
-        # Restart the phase before writing: the deadline is that of the next item, not of the pipe.
+        # Before anything is written: from now on, a deadline that passes is the next item's.
         self._journal.enter(self._phase)
         frame = replies.encode(answer)
         now = monotonic()

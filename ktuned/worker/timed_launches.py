@@ -95,7 +95,7 @@ class TimedLaunches:
         self._restore = restore
         self._judged = judged
         self._bind = bind
-        self._most = most_copies
+        self._most_copies = most_copies
         self._random = random.Random()
         self._launching_ns = 0
         self._comparing_ns = 0
@@ -115,7 +115,7 @@ class TimedLaunches:
         if (self._judged is None or not self._judged.poisons) and not self.restores:
             self.ring = self.ring[:1] * count
         elif self._bind is not None and not self.restores:
-            while len(self.ring) < min(count, self._most):
+            while len(self.ring) < min(count, self._most_copies):
                 self.ring.append(self._bind(len(self.ring)))
             del self.ring[count:]
 
