@@ -130,19 +130,17 @@ class _Pages:
 
     def refill_slacks(self) -> int:
         """Fill both slacks with the pattern; return the address where damage nearest to the span began, or 0."""
-        damaged = 0
+        damaged, pattern = 0, bytes([PATTERN])
         for start, size in self._slacks:
             found = ctypes.string_at(start, size)
-            if found != bytes([PATTERN]) * size:
-                stripped = found.rstrip(bytes([PATTERN]))
-                nearest_run = stripped.rfind(PATTERN) + 1 if start == self._inner else _find_first_other(found)
+            if found != pattern * size:
+                is_before = start == self._inner
+                nearest_run = (
+                    found.rstrip(pattern).rfind(pattern) + 1 if is_before else size - len(found.lstrip(pattern))
+                )
                 damaged = damaged or start + nearest_run
                 ctypes.memset(start, PATTERN, size)
         return damaged
-
-
-def _find_first_other(found: bytes) -> int:
-    return len(found) - len(found.lstrip(bytes([PATTERN])))
 
 
 def _round_up(size: int, multiple: int) -> int:

@@ -143,19 +143,19 @@ class Noise:
         """Return the distance beyond which all of ``count`` samples lie with at most this chance."""
         key = is_above, count, chance
         if key not in self._distances:
-            self._distances[key] = _find_distance(self._above if is_above else self._below, count, chance)
+            pool = self._above if is_above else self._below
+            farthest = _find_farthest(pool)
+            if not pool or _compute_chance(pool, farthest, count) > chance:
+                self._distances[key] = max(farthest, UNKNOWN if count >= UNKNOWN_COUNT else math.inf)
+            else:
+                steps = sorted({0.0, *chain.from_iterable(config.sorted for config in pool)})
+                place = bisect_left(steps, True, key=lambda step: _compute_chance(pool, step, count) <= chance)
+                self._distances[key] = steps[place]
         return self._distances[key]
 
 
 def _find_farthest(pool: Sequence[_Distances]) -> float:
     return max((config.sorted[-1] for config in pool), default=0.0)
-
-
-def _find_distance(pool: Sequence[_Distances], count: int, chance: float) -> float:
-    if not pool or _compute_chance(pool, _find_farthest(pool), count) > chance:
-        return max(_find_farthest(pool), UNKNOWN if count >= UNKNOWN_COUNT else math.inf)
-    steps = sorted({0.0, *chain.from_iterable(config.sorted for config in pool)})
-    return steps[bisect_left(steps, True, key=lambda step: _compute_chance(pool, step, count) <= chance)]
 
 
 def _compute_chance(pool: Sequence[_Distances], distance: float, count: int, by_first: float = 1.0) -> float:

@@ -89,8 +89,7 @@ def require_room_for_spare(device: str) -> None:
     Raises:
         RuntimeError: there is too little.
     """
-    uuid = gpu_uuids().get(device, "")
-    memory = nvml.memory(uuid) if uuid else None
+    memory = _ask_nvml(device)
     if memory is not None and memory[0] - CONTEXT_BYTES < SPARED_SHARE * memory[1]:
         free, total = (size >> 20 for size in memory)
         raise RuntimeError(f"only {free} of {total} MiB are free, and spares must leave half of the memory free")
@@ -101,11 +100,15 @@ def choose_limit_bytes(need: int, available: int) -> float:
     return max(MARGIN * need, available / LIMIT_SHARE)
 
 
+def _ask_nvml(device: str) -> tuple[int, int] | None:
+    """Return the free and the total memory of a device in bytes; ``None`` if NVML does not know."""
+    uuid = gpu_uuids().get(device, "")
+    return nvml.memory(uuid) if uuid else None
+
+
 def _read_memory(device: str) -> tuple[int, int]:
     """Return the free and the total memory of a device in bytes."""
-    uuid = gpu_uuids().get(device, "")
-    memory = nvml.memory(uuid) if uuid else None
-    if memory is not None:
+    if (memory := _ask_nvml(device)) is not None:
         return memory
     import torch
 
