@@ -223,7 +223,7 @@ class Dispatcher:
             progress = task.pipeline.progress
             now = self._machine.running_job(job.id) or job
             instructions = self._machine.handle_event(
-                Ended(progress.stamp(now), ending, message, progress.done > progress.reused, task.pipeline.work)
+                Ended(progress.stamp_job(now), ending, message, progress.done > progress.reused, task.pipeline.work)
             )
             self.request_review()
         await self._carry_out(instructions)
@@ -274,7 +274,7 @@ class Dispatcher:
             with suppress(KtunedError):
                 work = self._prepare(running)
                 if work.context == task.pipeline.work.context:
-                    task.pipeline.join([self.get_lane(device) for device in work.devices])
+                    task.pipeline.add_lanes([self.get_lane(device) for device in work.devices])
 
     def _build_pipeline(self, work: Work) -> Pipeline | CompileOnly:
         job = work.job

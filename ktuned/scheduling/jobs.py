@@ -305,7 +305,7 @@ class Jobs:
 
     def _with_progress(self, job: Job) -> Job:
         task = self._dispatcher.pipelines.get(job.id)
-        return job if task is None else task.pipeline.progress.stamp(job)
+        return job if task is None else task.pipeline.progress.stamp_job(job)
 
     def describe_job(self, job: Job) -> dict[str, Any]:
         """Return the protocol's job map, with how it stands now: ``priority waiters left_s waits_for launches``."""

@@ -28,7 +28,7 @@ from ktuned.model import (
     unmeasurable,
 )
 from ktuned.scheduling.kept_portfolios import KeptPortfolios
-from ktuned.tuning import Compiler, SharedConfigs, Work, merged
+from ktuned.tuning import Compiler, SharedConfigs, Work, merge_deadlines
 
 
 def default_compile_slots(cores: int, lanes: int = 1) -> int:
@@ -125,7 +125,7 @@ class Preparation:
             context=context,
             environment=environment,
             preset=PRESETS[job.plan.preset],
-            deadlines=merged(self._deadlines, kernel.plan.deadlines),
+            deadlines=merge_deadlines(self._deadlines, kernel.plan.deadlines),
             judge_contention=self.settings.judges_contention,
             admission=self._admission,
             traces=self._traces,

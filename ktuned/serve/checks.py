@@ -89,4 +89,4 @@ class Checks:
         check = WinnerCheck(work, self._lane(work.devices[0]), self._fleet, self._artifacts)
         if sanitizers is None:
             return await check.run(trial.detail["build"])
-        return await check.sanitize(trial.detail["build"], sanitizers, self._scratch)
+        return await check.sanitize_winner(trial.detail["build"], sanitizers, self._scratch)

@@ -1,9 +1,9 @@
 """Tuning one problem: the pipeline of bounded channels from strategy to store."""
 
 from ktuned.tuning.compile_only import CompileOnly
-from ktuned.tuning.deadlines import DEFAULT_DEADLINES, merged
+from ktuned.tuning.deadlines import DEFAULT_DEADLINES, merge_deadlines
 from ktuned.tuning.pipeline import Pipeline
-from ktuned.tuning.prior_results import restore
+from ktuned.tuning.prior_results import restore_winner
 from ktuned.tuning.progress import Publish, publish_job, publish_winner
 from ktuned.tuning.shared_lead import SharedConfigs
 from ktuned.tuning.stages import JobStage
@@ -22,8 +22,8 @@ __all__ = [
     "SharedConfigs",
     "WinnerCheck",
     "Work",
-    "merged",
+    "merge_deadlines",
     "publish_job",
     "publish_winner",
-    "restore",
+    "restore_winner",
 ]

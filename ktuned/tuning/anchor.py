@@ -43,7 +43,7 @@ class Anchor:
         """Return whether a config is the anchor."""
         return canonical(config) == canonical(self.config)
 
-    def judge(self, config: Config, measured: replies.Measurement) -> replies.Measurement:
+    def judge_bits(self, config: Config, measured: replies.Measurement) -> replies.Measurement:
         """Return a measurement with the verdict on its bits: a worker may not have known the anchor's."""
         if measured.bits is None:
             return measured
@@ -61,16 +61,16 @@ class Anchor:
             return False
         return len(bits) < self.inputs if self.is_anchor(trial.config) else not bits
 
-    def may_have_bits(self, trial: Trial) -> bool:
+    def may_equal_anchor(self, trial: Trial) -> bool:
         """Return whether a measured config has the anchor's bits, for all that is known of them."""
         bits = trial.detail.get("bits") or ()
         return bool(bits) and not is_nondeterministic(trial.detail) and have_same_bits(bits, self.bits) is not False
 
-    def is_sure_of(self, trial: Trial) -> bool:
+    def has_all_bits(self, trial: Trial) -> bool:
         """Return whether a measured config was launched on all inputs."""
         return len(trial.detail.get("bits") or ()) >= self.inputs
 
-    def note_end(self, trial: Trial) -> None:
+    def record_trial_end(self, trial: Trial) -> None:
         """Take note of a trial's end: the anchor's own says whether it can be one."""
         if not self.is_anchor(trial.config) or trial.outcome is None or trial.outcome in RETRIED_BY_NEXT_JOB:
             return

@@ -47,30 +47,30 @@ class BatchSize:
         self._most = most
         self._each_s: deque[float] = deque(maxlen=_LATEST)
 
-    def took(self, configs: int, seconds: float) -> None:
+    def record_request(self, configs: int, seconds: float) -> None:
         """Take note of what a request took in all."""
         if configs:
             self._each_s.append(seconds / configs)
 
     @property
-    def now(self) -> int:
+    def next_size(self) -> int:
         """The size of the next batch."""
         if not self._each_s:
             return 1
         return max(1, min(self._most, int(self._limit_s / max(median(self._each_s), 1e-6))))
 
 
-def share(*, waiting: int, lanes: int, batch: int) -> int:
+def limit_share_of_lane(*, waiting: int, lanes: int, batch: int) -> int:
     """Return how many of those that wait a lane takes at once, so that all lanes end at about the same time."""
     return min(batch, max(1, -(-waiting // lanes)))
 
 
-def asked_at_once(*, lanes: int, batch: int) -> int:
+def limit_question_size(*, lanes: int, batch: int) -> int:
     """Return how many configs a strategy that does not learn is asked for in one request: a batch for each lane."""
     return min(MAX_ASKED, max(LEAST_ASKED, lanes * batch))
 
 
-def ahead(*, slots: int, group: int, lanes: int, batch: int, is_opening: bool = False) -> int:
+def limit_configs_under_way(*, slots: int, group: int, lanes: int, batch: int, is_opening: bool = False) -> int:
     """Return how many configs may be under way, without an outcome, before more are asked for.
 
     A group in each slot and one more that waits for it; for each lane what it measures and what it takes next; more
@@ -92,7 +92,7 @@ _TOGETHER = 3
 """Latest figures of which the median counts: configs differ, and the first in a process costs more than the others."""
 
 
-def share_of_slot(*, waiting: int, slots: int) -> int:
+def limit_share_of_slot(*, waiting: int, slots: int) -> int:
     """Return how many of the configs that wait one slot takes at most: the last ones are shared among all slots.
 
     Else one slot has a whole group left while the others stand still.
@@ -114,7 +114,7 @@ class GroupSize:
         self._alone: deque[float] = deque(maxlen=_ALONE)
         self._together: deque[float] = deque(maxlen=_TOGETHER)
 
-    def next(self, *, lanes_starve: bool) -> int:
+    def choose_next_size(self, *, lanes_starve: bool) -> int:
         """Return the next group's size."""
         self._count += 1
         if self._largest == 1 or self._count == 1:
@@ -125,7 +125,7 @@ class GroupSize:
         self._size = max(1, size // 2) if lanes_starve else min(self._largest, size * 2)
         return size
 
-    def took(self, configs: int, seconds: float) -> None:
+    def record_group(self, configs: int, seconds: float) -> None:
         """Take note of what a group took in all, each of whose configs did compile."""
         (self._together if configs > 1 else self._alone).append(seconds / configs)
 

@@ -20,12 +20,12 @@ from ktuned.model import Config, JobState, Outcome, Role, TrialResult
 from ktuned.store import Artifacts
 from ktuned.tuning.batches import MAX_BATCH
 from ktuned.tuning.compile_stage import CompileStage
-from ktuned.tuning.exploration import Explorer, opened
+from ktuned.tuning.exploration import Explorer, open_space
 from ktuned.tuning.hopeless import PROBES, Hopelessness
 from ktuned.tuning.progress import Progress, Publish
 from ktuned.tuning.stages import JobStage, StageReport
 from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent
-from ktuned.tuning.trial_machine import NotBuilt, ends_among
+from ktuned.tuning.trial_machine import NotBuilt, find_ends
 from ktuned.tuning.work import Work
 
 _log = structlog.get_logger()
@@ -56,7 +56,7 @@ class CompileOnly:
         self._artifacts = artifacts
         self._publish = publish
         self._stages = StageReport(on_stage)
-        self._compiling = CompileStage(work, fleet, artifacts, on_begun=self._note_begun)
+        self._compiling = CompileStage(work, fleet, artifacts, on_begun=self._report_last_compiles)
         self._channel: MemoryObjectSendStream[Attempt] | None = None
         self._first_failure = ""
         self._given_up = anyio.Event()
@@ -103,36 +103,36 @@ class CompileOnly:
         try:
             async with anyio.create_task_group() as ending:
                 async with anyio.create_task_group() as tasks:
-                    ending.start_soon(self._end_early, tasks.cancel_scope, ends_at)
-                    tasks.start_soon(self._ask, self._channel)
+                    ending.start_soon(self._end_job_early, tasks.cancel_scope, ends_at)
+                    tasks.start_soon(self._ask_for_configs, self._channel)
                     for _ in range(self._fleet.compile_slots.most_inside):
-                        tasks.start_soon(self._compile, arriving.clone())
+                        tasks.start_soon(self._compile_groups, arriving.clone())
                     arriving.close()
                 ending.cancel_scope.cancel()
         finally:
-            self.progress.spend("wall_s", monotonic() - began)
+            self.progress.add_cost("wall_s", monotonic() - began)
             await self._compiling.close()
 
-    async def _end_early(self, compiling: anyio.CancelScope, ends_at: float) -> None:
+    async def _end_job_early(self, compiling: anyio.CancelScope, ends_at: float) -> None:
         """Stop what compiles once the job's time is up, or it is hopeless."""
         with anyio.move_on_after(ends_at - monotonic()):
             await self._given_up.wait()
         compiling.cancel()
 
-    def _propose(self, configs: Sequence[Config], *, are_probes: bool) -> None:
-        self._hopelessness.propose(configs, are_probes=are_probes)
+    def _record_proposed(self, configs: Sequence[Config], *, are_probes: bool) -> None:
+        self._hopelessness.record_proposed(configs, are_probes=are_probes)
         self._give_up_if_hopeless()
 
     def _give_up_if_hopeless(self) -> None:
         if self._hopelessness.reason:
             self._given_up.set()
 
-    async def _ask(self, channel: MemoryObjectSendStream[Attempt]) -> None:
+    async def _ask_for_configs(self, channel: MemoryObjectSendStream[Attempt]) -> None:
         plan, deadlines, default = self.work.job.plan, self.work.deadlines, self.work.kernel.default
         async with channel, self._fleet.lend(Role.EXPLORE, self.work.environment) as explorer:
-            request = self.work.explore_request([] if default is None else [default])
+            request = self.work.make_explore_request([] if default is None else [default])
             async with self._fleet.gate.computing(COURTESY_S):
-                found = await opened(explorer, request, self.work.kernel, deadlines)
+                found = await open_space(explorer, request, self.work.kernel, deadlines)
             exploring = Explorer(explorer, found.strategy, deadlines)
             is_bounded = found.size is not None and not found.is_estimate
             self.progress.total = min(found.size or 0, plan.trials) if is_bounded else plan.trials
@@ -141,45 +141,45 @@ class CompileOnly:
                 is_probing = self._hopelessness.wants_probes
                 most = min(PROBES if is_probing else ASK_AT_ONCE, plan.trials - asked)
                 async with self._fleet.gate.computing():
-                    answer = await exploring.ask((), most, anywhere=is_probing)
-                self._propose([proposal.config for proposal in answer.proposals], are_probes=is_probing)
+                    answer = await exploring.ask_for_configs((), most, anywhere=is_probing)
+                self._record_proposed([proposal.config for proposal in answer.proposals], are_probes=is_probing)
                 asked += len(answer.proposals)
                 for proposal in answer.proposals:
-                    await self._admit(proposal, channel)
+                    await self._queue_proposal(proposal, channel)
                 # A strategy that waits for figures would wait forever: there are none.
                 if answer.finished or not (answer.proposals or is_probing):
                     break
             self.progress.total = asked
             # There are no more: these are all that can be known of the space.
-            self._propose((), are_probes=True)
+            self._record_proposed((), are_probes=True)
         self._has_asked_all = True
-        self._note_begun()
+        self._report_last_compiles()
 
-    def _note_begun(self) -> None:
+    def _report_last_compiles(self) -> None:
         in_channel = 0 if self._channel is None else self._channel.statistics().current_buffer_used
-        if self._has_asked_all and not self._compiling.has_waiting(in_channel):
-            self._stages.reach(JobStage.COMPILING)
+        if self._has_asked_all and not self._compiling.has_waiting_configs(in_channel):
+            self._stages.report_stage(JobStage.COMPILING)
 
-    async def _admit(self, proposal: replies.Proposal, channel: MemoryObjectSendStream[Attempt]) -> None:
+    async def _queue_proposal(self, proposal: replies.Proposal, channel: MemoryObjectSendStream[Attempt]) -> None:
         if proposal.build is not None:
-            await channel.send(Attempt(0, proposal.config, self.work.unit(proposal.build)))
+            await channel.send(Attempt(0, proposal.config, self.work.make_unit(proposal.build)))
             return
         attempt = Attempt(0, proposal.config, requests.UnitRef("", {}))
-        for end in ends_among(self.work.trial_machine().handle(NotBuilt(attempt, proposal))):
-            self._report(end.attempt, end.result)
+        for end in find_ends(self.work.make_trial_machine().handle_report(NotBuilt(attempt, proposal))):
+            self._publish_config(end.attempt, end.result)
 
-    async def _compile(self, channel: MemoryObjectReceiveStream[Attempt]) -> None:
+    async def _compile_groups(self, channel: MemoryObjectReceiveStream[Attempt]) -> None:
         async with channel:
-            while (first := await self._compiling.next(channel)) is not None:
-                group = self._compiling.group(first, channel, lanes_starve=False)
+            while (first := await self._compiling.take_next_attempt(channel)) is not None:
+                group = self._compiling.collect_group(first, channel, lanes_starve=False)
                 for attempt in group:
                     # No lane loads it now, so damage must not wait to be found by a later job.
                     await self._artifacts.verify_artifact(attempt.unit.key)
-                results = {end.attempt: end.result for end in await self._compiling.compile(group)}
+                results = {end.attempt: end.result for end in await self._compiling.compile_attempts(group)}
                 for attempt in group:
-                    self._report(attempt, results.get(attempt))
+                    self._publish_config(attempt, results.get(attempt))
 
-    def _report(self, attempt: Attempt, result: TrialResult | None) -> None:
+    def _publish_config(self, attempt: Attempt, result: TrialResult | None) -> None:
         """Publish a config that has its artifact, or the reason why it has none."""
         if result is None:
             self.progress.compiled += 1
@@ -187,9 +187,9 @@ class CompileOnly:
             self.progress.outcomes[result.outcome] += 1
             self._first_failure = self._first_failure or result.message.partition("\n")[0]
         outcome = Outcome.MEASURED if result is None else result.outcome
-        self._hopelessness.note(attempt.config, outcome, "" if result is None else result.message)
+        self._hopelessness.record_outcome(attempt.config, outcome, "" if result is None else result.message)
         self._give_up_if_hopeless()
-        self.progress.spend("compile_s", attempt.compile_s)
+        self.progress.add_cost("compile_s", attempt.compile_s)
         self._publish(
             "config_compiled",
             kernel=self.work.job.kernel,

@@ -31,7 +31,7 @@ from ktuned.fleet import (
 from ktuned.ipc import replies, requests
 from ktuned.model import Phase, Role, WorkerError
 from ktuned.store import DISK_ERRORS, Artifacts, file_fault
-from ktuned.tuning.batches import COMPILE_S, BatchSize, GroupSize, share_of_slot
+from ktuned.tuning.batches import COMPILE_S, BatchSize, GroupSize, limit_share_of_slot
 from ktuned.tuning.trial_lifecycle import Attempt, TrialState
 from ktuned.tuning.trial_machine import (
     ArtifactFound,
@@ -43,7 +43,7 @@ from ktuned.tuning.trial_machine import (
     EndJob,
     Failure,
     Instruction,
-    ends_among,
+    find_ends,
 )
 from ktuned.tuning.trial_order import LAST_OF_SLOT
 from ktuned.tuning.work import Compiler, Work
@@ -59,7 +59,7 @@ ABSENT_S = 4.0
 
 
 class CompileStage:
-    """Compiles one job's configs; the fleet bounds how many groups at once, :meth:`group` how large they are.
+    """Compiles one job's configs; the fleet bounds how many groups at once, :meth:`collect_group` how large they are.
 
     ``on_begun`` is called when fewer of them may wait: a group has got its slot, or needs none.
     """
@@ -68,7 +68,7 @@ class CompileStage:
         self, work: Work, fleet: Fleet, artifacts: Artifacts, *, on_begun: Callable[[], None] = lambda: None
     ) -> None:
         self._work = work
-        self._machine = work.trial_machine()
+        self._machine = work.make_trial_machine()
         self._fleet = fleet
         self._artifacts = artifacts
         self._group_size = GroupSize(work.group_size)
@@ -92,17 +92,17 @@ class CompileStage:
         """The number of groups under way at most: those in the slots, and those that are being sealed."""
         return sum(self._fleet.slots_of(one.environment).most_inside for one in self._work.compilers)
 
-    async def open(self) -> None:
+    async def start_workers(self) -> None:
         """Have workers start, and import what they need, before there is a config to compile."""
         work = self._work
         for compiler in work.compilers:
             self._fleet.prepare_compilers(compiler.environment, work.kernel.backend, besides=int(work.lowers))
         if work.lowers and not work.kernel.is_data:
             # What the files of data have their functions from is known by their Builds.
-            (key, *_), opening = self._front_end({})
+            (key, *_), opening = self._find_front_ends({})
             await self._fleet.front_ends.open(key, opening, work.job.id, work.deadlines)
 
-    def has_waiting(self, in_channel: int) -> bool:
+    def has_waiting_configs(self, in_channel: int) -> bool:
         """Return whether a config waits to be compiled: of those in the channel, or for a slot."""
         if in_channel or self._last:
             return True
@@ -110,7 +110,7 @@ class CompileStage:
         return any(job in self._fleet.slots_of(one.environment).waiting for one in self._work.compilers)
 
     @property
-    def running(self) -> int:
+    def running_configs(self) -> int:
         """The number of configs that are with a compiler now."""
         return sum(configs for _, configs in self._running.values())
 
@@ -121,7 +121,7 @@ class CompileStage:
             if self._longest_s and monotonic() - began > patience_s:
                 scope.cancel()
 
-    async def next(self, channel: MemoryObjectReceiveStream[Attempt]) -> Attempt | None:
+    async def take_next_attempt(self, channel: MemoryObjectReceiveStream[Attempt]) -> Attempt | None:
         """Return what a slot compiles next; of the last ones that which is expected to take longest, so that all slots
         end at about the same time. ``None`` when there is nothing more.
         """
@@ -142,14 +142,14 @@ class CompileStage:
         self._last.extend(sorted(last, key=lambda attempt: -attempt.expected_s))
         return self._last.popleft()
 
-    def group(
+    def collect_group(
         self, first: Attempt, channel: MemoryObjectReceiveStream[Attempt], *, lanes_starve: bool
     ) -> list[Attempt]:
         """Return ``first`` and as many of those that wait in the channel as are to be compiled with it."""
         group = [first]
         is_batch = self._machine.compiles_one_by_one
-        size = self._batch_size.now if is_batch else self._group_size.next(lanes_starve=lanes_starve)
-        most = share_of_slot(waiting=1 + channel.statistics().current_buffer_used, slots=self.slots)
+        size = self._batch_size.next_size if is_batch else self._group_size.choose_next_size(lanes_starve=lanes_starve)
+        most = limit_share_of_slot(waiting=1 + channel.statistics().current_buffer_used, slots=self.slots)
         for _ in range(min(size, most) - 1):
             try:
                 group.append(channel.receive_nowait())
@@ -160,9 +160,9 @@ class CompileStage:
     @property
     def _pays_together(self) -> bool:
         """True if a slot is to take several configs at once; the last ones are shared out one by one."""
-        return self._batch_size.now > 1 if self._machine.compiles_one_by_one else self._group_size.pays
+        return self._batch_size.next_size > 1 if self._machine.compiles_one_by_one else self._group_size.pays
 
-    async def compile(self, attempts: Sequence[Attempt], *, is_reference: bool = False) -> list[End]:
+    async def compile_attempts(self, attempts: Sequence[Attempt], *, is_reference: bool = False) -> list[End]:
         """Bring each trial to its artifact or to its end; return the ends.
 
         An artifact that is being compiled already, by this job or another, is waited for. What a ``reference`` takes is
@@ -176,10 +176,10 @@ class CompileStage:
         ends: list[End] = []
         requests_to_make = deque([list(attempts)])
         while requests_to_make:
-            missing = self._pass_found(requests_to_make.popleft())
+            missing = self._use_sealed_artifacts(requests_to_make.popleft())
             if self._work.lowers and missing:
                 # Before there is a slot: a library may take long to be imported, and others compile meanwhile.
-                lowered = await self._lower(missing)
+                lowered = await self._lower_functions(missing)
                 ends += lowered
                 missing = [attempt for attempt in missing if attempt.outcome is None]
             if not missing:
@@ -191,13 +191,13 @@ class CompileStage:
             async with slots.hold(self._work.job.id) as slot, gate.compiling():
                 self._on_begun()
                 # Looked at again: what only waited for a slot may have been compiled meanwhile.
-                missing = self._pass_found(missing)
+                missing = self._use_sealed_artifacts(missing)
                 others = [attempt for attempt in missing if not self._may_compile(attempt)]
                 mine = [attempt for attempt in missing if attempt not in others]
                 if mine:
                     with self._artifacts.mark_in_progress({attempt.unit.key for attempt in mine}):
-                        instructions = await self._compile_together(mine, compiler, slot)
-                    ends += ends_among(instructions)
+                        instructions = await self._compile_group(mine, compiler, slot)
+                    ends += find_ends(instructions)
                     requests_to_make.extend(list(one.attempts) for one in instructions if isinstance(one, Compile))
             for attempt in others:
                 await self._artifacts.await_made(attempt.unit.key)
@@ -211,17 +211,17 @@ class CompileStage:
         is_ready = attempt.lowered is not None or not self._work.lowers
         return is_ready and not self._artifacts.is_making(attempt.unit.key)
 
-    def _pass_found(self, attempts: Sequence[Attempt]) -> list[Attempt]:
+    def _use_sealed_artifacts(self, attempts: Sequence[Attempt]) -> list[Attempt]:
         """Have the trials compiled whose artifacts are there; return the others."""
         missing = []
         for attempt in attempts:
             # Names may have been learned since it was proposed.
-            attempt.unit = self._work.unit(attempt.unit.build)
+            attempt.unit = self._work.make_unit(attempt.unit.build)
             key = attempt.unit.key
             if not self._artifacts.is_sealed(key):
                 missing.append(attempt)
                 continue
-            self._machine.handle(ArtifactFound(attempt))
+            self._machine.handle_report(ArtifactFound(attempt))
             attempt.compile_s += self._spent_s.pop(key, 0.0)
             sealed = self._artifacts.read_manifest(key)
             if sealed is not None:
@@ -243,33 +243,33 @@ class CompileStage:
                 return (free or there)[0]
             await anyio.sleep(ABSENT_S / 4)
 
-    async def _compile_together(self, group: list[Attempt], compiler: Compiler, slot: Turn) -> list[Instruction]:
+    async def _compile_group(self, group: list[Attempt], compiler: Compiler, slot: Turn) -> list[Instruction]:
         """Compile a group in one request; return what is to be done with those that have no artifact.
 
         Raises:
-            WorkerError, StoreError: as :meth:`compile`.
+            WorkerError, StoreError: as :meth:`compile_attempts`.
         """
         units: dict[str, replies.CompiledUnit] = {}
         error: Failure | None = None
-        self._machine.handle(CompilerTook(group))
+        self._machine.handle_report(CompilerTook(group))
         with self._lend_directory() as directory:
             try:
-                await self._send(group, compiler, directory.name, units, slot)
+                await self._request_compile(group, compiler, directory.name, units, slot)
             except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
                 error = raised
             await self._fleet.pace.step()
             instructions: list[Instruction] = []
             for attempt in group:
                 if (unit := units.get(attempt.unit.key)) is not None:
-                    instructions += await self._take(attempt, unit)
+                    instructions += await self._take_in_unit(attempt, unit)
         if isinstance(error, HostLost):
             self._absent[compiler.environment] = monotonic()
         silent = [attempt for attempt in group if attempt.state is TrialState.COMPILING]
-        instructions += self._machine.handle(CompilerLeft(silent, error))
-        await self._raise_if_over(instructions)
+        instructions += self._machine.handle_report(CompilerLeft(silent, error))
+        await self._raise_job_error(instructions)
         return instructions
 
-    async def _raise_if_over(self, instructions: Sequence[Instruction]) -> None:
+    async def _raise_job_error(self, instructions: Sequence[Instruction]) -> None:
         """Raise the error that ends the job, as its clients are to read it."""
         for error in [one.error for one in instructions if isinstance(one, EndJob)]:
             if isinstance(error, RequestFailed) and error.errno in DISK_ERRORS:
@@ -277,14 +277,14 @@ class CompileStage:
                 raise file_fault(fault, f"{self._work.job.kernel} cannot be compiled") from error
             if isinstance(error, RequestFailed) and error.code == "source_changed":
                 # The watcher follows what is known alone, and the job waits for it.
-                await self._work.learn(error.failure.observed)
+                await self._work.learn_names(error.failure.observed)
                 raise error
             raise WorkerError(
                 f"the backend {self._work.kernel.backend!r} cannot be loaded: {error.message}",
                 hint=error.hint or "`ktuned doctor` says more",
             ) from error
 
-    async def _send(
+    async def _request_compile(
         self,
         group: list[Attempt],
         compiler: Compiler,
@@ -301,7 +301,7 @@ class CompileStage:
         slots = self._fleet.slots_of(compiler.environment)
         async with (
             self._fleet.lend(Role.COMPILE, environment) as worker,
-            self._may_straggle(group) as began,
+            self._register_request(group) as began,
         ):
             until = time()
             request = requests.Compile(
@@ -325,15 +325,15 @@ class CompileStage:
             finally:
                 for attempt in group:
                     if attempt.unit.key in reported:
-                        attempt.note_place("compile", place, until)
+                        attempt.record_place("compile", place, until)
                         until += reported[attempt.unit.key].seconds
         self._longest_s = max(self._longest_s, monotonic() - began)
-        self._batch_size.took(len(reported), monotonic() - began)
+        self._batch_size.record_request(len(reported), monotonic() - began)
         if reported and all(unit.outcome is None for unit in reported.values()):
-            self._group_size.took(len(reported), sum(unit.seconds for unit in reported.values()))
+            self._group_size.record_group(len(reported), sum(unit.seconds for unit in reported.values()))
 
     @asynccontextmanager
-    async def _may_straggle(self, group: Sequence[Attempt]) -> AsyncIterator[float]:
+    async def _register_request(self, group: Sequence[Attempt]) -> AsyncIterator[float]:
         """Let :meth:`end_stragglers` end a request, whose worker is killed by that; yield when it began.
 
         Raises:
@@ -349,7 +349,7 @@ class CompileStage:
         if scope.cancelled_caught:
             raise DeadlineExpired(Phase.COMPILE, monotonic() - began, Output())
 
-    def _front_end(self, build: Mapping[str, Any]) -> tuple[list[FrontEndKey], requests.OpenFrontEnd]:
+    def _find_front_ends(self, build: Mapping[str, Any]) -> tuple[list[FrontEndKey], requests.OpenFrontEnd]:
         """Return where a Build's function may be translated, the first machine first, and what is imported for it."""
         work, library = self._work, build.get(LIBRARY)
         backend, file = work.kernel.backend, work.kernel.file
@@ -358,7 +358,7 @@ class CompileStage:
             return keys, requests.OpenFrontEnd(backend, library=library, build=build)
         return keys, requests.OpenFrontEnd(backend, work.kernel_ref)
 
-    async def _lower(self, attempts: Sequence[Attempt]) -> list[End]:
+    async def _lower_functions(self, attempts: Sequence[Attempt]) -> list[End]:
         """Have functions translated, so that compiling imports nothing; return the ends of those that cannot be.
 
         Raises:
@@ -368,15 +368,15 @@ class CompileStage:
         for attempt in attempts:
             is_made_by_others = self._artifacts.is_making
             while attempt.lowered is None and attempt.outcome is None and not is_made_by_others(attempt.unit.key):
-                instructions = await self._lower_one(attempt)
-                await self._raise_if_over(instructions)
-                ends += ends_among(instructions)
+                instructions = await self._lower_function(attempt)
+                await self._raise_job_error(instructions)
+                ends += find_ends(instructions)
         return ends
 
-    async def _lower_one(self, attempt: Attempt) -> list[Instruction]:
+    async def _lower_function(self, attempt: Attempt) -> list[Instruction]:
         """Try to have a trial's function translated: a request of its own, with the failures of a compile."""
         work = self._work
-        keys, opening = self._front_end(attempt.unit.build)
+        keys, opening = self._find_front_ends(attempt.unit.build)
         places = [
             (key, requests.Lower(work.kernel_ref, work.target, attempt.unit, one.toolchain))
             for key, one in zip(keys, work.compilers, strict=True)
@@ -386,19 +386,19 @@ class CompileStage:
         except (WorkerDied, DeadlineExpired, RequestFailed, HostLost) as error:
             if isinstance(error, HostLost):
                 await anyio.sleep(ABSENT_S / 4)
-            self._machine.handle(CompilerTook([attempt]))
-            return self._machine.handle(CompilerLeft([attempt], error))
+            self._machine.handle_report(CompilerTook([attempt]))
+            return self._machine.handle_report(CompilerLeft([attempt], error))
         attempt.compile_s += lowered.seconds
-        await work.learn(lowered.observed)
+        await work.learn_names(lowered.observed)
         if lowered.outcome is None:
             attempt.lowered = lowered.code
             return []
-        self._machine.handle(CompilerTook([attempt]))
-        return self._machine.handle(ConfigCompiled(attempt, lowered.outcome, lowered.message))
+        self._machine.handle_report(CompilerTook([attempt]))
+        return self._machine.handle_report(ConfigCompiled(attempt, lowered.outcome, lowered.message))
 
-    async def _take(self, attempt: Attempt, unit: replies.CompiledUnit) -> list[Instruction]:
+    async def _take_in_unit(self, attempt: Attempt, unit: replies.CompiledUnit) -> list[Instruction]:
         """Take in what a compiler reports on a config."""
-        await self._work.learn(unit.observed)
+        await self._work.learn_names(unit.observed)
         attempt.compile_s += unit.seconds
         attempt.lowered = None
         attempt.facts = unit.facts
@@ -407,7 +407,7 @@ class CompileStage:
         if unit.outcome is None:
             self._artifacts.note_added(unit.bytes)
             attempt.files = unit.content
-        return self._machine.handle(ConfigCompiled(attempt, unit.outcome, unit.message))
+        return self._machine.handle_report(ConfigCompiled(attempt, unit.outcome, unit.message))
 
     @contextmanager
     def _lend_directory(self) -> Iterator[Path]:

@@ -35,7 +35,7 @@ HOPELESS_RATIO = 50.0
 """A config that takes this many times the best is given up before the fixed deadline."""
 
 
-def merged(*layers: Mapping[str, float]) -> dict[str, float]:
+def merge_deadlines(*layers: Mapping[str, float]) -> dict[str, float]:
     """Return the defaults overridden by each layer in turn (``config.toml``, then the kernel file)."""
     result = dict(DEFAULT_DEADLINES)
     for layer in layers:
@@ -43,7 +43,7 @@ def merged(*layers: Mapping[str, float]) -> dict[str, float]:
     return result
 
 
-def for_trial(deadlines: Mapping[str, float], preset: Preset, best_us: float | None) -> dict[str, float]:
+def shorten_for_trial(deadlines: Mapping[str, float], preset: Preset, best_us: float | None) -> dict[str, float]:
     """Return a trial's deadlines, shortened once something has been measured (``best_us``, in µs).
 
     The first launch gets :data:`HOPELESS_RATIO` times the best and at least the ``floor``, timing as much on top of the

@@ -29,25 +29,25 @@ class SearchSummary(msgspec.Struct):
     converged: bool = False
     best_after: list[tuple[int, float]] = msgspec.field(default_factory=list)
 
-    def open(self, found: replies.Explored) -> None:
+    def record_space(self, found: replies.Explored) -> None:
         """Take note of the space and the strategy as a worker has opened them."""
         self.strategy, self.notice = found.strategy, found.notice
         self.size, self.size_is_estimate = found.size, found.is_estimate
         self.prior_fault = found.prior_fault
 
-    def note(self, done: int, best: float | None) -> None:
+    def record_best(self, done: int, best: float | None) -> None:
         """Take note of the best figure after some trials."""
         if best is not None and done in SHOWN_AFTER:
             self.best_after.append((done, best))
 
-    def words(self, tried: int, best: float | None) -> str:
+    def describe_search(self, tried: int, best: float | None) -> str:
         """Return the summary in one line; nothing where the whole space was simply tried."""
         if not self.strategy or (self.strategy == "exhaustive" and tried == self.size):
             return ""
         share = ""
         if self.size:
             about = "about " if self.size_is_estimate else ""
-            share = f" of {about}{self.size:,} configs ({_percent(min(1.0, tried / self.size))})"
+            share = f" of {about}{self.size:,} configs ({_format_percent(min(1.0, tried / self.size))})"
         words = f"{self.strategy} tried {tried:,}{share or ' configs'}"
         if self.converged:
             words += ", until the chance of an improvement of more than 1 % was below a tenth"
@@ -58,7 +58,7 @@ class SearchSummary(msgspec.Struct):
         return f"{words}; {self.notice}" if self.notice else words
 
 
-async def opened(
+async def open_space(
     worker: Worker, request: requests.Explore, kernel: KernelInfo, deadlines: Mapping[str, float]
 ) -> replies.Explored:
     """Open the space of a job in a worker.
@@ -90,7 +90,9 @@ class Explorer:
         self._strategy = strategy
         self._deadlines = deadlines
 
-    async def ask(self, tried: Sequence[requests.Tried], n: int, *, anywhere: bool = False) -> replies.Proposals:
+    async def ask_for_configs(
+        self, tried: Sequence[requests.Tried], n: int, *, anywhere: bool = False
+    ) -> replies.Proposals:
         """Report outcomes, and ask for up to ``n`` configs: of the strategy's choice, or from ``anywhere``.
 
         Raises:
@@ -106,5 +108,5 @@ class Explorer:
         return answer
 
 
-def _percent(share: float) -> str:
+def _format_percent(share: float) -> str:
     return f"{100 * share:.2g} %" if share < 0.995 else f"{100 * share:.0f} %"

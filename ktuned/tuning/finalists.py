@@ -45,7 +45,7 @@ class Range(msgspec.Struct, frozen=True):
     high_us: float
 
     @classmethod
-    def of(cls, latency_us: float, spread_us: float, interval: tuple[float | None, float | None]) -> Self:
+    def from_measurement(cls, latency_us: float, spread_us: float, interval: tuple[float | None, float | None]) -> Self:
         """Return the interval of a median, where it is known, and the middle half of the samples."""
         low_us, high_us = (latency_us if end is None else end for end in interval)
         return cls(min(low_us, latency_us - spread_us / 2), max(high_us, latency_us + spread_us / 2))
@@ -61,7 +61,7 @@ class Figure(msgspec.Struct, frozen=True):
     spread_us: float
 
 
-def chosen(ranges: Sequence[Range], wanted: int) -> list[int]:
+def choose_finalists(ranges: Sequence[Range], wanted: int) -> list[int]:
     """Return the finalists among measured configs, by their place; the fastest are first.
 
     Besides the ``wanted`` ones these are all that may be as fast as the best, as far as both were sampled, on a device
@@ -71,25 +71,25 @@ def chosen(ranges: Sequence[Range], wanted: int) -> list[int]:
     return [place for place in most if place < wanted or ranges[place].low_us <= ranges[0].high_us * (1 + DRIFT) ** 2]
 
 
-def remaining(rounds: Rounds, rivals: Sequence[int]) -> list[int]:
+def find_remaining_rivals(rounds: Rounds, rivals: Sequence[int]) -> list[int]:
     """Return the rivals that may still win: all but those that were slower than the best by more than 1 % in so many of
     the rounds that both were timed in that it is no chance, or by more than a drift in each of :data:`FEWEST_ROUNDS`.
 
     Medians of rounds are paired, and a sign test decides (Conover, *Practical Nonparametric Statistics*, 3.4).
     """
-    best = _best(rounds, rivals)
+    best = _find_best(rounds, rivals)
     if best is None:
         return list(rivals)
     left = []
     for rival in rivals:
-        ratios = _ratios(rounds, rival, best)
+        ratios = _compute_ratios(rounds, rival, best)
         is_far = len(ratios) >= FEWEST_ROUNDS and min(ratios) > 1 + DRIFT
-        if not is_far and not _is_seldom(sum(ratio <= 1 + CLOSE for ratio in ratios), len(ratios)):
+        if not is_far and not _is_significant(sum(ratio <= 1 + CLOSE for ratio in ratios), len(ratios)):
             left.append(rival)
     return left
 
 
-def figures(rounds: Rounds, rivals: Collection[int]) -> dict[int | None, Figure]:
+def compute_figures(rounds: Rounds, rivals: Collection[int]) -> dict[int | None, Figure]:
     """Return the figure of everything that was timed in some round.
 
     A round's pace is the median of those ``rivals`` that were timed in most rounds; a round without them has none.
@@ -114,11 +114,13 @@ def figures(rounds: Rounds, rivals: Collection[int]) -> dict[int | None, Figure]
 
 def is_implausible(rounds: Rounds, rivals: Collection[int]) -> bool:
     """Return whether the best rival's rounds, or the reference's, differ so much that more of them are due."""
-    best, found = _best(rounds, rivals), figures(rounds, rivals)
+    best, found = _find_best(rounds, rivals), compute_figures(rounds, rivals)
     return any(name in found and is_noisy(found[name].latency_us, found[name].spread_us) for name in (best, None))
 
 
-def elected(latencies_us: Mapping[int, float], compared: Container[int | None], incumbent: int | None) -> int | None:
+def elect_winner(
+    latencies_us: Mapping[int, float], compared: Container[int | None], incumbent: int | None
+) -> int | None:
     """Return which of the finalists wins a round: the fastest by the figures of this very round.
 
     ``latencies_us`` are those of all finalists that are not refuted, ``compared`` those that were timed in the round.
@@ -131,31 +133,31 @@ def elected(latencies_us: Mapping[int, float], compared: Container[int | None], 
     return best if latencies_us[best] < latencies_us[incumbent] else incumbent
 
 
-def is_open(rounds: Rounds, rivals: Collection[int]) -> bool:
+def is_undecided(rounds: Rounds, rivals: Collection[int]) -> bool:
     """Return whether some round contradicts the decision: another rival was faster in it than the best, beyond 1 %, and
     in so many others that it may be no chance.
     """
-    best = _best(rounds, rivals)
+    best = _find_best(rounds, rivals)
     if best is None:
         return False
     for rival in rivals:
-        ratios = _ratios(rounds, rival, best)
+        ratios = _compute_ratios(rounds, rival, best)
         contrary = sum(ratio < 1 - CLOSE for ratio in ratios)
-        if contrary and not _is_seldom(contrary, len(ratios)):
+        if contrary and not _is_significant(contrary, len(ratios)):
             return True
     return False
 
 
-def _best(rounds: Rounds, rivals: Collection[int]) -> int | None:
-    found = figures(rounds, rivals)
+def _find_best(rounds: Rounds, rivals: Collection[int]) -> int | None:
+    found = compute_figures(rounds, rivals)
     return min((rival for rival in rivals if rival in found), key=lambda rival: found[rival].latency_us, default=None)
 
 
-def _ratios(rounds: Rounds, rival: int, best: int) -> list[float]:
+def _compute_ratios(rounds: Rounds, rival: int, best: int) -> list[float]:
     """Return a rival's medians relative to the best one's, of the rounds that both were timed in."""
     return [one[rival] / one[best] for one in rounds if rival in one and best in one]
 
 
-def _is_seldom(seen: int, rounds: int) -> bool:
+def _is_significant(seen: int, rounds: int) -> bool:
     """Return whether something that happens in half of the rounds is seen as seldom with a chance of 5 % at most."""
     return sum(math.comb(rounds, count) for count in range(seen + 1)) <= RARE * 2.0**rounds

@@ -32,7 +32,7 @@ class Findings:
         self._without_metrics = 0
         self._measured = 0
 
-    def note(self, config: Config, detail: Mapping[str, Any]) -> None:
+    def record_result(self, config: Config, detail: Mapping[str, Any]) -> None:
         """Take note of a config's result."""
         content = detail.get("content")
         if content and len(self._contents) < COMPARED:
@@ -43,12 +43,12 @@ class Findings:
             self._metrics_fault = self._metrics_fault or fault
             self._without_metrics += 1
 
-    def lines(self) -> list[str]:
+    def describe_findings(self) -> list[str]:
         """Return the findings, one sentence each."""
         knobs = [
             f"{knob} has no effect: configs that differ in it alone compile to the same bytes, and are called alike "
             f"({count} compared)"
-            for knob, count in without_effect(self._contents).items()
+            for knob, count in find_knobs_without_effect(self._contents).items()
         ]
         inputs = [
             f"the kernel overwrites its input {name}, which is neither an output nor in `setup`: later launches see "
@@ -59,7 +59,7 @@ class Findings:
         return [*knobs, *inputs, *([f"{self._metrics_fault} {of}"] if self._metrics_fault else [])]
 
 
-def without_effect(contents: Mapping[tuple[tuple[str, Scalar], ...], str]) -> dict[str, int]:
+def find_knobs_without_effect(contents: Mapping[tuple[tuple[str, Scalar], ...], str]) -> dict[str, int]:
     """Return the knobs that made no difference to any config's content, with the number of configs compared.
 
     ``contents`` maps configs, as sorted pairs, to a digest of all that decides their figure.
@@ -85,7 +85,7 @@ class Dissent:
         self._differing: dict[int, Trial] = {}
         self._default_differs = False
 
-    def note(self, trial: Trial) -> None:
+    def record_trial(self, trial: Trial) -> None:
         """Take note of a trial's end; one without outputs says nothing."""
         if trial.detail.get("undisputed") is None:
             self._agreeing += trial.outcome in (Outcome.MEASURED, Outcome.SLOWER)
@@ -98,13 +98,17 @@ class Dissent:
         """True if the default's outputs prove nothing."""
         return self._default_differs or len(self._differing) > self._agreeing
 
-    def acquitted(self) -> list[tuple[Trial, TrialResult]]:
+    def find_acquitted(self) -> list[tuple[Trial, TrialResult]]:
         """Return the trials that are no mismatches after all, each with the result that it has instead."""
         if not self.is_default_doubtful:
             return []
-        return [(trial, _undisputed(trial)) for trial in self._differing.values() if trial.outcome is Outcome.MISMATCH]
+        return [
+            (trial, _make_undisputed_result(trial))
+            for trial in self._differing.values()
+            if trial.outcome is Outcome.MISMATCH
+        ]
 
-    def line(self) -> str:
+    def describe_dissent(self) -> str:
         """Return a sentence for the job's message; nothing where the default was to be trusted."""
         if not self._differing or not self.is_default_doubtful:
             return ""
@@ -116,7 +120,7 @@ class Dissent:
         )
 
 
-def _undisputed(trial: Trial) -> TrialResult:
+def _make_undisputed_result(trial: Trial) -> TrialResult:
     return TrialResult(
         Outcome(trial.detail["undisputed"]),
         trial.latency_us,

@@ -65,39 +65,39 @@ class Hopelessness:
         """True if configs from anywhere in the space should be proposed next."""
         return self._is_open and self._suspect is not None and not self._has_probed
 
-    def give_up(self, reason: str) -> None:
+    def give_job_up(self, reason: str) -> None:
         """Give the job up for a reason that lies outside of its configs' outcomes."""
         self.reason, self._is_open = self.reason or reason, False
 
-    def propose(self, configs: Iterable[Config], *, are_probes: bool = False) -> None:
+    def record_proposed(self, configs: Iterable[Config], *, are_probes: bool = False) -> None:
         """Take note of configs that are about to be tried."""
         if not self._is_open:
             return
         for config in configs:
             _add_values(self._proposed, config)
         self._has_probed |= are_probes
-        self._decide()
+        self._decide_if_hopeless()
 
-    def note(self, config: Config, outcome: Outcome, message: str, phase: str | None = None) -> None:
+    def record_outcome(self, config: Config, outcome: Outcome, message: str, phase: str | None = None) -> None:
         """Take note of a config's outcome."""
         if not self._is_open or outcome in RETRIED_BY_NEXT_JOB:
             return
         if outcome not in ENOUGH:
             self._is_open = False
             return
-        symptom = outcome, symptom_of(outcome, message, phase)
-        count, said, values = self._failed.get(symptom, (0, first_line(message), {}))
+        symptom = outcome, find_symptom(outcome, message, phase)
+        count, said, values = self._failed.get(symptom, (0, find_first_line(message), {}))
         _add_values(values, config)
         self._failed[symptom] = count + 1, said, values
-        if self._suspect is None and count + 1 >= _enough(*symptom):
+        if self._suspect is None and count + 1 >= _count_enough(*symptom):
             self._suspect = symptom
-        self._decide()
+        self._decide_if_hopeless()
 
-    def _decide(self) -> None:
+    def _decide_if_hopeless(self) -> None:
         if self._suspect is None or not self._has_probed or not self._is_open:
             return
         for (outcome, symptom), (count, said, values) in self._failed.items():
-            if count < _enough(outcome, symptom):
+            if count < _count_enough(outcome, symptom):
                 continue
             if all(len(known) < 2 or len(values.get(knob, ())) > 1 for knob, known in self._proposed.items()):
                 self._is_open = False
@@ -109,11 +109,11 @@ class Hopelessness:
                 return
 
 
-def symptom_of(outcome: Outcome, message: str, phase: str | None) -> str:
+def find_symptom(outcome: Outcome, message: str, phase: str | None) -> str:
     """Return what equal failures have in common: the compiler's line, else the message without its numbers."""
     if outcome in (Outcome.HUNG, Outcome.COMPILE_TIMEOUT):
         return phase or ""
-    line = next((line for line in message.splitlines() if "error" in line.lower()), first_line(message))
+    line = next((line for line in message.splitlines() if "error" in line.lower()), find_first_line(message))
     if outcome is Outcome.COMPILE_ERROR:
         place = _PLACE.search(line)
         if place is not None:
@@ -121,12 +121,12 @@ def symptom_of(outcome: Outcome, message: str, phase: str | None) -> str:
     return _NUMBER.sub("#", line)
 
 
-def first_line(message: str) -> str:
+def find_first_line(message: str) -> str:
     """Return the first line with text."""
     return next((line.strip() for line in message.splitlines() if line.strip()), "")
 
 
-def _enough(outcome: Outcome, symptom: str) -> int:
+def _count_enough(outcome: Outcome, symptom: str) -> int:
     return ENOUGH_ASSERTIONS if "assert" in symptom.lower() else ENOUGH[outcome]
 
 

@@ -31,7 +31,7 @@ from ktuned.model import TrialResult, canonical, is_latency
 from ktuned.store import Artifacts
 from ktuned.tuning.batches import HOLD_GPU_S, LANE_S
 from ktuned.tuning.compile_stage import CompileStage
-from ktuned.tuning.deadlines import for_trial
+from ktuned.tuning.deadlines import shorten_for_trial
 from ktuned.tuning.prior_results import PriorResults
 from ktuned.tuning.reference import Reference
 from ktuned.tuning.trial_lifecycle import Attempt, TrialState
@@ -49,19 +49,19 @@ from ktuned.tuning.trial_machine import (
     Measure,
     TryDevice,
     TwinFound,
-    ends_among,
+    find_ends,
 )
 from ktuned.tuning.work import Work
 
 _log = structlog.get_logger()
 
-Record = Callable[[Sequence[End]], Awaitable[None]]
+RecordEnds = Callable[[Sequence[End]], Awaitable[None]]
 """Records the ends of trials, those that came together at once."""
 
-Asked = tuple[requests.Request[replies.Measurement, Any], Mapping[str, float]]
+RequestWithDeadlines = tuple[requests.Request[replies.Measurement, Any], Mapping[str, float]]
 """A request to a lane's worker, and its deadlines."""
 
-Ask = Callable[[Lane, Sequence[Attempt], int | None], Asked]
+MakeRequest = Callable[[Lane, Sequence[Attempt], int | None], RequestWithDeadlines]
 """Returns what a lane is asked about trials that travel together; on a CPU it may have to find out their cores."""
 
 BestUs = Callable[[], float | None]
@@ -92,7 +92,7 @@ class MeasureStage:
     ) -> None:
         self.work = work
         self.prior = prior
-        self.machine = work.trial_machine()
+        self.machine = work.make_trial_machine()
         self._lanes = lanes
         self._compiling = compiling
         self._artifacts = artifacts
@@ -100,7 +100,7 @@ class MeasureStage:
         self._incumbent: requests.Incumbent | None = None
         self.reference = Reference(work, compiling, artifacts)
 
-    async def measure(self, lane: Lane, batch: Sequence[Attempt], best_us: BestUs, record: Record) -> None:
+    async def measure_batch(self, lane: Lane, batch: Sequence[Attempt], best_us: BestUs, record: RecordEnds) -> None:
         """Measure compiled trials one after the other; each end is recorded as soon as it is there.
 
         Early stop and the deadlines follow from ``best_us``. Configs race against the fastest that this job has
@@ -112,14 +112,14 @@ class MeasureStage:
             RequestFailed: with code ``source_changed``.
         """
 
-        def ask(lane: Lane, attempts: Sequence[Attempt], cores: int | None) -> Asked:
-            return self._trial_request(lane, attempts, best_us(), cores)
+        def make_request(lane: Lane, attempts: Sequence[Attempt], cores: int | None) -> RequestWithDeadlines:
+            return self._make_trial_request(lane, attempts, best_us(), cores)
 
         waiting = list(batch)
         while waiting:
             # Where one is sick another one stands in, or it is waited for.
             with suppress(LaneSick):
-                waiting = await self._take_turn(self._stand_in(lane), waiting, ask, record)
+                waiting = await self._take_turn(self._choose_stand_in(lane), waiting, make_request, record)
             waiting = [attempt for attempt in waiting if attempt.outcome is None]
 
     async def measure_alone(
@@ -139,15 +139,15 @@ class MeasureStage:
         """
         ends: list[End] = []
 
-        async def keep(found: Sequence[End]) -> None:
+        async def keep_ends(found: Sequence[End]) -> None:
             ends.extend(found)
 
         while not ends:
-            await self._take_turn(choose_lane(), [attempt], lambda *_: (request, deadlines), keep, seed)
+            await self._take_turn(choose_lane(), [attempt], lambda *_: (request, deadlines), keep_ends, seed)
         return ends[0].result
 
     async def _take_turn(
-        self, lane: Lane, attempts: Sequence[Attempt], ask: Ask, record: Record, seed: int = 0
+        self, lane: Lane, attempts: Sequence[Attempt], make_request: MakeRequest, record: RecordEnds, seed: int = 0
     ) -> list[Attempt]:
         """Hold a lane once to measure trials; return those that are still to end.
 
@@ -155,54 +155,54 @@ class MeasureStage:
             CannotOpen, LaneSick: the lane cannot be opened.
             RequestFailed: with code ``source_changed``.
         """
-        if ends := await self._recompile_lost(attempts):
+        if ends := await self._recompile_lost_artifacts(attempts):
             await record(ends)
-        await self.reference.prepare()
+        await self.reference.prepare_artifact()
         waiting = [attempt for attempt in attempts if attempt.outcome is None]
-        turn = _LaneTurn(self, lane, waiting, ask, record, seed)
+        turn = _LaneTurn(self, lane, waiting, make_request, record, seed)
         try:
             await turn.run()
         except ReferenceUnusable as error:
-            self.reference.replace(error)
+            self.reference.replace_unusable(error)
         return turn.remaining
 
-    async def _recompile_lost(self, attempts: Sequence[Attempt]) -> list[End]:
+    async def _recompile_lost_artifacts(self, attempts: Sequence[Attempt]) -> list[End]:
         """Have those compiled again whose artifacts are damaged or gone; return the ends of those that cannot be."""
         for attempt in attempts:
             if attempt.is_compiled and not self._artifacts.is_sealed(attempt.unit.key):
-                self.machine.handle(ArtifactGone(attempt))
+                self.machine.handle_report(ArtifactGone(attempt))
         lost = [attempt for attempt in attempts if attempt.state is TrialState.ASKED]
         for attempt in lost:
             self._artifacts.discard_artifact(attempt.unit.key)
-        return await self._compiling.compile(lost) if lost else []
+        return await self._compiling.compile_attempts(lost) if lost else []
 
     def choose_well_lane(self) -> Lane:
         """Return a lane that works, or the first one where none does."""
         return next((lane for lane in self._lanes if not lane.health.is_sick), self._lanes[0])
 
-    def _others(self, lane: Lane) -> list[Lane]:
+    def _find_other_lanes(self, lane: Lane) -> list[Lane]:
         """Return the lanes besides this one that work."""
         return [other for other in self._lanes if other is not lane and not other.health.is_sick]
 
-    def _stand_in(self, lane: Lane) -> Lane:
+    def _choose_stand_in(self, lane: Lane) -> Lane:
         """Return the lane itself, or one that works while it is sick and not yet to be tried again."""
-        return next(iter(self._others(lane)), lane) if lane.health.pause_s else lane
+        return next(iter(self._find_other_lanes(lane)), lane) if lane.health.pause_s else lane
 
     @asynccontextmanager
-    async def holding(self, lane: Lane, seed: int = 0) -> AsyncIterator[None]:
-        """Hold a lane that is ready to measure this job's trials, as :meth:`open`."""
+    async def hold_open_lane(self, lane: Lane, seed: int = 0) -> AsyncIterator[None]:
+        """Hold a lane that is ready to measure this job's trials, as :meth:`open_lane`."""
         while True:
-            await self.reference.prepare()
+            await self.reference.prepare_artifact()
             async with lane.hold(self.work.job.id):
                 try:
-                    await self.open(lane, seed)
+                    await self.open_lane(lane, seed)
                 except ReferenceUnusable as error:
-                    self.reference.replace(error)
+                    self.reference.replace_unusable(error)
                     continue
                 yield
                 return
 
-    async def open(self, lane: Lane, seed: int = 0) -> None:
+    async def open_lane(self, lane: Lane, seed: int = 0) -> None:
         """Have a lane ready to measure this job's trials, on the inputs of a seed; the caller holds it. Where all are
         sick it waits.
 
@@ -211,11 +211,11 @@ class MeasureStage:
             ReferenceUnusable: the :attr:`reference` is to be replaced.
             LaneSick: its device does not work, and another lane's does.
         """
-        has_stand_in = bool(self._others(lane))
-        bench, deadlines = self.bench(lane, seed), self.work.deadlines
+        has_stand_in = bool(self._find_other_lanes(lane))
+        bench, deadlines = self.find_bench(lane, seed), self.work.deadlines
         await lane.open(bench, deadlines, waits=not has_stand_in, has_stand_in=has_stand_in)
 
-    async def open_early(self, lane: Lane) -> None:
+    async def open_lane_early(self, lane: Lane) -> None:
         """Have a lane ready before there is anything to measure, unless it is sick; the caller holds it.
 
         Raises:
@@ -223,29 +223,29 @@ class MeasureStage:
             ReferenceUnusable: the :attr:`reference` is to be replaced.
         """
         with suppress(LaneSick):
-            has_stand_in = bool(self._others(lane))
-            await lane.open(self.bench(lane), self.work.deadlines, waits=False, has_stand_in=has_stand_in)
+            has_stand_in = bool(self._find_other_lanes(lane))
+            await lane.open(self.find_bench(lane), self.work.deadlines, waits=False, has_stand_in=has_stand_in)
 
-    def find_facts(self, lane: Lane) -> LaneFacts:
+    def find_lane_facts(self, lane: Lane) -> LaneFacts:
         """Return what the machine is to know of a lane."""
-        return LaneFacts(lane.device.kind == "cpu", bool(self._others(lane)), lane.is_doubtful)
+        return LaneFacts(lane.device.kind == "cpu", bool(self._find_other_lanes(lane)), lane.is_doubtful)
 
     async def try_device(self, lane: Lane, attempt: Attempt, seed: int) -> list[Instruction]:
         """Open a lane again on which a trial has failed; return what becomes of that."""
         is_sick = False
         try:
-            await self.open(lane, seed)
+            await self.open_lane(lane, seed)
         except LaneSick:
             is_sick = True
         except ReferenceUnusable as error:
-            self.reference.replace(error)
-        return self.machine.handle(DeviceTried(attempt, is_sick))
+            self.reference.replace_unusable(error)
+        return self.machine.handle_report(DeviceTried(attempt, is_sick))
 
-    def note_measured(self, measured: replies.Measurement) -> None:
+    def record_measurement(self, measured: replies.Measurement) -> None:
         """Let later configs race against this one, if it is the fastest."""
         self._incumbent = requests.Incumbent.after(self._incumbent, measured, self.work.wanted_bits)
 
-    def _trial_request(
+    def _make_trial_request(
         self, lane: Lane, attempts: Sequence[Attempt], best_us: float | None, cores: int | None
     ) -> tuple[requests.Trial, Mapping[str, float]]:
         """Return the request that measures trials together, and its deadlines."""
@@ -271,17 +271,17 @@ class MeasureStage:
             LANE_S if lane.device.kind == "cpu" else HOLD_GPU_S,
             wanted_bits,
         )
-        return request, for_trial(work.deadlines, work.preset, best_us)
+        return request, shorten_for_trial(work.deadlines, work.preset, best_us)
 
-    def bench(self, lane: Lane, seed: int = 0) -> Bench:
+    def find_bench(self, lane: Lane, seed: int = 0) -> Bench:
         """Return the problem that a worker must have opened before it can measure this job's trials on ``lane``."""
         unit = self.reference.unit
         key = lane.device.name, seed, "" if unit is None else unit.key
         if key not in self._benches:
-            self._benches[key] = self._bench(lane, seed)
+            self._benches[key] = self._make_bench(lane, seed)
         return self._benches[key]
 
-    def _bench(self, lane: Lane, seed: int) -> Bench:
+    def _make_bench(self, lane: Lane, seed: int) -> Bench:
         work = self.work
         # All that decides a problem's data: kernels of one file may share their digest, but not their inputs.
         data = {
@@ -309,7 +309,7 @@ class MeasureStage:
         )
         identity = canonical({**data, "stamps": dict(work.kernel.stamps), "objective": work.objective})
         code = DATA_CODE if work.kernel.is_data else KernelCode(work.kernel.file, work.kernel.code_digest)
-        return Bench(work.environment_on(lane.device), work.kernel.backend, code, identity, request, work.learn)
+        return Bench(work.find_environment(lane.device), work.kernel.backend, code, identity, request, work.learn_names)
 
 
 class _LaneTurn:
@@ -320,11 +320,17 @@ class _LaneTurn:
     """
 
     def __init__(
-        self, stage: MeasureStage, lane: Lane, attempts: Sequence[Attempt], ask: Ask, record: Record, seed: int
+        self,
+        stage: MeasureStage,
+        lane: Lane,
+        attempts: Sequence[Attempt],
+        make_request: MakeRequest,
+        record: RecordEnds,
+        seed: int,
     ) -> None:
         self._stage = stage
         self._lane = lane
-        self._ask = ask
+        self._make_request = make_request
         self._seed = seed
         self._record = record
         self._waiting = deque(attempts)
@@ -349,52 +355,54 @@ class _LaneTurn:
                 first = self._waiting[0]
                 # Opening is the problem's cost, or the take-over's after another trial's failure; not this one's.
                 began = monotonic()
-                await self._stage.open(self._lane, self._seed)
+                await self._stage.open_lane(self._lane, self._seed)
                 first.open_s += monotonic() - began
-                if ends := self._carry_over():
+                if ends := self._end_known_twins():
                     await self._record(ends)
                     continue
                 with structlog.contextvars.bound_contextvars(trial=first.trial):
                     await self._send_request()
 
-    def _carry_over(self) -> list[End]:
+    def _end_known_twins(self) -> list[End]:
         """Return the ends of those that wait whose figure is known: of equal bytes, called alike, on equal data."""
         ends: list[End] = []
         prior = self._stage.prior
         for attempt in list(self._waiting):
             if prior is None or not attempt.is_compiled or not attempt.files or self._seed or not self._lane.data:
                 continue
-            attempt.content = self._stage.work.measured_content(attempt.unit.build, attempt.files, self._lane.data)
+            attempt.content = self._stage.work.identify_measurement(attempt.unit.build, attempt.files, self._lane.data)
             twin = prior.find_twin(attempt.content)
             if twin is not None:
                 self._waiting.remove(attempt)
-                ends += ends_among(self._stage.machine.handle(TwinFound(attempt, twin)))
+                ends += find_ends(self._stage.machine.handle_report(TwinFound(attempt, twin)))
         return ends
 
     async def _send_request(self) -> None:
         stage, lane, machine = self._stage, self._lane, self._stage.machine
-        facts = stage.find_facts(lane)
+        facts = stage.find_lane_facts(lane)
         plan = machine.plan_request(self._waiting, facts)
         granted = await lane.use_cores(plan.cores)
         attempts = [self._waiting.popleft() for _ in range(plan.count)]
         self._in_request.extend(attempts)
         # Where there are fewer than it wants, nothing more can be found.
-        request, deadlines = self._ask(lane, attempts, granted if plan.finds_cores and granted >= plan.cores else None)
+        request, deadlines = self._make_request(
+            lane, attempts, granted if plan.finds_cores and granted >= plan.cores else None
+        )
         clock = _LaneClock(lane)
-        machine.handle(LaneTook(attempts))
+        machine.handle_report(LaneTook(attempts))
         error: WorkerDied | DeadlineExpired | RequestFailed | None = None
         try:
-            await self._exchange(request, deadlines, facts, clock)
+            await self._exchange_request(request, deadlines, facts, clock)
         except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
             error = raised
-            clock.spend_until(self._in_request[0], monotonic())
+            clock.charge_until(self._in_request[0], monotonic())
         silent = list(self._in_request)
         self._in_request.clear()
-        ends = await self._carry_out(machine.handle(LaneLeft(silent, facts, error)))
+        ends = await self._carry_out_instructions(machine.handle_report(LaneLeft(silent, facts, error)))
         if ends:
             await self._record(ends)
 
-    async def _exchange(
+    async def _exchange_request(
         self,
         request: requests.Request[replies.Measurement, Any],
         deadlines: Mapping[str, float],
@@ -409,18 +417,18 @@ class _LaneTurn:
         count, self._items = len(self._in_request), 0
         if count == 1:
             measured, output = await self._lane.exchange(request, deadlines)
-            await self._take([_Arrived(measured, output, monotonic())], facts, clock)
+            await self._take_in_measurements([_Arrived(measured, output, monotonic())], facts, clock)
             return
         send, receive = anyio.create_memory_object_stream[_Arrived](count)
         failures: list[WorkerDied | DeadlineExpired | RequestFailed] = []
 
-        async def take_arrived() -> None:
+        async def take_in_arrived() -> None:
             async for first in receive:
                 arrived = [first]
                 with suppress(anyio.WouldBlock, anyio.EndOfStream):
                     while True:
                         arrived.append(receive.receive_nowait())
-                await self._take(arrived, facts, clock)
+                await self._take_in_measurements(arrived, facts, clock)
 
         def on_item(measured: replies.Measurement) -> None:
             # More than were asked for: the worker's code writes to files that it did not open.
@@ -429,7 +437,7 @@ class _LaneTurn:
                 send.send_nowait(_Arrived(measured, self._lane.output(), monotonic()))
 
         async with receive, anyio.create_task_group() as items:
-            items.start_soon(take_arrived)
+            items.start_soon(take_in_arrived)
             with send:
                 try:
                     measured, output = await self._lane.exchange(request, deadlines, on_item=on_item)
@@ -440,31 +448,31 @@ class _LaneTurn:
         for failure in failures:
             raise failure
 
-    async def _take(self, arrived: Sequence[_Arrived], facts: LaneFacts, clock: _LaneClock) -> None:
+    async def _take_in_measurements(self, arrived: Sequence[_Arrived], facts: LaneFacts, clock: _LaneClock) -> None:
         """Take in measurements of the request's first trials, in their order."""
         await self._lane.pace.step()
         ends: list[End] = []
         for one in arrived:
             attempt = self._in_request.popleft()
             if one.measured.seconds is None:
-                clock.spend_until(attempt, one.at)
+                clock.charge_until(attempt, one.at)
             else:
-                clock.spend(attempt, one.measured.seconds)
-            await self._stage.work.learn(one.measured.observed)
+                clock.charge_seconds(attempt, one.measured.seconds)
+            await self._stage.work.learn_names(one.measured.observed)
             if attempt.content and self._stage.prior is not None:
-                attempt.read = await self._stage.prior.keep_read()
+                attempt.read = await self._stage.prior.store_read_digest()
             anchor, measured = self._stage.work.anchor, one.measured
             if anchor is not None:
-                measured = anchor.judge(attempt.config, measured)
-            self._stage.note_measured(measured)
+                measured = anchor.judge_bits(attempt.config, measured)
+            self._stage.record_measurement(measured)
             report = ConfigMeasured(attempt, measured, one.output, facts)
-            ends += await self._carry_out(self._stage.machine.handle(report))
+            ends += await self._carry_out_instructions(self._stage.machine.handle_report(report))
         if ends:
             await self._record(ends)
 
-    async def _carry_out(self, instructions: Sequence[Instruction]) -> list[End]:
+    async def _carry_out_instructions(self, instructions: Sequence[Instruction]) -> list[End]:
         """Do what the machine says; return the ends that it has decided."""
-        ends = ends_among(instructions)
+        ends = find_ends(instructions)
         for instruction in instructions:
             match instruction:
                 case Measure(attempts, at_once=True):
@@ -472,7 +480,9 @@ class _LaneTurn:
                 case Measure(attempts) | Compile(attempts):
                     self._later.extend(attempts)
                 case TryDevice(attempt):
-                    ends += await self._carry_out(await self._stage.try_device(self._lane, attempt, self._seed))
+                    ends += await self._carry_out_instructions(
+                        await self._stage.try_device(self._lane, attempt, self._seed)
+                    )
                 case EndJob(error):
                     raise error
                 case End():
@@ -487,12 +497,12 @@ class _LaneClock:
         self._lane = lane
         self._began, self._began_at, self._spent_s = monotonic(), time(), 0.0
 
-    def spend(self, attempt: Attempt, seconds: float) -> None:
+    def charge_seconds(self, attempt: Attempt, seconds: float) -> None:
         """Charge the next so many seconds to a trial."""
         attempt.lane_s += seconds
-        attempt.note_place("lane", self._lane.device.name, self._began_at + self._spent_s)
+        attempt.record_place("lane", self._lane.device.name, self._began_at + self._spent_s)
         self._spent_s += seconds
 
-    def spend_until(self, attempt: Attempt, now: float) -> None:
+    def charge_until(self, attempt: Attempt, now: float) -> None:
         """Charge all that has not been charged yet to a trial; ``now`` by ``monotonic``."""
-        self.spend(attempt, max(0.0, now - self._began - self._spent_s))
+        self.charge_seconds(attempt, max(0.0, now - self._began - self._spent_s))

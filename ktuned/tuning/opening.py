@@ -20,7 +20,7 @@ class _Fate(Enum):
     FAILED = auto()
 
 
-def _fate(outcome: Outcome | None) -> _Fate:
+def _judge_fate(outcome: Outcome | None) -> _Fate:
     if outcome is None or outcome in RETRIED_BY_NEXT_JOB:
         return _Fate.OPEN
     return _Fate.FAILED if outcome in FAILURES else _Fate.KNOWN
@@ -35,10 +35,10 @@ class Opening:
 
     def __init__(self, served: Iterable[Config], outcome: Callable[[Config], Outcome | None] = lambda config: None):
         self.served = tuple({canonical(config): config for config in served}.values())
-        self._fates = {canonical(config): _fate(outcome(config)) for config in self.served}
+        self._fates = {canonical(config): _judge_fate(outcome(config)) for config in self.served}
 
     @property
-    def waits_for(self) -> Config | None:
+    def awaited_config(self) -> Config | None:
         """The served config whose outcome decides whether it gives way; ``None`` when the opening is over."""
         for config in self.served:
             fate = self._fates[canonical(config)]
@@ -49,17 +49,17 @@ class Opening:
     @property
     def is_over(self) -> bool:
         """True when something better than what is served may become the winner."""
-        return self.waits_for is None
+        return self.awaited_config is None
 
-    def end(self, config: Config, outcome: Outcome) -> bool:
+    def record_outcome(self, config: Config, outcome: Outcome) -> bool:
         """Note a config's outcome; return whether that was the one that the opening waited for."""
         was_open, text = not self.is_over, canonical(config)
         if text in self._fates:
-            self._fates[text] = _fate(outcome)
+            self._fates[text] = _judge_fate(outcome)
         return was_open and self.is_over
 
 
-def served_configs(
+def choose_served_configs(
     incumbent: Config | None, near: Iterable[Config], default: Config | None, admits: Callable[[Config], bool]
 ) -> list[Config]:
     """Return the configs that lookups are answered with while a context has no winner.

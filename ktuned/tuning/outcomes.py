@@ -33,13 +33,13 @@ from ktuned.store import Store
 from ktuned.tuning.exploration import SearchSummary
 from ktuned.tuning.findings import Dissent, Findings
 from ktuned.tuning.hopeless import Hopelessness
-from ktuned.tuning.opening import Opening, served_configs
-from ktuned.tuning.prior_results import restore
+from ktuned.tuning.opening import Opening, choose_served_configs
+from ktuned.tuning.prior_results import restore_winner
 from ktuned.tuning.progress import Progress, Publish, publish_trial, publish_winner
 from ktuned.tuning.shared_lead import SharedLead
-from ktuned.tuning.trial_detail import completed_result, doubt
+from ktuned.tuning.trial_detail import complete_result, read_doubt
 from ktuned.tuning.trial_lifecycle import Attempt
-from ktuned.tuning.trial_machine import End, Stopped, ends_among, is_settled
+from ktuned.tuning.trial_machine import End, Stopped, find_ends, is_settled
 from ktuned.tuning.work import Work
 
 _log = structlog.get_logger()
@@ -92,15 +92,25 @@ class Outcomes:
                 return JobState.FAILED, f"no config was measured within {self._work.job.plan.seconds:g} s"
             lost = f"; {self.progress.lost}" if self.progress.lost else self._first_failure
             return JobState.FAILED, f"no config could be measured{lost}"
-        if (unknown := self.opening.waits_for) is not None:
+        if (unknown := self.opening.awaited_config) is not None:
             words = ", ".join(f"{name}={value}" for name, value in unknown.items())
             return JobState.FAILED, f"lookups go on with {words}, which could not be measured here: tune again"
-        words = self.lead.words() if self.lead.ends_job else self.summary.words(self.progress.done, self.progress.best)
-        shared = "" if self.lead.ends_job else self.lead.words()
+        words = (
+            self.lead.describe_lead()
+            if self.lead.ends_job
+            else self.summary.describe_search(self.progress.done, self.progress.best)
+        )
+        shared = "" if self.lead.ends_job else self.lead.describe_lead()
         lines = filter(
             None,
             (
-                *(shared, self.summary.prior_fault, self._dissent.line(), *self._findings.lines(), self.final_fault),
+                *(
+                    shared,
+                    self.summary.prior_fault,
+                    self._dissent.describe_dissent(),
+                    *self._findings.describe_findings(),
+                    self.final_fault,
+                ),
                 *self._find_classes().lines(),
             ),
         )
@@ -118,11 +128,11 @@ class Outcomes:
         """True where the outputs of the default prove nothing."""
         return self._dissent.is_default_doubtful
 
-    async def begin(self) -> None:
+    async def open_job(self) -> None:
         """Make the best known config the winner where that is certain to be no worse than what is served now."""
         await self._find_anchor()
-        await self.open_again()
-        self.lead = await self._shared_lead()
+        await self.refresh_opening()
+        self.lead = await self._find_shared_lead()
 
     async def _find_anchor(self) -> None:
         """Take the anchor's bits from an earlier job's trial, if there is one, and compare what is known with them."""
@@ -131,8 +141,8 @@ class Outcomes:
             return
         known = self._store.known_trial(self._work.context, anchor.config)
         # With fewer bits than are wanted they are the anchor's still, until there are more.
-        if known is not None and (known.detail.get("bits") or self.stands(known)):
-            anchor.note_end(known)
+        if known is not None and (known.detail.get("bits") or self.outcome_stands(known)):
+            anchor.record_trial_end(known)
         if anchor.bits or anchor.fault:
             await self._compare_with_anchor()
 
@@ -145,7 +155,7 @@ class Outcomes:
         anchor, chosen = self._work.anchor, self._work.job.plan.anchor
         assert anchor is not None
         if anchor.fault:
-            self.hopelessness.give_up(anchor.fault)
+            self.hopelessness.give_job_up(anchor.fault)
             self._give_up_if_hopeless()
             return
         self._compared_with = anchor.bits
@@ -154,29 +164,29 @@ class Outcomes:
             await self._store.anchors.choose_anchor(self._work.key, None if is_declared else chosen)
         await self._store.mark_same_bits(self._work.context, anchor.bits)
 
-    async def open_again(self) -> None:
+    async def refresh_opening(self) -> None:
         """Look again at what is served, before anything is measured: another job may have changed it meanwhile."""
-        opening = await self._opened()
+        opening = await self._find_opening()
         if opening.served != self.opening.served:
             self.opening = opening
-        await self._elect(decided_only=not self.opening.is_over)
+        await self._elect_winner(decided_only=not self.opening.is_over)
 
-    def stands(self, known: Trial) -> bool:
+    def outcome_stands(self, known: Trial) -> bool:
         """Return whether a known outcome says enough about its config, and is not to be found out again."""
         if self._work.job.plan.again or self._work.lacks_figure(known):
             return False
         return is_settled(known, self._work.deadlines["compile"])
 
-    def note_known(self, known: Trial) -> None:
+    def record_known_trial(self, known: Trial) -> None:
         """Count a config whose outcome stands, and needs neither compiler nor lane."""
         self.progress.reused += 1
-        self.progress.spend("reused", 1)
-        self._findings.note(known.config, known.detail)
-        self._note_outcome(known)
+        self.progress.add_cost("reused", 1)
+        self._findings.record_result(known.config, known.detail)
+        self._count_outcome(known)
 
-    def propose(self, configs: Iterable[Config], *, are_probes: bool) -> None:
+    def record_proposed(self, configs: Iterable[Config], *, are_probes: bool) -> None:
         """Take note of configs that are about to be tried; those drawn from anywhere in the space are probes."""
-        self.hopelessness.propose(configs, are_probes=are_probes)
+        self.hopelessness.record_proposed(configs, are_probes=are_probes)
         self._give_up_if_hopeless()
 
     def _give_up_if_hopeless(self) -> None:
@@ -189,27 +199,27 @@ class Outcomes:
         self._changed = anyio.Event()
         return tried
 
-    async def changed(self) -> None:
+    async def await_untaken_outcome(self) -> None:
         """Wait until something was tried since :meth:`take_tried`."""
         await self._changed.wait()
 
-    async def next_change(self) -> None:
+    async def await_next_outcome(self) -> None:
         """Wait until something more is tried."""
         self._changed = anyio.Event()
         await self._changed.wait()
 
-    async def record(self, ends: Sequence[End]) -> None:
+    async def record_ends(self, ends: Sequence[End]) -> None:
         """Commit outcomes together, then publish them; one by one as long as each may end the opening."""
         while ends and not self.opening.is_over:
-            await self._record_together(ends[:1])
+            await self._record_batch(ends[:1])
             ends = ends[1:]
         if ends:
-            await self._record_together(ends)
+            await self._record_batch(ends)
 
-    async def _record_together(self, ends: Sequence[End]) -> None:
+    async def _record_batch(self, ends: Sequence[End]) -> None:
         is_opening = not self.opening.is_over
         kept = [
-            (end.attempt, end.result if end.attempt.known is None else completed_result(end.attempt.known, end.result))
+            (end.attempt, end.result if end.attempt.known is None else complete_result(end.attempt.known, end.result))
             for end in ends
         ]
         with anyio.CancelScope(shield=True):
@@ -221,7 +231,7 @@ class Outcomes:
         anchor = self._work.anchor
         if anchor is not None:
             for attempt, result in kept:
-                anchor.note_end(self._trial(attempt, result))
+                anchor.record_trial_end(self._make_trial(attempt, result))
             if anchor.fault or anchor.bits != self._compared_with:
                 await self._compare_with_anchor()
         # Many wait for one commit, and all go on when it is over.
@@ -229,35 +239,35 @@ class Outcomes:
         is_over_now = False
         for attempt, result in [(end.attempt, end.result) for end in ends]:
             del self.under_way[attempt.trial]
-            self.progress.spend("compile_s", result.compile_s)
-            self.progress.spend("open_s", attempt.open_s)
-            self.progress.spend("lane_s", result.lane_s)
+            self.progress.add_cost("compile_s", result.compile_s)
+            self.progress.add_cost("open_s", attempt.open_s)
+            self.progress.add_cost("lane_s", result.lane_s)
             if "carried_from" in result.detail:
-                self.progress.spend("reused", 1)
+                self.progress.add_cost("reused", 1)
             if result.outcome in (Outcome.HUNG, Outcome.CRASHED):
                 _log.warning(f"trial_{result.outcome}", trial=attempt.trial, config=dict(attempt.config))
-            is_over_now |= self.opening.end(attempt.config, result.outcome)
+            is_over_now |= self.opening.record_outcome(attempt.config, result.outcome)
         has_measured = any(result.outcome is Outcome.MEASURED for _, result in kept)
         if winner is not None:
-            await self._announce(winner)
+            await self._announce_winner(winner)
         elif is_over_now or (not is_opening and not self._has_winner and has_measured):
-            await self._elect()
+            await self._elect_winner()
         for attempt, result in kept:
-            self._findings.note(attempt.config, result.detail)
-            self._note_outcome(self._trial(attempt, result))
+            self._findings.record_result(attempt.config, result.detail)
+            self._count_outcome(self._make_trial(attempt, result))
 
-    async def acquit(self) -> None:
+    async def acquit_mismatches(self) -> None:
         """Take mismatches back where the default's outputs prove nothing, and let the fastest config win."""
-        acquitted = self._dissent.acquitted()
+        acquitted = self._dissent.find_acquitted()
         for trial, result in acquitted:
             await self._store.finish_trial(trial.id, result, objective=self._work.objective)
-            self.progress.acquit(result)
+            self.progress.count_acquittal(result)
             published = replace(trial, outcome=result.outcome, detail=result.detail)
             publish_trial(self._publish, self._work, self.progress, published)
         if acquitted and self.opening.is_over:
-            await self._elect()
+            await self._elect_winner()
 
-    def _trial(self, attempt: Attempt, result: TrialResult) -> Trial:
+    def _make_trial(self, attempt: Attempt, result: TrialResult) -> Trial:
         """Return a trial as it was just recorded."""
         work = self._work
         return Trial(
@@ -279,42 +289,42 @@ class Outcomes:
             detail=result.detail,
         )
 
-    def _note_outcome(self, trial: Trial) -> None:
+    def _count_outcome(self, trial: Trial) -> None:
         """Count a trial that has ended, keep it for the strategy, and publish it."""
         assert trial.outcome is not None
         config, outcome = trial.config, trial.outcome
         if outcome is not Outcome.MEASURED and trial.message and not self._first_failure:
             self._first_failure = f"; {outcome}: {trial.message.splitlines()[0]}"
-        if outcome is Outcome.MEASURED and self._work.cost(trial) is None and not self._first_unjudged:
+        if outcome is Outcome.MEASURED and self._work.compute_cost(trial) is None and not self._first_unjudged:
             figure = trial.figure(self._work.objective)
             why = f"its figure is {figure:.4g}" if figure is not None else "its figure is not finite"
             self._first_unjudged = trial.message.partition("\n")[0] or f"{why}, and must be finite and above 0"
         is_default = config == self._work.kernel.default
-        self.progress.count(trial, is_default=is_default)
-        self._dissent.note(trial)
+        self.progress.count_outcome(trial, is_default=is_default)
+        self._dissent.record_trial(trial)
         # One that only differs from the default's outputs may be acquitted in the end.
         is_disputed = trial.detail.get("undisputed") is not None
-        self.hopelessness.note(
+        self.hopelessness.record_outcome(
             config, Outcome.MEASURED if is_disputed else outcome, trial.message, trial.detail.get("phase")
         )
         self._give_up_if_hopeless()
-        self.lead.note(trial)
-        self.summary.note(self.progress.done, self.progress.best)
-        known = doubt(trial.detail, trial.latency_us, by_energy=self._work.needs_energy)
+        self.lead.record_trial(trial)
+        self.summary.record_best(self.progress.done, self.progress.best)
+        known = read_doubt(trial.detail, trial.latency_us, by_energy=self._work.needs_energy)
         # One that was given up has a latency, and no figure by another objective.
-        cost = trial.latency_us if self._work.objective == LATENCY else self._work.expected_cost(trial)
+        cost = trial.latency_us if self._work.objective == LATENCY else self._work.estimate_cost(trial)
         self._tried.append(requests.Tried(config, outcome, cost, known))
         self._changed.set()
         publish_trial(self._publish, self._work, self.progress, trial)
 
-    def pass_over(self) -> None:
+    def skip_unoffered_served(self) -> None:
         """Wait no more for served configs that should have come first and did not: the walked space lacks them."""
-        while (config := self.opening.waits_for) is not None:
+        while (config := self.opening.awaited_config) is not None:
             if self._store.known_trial(self._work.context, config) is not None:
                 return
-            self.opening.end(config, Outcome.UNSUPPORTED)
+            self.opening.record_outcome(config, Outcome.UNSUPPORTED)
 
-    async def abandon_rest(self) -> None:
+    async def record_stopped_trials(self) -> None:
         """Record the trials under way as stopped, which says nothing about their configs."""
         if not self.under_way:
             return
@@ -322,15 +332,15 @@ class Outcomes:
             # One that has its outcome could not be recorded with it: the next job tries it again.
             stopped = [attempt for attempt in self.under_way.values() if attempt.outcome is None]
             self.under_way.clear()
-            machine = self._work.trial_machine()
+            machine = self._work.make_trial_machine()
             try:
-                for end in [end for attempt in stopped for end in ends_among(machine.handle(Stopped(attempt)))]:
+                for end in [end for attempt in stopped for end in find_ends(machine.handle_report(Stopped(attempt)))]:
                     if end.attempt.known is None:
                         await self._store.finish_trial(end.attempt.trial, end.result)
             except StoreError as error:
                 _log.warning("trials_not_recorded", job=self._work.job.id, reason=error.message)
 
-    async def _opened(self) -> Opening:
+    async def _find_opening(self) -> Opening:
         """Return the configs that lookups are answered with now, unless a winner of this context is."""
         work = self._work
         kernel, winners = work.kernel, work.served()
@@ -347,31 +357,31 @@ class Outcomes:
         ]
         before = None if incumbent is None else complete_config(kernel, incumbent.config)
         asked = [config for config in (before, *near, kernel.default) if config is not None]
-        verdicts = dict(zip(map(canonical, asked), await work.admitted(asked), strict=True))
-        if own is not None and own.context == work.context and await work.admitted([own.config]) == [True]:
+        verdicts = dict(zip(map(canonical, asked), await work.check_configs(asked), strict=True))
+        if own is not None and own.context == work.context and await work.check_configs([own.config]) == [True]:
             self._has_winner = True
             return Opening(())
-        served = served_configs(before, near, kernel.default, lambda config: verdicts[canonical(config)])
-        return Opening(served, self._known_outcome)
+        served = choose_served_configs(before, near, kernel.default, lambda config: verdicts[canonical(config)])
+        return Opening(served, self._find_known_outcome)
 
-    async def _shared_lead(self) -> SharedLead:
+    async def _find_shared_lead(self) -> SharedLead:
         """Return what the job begins with if others share a winner of its context."""
         work, plan = self._work, self._work.job.plan
         if work.shared is None or work.kernel.batch_invariant or plan.no_share or plan.configs or plan.again:
             return SharedLead(objective=work.objective)
-        candidate = await work.shared.best(work.kernel, work.context, work.objective)
+        candidate = await work.shared.find_best(work.kernel, work.context, work.objective)
         served = [*self.opening.served, *([] if work.kernel.default is None else [work.kernel.default])]
         # A job for a context that has a winner is to find a better one.
         return SharedLead(candidate, served, objective=work.objective, is_decisive=not self._has_winner)
 
-    def _known_outcome(self, config: Config) -> Outcome | None:
+    def _find_known_outcome(self, config: Config) -> Outcome | None:
         known = self._store.known_trial(self._work.context, config)
-        return known.outcome if known is not None and self.stands(known) else None
+        return known.outcome if known is not None and self.outcome_stands(known) else None
 
-    async def _elect(self, *, decided_only: bool = False) -> None:
+    async def _elect_winner(self, *, decided_only: bool = False) -> None:
         """Make the best known config of this context the winner, unless an admitted one is."""
         work = self._work
-        winner = await restore(
+        winner = await restore_winner(
             self._store,
             work.admission,
             work.kernel,
@@ -382,9 +392,9 @@ class Outcomes:
             decided_only=decided_only,
         )
         if winner is not None:
-            await self._announce(winner)
+            await self._announce_winner(winner)
 
-    async def _announce(self, winner: Winner) -> None:
+    async def _announce_winner(self, winner: Winner) -> None:
         """Keep a new winner's config as admitted, and publish it."""
         self._has_winner = True
         await self._work.admission.store_verdict(self._work.kernel, self._work.problem, winner.config)

@@ -20,9 +20,17 @@ from ktuned.fleet import COURTESY_S, Fleet, Lane, ReferenceUnusable
 from ktuned.ipc import replies, requests
 from ktuned.model import JobState, Role, Trial, WorkerError, canonical
 from ktuned.store import Artifacts, Store
-from ktuned.tuning.batches import LANE_S, MAX_BATCH, OPENING_AHEAD, BatchSize, ahead, asked_at_once, share
+from ktuned.tuning.batches import (
+    LANE_S,
+    MAX_BATCH,
+    OPENING_AHEAD,
+    BatchSize,
+    limit_configs_under_way,
+    limit_question_size,
+    limit_share_of_lane,
+)
 from ktuned.tuning.compile_stage import CompileStage
-from ktuned.tuning.exploration import Explorer, opened
+from ktuned.tuning.exploration import Explorer, open_space
 from ktuned.tuning.final_round import FinalRound
 from ktuned.tuning.hopeless import PROBES
 from ktuned.tuning.measure_stage import MeasureStage
@@ -31,7 +39,7 @@ from ktuned.tuning.prior_results import PriorResults
 from ktuned.tuning.progress import Publish
 from ktuned.tuning.stages import JobStage, LaneAccess, StageReport
 from ktuned.tuning.trial_lifecycle import Attempt
-from ktuned.tuning.trial_machine import End, NotBuilt, ends_among
+from ktuned.tuning.trial_machine import End, NotBuilt, find_ends
 from ktuned.tuning.work import Work
 
 STRAGGLER_LOOK_S = 0.2
@@ -80,11 +88,11 @@ class Pipeline:
         self._is_after_kin = is_after_kin
         self._knows_served = False
         self._looking = anyio.Lock()
-        self._compiling = CompileStage(work, fleet, artifacts, on_begun=self._note_begun)
+        self._compiling = CompileStage(work, fleet, artifacts, on_begun=self._report_last_compiles)
         self._prior = PriorResults(work, store)
         self._measuring = MeasureStage(work, self._lanes, self._compiling, artifacts, self._prior)
-        self._begin_on: Callable[[Lane], None] | None = None
-        self._machine = work.trial_machine()
+        self._start_lane: Callable[[Lane], None] | None = None
+        self._machine = work.make_trial_machine()
         self._batch_size = BatchSize(LANE_S)
         self._learns = True
         self._was_offered = False
@@ -95,7 +103,7 @@ class Pipeline:
 
     def statistics(self) -> dict[str, dict[str, int]]:
         """Return how full each channel is, and how many configs are ``ahead``: proposed, and without an outcome yet."""
-        found = {"ahead": {"used": len(self._outcomes.under_way), "size": self._most_ahead + self._ask_at_once}}
+        found = {"ahead": {"used": len(self._outcomes.under_way), "size": self._most_under_way + self._question_size}}
         for name, stream in self._channels.items():
             now = stream.statistics()
             found[name] = {"used": now.current_buffer_used, "size": int(now.max_buffer_size)}
@@ -110,20 +118,20 @@ class Pipeline:
         """Let the job measure from now on."""
         if not self._access.held_s:
             self.progress.began = monotonic()
-        self._access.grant()
+        self._access.grant_lanes()
 
     def withdraw_lanes(self) -> None:
         """Let the job measure nothing more, after the batches that are being measured."""
-        self._access.withdraw()
+        self._access.withdraw_lanes()
 
-    def join(self, lanes: Sequence[Lane]) -> None:
+    def add_lanes(self, lanes: Sequence[Lane]) -> None:
         """Measure on these lanes, too, from now on: they have come. Once all configs are measured, on none."""
-        begin_on = self._begin_on
-        if begin_on is not None:
+        start_lane = self._start_lane
+        if start_lane is not None:
             for lane in lanes:
                 if lane not in self._lanes:
                     self._lanes.append(lane)
-                    begin_on(lane)
+                    start_lane(lane)
 
     async def run(self) -> None:
         """Try configs until the space or the budget is exhausted, then let the finalists decide.
@@ -142,34 +150,34 @@ class Pipeline:
                 if not self._store.load_past_searches(self.work.context, 1, 1):
                     # Nothing was ever measured, so that there will be something to compile.
                     self._has_fresh.set()
-                    openings.start_soon(self._open_compilers)
+                    openings.start_soon(self._start_compilers)
                 for lane in self._lanes:
-                    openings.start_soon(self._open_early, lane)
+                    openings.start_soon(self._open_lane_early, lane)
                 self._knows_served = self._access.is_granted
-                await self._outcomes.begin()
-                await self._try_all()
-                await self._outcomes.acquit()
+                await self._outcomes.open_job()
+                await self._try_configs()
+                await self._outcomes.acquit_mismatches()
                 if self._was_offered:
-                    self._outcomes.pass_over()
+                    self._outcomes.skip_unoffered_served()
                 if self._outcomes.opening.is_over:
                     # Others may measure first, so that the finalists of several jobs compete in one quiet window.
-                    self._access.withdraw()
-                    self._stages.reach(JobStage.MEASURED)
+                    self._access.withdraw_lanes()
+                    self._stages.report_stage(JobStage.MEASURED)
                     if not self._outcomes.hopelessness.reason:
                         # Nothing is to be decided of a job without any hope, whose message is due now.
                         await self._await_lanes()
-                    self._stages.reach(JobStage.DECIDING)
+                    self._stages.report_stage(JobStage.DECIDING)
                     is_judged = not self._outcomes.is_default_doubtful
-                    await final_round.run(is_judged=is_judged, ends_at=monotonic() + self._left_s)
+                    await final_round.run(is_judged=is_judged, ends_at=monotonic() + self._remaining_s)
                     self._outcomes.final_fault = final_round.fault
                 # A lane that is not open yet was not needed.
                 openings.cancel_scope.cancel()
         finally:
-            self.progress.spend("wall_s", monotonic() - began)
+            self.progress.add_cost("wall_s", monotonic() - began)
             await self._compiling.close()
-            await self._outcomes.abandon_rest()
+            await self._outcomes.record_stopped_trials()
 
-    async def _try_all(self) -> None:
+    async def _try_configs(self) -> None:
         slots = self._compiling.slots
         # How many are asked for is the bound that follows the pace; these are those of the fastest.
         to_compile, compile_from = anyio.create_memory_object_stream[Attempt](
@@ -185,29 +193,29 @@ class Pipeline:
             async with bench_from, anyio.create_task_group() as ending:
                 async with anyio.create_task_group() as tasks:
 
-                    def begin_on(lane: Lane) -> None:
-                        tasks.start_soon(self._bench, lane, bench_from.clone())
+                    def start_lane(lane: Lane) -> None:
+                        tasks.start_soon(self._measure_on_lane, lane, bench_from.clone())
 
-                    self._begin_on = begin_on
-                    ending.start_soon(self._end_early, producing, tasks.cancel_scope)
+                    self._start_lane = start_lane
+                    ending.start_soon(self._end_job_early, producing, tasks.cancel_scope)
                     for lane in self._lanes:
-                        begin_on(lane)
+                        start_lane(lane)
                     with to_compile, compile_from, to_bench, producing:
                         async with anyio.create_task_group() as producers:
-                            producers.start_soon(self._ask, to_compile)
+                            producers.start_soon(self._ask_for_configs, to_compile)
                             for _ in range(self._compiling.groups):
-                                producers.start_soon(self._compile, compile_from.clone(), to_bench.clone())
+                                producers.start_soon(self._compile_groups, compile_from.clone(), to_bench.clone())
                             for stream in (compile_from, to_bench):
                                 stream.close()
                 ending.cancel_scope.cancel()
         finally:
-            self._begin_on = None
+            self._start_lane = None
 
-    async def _end_early(self, producing: anyio.CancelScope, trying: anyio.CancelScope) -> None:
+    async def _end_job_early(self, producing: anyio.CancelScope, trying: anyio.CancelScope) -> None:
         """Once the job's time is up or it is hopeless, drop what is queued or compiles, and soon what is on a lane."""
-        while self._left_s > 0 and not self._outcomes.given_up.is_set():
+        while self._remaining_s > 0 and not self._outcomes.given_up.is_set():
             # The time counts while the job has the lanes.
-            with anyio.move_on_after(max(LEAST_WAIT_S, min(self._left_s, MOST_WAIT_S))):
+            with anyio.move_on_after(max(LEAST_WAIT_S, min(self._remaining_s, MOST_WAIT_S))):
                 await self._outcomes.given_up.wait()
         self._is_ending = True
         producing.cancel()
@@ -215,19 +223,19 @@ class Pipeline:
         trying.cancel()
 
     @property
-    def _left_s(self) -> float:
+    def _remaining_s(self) -> float:
         """The time that the job's limit leaves it."""
         seconds = self.work.job.plan.seconds
         return inf if seconds is None else seconds - self._access.held_s
 
     @property
-    def _most_ahead(self) -> int:
+    def _most_under_way(self) -> int:
         """The number of configs under way from which on no more are asked for."""
-        return ahead(
+        return limit_configs_under_way(
             slots=self._compiling.slots,
             group=self.work.group_size,
             lanes=len(self._lanes),
-            batch=1 if self._learns else self._batch_size.now,
+            batch=1 if self._learns else self._batch_size.next_size,
             is_opening=self._waits_for_lanes,
         )
 
@@ -239,10 +247,14 @@ class Pipeline:
         return is_bounded and not self._learns and not self.progress.has_measured
 
     @property
-    def _ask_at_once(self) -> int:
-        return ASK_AT_ONCE if self._learns else asked_at_once(lanes=len(self._lanes), batch=self._batch_size.now)
+    def _question_size(self) -> int:
+        return (
+            ASK_AT_ONCE
+            if self._learns
+            else limit_question_size(lanes=len(self._lanes), batch=self._batch_size.next_size)
+        )
 
-    async def _ask(self, channel: MemoryObjectSendStream[Attempt]) -> None:
+    async def _ask_for_configs(self, channel: MemoryObjectSendStream[Attempt]) -> None:
         plan, deadlines, outcomes = self.work.job.plan, self.work.deadlines, self._outcomes
         leading = outcomes.lead.configs
         hopelessness = outcomes.hopelessness
@@ -250,16 +262,16 @@ class Pipeline:
             while True:
                 is_early = self._is_after_kin and not self._access.is_granted
                 served = outcomes.opening.served
-                order = self._prior.order(served, leading, slots=self._compiling.slots)
-                request = self.work.explore_request(order.first, order.last, order.earlier, served=served)
+                order = self._prior.plan_order(served, leading, slots=self._compiling.slots)
+                request = self.work.make_explore_request(order.first, order.last, order.earlier, served=served)
                 async with self._fleet.gate.computing(COURTESY_S):
-                    found = await opened(explorer, request, self.work.kernel, deadlines)
-                await self.work.learn(found.observed)
-                self._measuring.reference.propose(found.references)
+                    found = await open_space(explorer, request, self.work.kernel, deadlines)
+                await self.work.learn_names(found.observed)
+                self._measuring.reference.set_candidates(found.references)
                 if not (is_early and found.learns):
                     break
                 await self._await_lanes()
-            outcomes.summary.open(found)
+            outcomes.summary.record_space(found)
             self._learns = found.learns
             exploring = Explorer(explorer, found.strategy, deadlines)
             is_bounded = found.size is not None and not found.is_estimate
@@ -268,20 +280,22 @@ class Pipeline:
             lead = len(leading)
             fruitful = monotonic()
             while asked < plan.trials:
-                while len(outcomes.under_way) > self._most_ahead and not hopelessness.wants_probes:
-                    await outcomes.next_change()
-                most = min(self._ask_at_once, plan.trials - asked, lead or self._ask_at_once)
+                while len(outcomes.under_way) > self._most_under_way and not hopelessness.wants_probes:
+                    await outcomes.await_next_outcome()
+                most = min(self._question_size, plan.trials - asked, lead or self._question_size)
                 is_probing = hopelessness.wants_probes
-                answer = await self._ask_some(exploring, min(most, PROBES) if is_probing else most, anywhere=is_probing)
-                outcomes.propose([proposal.config for proposal in answer.proposals], are_probes=is_probing)
+                answer = await self._request_proposals(
+                    exploring, min(most, PROBES) if is_probing else most, anywhere=is_probing
+                )
+                outcomes.record_proposed([proposal.config for proposal in answer.proposals], are_probes=is_probing)
                 asked += len(answer.proposals)
-                await self._admit(answer.proposals, channel)
+                await self._start_configs(answer.proposals, channel)
                 self._was_offered |= answer.finished or asked > len(order.first)
                 if answer.finished:
                     break
                 if lead:
                     lead = max(0, lead - len(answer.proposals))
-                    if not lead and await self._is_over_with_lead():
+                    if not lead and await self._await_lead_verdict():
                         break
                 if plan.until == "converged" and answer.converged:
                     outcomes.summary.converged = True
@@ -296,12 +310,12 @@ class Pipeline:
                         hint="loosen `where`, give a space that yields the valid configs, or name another strategy",
                     )
                 if not answer.proposals and outcomes.under_way:
-                    await outcomes.changed()
+                    await outcomes.await_untaken_outcome()
             self.progress.total = asked
             # There are no more: these are all that can be known of the space.
-            outcomes.propose((), are_probes=True)
+            outcomes.record_proposed((), are_probes=True)
         self._has_asked_all = True
-        self._note_begun()
+        self._report_last_compiles()
         if self.work.preset.straggler_times is not None:
             await self._end_stragglers(self.work.preset.straggler_times)
 
@@ -312,31 +326,33 @@ class Pipeline:
         not lost: a job tries it again, and one with another preset has the patience for it.
         """
         while under_way := self._outcomes.under_way:
-            if self.progress.has_measured and self._compiling.running == len(under_way):
+            if self.progress.has_measured and self._compiling.running_configs == len(under_way):
                 self._compiling.end_stragglers(times)
             await anyio.sleep(STRAGGLER_LOOK_S)
 
-    def _note_begun(self) -> None:
+    def _report_last_compiles(self) -> None:
         """Say so once no config waits to be compiled any more."""
         in_channel = self._channels["compile"].statistics().current_buffer_used
-        if self._has_asked_all and not self._compiling.has_waiting(in_channel):
-            self._stages.reach(JobStage.COMPILING)
+        if self._has_asked_all and not self._compiling.has_waiting_configs(in_channel):
+            self._stages.report_stage(JobStage.COMPILING)
 
-    async def _is_over_with_lead(self) -> bool:
+    async def _await_lead_verdict(self) -> bool:
         """Wait for the outcomes of what was proposed; return whether they make a search needless."""
         while self._outcomes.under_way:
-            await self._outcomes.next_change()
+            await self._outcomes.await_next_outcome()
         return self._outcomes.lead.ends_job
 
-    async def _ask_some(self, explorer: Explorer, n: int, *, anywhere: bool) -> replies.Proposals:
+    async def _request_proposals(self, explorer: Explorer, n: int, *, anywhere: bool) -> replies.Proposals:
         tried = self._outcomes.take_tried()
         # A strategy computes, and so keeps off the cores of a timing that has them all.
         async with self._fleet.gate.computing():
-            answer = await explorer.ask(tried, n, anywhere=anywhere)
-        await self.work.learn(answer.observed)
+            answer = await explorer.ask_for_configs(tried, n, anywhere=anywhere)
+        await self.work.learn_names(answer.observed)
         return answer
 
-    async def _admit(self, proposals: Sequence[replies.Proposal], channel: MemoryObjectSendStream[Attempt]) -> None:
+    async def _start_configs(
+        self, proposals: Sequence[replies.Proposal], channel: MemoryObjectSendStream[Attempt]
+    ) -> None:
         """Start the new configs; those that the store knows already need neither compiler nor lane."""
         self.work.admission.note_admitted(
             self.work.kernel, self.work.problem, [proposal.config for proposal in proposals]
@@ -345,8 +361,8 @@ class Pipeline:
         lacking: dict[str, Trial] = {}
         for proposal in proposals:
             known = self._store.known_trial(self.work.context, proposal.config)
-            if known is not None and self._outcomes.stands(known):
-                self._outcomes.note_known(known)
+            if known is not None and self._outcomes.outcome_stands(known):
+                self._outcomes.record_known_trial(known)
                 continue
             fresh.append(proposal)
             if known is not None and self.work.lacks_figure(known) and not self.work.job.plan.again:
@@ -357,25 +373,25 @@ class Pipeline:
             self._has_fresh.set()
         # Compiled before the strategy knows what became of those that it proposed before.
         is_first = not self._outcomes.under_way
-        self.progress.spend("speculative", sum(proposal.build is not None for proposal in fresh[is_first:]))
+        self.progress.add_cost("speculative", sum(proposal.build is not None for proposal in fresh[is_first:]))
         configs = [proposal.config for proposal in fresh]
         # Shielded: a row that was entered has an attempt that gives it its outcome.
         with anyio.CancelScope(shield=True):
             ids = await self._store.begin_trials(self.work.context, self.work.specialized, self.work.job.id, configs)
         attempts = [
-            self._attempt(trial, proposal, lacking.get(canonical(proposal.config)))
+            self._make_attempt(trial, proposal, lacking.get(canonical(proposal.config)))
             for trial, proposal in zip(ids, fresh, strict=True)
         ]
         self._outcomes.under_way |= {attempt.trial: attempt for attempt in attempts}
         for attempt, proposal in zip(attempts, fresh, strict=True):
             if proposal.build is None:
-                await self._outcomes.record(ends_among(self._machine.handle(NotBuilt(attempt, proposal))))
+                await self._outcomes.record_ends(find_ends(self._machine.handle_report(NotBuilt(attempt, proposal))))
         for attempt in attempts:
             if attempt.trial in self._outcomes.under_way:
                 await channel.send(attempt)
 
-    def _attempt(self, trial: int, proposal: replies.Proposal, known: Trial | None) -> Attempt:
-        unit = requests.UnitRef("", {}) if proposal.build is None else self.work.unit(proposal.build)
+    def _make_attempt(self, trial: int, proposal: replies.Proposal, known: Trial | None) -> Attempt:
+        unit = requests.UnitRef("", {}) if proposal.build is None else self.work.make_unit(proposal.build)
         return Attempt(
             trial,
             proposal.config,
@@ -383,36 +399,36 @@ class Pipeline:
             cores=proposal.cores,
             declares_cores=proposal.cores is not None,
             known=known,
-            expected_s=self._prior.expected_compile_s(proposal.config),
+            expected_s=self._prior.predict_compile_s(proposal.config),
         )
 
-    async def _compile(
+    async def _compile_groups(
         self, channel: MemoryObjectReceiveStream[Attempt], onward: MemoryObjectSendStream[Attempt]
     ) -> None:
         async with channel, onward:
-            while (first := await self._compiling.next(channel)) is not None:
+            while (first := await self._compiling.take_next_attempt(channel)) is not None:
                 await self._fleet.pace.step()
                 lanes_starve = not onward.statistics().current_buffer_used
-                group = self._compiling.group(first, channel, lanes_starve=lanes_starve)
-                await self._outcomes.record(await self._compiling.compile(group))
+                group = self._compiling.collect_group(first, channel, lanes_starve=lanes_starve)
+                await self._outcomes.record_ends(await self._compiling.compile_attempts(group))
                 for attempt in group:
                     if attempt.is_compiled:
                         await onward.send(attempt)
 
     async def _await_lanes(self) -> None:
         """Wait until the job may measure, and begin with what is served then: others have measured meanwhile."""
-        await self._access.wait()
+        await self._access.await_lanes()
         async with self._looking:
             if not self._knows_served and not self.progress.has_measured:
-                await self._outcomes.open_again()
+                await self._outcomes.refresh_opening()
             self._knows_served = True
 
-    async def _open_compilers(self) -> None:
+    async def _start_compilers(self) -> None:
         """Have compile workers start while the strategy's worker imports the kernel file; not in other jobs' quiet."""
         async with self._fleet.gate.compiling():
-            await self._compiling.open()
+            await self._compiling.start_workers()
 
-    async def _open_early(self, lane: Lane) -> None:
+    async def _open_lane_early(self, lane: Lane) -> None:
         """Open a lane, if it is free, while the first configs still compile: where nothing was measured lately, that
         takes seconds. Like a compile it keeps out of other jobs' quiet windows.
         """
@@ -420,55 +436,55 @@ class Pipeline:
         gate = lane.gate
         if self._access.is_granted:
             async with gate.compiling():
-                lane.prepare(self.work.environment_on(lane.device), self.work.kernel.backend)
+                lane.prepare(self.work.find_environment(lane.device), self.work.kernel.backend)
         # Compiled while another job has the lanes.
-        await self._measuring.reference.prepare()
+        await self._measuring.reference.prepare_artifact()
         await self._await_lanes()
         async with gate.compiling():
             if lane.state == "ready":
                 async with lane.hold(self.work.job.id):
                     began = monotonic()
                     try:
-                        await self._measuring.open_early(lane)
+                        await self._measuring.open_lane_early(lane)
                     except ReferenceUnusable as error:
                         # The next one is ready when there is something to measure.
-                        self._measuring.reference.replace(error)
-                    self.progress.spend("open_s", monotonic() - began)
+                        self._measuring.reference.replace_unusable(error)
+                    self.progress.add_cost("open_s", monotonic() - began)
 
-    async def _bench(self, lane: Lane, channel: MemoryObjectReceiveStream[Attempt]) -> None:
+    async def _measure_on_lane(self, lane: Lane, channel: MemoryObjectReceiveStream[Attempt]) -> None:
         # A GPU's timings do not suffer from the daemon's own work, so its lane goes on while a result is recorded: at
         # most one waits for that. A CPU's would.
         is_free = anyio.Semaphore(1)
         async with channel, anyio.create_task_group() as recording:
 
-            async def commit(ends: Sequence[End]) -> None:
+            async def commit_ends(ends: Sequence[End]) -> None:
                 try:
-                    await self._outcomes.record(ends)
+                    await self._outcomes.record_ends(ends)
                 finally:
                     is_free.release()
 
-            async def record(ends: Sequence[End]) -> None:
+            async def record_ends(ends: Sequence[End]) -> None:
                 for end in ends:
-                    self._batch_size.took(1, end.result.lane_s)
+                    self._batch_size.record_request(1, end.result.lane_s)
                 if lane.device.kind == "cpu":
-                    await self._outcomes.record(ends)
+                    await self._outcomes.record_ends(ends)
                     return
                 await is_free.acquire()
-                recording.start_soon(commit, ends)
+                recording.start_soon(commit_ends, ends)
 
             async for first in channel:
                 await self._await_lanes()
                 if not self._is_ending:
-                    batch = self._batch(lane, first, channel)
-                    await self._measuring.measure(lane, batch, lambda: self.progress.best_us, record)
+                    batch = self._collect_batch(lane, first, channel)
+                    await self._measuring.measure_batch(lane, batch, lambda: self.progress.best_us, record_ends)
 
-    def _batch(self, lane: Lane, first: Attempt, channel: MemoryObjectReceiveStream[Attempt]) -> list[Attempt]:
+    def _collect_batch(self, lane: Lane, first: Attempt, channel: MemoryObjectReceiveStream[Attempt]) -> list[Attempt]:
         """Return ``first`` and a lane's share of those that wait, as many as are measured in no time."""
         batch = [first]
-        size = share(
+        size = limit_share_of_lane(
             waiting=1 + channel.statistics().current_buffer_used,
             lanes=len(self._lanes),
-            batch=self._batch_size.now,
+            batch=self._batch_size.next_size,
         )
         for _ in range(size - 1):
             try:

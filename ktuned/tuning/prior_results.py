@@ -28,8 +28,8 @@ from ktuned.model import (
     most_similar,
 )
 from ktuned.store import Store
-from ktuned.tuning.trial_detail import TrialDetail, rounds_name
-from ktuned.tuning.trial_order import Order, begun_in_time, near_configs, order
+from ktuned.tuning.trial_detail import TrialDetail, choose_rounds_name
+from ktuned.tuning.trial_order import TrialOrder, choose_near_configs, order_by_compile_time, order_configs
 from ktuned.tuning.work import Work
 
 RECENT_CONTEXTS = 4
@@ -52,26 +52,26 @@ MANY_TRIALS = 64
 """Measured trials that are asked about at first when the fastest ones of the present space are looked for."""
 
 
-def chosen(measured: Sequence[Trial], objective: Objective = LATENCY) -> Trial | None:
+def find_last_winner(measured: Sequence[Trial], objective: Objective = LATENCY) -> Trial | None:
     """Return what won last among a context's measured trials: a final round's choice, or what has beaten it since.
 
     An earlier first figure below the choice's final one has beaten nothing: it was not measured beside it. Rounds by
     other figures than the latency may have been for another objective, with other finalists.
     """
     if not is_latency(objective):
-        return min(measured, key=lambda trial: _cost(objective, trial.figure(objective)), default=None)
+        return min(measured, key=lambda trial: _cost_or_infinity(objective, trial.figure(objective)), default=None)
     finalists = [trial for trial in measured if TrialDetail.from_json(trial.detail).rounds]
     decided_at = max((trial.updated for trial in finalists), default=0.0)
     last = finalists + [trial for trial in measured if trial.updated > decided_at]
     return min(last, key=lambda trial: trial.latency_us or 0.0, default=None)
 
 
-def _cost(objective: Objective, figure: float | None) -> float:
+def _cost_or_infinity(objective: Objective, figure: float | None) -> float:
     cost = cost_of(objective, figure)
     return math.inf if cost is None else cost
 
 
-async def admitted_prior_trials(
+async def load_admitted_trials(
     store: Store,
     admission: Admission,
     kernel: KernelInfo,
@@ -98,7 +98,7 @@ async def admitted_prior_trials(
         many *= 4
 
 
-async def restore(
+async def restore_winner(
     store: Store,
     admission: Admission,
     kernel: KernelInfo,
@@ -123,9 +123,9 @@ async def restore(
         (is_admitted,) = await admission.check_configs(kernel, problem, [seated.config])
         if is_admitted:
             return None
-    name = rounds_name(kernel, objective)
-    best = chosen(
-        await admitted_prior_trials(store, admission, kernel, problem, context, objective, finalists), objective
+    name = choose_rounds_name(kernel, objective)
+    best = find_last_winner(
+        await load_admitted_trials(store, admission, kernel, problem, context, objective, finalists), objective
     )
     if best is None:
         return None
@@ -135,7 +135,7 @@ async def restore(
     return await store.decide_winner(best.id, objective=objective, is_final=is_final)
 
 
-def earlier_searches(store: Store, winners: Sequence[Winner], objective: Objective) -> tuple[EarlierSearch, ...]:
+def load_earlier_searches(store: Store, winners: Sequence[Winner], objective: Objective) -> tuple[EarlierSearch, ...]:
     """Return what was measured in the contexts of the nearest winners, as costs by a job's objective."""
     searches = []
     for context in islice(dict.fromkeys(winner.context for winner in winners), MAX_EARLIER):
@@ -154,11 +154,11 @@ class PriorResults:
         self._compile_s: dict[str, float] = {}
         self._kept: set[str] = set()
 
-    def expected_compile_s(self, config: Config) -> float:
+    def predict_compile_s(self, config: Config) -> float:
         """Return what a config's compile took in an earlier state of the kernel; 0 if that is unknown."""
         return self._compile_s.get(canonical(config), 0.0)
 
-    def order(self, served: Sequence[Config], lead: Sequence[Config] = (), *, slots: int = 1) -> Order:
+    def plan_order(self, served: Sequence[Config], lead: Sequence[Config] = (), *, slots: int = 1) -> TrialOrder:
         """Return the order in which to try configs; ``served`` are those that lookups were answered with."""
         context, objective = self._work.context, self._work.objective
         seated = self._store.get_winner(self._work.key)
@@ -170,21 +170,21 @@ class PriorResults:
         past = list(newest.values())
         if objective != LATENCY:
             # Of those whose figure is unknown the fastest are as good a guess as any.
-            past.sort(key=lambda known: _cost(objective, known.figure))
+            past.sort(key=lambda known: _cost_or_infinity(objective, known.figure))
         plan = self._work.job.plan
         if len(past) <= plan.trials and plan.seconds is None:
             # All are tried. What is expected to be slow comes last, and may take longest to compile.
             measured = [known for known in past if known.outcome is Outcome.MEASURED]
             others = [known for known in past if known.outcome is not Outcome.MEASURED]
-            past = begun_in_time(measured, slots, sum(known.compile_s for known in others)) + others
+            past = order_by_compile_time(measured, slots, sum(known.compile_s for known in others)) + others
         winners = most_similar(self._work.key, self._store.list_winners(context.kernel))
         best = self._store.measured_configs(winners[0].context, BEST_OF_NEAREST) if winners else []
-        near = near_configs(winners, [known.config for known in best])
+        near = choose_near_configs(winners, [known.config for known in best])
         settled = self._store.failed_configs(context, MAX_PREDICTED)
-        found = order(
+        found = order_configs(
             None if seated is None else seated.config, self._work.kernel.default, past, near, settled, served, lead
         )
-        return msgspec.structs.replace(found, earlier=earlier_searches(self._store, winners, objective))
+        return msgspec.structs.replace(found, earlier=load_earlier_searches(self._store, winners, objective))
 
     def find_twin(self, content: str) -> Trial | None:
         """Return the trial of equal bytes, called alike, on equal data, if it has all figures.
@@ -202,7 +202,7 @@ class PriorResults:
         read = self._store.load_fingerprint_versions(name) if name else {}
         return read is not None and all(now.get(place) == held for place, held in read.items())
 
-    async def keep_read(self) -> str:
+    async def store_read_digest(self) -> str:
         """Keep what is known to be read for the kernel's data, and return its digest; empty if that is nothing."""
         read = self._work.kernel.data_read
         digest = sha256(canonical(read).encode()).hexdigest() if read else ""

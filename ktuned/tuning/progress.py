@@ -27,7 +27,7 @@ from ktuned.model import (
 from ktuned.tuning.work import Work
 
 
-def time_left_s(*, tried: int, left: int | None, elapsed_s: float, budget_s: float | None) -> float | None:
+def estimate_time_left_s(*, tried: int, left: int | None, elapsed_s: float, budget_s: float | None) -> float | None:
     """Estimate the seconds until a job's last trial, from the pace so far; its budget is a cap.
 
     ``tried`` are the configs that took time, ``left`` those still to come; ``None`` when nothing can be said.
@@ -40,7 +40,7 @@ def time_left_s(*, tried: int, left: int | None, elapsed_s: float, budget_s: flo
 
 
 class Progress(msgspec.Struct):
-    """A job's figures so far; ``stamp`` puts them into the job's public value.
+    """A job's figures so far; ``stamp_job`` puts them into the job's public value.
 
     The best config is that by ``objective``: ``best_us`` is its latency, ``best_figure`` the figure that it is best by
     (``None`` where that is the latency), and likewise for the default. ``compiled`` counts the configs of a job that
@@ -74,7 +74,7 @@ class Progress(msgspec.Struct):
     @property
     def left_s(self) -> float | None:
         """The time in s that the job is still likely to take."""
-        return time_left_s(
+        return estimate_time_left_s(
             tried=self.done - self.reused,
             left=None if self.total is None else self.total - self.done,
             elapsed_s=monotonic() - self.began,
@@ -101,7 +101,7 @@ class Progress(msgspec.Struct):
         """The cost of the best config's figure."""
         return cost_of(self.objective, self.best)
 
-    def count(self, trial: Trial | TrialResult, *, is_default: bool) -> None:
+    def count_outcome(self, trial: Trial | TrialResult, *, is_default: bool) -> None:
         """Take one config's outcome into account."""
         assert trial.outcome is not None
         self.outcomes[trial.outcome] += 1
@@ -109,37 +109,37 @@ class Progress(msgspec.Struct):
         if trial.outcome is not Outcome.MEASURED or cost is None:
             return
         if self.best_cost is None or cost < self.best_cost:
-            self.lead(trial)
+            self.set_best(trial)
         if is_default:
-            self.compare_with(trial)
+            self.set_default(trial)
 
-    def lead(self, trial: Trial | TrialResult | None) -> None:
+    def set_best(self, trial: Trial | TrialResult | None) -> None:
         """Take a measured config for the best one; ``None`` if there is none any more."""
-        self.best_us, self.best_spread_us, self.best_figure = self._figures(trial)
+        self.best_us, self.best_spread_us, self.best_figure = self._pick_figures(trial)
 
-    def compare_with(self, default: Trial | TrialResult) -> None:
+    def set_default(self, default: Trial | TrialResult) -> None:
         """Take the figures of the declared default."""
-        self.default_us, self.default_spread_us, self.default_figure = self._figures(default)
+        self.default_us, self.default_spread_us, self.default_figure = self._pick_figures(default)
 
-    def _figures(self, trial: Trial | TrialResult | None) -> tuple[float | None, float | None, float | None]:
+    def _pick_figures(self, trial: Trial | TrialResult | None) -> tuple[float | None, float | None, float | None]:
         if trial is None:
             return None, None, None
         figure = None if is_latency(self.objective) else trial.figure(self.objective)
         return trial.latency_us, trial.spread_us, figure
 
-    def lose(self, result: TrialResult, best: Trial | None) -> None:
+    def count_loss(self, result: TrialResult, best: Trial | None) -> None:
         """Take into account that a measured config is wrong; ``best`` is the best trial that is left."""
         self.outcomes[Outcome.MEASURED] -= 1
         self.outcomes[result.outcome] += 1
-        self.lead(best)
+        self.set_best(best)
         self.lost = self.lost or f"{result.outcome}: {result.message}"
 
-    def acquit(self, result: TrialResult) -> None:
+    def count_acquittal(self, result: TrialResult) -> None:
         """Take into account that a mismatch is none."""
         self.outcomes[Outcome.MISMATCH] -= 1
-        self.count(result, is_default=False)
+        self.count_outcome(result, is_default=False)
 
-    def spend(self, what: str, seconds: float) -> None:
+    def add_cost(self, what: str, seconds: float) -> None:
         """Add to the job's cost: ``compile_s``, ``open_s``, ``lane_s``, ``finalists_s``, ``wall_s``, and the number of
         configs whose earlier result was ``reused``.
         """
@@ -162,7 +162,7 @@ class Progress(msgspec.Struct):
             "reference_spread_us": self.reference_spread_us,
         }
 
-    def stamp(self, job: Job, **changes: Any) -> Job:
+    def stamp_job(self, job: Job, **changes: Any) -> Job:
         """Return the job with these figures."""
         cost = {name: round(value, 3) for name, value in self.cost.items()}
         return replace(job, **self.to_wire(), cost=cost, **changes)

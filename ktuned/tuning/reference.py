@@ -26,7 +26,7 @@ _MOST_DAMAGED = 3
 
 
 class Reference:
-    """One job's reference; :meth:`propose` gives it the configs, :meth:`prepare` makes one of them ready."""
+    """One job's reference: :meth:`set_candidates` names the configs, :meth:`prepare_artifact` makes one ready."""
 
     def __init__(self, work: Work, compiling: CompileStage, artifacts: Artifacts) -> None:
         self._work = work
@@ -41,12 +41,12 @@ class Reference:
         self.unit: requests.UnitRef | None = None
         """The reference that lanes open the problem with; it stays until another one is prepared."""
 
-    def propose(self, candidates: Sequence[replies.Proposal]) -> None:
+    def set_candidates(self, candidates: Sequence[replies.Proposal]) -> None:
         """Take the configs that may be the reference, the first one first; they are tried one after the other."""
         self._candidates = list(candidates)
         self._are_proposed.set()
 
-    async def prepare(self) -> None:
+    async def prepare_artifact(self) -> None:
         """Have the artifact there that opening the problem needs; there is nothing to do where none is needed.
 
         Callers hold no lane: compiling waits for other jobs, which may wait for that.
@@ -65,10 +65,10 @@ class Reference:
         async with self._turn:
             while self._candidates:
                 proposal = self._candidates[0]
-                reason = await self._compile(proposal)
+                reason = await self._compile_candidate(proposal)
                 if not reason:
                     return
-                self._give_up(reason)
+                self._drop_candidate(reason)
         more = f" (and {len(self._reasons) - 1} more cannot run)" if len(self._reasons) > 1 else ""
         kernel = self._work.kernel
         raise CannotOpen(
@@ -77,18 +77,18 @@ class Reference:
             hint="give another default, or a reference",
         )
 
-    async def _compile(self, proposal: replies.Proposal) -> str:
+    async def _compile_candidate(self, proposal: replies.Proposal) -> str:
         """Have a config's artifact there, and :attr:`unit` name it; return the outcome that it has instead."""
         if proposal.build is None:
             return f"{proposal.outcome}: {proposal.message}"
-        attempt = Attempt(0, proposal.config, self._work.unit(proposal.build))
-        for end in await self._compiling.compile([attempt], is_reference=True):
+        attempt = Attempt(0, proposal.config, self._work.make_unit(proposal.build))
+        for end in await self._compiling.compile_attempts([attempt], is_reference=True):
             return f"{end.result.outcome}: {end.result.message}"
         self.unit = attempt.unit
         self._wanted = attempt.unit.key
         return ""
 
-    def replace(self, unusable: ReferenceUnusable) -> None:
+    def replace_unusable(self, unusable: ReferenceUnusable) -> None:
         """Take note that a lane cannot open the problem with an artifact: it is made again, or the next one is."""
         if unusable.key != self._wanted:
             # Another lane has found that, too.
@@ -98,9 +98,9 @@ class Reference:
             self._damaged += 1
             self._artifacts.discard_artifact(unusable.key)
         if not unusable.is_damaged or self._damaged > _MOST_DAMAGED:
-            self._give_up(f"{Outcome.UNSUPPORTED}: {unusable.message}")
+            self._drop_candidate(f"{Outcome.UNSUPPORTED}: {unusable.message}")
         self._wanted = ""
 
-    def _give_up(self, reason: str) -> None:
+    def _drop_candidate(self, reason: str) -> None:
         self._reasons.append(reason)
         del self._candidates[0]

@@ -27,7 +27,7 @@ from ktuned.sharing import Candidate, cost_holds
 class SharedConfigs(Protocol):
     """What others have found."""
 
-    async def best(self, kernel: KernelInfo, context: Context, objective: Objective) -> Candidate | None:
+    async def find_best(self, kernel: KernelInfo, context: Context, objective: Objective) -> Candidate | None:
         """Return the best config that others have found in a context; bounded in time, and raises nothing."""
 
 
@@ -54,7 +54,7 @@ class SharedLead:
         self.configs = tuple({canonical(config): config for config in wanted}.values())
         self._shared = "" if candidate is None else canonical(candidate.config)
 
-    def note(self, trial: Trial) -> None:
+    def record_trial(self, trial: Trial) -> None:
         """Take in the outcome of a config."""
         if self._shared and canonical(trial.config) == self._shared:
             self._outcome = trial.outcome
@@ -66,19 +66,19 @@ class SharedLead:
         """True if no search is needed."""
         return self._is_decisive and self._candidate is not None and cost_holds(self._candidate.cost, self._cost)
 
-    def words(self) -> str:
+    def describe_lead(self) -> str:
         """Return what became of the shared config, in one sentence; nothing without one, or before its outcome."""
         if self._candidate is None or self._outcome is None:
             return ""
-        there = self._figure(self._candidate.cost)
+        there = self._format_figure(self._candidate.cost)
         if self._cost is None:
             return f"the shared config, {there} where it was found, ended as {self._outcome} here"
-        here = self._figure(self._cost)
+        here = self._format_figure(self._cost)
         if self.ends_job:
             return f"the shared config holds here, {here}, {there} where it was found; nothing else was searched"
         if not cost_holds(self._candidate.cost, self._cost):
             return f"the shared config takes {here} here, {there} where it was found; the search went on"
         return ""
 
-    def _figure(self, cost: float) -> str:
+    def _format_figure(self, cost: float) -> str:
         return f"{1 / cost if is_maximized(self._objective) else cost:.4g} {unit_of(self._objective)}"

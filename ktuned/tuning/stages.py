@@ -36,7 +36,7 @@ class StageReport:
         self._on_stage = on_stage
         self._reached = JobStage.EXPLORING
 
-    def reach(self, stage: JobStage) -> None:
+    def report_stage(self, stage: JobStage) -> None:
         """Note that the job is so far."""
         if stage > self._reached:
             self._reached = stage
@@ -61,19 +61,19 @@ class LaneAccess:
         """True while the job may measure."""
         return self._since is not None
 
-    def grant(self) -> None:
+    def grant_lanes(self) -> None:
         """Let the job measure."""
         if not self.is_granted:
             self._since = monotonic()
             self._granted.set()
 
-    def withdraw(self) -> None:
+    def withdraw_lanes(self) -> None:
         """Let the job begin no further batch."""
         if self._since is not None:
             self._earlier_s, self._since = self.held_s, None
             self._granted = anyio.Event()
 
-    async def wait(self) -> None:
+    async def await_lanes(self) -> None:
         """Wait until the job may measure."""
         while not self.is_granted:
             await self._granted.wait()

@@ -90,7 +90,7 @@ class TrialDetail(Record):
             return cls()
 
     @classmethod
-    def of(cls, measured: replies.Measurement) -> TrialDetail:
+    def from_measurement(cls, measured: replies.Measurement) -> TrialDetail:
         """Return what is kept of a measurement."""
         return cls(
             phase=measured.phase,
@@ -121,12 +121,14 @@ class TrialDetail(Record):
 NO_DETAIL = TrialDetail()
 
 
-def rounds_name(kernel: KernelInfo, objective: Objective) -> str:
+def choose_rounds_name(kernel: KernelInfo, objective: Objective) -> str:
     """Return the detail that counts a finalist's rounds: those in which its energy was measured count apart."""
     return "energy_rounds" if kernel.needs_energy(objective) else "rounds"
 
 
-def interval(detail: Mapping[str, Any], latency_us: float | None, *, by_energy: bool) -> tuple[float, float] | None:
+def read_interval(
+    detail: Mapping[str, Any], latency_us: float | None, *, by_energy: bool
+) -> tuple[float, float] | None:
     """Return the ends of the 95 % interval of a trial's latency, or of its energy, as shares of it, if they are known.
 
     Reads the stored map itself: a job that knows 10,000 trials asks for all of them.
@@ -140,29 +142,29 @@ def interval(detail: Mapping[str, Any], latency_us: float | None, *, by_energy: 
     return low / figure, high / figure
 
 
-def doubt(detail: Mapping[str, Any], latency_us: float | None, *, by_energy: bool = False) -> float | None:
+def read_doubt(detail: Mapping[str, Any], latency_us: float | None, *, by_energy: bool = False) -> float | None:
     """Return half of the interval of a trial's figure as a share of it, if it is known."""
-    found = interval(detail, latency_us, by_energy=by_energy)
+    found = read_interval(detail, latency_us, by_energy=by_energy)
     return None if found is None else (found[1] - found[0]) / 2
 
 
-def completed_result(known: Trial, result: TrialResult) -> TrialResult:
+def complete_result(known: Trial, result: TrialResult) -> TrialResult:
     """Return the result of a measured trial that lacked a figure, once that was measured: all else stays as it was.
 
     What says nothing of the config changes nothing. Where it failed now, that is its result.
     """
     if result.outcome in RETRIED_BY_NEXT_JOB:
-        return _as_result(known, known.detail)
+        return _make_measured_result(known, known.detail)
     if result.outcome is not Outcome.MEASURED:
         return result
     added = {name: result.detail[name] for name in _ADDED if name in result.detail}
-    return replace(_as_result(known, {**known.detail, **added}), lane_s=known.lane_s + result.lane_s)
+    return replace(_make_measured_result(known, {**known.detail, **added}), lane_s=known.lane_s + result.lane_s)
 
 
 _ADDED = ("metrics", "energy_low", "energy_high", "bits", "row_bits", "same_bits", "nondeterministic")
 
 
-def _as_result(known: Trial, detail: Mapping[str, Any]) -> TrialResult:
+def _make_measured_result(known: Trial, detail: Mapping[str, Any]) -> TrialResult:
     return TrialResult(
         Outcome.MEASURED,
         known.latency_us,

@@ -94,7 +94,7 @@ _STOPPED: _Moves = {
 }
 
 
-def _retried(waiting: TrialState, *also: TrialEvent) -> _Moves:
+def _make_retry_moves(waiting: TrialState, *also: TrialEvent) -> _Moves:
     """Return the moves of a trial that goes back to where it waits for another try."""
     return dict.fromkeys((TrialEvent.KILLED, TrialEvent.HOST_LOST, TrialEvent.SPARED, *also), waiting)
 
@@ -121,7 +121,7 @@ MOVES: Final[dict[Place, _Moves]] = {
         TrialEvent.COMPILE_EXPIRED: Outcome.COMPILE_TIMEOUT,
         TrialEvent.CANNOT_RUN: Outcome.UNSUPPORTED,
         TrialEvent.DIED: Outcome.CRASHED,
-        **_retried(TrialState.ASKED),
+        **_make_retry_moves(TrialState.ASKED),
         **_STOPPED,
     },
     TrialState.COMPILED: {
@@ -137,7 +137,7 @@ MOVES: Final[dict[Place, _Moves]] = {
         TrialEvent.STOPPED_EARLY: Outcome.SLOWER,
         TrialEvent.DISTURBED_AGAIN: Outcome.CONTENDED,
         TrialEvent.ARTIFACT_DAMAGED: TrialState.ASKED,
-        **_retried(
+        **_make_retry_moves(
             TrialState.COMPILED,
             TrialEvent.DOUBTED,
             TrialEvent.GIVEN_BACK,
@@ -157,7 +157,7 @@ MOVES: Final[dict[Place, _Moves]] = {
     TrialState.REFINING: {
         TrialEvent.TIMED: Outcome.MEASURED,
         TrialEvent.DISTURBED: Outcome.MEASURED,
-        **_retried(TrialState.FINALIST, TrialEvent.DOUBTED, TrialEvent.GIVEN_BACK),
+        **_make_retry_moves(TrialState.FINALIST, TrialEvent.DOUBTED, TrialEvent.GIVEN_BACK),
         **_ON_LANE,
         **dict.fromkeys(_STOPPED, Outcome.MEASURED),
     },
@@ -211,10 +211,10 @@ class Attempt(msgspec.Struct, eq=False):
     spans: dict[str, tuple[str, float]] = msgspec.field(default_factory=dict)
 
     @classmethod
-    def finalist(cls, trial: Trial, unit: requests.UnitRef) -> Attempt:
+    def from_finalist(cls, trial: Trial, unit: requests.UnitRef) -> Attempt:
         """Return a measured trial that is to be measured again."""
         attempt = cls(trial.id, trial.config, unit, Outcome.MEASURED, compile_s=trial.compile_s, lane_s=trial.lane_s)
-        attempt.move(TrialEvent.CHOSEN)
+        attempt.make_move(TrialEvent.CHOSEN)
         return attempt
 
     @property
@@ -232,7 +232,7 @@ class Attempt(msgspec.Struct, eq=False):
         """The latency of a config that was measured already, and lacks another figure alone."""
         return None if self.known is None else self.known.latency_us
 
-    def note_place(self, kind: Literal["compile", "lane"], place: str, began: float) -> None:
+    def record_place(self, kind: Literal["compile", "lane"], place: str, began: float) -> None:
         """Note that the trial was in a slot (``compile``) or on a ``lane``, and since when (Unix s)."""
         self.spans[kind] = place, round(began, 3)
 
@@ -240,7 +240,7 @@ class Attempt(msgspec.Struct, eq=False):
         """Return whether the trial may be tried again for a reason once more."""
         return self.story.count(event) < EXCUSES[event]
 
-    def move(self, event: TrialEvent) -> None:
+    def make_move(self, event: TrialEvent) -> None:
         """Make the move of ``event``.
 
         Raises:
@@ -253,13 +253,13 @@ class Attempt(msgspec.Struct, eq=False):
         self.story.append(event)
         self.state = moves[event]
 
-    def end(self, verdict: Verdict) -> TrialResult:
+    def end_trial(self, verdict: Verdict) -> TrialResult:
         """Make the last move, and return the result that it leads to.
 
         Raises:
-            IllegalMove: as :meth:`move`.
+            IllegalMove: as :meth:`make_move`.
         """
-        self.move(verdict.event)
+        self.make_move(verdict.event)
         outcome = self.outcome
         assert outcome is not None, f"{verdict.event} ends no trial"
         is_failed = outcome is not Outcome.MEASURED

@@ -284,24 +284,24 @@ class TrialMachine:
         self._default = default
         self.compiles_one_by_one = compiles_one_by_one
 
-    def handle(self, report: Report) -> list[Instruction]:
+    def handle_report(self, report: Report) -> list[Instruction]:
         """Take a report in; return what is to be done.
 
         Raises:
             IllegalMove: the report makes no sense for a trial as it is; that trial has not moved.
         """
-        return list(self._handle(report))
+        return list(self._dispatch_report(report))
 
-    def _handle(self, report: Report) -> Iterator[Instruction]:
+    def _dispatch_report(self, report: Report) -> Iterator[Instruction]:
         match report:
             case NotBuilt(attempt, proposal):
                 is_refused = proposal.outcome is not Outcome.UNSUPPORTED
                 event = TrialEvent.REFUSED if is_refused else TrialEvent.CANNOT_RUN
-                yield _end(attempt, Verdict(event, proposal.message, detail=TrialDetail(phase=Phase.BUILD)))
+                yield _end_trial(attempt, Verdict(event, proposal.message, detail=TrialDetail(phase=Phase.BUILD)))
             case ArtifactFound(attempt):
-                attempt.move(TrialEvent.ARTIFACT_FOUND)
+                attempt.make_move(TrialEvent.ARTIFACT_FOUND)
             case TwinFound(attempt, twin):
-                yield _end(attempt, _carry_over(twin))
+                yield _end_trial(attempt, _carry_over_outcome(twin))
             case CompilerTook(attempts):
                 _move_all(attempts, TrialEvent.COMPILE_STARTED)
             case ConfigCompiled():
@@ -320,10 +320,10 @@ class TrialMachine:
             case DeviceTried(attempt, is_sick):
                 yield self._judge_accused(attempt, is_sick=is_sick)
             case ArtifactGone(attempt):
-                attempt.move(TrialEvent.ARTIFACT_DAMAGED)
+                attempt.make_move(TrialEvent.ARTIFACT_DAMAGED)
                 yield Compile([attempt])
             case Stopped(attempt):
-                yield _end(attempt, Verdict(TrialEvent.CANCELLED, "stopped before it had an outcome"))
+                yield _end_trial(attempt, Verdict(TrialEvent.CANCELLED, "stopped before it had an outcome"))
             case _:
                 assert_never(report)
 
@@ -360,11 +360,11 @@ class TrialMachine:
 
     def _judge_compiled(self, report: ConfigCompiled) -> Iterator[Instruction]:
         if report.outcome is None:
-            report.attempt.move(TrialEvent.COMPILE_DONE)
+            report.attempt.make_move(TrialEvent.COMPILE_DONE)
             return
         is_refused = report.outcome is not Outcome.UNSUPPORTED
         event = TrialEvent.COMPILE_FAILED if is_refused else TrialEvent.CANNOT_RUN
-        yield _end(report.attempt, Verdict(event, report.message, detail=TrialDetail(phase=Phase.COMPILE)))
+        yield _end_trial(report.attempt, Verdict(event, report.message, detail=TrialDetail(phase=Phase.COMPILE)))
 
     def _leave_compiler(self, attempts: Sequence[Attempt], error: Failure | None) -> Iterator[Instruction]:
         if error is not None and not isinstance(error, HostLost) and _is_fault_of_job(error):
@@ -374,7 +374,7 @@ class TrialMachine:
         elif error is None:
             message = "the backend reported nothing about this config"
             silent = Verdict(TrialEvent.COMPILE_FAILED, message, detail=TrialDetail(phase=Phase.COMPILE))
-            yield from (_end(attempt, silent) for attempt in attempts)
+            yield from (_end_trial(attempt, silent) for attempt in attempts)
         elif isinstance(error, HostLost):
             _move_all(attempts, TrialEvent.HOST_LOST)
             yield Compile(attempts)
@@ -400,7 +400,7 @@ class TrialMachine:
             return
         if isinstance(error, DeadlineExpired):
             at_work[0].compile_s += error.deadline_s
-        yield _end(at_work[0], _convict(error, TrialEvent.COMPILE_EXPIRED, TrialEvent.COMPILE_FAILED))
+        yield _end_trial(at_work[0], _convict_config(error, TrialEvent.COMPILE_EXPIRED, TrialEvent.COMPILE_FAILED))
         if others:
             yield Compile(others)
 
@@ -411,16 +411,16 @@ class TrialMachine:
         is_finalist = attempt.state is TrialState.REFINING
         if is_finalist and measured.outcome not in _VERDICTS:
             # It keeps its figure.
-            yield _end(attempt, Verdict(TrialEvent.DISTURBED, measured.message))
+            yield _end_trial(attempt, Verdict(TrialEvent.DISTURBED, measured.message))
         elif measured.outcome is None and measured.cores is not None:
-            attempt.move(TrialEvent.NEEDS_CORES)
+            attempt.make_move(TrialEvent.NEEDS_CORES)
             attempt.cores = measured.cores
             yield Measure([attempt], at_once=True)
         elif measured.outcome is None:
-            attempt.move(TrialEvent.ARTIFACT_DAMAGED)
+            attempt.make_move(TrialEvent.ARTIFACT_DAMAGED)
             yield Compile([attempt])
         elif measured.outcome not in _VERDICTS and attempt.has_excuse(TrialEvent.DISTURBED):
-            attempt.move(TrialEvent.DISTURBED)
+            attempt.make_move(TrialEvent.DISTURBED)
             yield Measure([attempt], at_once=False)
         else:
             known = measured if measured.cores is not None else replace(measured, cores=attempt.cores)
@@ -429,10 +429,10 @@ class TrialMachine:
                 measured.message,
                 measured.latency_us,
                 measured.spread_us,
-                TrialDetail.of(known),
+                TrialDetail.from_measurement(known),
                 report.output,
             )
-            yield self._judge(attempt, verdict, report.lane)
+            yield self._judge_verdict(attempt, verdict, report.lane)
 
     def _leave_lane(
         self, attempts: Sequence[Attempt], lane: LaneFacts, error: WorkerDied | DeadlineExpired | RequestFailed | None
@@ -454,39 +454,39 @@ class TrialMachine:
                 yield Measure(others, at_once=True)
                 yield Measure([first], at_once=False)
                 return
-            first.move(TrialEvent.SPARED)
+            first.make_move(TrialEvent.SPARED)
             yield Measure([first], at_once=False)
             first, others = others[0], others[1:]
         _move_all(others, TrialEvent.SPARED)
         if others:
             yield Measure(others, at_once=True)
         if isinstance(error, HostLost):
-            first.move(TrialEvent.HOST_LOST)
+            first.make_move(TrialEvent.HOST_LOST)
             yield Measure([first], at_once=False)
         elif is_outside_kill(error) and first.has_excuse(TrialEvent.KILLED):
-            first.move(TrialEvent.KILLED)
+            first.make_move(TrialEvent.KILLED)
             yield Measure([first], at_once=False)
         else:
-            yield self._judge(first, _convict(error, TrialEvent.EXPIRED, TrialEvent.RAISED), lane)
+            yield self._judge_verdict(first, _convict_config(error, TrialEvent.EXPIRED, TrialEvent.RAISED), lane)
 
-    def _judge(self, attempt: Attempt, verdict: Verdict, lane: LaneFacts) -> Instruction:
+    def _judge_verdict(self, attempt: Attempt, verdict: Verdict, lane: LaneFacts) -> Instruction:
         """End a trial by a verdict, unless the worker or the device may be the reason for it."""
         if lane.is_doubtful and verdict.event in _MAY_BE_DAMAGE and attempt.has_excuse(TrialEvent.DOUBTED):
-            attempt.move(TrialEvent.DOUBTED)
+            attempt.make_move(TrialEvent.DOUBTED)
             return Measure([attempt], at_once=False)
         is_other_to_blame = not lane.is_cpu and lane.has_stand_in and attempt.has_excuse(TrialEvent.GIVEN_BACK)
         if is_other_to_blame and verdict.event in _MAY_BE_DEVICE:
             attempt.accused = verdict
             return TryDevice(attempt)
-        return _end(attempt, verdict)
+        return _end_trial(attempt, verdict)
 
     def _judge_accused(self, attempt: Attempt, *, is_sick: bool) -> Instruction:
         verdict, attempt.accused = attempt.accused, None
         if verdict is None:
             raise IllegalMove(f"trial {attempt.trial} stands accused of nothing")
         if not is_sick:
-            return _end(attempt, verdict)
-        attempt.move(TrialEvent.GIVEN_BACK)
+            return _end_trial(attempt, verdict)
+        attempt.make_move(TrialEvent.GIVEN_BACK)
         return Measure([attempt], at_once=False)
 
 
@@ -502,13 +502,13 @@ def is_settled(known: Trial, compile_deadline_s: float) -> bool:
     return known.outcome is not None and known.outcome not in RETRIED_BY_NEXT_JOB
 
 
-def ends_among(instructions: Sequence[Instruction]) -> list[End]:
+def find_ends(instructions: Sequence[Instruction]) -> list[End]:
     """Return the ends of trials among instructions."""
     return [instruction for instruction in instructions if isinstance(instruction, End)]
 
 
-def _end(attempt: Attempt, verdict: Verdict) -> End:
-    return End(attempt, attempt.end(verdict))
+def _end_trial(attempt: Attempt, verdict: Verdict) -> End:
+    return End(attempt, attempt.end_trial(verdict))
 
 
 def _require_state(attempts: Sequence[Attempt], *states: TrialState) -> None:
@@ -524,7 +524,7 @@ def _require_state(attempts: Sequence[Attempt], *states: TrialState) -> None:
 
 def _move_all(attempts: Sequence[Attempt], event: TrialEvent) -> None:
     for attempt in attempts:
-        attempt.move(event)
+        attempt.make_move(event)
 
 
 def _is_timed_as(attempt: Attempt, first: Attempt) -> bool:
@@ -544,7 +544,9 @@ def _is_fault_of_job(error: WorkerDied | DeadlineExpired | RequestFailed) -> boo
     return _is_source_change(error) or cannot_import or cannot_write
 
 
-def _convict(error: WorkerDied | DeadlineExpired | RequestFailed, expired: TrialEvent, refused: TrialEvent) -> Verdict:
+def _convict_config(
+    error: WorkerDied | DeadlineExpired | RequestFailed, expired: TrialEvent, refused: TrialEvent
+) -> Verdict:
     """Return what a failed request says of the config that was at work."""
     detail = TrialDetail(phase=error.phase)
     if isinstance(error, WorkerDied):
@@ -554,7 +556,7 @@ def _convict(error: WorkerDied | DeadlineExpired | RequestFailed, expired: Trial
     return Verdict(refused, error.message, detail=detail, output=error.output)
 
 
-def _carry_over(twin: Trial) -> Verdict:
+def _carry_over_outcome(twin: Trial) -> Verdict:
     assert twin.outcome is not None
     detail = TrialDetail.from_json(twin.detail)
     carried = replace(detail, carried_from=detail.carried_from or twin.id)

@@ -18,7 +18,7 @@ LAST_OF_SLOT = 2
 what was expected of a single one is often wrong. More gain nothing, and the order is the strategy's no longer."""
 
 
-class Order(msgspec.Struct, frozen=True):
+class TrialOrder(msgspec.Struct, frozen=True):
     """The order in which a job tries its configs: ``first``, then those that the strategy asks for, then ``last``.
 
     ``earlier`` are the searches of similar keys, which the strategy may learn from, the most similar first.
@@ -29,7 +29,7 @@ class Order(msgspec.Struct, frozen=True):
     earlier: tuple[EarlierSearch, ...] = ()
 
 
-def order(
+def order_configs(
     seated: Config | None,
     default: Config | None,
     past: Sequence[KnownConfig],
@@ -37,7 +37,7 @@ def order(
     settled: Sequence[KnownConfig] = (),
     served: Sequence[Config] = (),
     lead: Sequence[Config] = (),
-) -> Order:
+) -> TrialOrder:
     """Return the most promising order, by results of earlier contexts (``past``, the newest first). No IO.
 
     The ``lead`` comes before all. Then the winner and the configs ``served`` to lookups so far, so that these soon get
@@ -57,17 +57,17 @@ def order(
     first |= {entry.text: entry.config for entry in settled}
     failed = [(text, entry) for text, entry in known.items() if text not in first]
     failed.sort(key=lambda pair: pair[1].outcome is not Outcome.SLOWER)
-    return Order(tuple(first.values()), tuple(entry.config for _, entry in failed))
+    return TrialOrder(tuple(first.values()), tuple(entry.config for _, entry in failed))
 
 
-def near_configs(winners: Sequence[Winner], best_of_nearest: Sequence[Config]) -> list[Config]:
+def choose_near_configs(winners: Sequence[Winner], best_of_nearest: Sequence[Config]) -> list[Config]:
     """Return the configs to begin with: the nearest winner's, the next best of its key, the other winners'. No IO."""
     configs = [winner.config for winner in winners]
     distinct = {canonical(config): config for config in [*configs[:1], *best_of_nearest, *configs[1:]]}
     return list(distinct.values())[:MAX_NEAR]
 
 
-def begun_in_time(configs: Sequence[KnownConfig], slots: int, behind_s: float = 0.0) -> list[KnownConfig]:
+def order_by_compile_time(configs: Sequence[KnownConfig], slots: int, behind_s: float = 0.0) -> list[KnownConfig]:
     """Return configs in their order, but those whose compile would end after all others as much earlier as they must.
 
     That is Graham's rule ("Bounds on Multiprocessing Timing Anomalies", SIAM J. Appl. Math. 17, 1969): the longest
@@ -79,18 +79,18 @@ def begun_in_time(configs: Sequence[KnownConfig], slots: int, behind_s: float = 
     placed: deque[KnownConfig] = deque()
     late: list[tuple[float, int]] = []
 
-    def place(number: int) -> None:
+    def place_config(number: int) -> None:
         nonlocal behind_s
         placed.appendleft(configs[number])
         behind_s += configs[number].compile_s
 
     for number in reversed(range(len(configs))):
         while late and late[0][0] * slots <= behind_s:
-            place(heappop(late)[1])
+            place_config(heappop(late)[1])
         if configs[number].compile_s <= max(window_s, behind_s / slots):
-            place(number)
+            place_config(number)
         else:
             heappush(late, (configs[number].compile_s, number))
     while late:
-        place(heappop(late)[1])
+        place_config(heappop(late)[1])
     return list(placed)

@@ -27,7 +27,7 @@ from ktuned.ipc import requests
 from ktuned.model import Outcome, Role, Unsupported, WorkerError
 from ktuned.store import Artifacts
 from ktuned.tuning.compile_stage import CompileStage
-from ktuned.tuning.exploration import opened
+from ktuned.tuning.exploration import open_space
 from ktuned.tuning.final_round import SEEDS
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.trial_lifecycle import Attempt, TrialState
@@ -77,13 +77,15 @@ class WinnerCheck:
             WorkerError: it cannot be compiled, or the problem cannot be opened.
         """
         seeds = () if self._work.captured or not self._work.kernel.is_judged else SEEDS
-        async with self._compiled(build) as unit:
-            message = await self._launch(requests.Trial((unit,), self._work.preset, judge_contention=False), unit, 0)
+        async with self._compile_winner(build) as unit:
+            message = await self._launch_config(
+                requests.Trial((unit,), self._work.preset, judge_contention=False), unit, 0
+            )
             for seed in seeds:
-                message = message or await self._launch(requests.Check(unit), unit, seed)
+                message = message or await self._launch_config(requests.Check(unit), unit, seed)
         return Checked(message, checks=("guards", "again after timing", *(f"seed {seed}" for seed in seeds)))
 
-    async def _launch(self, request: requests.Trial | requests.Check, unit: requests.UnitRef, seed: int) -> str:
+    async def _launch_config(self, request: requests.Trial | requests.Check, unit: requests.UnitRef, seed: int) -> str:
         """Have a compiled config launched on the inputs of a seed; return what is wrong with it, or nothing."""
         attempt = Attempt(0, {}, unit, TrialState.COMPILED)
         try:
@@ -95,7 +97,7 @@ class WinnerCheck:
         where = f" (seed {seed})" if seed else ""
         return "" if result.outcome is Outcome.MEASURED else f"{result.message}{where}"
 
-    async def sanitize(self, build: Mapping[str, Any], sanitizers: Sanitizers, scratch: Path) -> Checked:
+    async def sanitize_winner(self, build: Mapping[str, Any], sanitizers: Sanitizers, scratch: Path) -> Checked:
         """Launch the config of a Build once under the sanitizer for its backend and device.
 
         A script that this may need is written to ``scratch``.
@@ -105,17 +107,17 @@ class WinnerCheck:
             WorkerError: it cannot be compiled, or the problem cannot be opened.
         """
         sanitizer = _AddressSanitizer() if self._lane.device.kind == "cpu" else _ComputeSanitizer()
-        environment = await sanitizer.environment(self._work, sanitizers, scratch)
+        environment = await sanitizer.make_environment(self._work, sanitizers, scratch)
         deadlines = {phase: SLOWDOWN * seconds for phase, seconds in self._work.deadlines.items()}
         async with (
-            self._compiled(sanitizer.build(build)) as unit,
+            self._compile_winner(sanitizer.change_build(build)) as unit,
             # Of several references the one counts that the device can run, which is seen without the sanitizer.
-            self._measuring.holding(self._lane)
+            self._measuring.hold_open_lane(self._lane)
             if self._work.kernel.expects_default_outputs
             else self._lane.hold(self._work.job.id),
-            self._lend(environment) as worker,
+            self._lend_worker(environment) as worker,
         ):
-            bench = self._measuring.bench(self._lane)
+            bench = self._measuring.find_bench(self._lane)
             assert isinstance(bench.request, requests.Open)
             try:
                 await worker.exchange(replace(bench.request, guarded=False), deadlines)
@@ -124,14 +126,14 @@ class WinnerCheck:
             try:
                 measured, output = await worker.exchange(requests.Check(unit), deadlines)
             except (WorkerDied, DeadlineExpired, RequestFailed) as error:
-                report = sanitizer.report(error.output)
-                return Checked(report[0] if report else error.message, _text(report), (sanitizer.name,))
-        report = sanitizer.report(output)
+                report = sanitizer.read_report(error.output)
+                return Checked(report[0] if report else error.message, _cut_report(report), (sanitizer.name,))
+        report = sanitizer.read_report(output)
         message = report[0] if report else "" if measured.outcome is Outcome.MEASURED else measured.message
-        return Checked(message, _text(report), (sanitizer.name,))
+        return Checked(message, _cut_report(report), (sanitizer.name,))
 
     @asynccontextmanager
-    async def _lend(self, environment: Environment) -> AsyncIterator[Worker]:
+    async def _lend_worker(self, environment: Environment) -> AsyncIterator[Worker]:
         worker = await self._fleet.acquire(Role.BENCH, environment)
         try:
             yield worker
@@ -139,15 +141,15 @@ class WinnerCheck:
             worker.kill()
 
     @asynccontextmanager
-    async def _compiled(self, build: Mapping[str, Any]) -> AsyncIterator[requests.UnitRef]:
+    async def _compile_winner(self, build: Mapping[str, Any]) -> AsyncIterator[requests.UnitRef]:
         """Lend the unit of a compiled Build, and know the configs that may be the reference."""
-        work, attempt = self._work, Attempt(0, {}, self._work.unit(build))
+        work, attempt = self._work, Attempt(0, {}, self._work.make_unit(build))
         try:
             if work.kernel.expects_default_outputs:
                 async with self._fleet.lend(Role.EXPLORE, work.environment) as explorer:
-                    found = await opened(explorer, work.explore_request(), work.kernel, work.deadlines)
-                self._measuring.reference.propose(found.references)
-            for end in await self._compiling.compile([attempt]):
+                    found = await open_space(explorer, work.make_explore_request(), work.kernel, work.deadlines)
+                self._measuring.reference.set_candidates(found.references)
+            for end in await self._compiling.compile_attempts([attempt]):
                 raise WorkerError(f"the winner of {work.kernel.name} does not compile: {end.result.message}")
             yield attempt.unit
         finally:
@@ -161,7 +163,7 @@ class _AddressSanitizer(msgspec.Struct, frozen=True):
     flags: tuple[str, ...] = ("-fsanitize=address", "-fno-omit-frame-pointer", "-g1")
     options: str = "detect_leaks=0:handle_segv=1:verify_asan_link_order=0:detect_odr_violation=0:abort_on_error=0"
 
-    async def environment(self, work: Work, sanitizers: Sanitizers, scratch: Path) -> Environment:
+    async def make_environment(self, work: Work, sanitizers: Sanitizers, scratch: Path) -> Environment:
         if work.kernel.backend != "tvm_ffi":
             raise Unsupported(f"there is no sanitizer for the backend {work.kernel.backend!r} on a CPU")
         if not sanitizers.address:
@@ -169,10 +171,10 @@ class _AddressSanitizer(msgspec.Struct, frozen=True):
         added = (("LD_PRELOAD", sanitizers.address), ("ASAN_OPTIONS", self.options))
         return msgspec.structs.replace(work.environment, env=(*work.environment.env, *added))
 
-    def build(self, build: Mapping[str, Any]) -> Mapping[str, Any]:
+    def change_build(self, build: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**build, "flags": [*build.get("flags", ()), *self.flags]}
 
-    def report(self, output: Output) -> Sequence[str]:
+    def read_report(self, output: Output) -> Sequence[str]:
         lines = output.stderr.splitlines()
         first = next((place for place, line in enumerate(lines) if "ERROR: AddressSanitizer" in line), len(lines))
         found = lines[first:]
@@ -185,7 +187,7 @@ class _ComputeSanitizer(msgspec.Struct, frozen=True):
     name: str = "compute-sanitizer"
     env: tuple[tuple[str, str], ...] = msgspec.field(default=(("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),))
 
-    async def environment(self, work: Work, sanitizers: Sanitizers, scratch: Path) -> Environment:
+    async def make_environment(self, work: Work, sanitizers: Sanitizers, scratch: Path) -> Environment:
         if not sanitizers.compute:
             raise Unsupported(
                 "compute-sanitizer is not installed here", hint="it is part of the CUDA toolkit: put its bin/ on PATH"
@@ -196,10 +198,10 @@ class _ComputeSanitizer(msgspec.Struct, frozen=True):
         await anyio.to_thread.run_sync(_write_script, script, text)
         return msgspec.structs.replace(work.environment, python=str(script), env=(*work.environment.env, *self.env))
 
-    def build(self, build: Mapping[str, Any]) -> Mapping[str, Any]:
+    def change_build(self, build: Mapping[str, Any]) -> Mapping[str, Any]:
         return build
 
-    def report(self, output: Output) -> Sequence[str]:
+    def read_report(self, output: Output) -> Sequence[str]:
         marked = [
             line.removeprefix("=========").strip()
             for line in (output.stdout + output.stderr).splitlines()
@@ -209,7 +211,7 @@ class _ComputeSanitizer(msgspec.Struct, frozen=True):
         return [] if first is None else marked[first:]
 
 
-def _text(report: Sequence[str]) -> str:
+def _cut_report(report: Sequence[str]) -> str:
     return "\n".join(report)[:_REPORT_CHARS]
 
 

@@ -43,7 +43,7 @@ from ktuned.model import (
 )
 from ktuned.tuning.anchor import Anchor
 from ktuned.tuning.shared_lead import SharedConfigs
-from ktuned.tuning.trial_detail import rounds_name
+from ktuned.tuning.trial_detail import choose_rounds_name
 from ktuned.tuning.trial_machine import TrialMachine
 
 _COMPILED_IN = frozenset({"defines", "flags", "library", "source", "cache_key", "globals_read"})
@@ -103,7 +103,7 @@ class Work(msgspec.Struct, eq=False, weakref=True):
         if self.anchor is None and is_exact(self.objective) and self.kernel.default is not None:
             self.anchor = Anchor(self.kernel.default, self.preset.inputs)
 
-    def environment_on(self, device: Device) -> Environment:
+    def find_environment(self, device: Device) -> Environment:
         """Return the environment of the workers that measure on a device."""
         return self.environment.beside(device)
 
@@ -120,7 +120,7 @@ class Work(msgspec.Struct, eq=False, weakref=True):
         self._named = None
         self.context = replace(self.context, digest=with_captured(kernel.digest, self.captured))
 
-    async def learn(self, observed: Sequence[Observation]) -> None:
+    async def learn_names(self, observed: Sequence[Observation]) -> None:
         """Have names that a worker has observed belong to the kernel.
 
         Raises:
@@ -153,7 +153,7 @@ class Work(msgspec.Struct, eq=False, weakref=True):
     @property
     def rounds_name(self) -> str:
         """The detail that counts a finalist's rounds."""
-        return rounds_name(self.kernel, self.objective)
+        return choose_rounds_name(self.kernel, self.objective)
 
     @property
     def wanted_bits(self) -> requests.SameBits | None:
@@ -172,31 +172,31 @@ class Work(msgspec.Struct, eq=False, weakref=True):
             lacks_bits = len(trial.detail.get("bits") or ()) < self.preset.inputs
         return trial.outcome is Outcome.MEASURED and (lacks_energy or lacks_bits)
 
-    def cost(self, trial: Trial | TrialResult) -> float | None:
+    def compute_cost(self, trial: Trial | TrialResult) -> float | None:
         """Return what the figure of a measured trial costs; ``None`` if it has none."""
         return cost_of(self.objective, trial.figure(self.objective))
 
-    def expected_cost(self, trial: Trial) -> float | None:
+    def estimate_cost(self, trial: Trial) -> float | None:
         """Return what a measured trial costs as far as its bits are known: on the first inputs alone, of most."""
-        if self.anchor is None or not self.anchor.may_have_bits(trial):
-            return self.cost(trial)
+        if self.anchor is None or not self.anchor.may_equal_anchor(trial):
+            return self.compute_cost(trial)
         objective = figure_objective(self.objective)
         return cost_of(objective, trial.figure(objective))
 
-    def cost_of_round(self, result: TrialResult) -> float | None:
+    def compute_round_cost(self, result: TrialResult) -> float | None:
         """Return what a finalist costs by one round, in which its bits are not asked for again."""
         objective = figure_objective(self.objective)
         return cost_of(objective, result.figure(objective))
 
-    def trial_machine(self) -> TrialMachine:
+    def make_trial_machine(self) -> TrialMachine:
         """Return the rules for the job's trials."""
         return TrialMachine(self.kernel.default, compiles_one_by_one=self.group_size == 1 and not self.lowers)
 
-    async def admitted(self, configs: Sequence[Config]) -> list[bool]:
+    async def check_configs(self, configs: Sequence[Config]) -> list[bool]:
         """Return whether the kernel's space holds each config for the job's problem."""
         return await self.admission.check_configs(self.kernel, self.problem, configs)
 
-    def explore_request(
+    def make_explore_request(
         self,
         first: Iterable[Config] = (),
         last: Iterable[Config] = (),
@@ -216,7 +216,7 @@ class Work(msgspec.Struct, eq=False, weakref=True):
             plan = replace(plan, configs=tuple(wanted.values()))
         return requests.Explore(self.kernel_ref, self.problem, plan, tuple(first), tuple(last), device, tuple(earlier))
 
-    def unit(self, build: Mapping[str, Any]) -> requests.UnitRef:
+    def make_unit(self, build: Mapping[str, Any]) -> requests.UnitRef:
         """Return a Build with its artifact's key: a digest of all that decides the artifact's bytes.
 
         The sources' part is added, so that a worker can add that of names which only compiling shows.
@@ -230,7 +230,7 @@ class Work(msgspec.Struct, eq=False, weakref=True):
         made = hashlib.sha256(canonical(parts).encode()).hexdigest()
         return requests.UnitRef(added(made, self.kernel.source_digest), build)
 
-    def measured_content(self, build: Mapping[str, Any], files: str, data: str) -> str:
+    def identify_measurement(self, build: Mapping[str, Any], files: str, data: str) -> str:
         """Return the identity of a measurement: SHA-256 over all that decides the figure of an artifact with ``files``.
 
         ``data`` is the digest of the lane's inputs and expected outputs. Sources, toolchain, macros and flags are not

@@ -45,9 +45,9 @@ async def outcomes(parts: Parts, *does: str, group_size: int = 1) -> list[tuple[
     work = await begun(parts, deadlines=f"dict(compile={deadline_s})")
     work.group_size = group_size
     builds: list[dict[str, Any]] = [{"does": what, "tag": f"{number}"} for number, what in enumerate(does)]
-    attempts = [Attempt(number, {}, work.unit(build)) for number, build in enumerate(builds)]
+    attempts = [Attempt(number, {}, work.make_unit(build)) for number, build in enumerate(builds)]
     compiling = CompileStage(work, parts.fleet, parts.artifacts)
-    ends = await compiling.compile(attempts)
+    ends = await compiling.compile_attempts(attempts)
     await compiling.close()
     parts.kill_workers()
     ready = [attempt for attempt in attempts if attempt.is_compiled]
@@ -89,7 +89,7 @@ async def test_a_file_that_changed_is_no_fault_of_the_backend(parts: Parts) -> N
     parts.write(kernel_text(rtol="0.5"))
     compiling = CompileStage(work, parts.fleet, parts.artifacts)
     with pytest.raises(WorkerError) as caught:
-        await compiling.compile([Attempt(0, {}, work.unit({}))])
+        await compiling.compile_attempts([Attempt(0, {}, work.make_unit({}))])
     assert caught.value.code == "source_changed"
     await compiling.close()
     parts.kill_workers()
@@ -136,7 +136,7 @@ async def test_a_slot_is_free_while_what_was_compiled_in_it_is_written(
     ready: list[int] = []
 
     async def compile_one(number: int) -> None:
-        assert await compiling.compile([Attempt(number, {}, work.unit({"tag": f"{number}"}))]) == []
+        assert await compiling.compile_attempts([Attempt(number, {}, work.make_unit({"tag": f"{number}"}))]) == []
         ready.append(number)
 
     async with anyio.create_task_group() as tasks:
@@ -181,8 +181,8 @@ async def test_a_worker_that_is_killed_while_it_writes_loses_nothing(
             yield SimpleNamespace(exchange=exchange)
 
     monkeypatch.setattr(parts.fleet, "lend", lend_doomed)
-    attempt = Attempt(0, {}, work.unit({}))
-    assert await compiling.compile([attempt]) == []
+    attempt = Attempt(0, {}, work.make_unit({}))
+    assert await compiling.compile_attempts([attempt]) == []
     assert len(killed) == 1
     assert parts.artifacts.find_artifact(attempt.unit.key) is not None
     assert parts.fleet.compile_slots.borrowed_tokens == 0
@@ -205,7 +205,7 @@ async def test_of_the_last_configs_the_longest_compile_begins_first(parts: Parts
 
     async def slot() -> None:
         async with receive.clone() as channel:
-            while (attempt := await compiling.next(channel)) is not None:
+            while (attempt := await compiling.take_next_attempt(channel)) is not None:
                 taken.append(attempt.trial)
                 await anyio.lowlevel.checkpoint()
 
@@ -213,7 +213,7 @@ async def test_of_the_last_configs_the_longest_compile_begins_first(parts: Parts
         async with anyio.create_task_group() as slots:
             with send:
                 for trial, expected_s in enumerate((0.1, 9.0, 1.0, 0.0, 2.0, 3.0, 0.5)):
-                    send.send_nowait(Attempt(trial, {}, work.unit({}), expected_s=expected_s))
+                    send.send_nowait(Attempt(trial, {}, work.make_unit({}), expected_s=expected_s))
             for _ in range(4):
                 slots.start_soon(slot)
     assert taken == [0, 1, 5, 4, 2, 6, 3]

@@ -14,7 +14,7 @@ from ktuned.model.keys import DeviceModel, KernelName
 from ktuned.model.trial import Trial
 from ktuned.model.values import Config, Outcome, Scalar
 from ktuned.scheduling import TuningRequest
-from ktuned.tuning.findings import COMPARED, Dissent, Findings, without_effect
+from ktuned.tuning.findings import COMPARED, Dissent, Findings, find_knobs_without_effect
 from tests.assembled import Parts, kernel_text
 from tests.tuning.test_pipeline import tune
 
@@ -43,23 +43,25 @@ GRID: list[Config] = [dict(BM=bm, STAGES=stages, SPARE=spare) for bm, stages, sp
 )
 def test_knobs_without_effect(configs: list[Config], decisive: tuple[str, ...], found: dict[str, int]) -> None:
     """A knob has none where all configs that differ in it alone have one content."""
-    assert without_effect(contents(configs, *decisive)) == found
+    assert find_knobs_without_effect(contents(configs, *decisive)) == found
 
 
 def test_a_knob_that_has_an_effect_once_has_one() -> None:
     """One config of many is enough."""
     made = contents(GRID, "BM", "STAGES")
     made[next(iter(made))] = "another"
-    assert without_effect(made) == {}
+    assert find_knobs_without_effect(made) == {}
 
 
 def test_findings_are_sentences() -> None:
     """Configs without a content, as failed ones, are not compared; each overwritten input is counted."""
     findings = Findings()
     for number, config in enumerate(GRID):
-        findings.note(config, {"content": str(config["BM"]), "count": 9, "overwritten": ["x"] if number < 3 else None})
-    findings.note(dict(BM=9, STAGES=9, SPARE=9), {"phase": "compile"})
-    spare, stages, x = findings.lines()
+        findings.record_result(
+            config, {"content": str(config["BM"]), "count": 9, "overwritten": ["x"] if number < 3 else None}
+        )
+    findings.record_result(dict(BM=9, STAGES=9, SPARE=9), {"phase": "compile"})
+    spare, stages, x = findings.describe_findings()
     assert (spare.split()[0], stages.split()[0]) == ("SPARE", "STAGES")
     assert "(8 compared)" in spare
     assert x.startswith("the kernel overwrites its input x, which is neither an output nor in `setup`")
@@ -70,16 +72,16 @@ def test_metrics_that_fail_are_said_once() -> None:
     """By their first fault, with the number of configs that have none."""
     findings = Findings()
     for number in range(3):
-        findings.note(dict(N=number), {"count": 9, "metrics_fault": f"the metric gf(p, t): fault {number}"})
-    assert findings.lines() == ["the metric gf(p, t): fault 0 (3 of 3 configs have no metrics)"]
+        findings.record_result(dict(N=number), {"count": 9, "metrics_fault": f"the metric gf(p, t): fault {number}"})
+    assert findings.describe_findings() == ["the metric gf(p, t): fault 0 (3 of 3 configs have no metrics)"]
 
 
 def test_a_long_job_is_compared_in_part() -> None:
     """The comparison is bounded, however many configs there were."""
     findings = Findings()
     for number in range(COMPARED + 10):
-        findings.note(dict(N=number), {"content": "same"})
-    (line,) = findings.lines()
+        findings.record_result(dict(N=number), {"content": "same"})
+    (line,) = findings.describe_findings()
     assert f"({COMPARED} compared)" in line
 
 
@@ -118,7 +120,7 @@ def judged(*trials: Trial) -> Dissent:
     """Return what is known after these ends."""
     dissent = Dissent(DEFAULT)
     for one in trials:
-        dissent.note(one)
+        dissent.record_trial(one)
     return dissent
 
 
@@ -128,15 +130,15 @@ class TestTheRule:
     def test_few_are_wrong(self) -> None:
         """Also where as many agree as differ: the default agrees with itself."""
         dissent = judged(trial(0), differing(1))
-        assert (dissent.acquitted(), dissent.line()) == ([], "")
+        assert (dissent.find_acquitted(), dissent.describe_dissent()) == ([], "")
 
     def test_where_most_differ_none_is_wrong(self) -> None:
         """Each gets the outcome that its figures give it."""
         dissent = judged(trial(0), differing(1), differing(2, Outcome.SLOWER))
-        outcomes = [(one.id, result.outcome, result.latency_us) for one, result in dissent.acquitted()]
+        outcomes = [(one.id, result.outcome, result.latency_us) for one, result in dissent.find_acquitted()]
         assert outcomes == [(1, "measured", 11.0), (2, "slower", 12.0)]
-        assert dissent.line().startswith("2 of 3 configs differ from the default's outputs")
-        assert dissent.line().endswith("give a reference=")
+        assert dissent.describe_dissent().startswith("2 of 3 configs differ from the default's outputs")
+        assert dissent.describe_dissent().endswith("give a reference=")
 
     def test_a_default_that_differs_from_itself_proves_nothing(self) -> None:
         """Whatever others do."""
@@ -145,12 +147,12 @@ class TestTheRule:
     def test_other_faults_are_no_dissent(self) -> None:
         """A config that crashes, or writes outside its tensors, is wrong by itself."""
         dissent = judged(trial(0), *(trial(n, Outcome.MISMATCH) for n in (1, 2)), trial(3, Outcome.CRASHED))
-        assert (dissent.acquitted(), dissent.is_default_doubtful) == ([], False)
+        assert (dissent.find_acquitted(), dissent.is_default_doubtful) == ([], False)
 
     def test_what_was_acquitted_before_stays_so(self) -> None:
         """The next job meets those trials as measured ones."""
         dissent = judged(trial(0), *(trial(n, Outcome.MEASURED, Outcome.MEASURED) for n in (1, 2)))
-        assert (dissent.acquitted(), dissent.is_default_doubtful) == ([], True)
+        assert (dissent.find_acquitted(), dissent.is_default_doubtful) == ([], True)
 
 
 def default_text(does: str, **options: str) -> str:

@@ -34,7 +34,7 @@ async def prepared(parts: Parts, deadline_s: float = PATIENCE_S) -> Work:
 def attempts(work: Work, *does: str) -> list[Attempt]:
     """Return one attempt for each thing that a Build does."""
     builds: list[dict[str, Any]] = [{"does": what, "tag": f"{number}"} for number, what in enumerate(does)]
-    return [Attempt(number, {}, work.unit(build)) for number, build in enumerate(builds)]
+    return [Attempt(number, {}, work.make_unit(build)) for number, build in enumerate(builds)]
 
 
 async def test_one_worker_translates_what_several_compile(parts: Parts) -> None:
@@ -44,7 +44,7 @@ async def test_one_worker_translates_what_several_compile(parts: Parts) -> None:
     compiled = attempts(work, "work", "work", "work", "work")
 
     async def compile_alone(attempt: Attempt) -> None:
-        await stage.compile([attempt])
+        await stage.compile_attempts([attempt])
 
     async with anyio.create_task_group() as tasks:
         for attempt in compiled:
@@ -55,8 +55,8 @@ async def test_one_worker_translates_what_several_compile(parts: Parts) -> None:
     assert front not in {one["compiled_by"] for one in facts}
     await stage.close()
     again = CompileStage(work, parts.fleet, parts.artifacts)
-    last = Attempt(9, {}, work.unit({"tag": "9"}))
-    await again.compile([last])
+    last = Attempt(9, {}, work.make_unit({"tag": "9"}))
+    await again.compile_attempts([last])
     await again.close()
     parts.kill_workers()
     assert last.facts["lowered_by"] == front
@@ -66,10 +66,10 @@ async def test_its_worker_imports_before_there_is_a_unit(parts: Parts) -> None:
     """The same worker then translates."""
     work = await prepared(parts)
     stage = CompileStage(work, parts.fleet, parts.artifacts)
-    await stage.open()
+    await stage.start_workers()
     opened = {worker["pid"] for worker in parts.fleet.describe() if worker["state"] == "busy"}
     (attempt,) = attempts(work, "work")
-    assert await stage.compile([attempt]) == []
+    assert await stage.compile_attempts([attempt]) == []
     await stage.close()
     parts.kill_workers()
     assert opened == {attempt.facts["lowered_by"]}
@@ -80,9 +80,9 @@ async def test_an_early_failure_is_left_to_the_first_unit(parts: Parts) -> None:
     work = await prepared(parts)
     Path(work.kernel.file).write_text("raise RuntimeError\n")
     stage = CompileStage(work, parts.fleet, parts.artifacts)
-    await stage.open()
+    await stage.start_workers()
     with pytest.raises(RequestFailed) as raised:
-        await stage.compile(attempts(work, "work"))
+        await stage.compile_attempts(attempts(work, "work"))
     await stage.close()
     parts.kill_workers()
     assert raised.value.code == "source_changed"
@@ -93,7 +93,7 @@ async def test_what_cannot_be_translated_apart_is_compiled_whole(parts: Parts) -
     work = await prepared(parts)
     stage = CompileStage(work, parts.fleet, parts.artifacts)
     (attempt,) = attempts(work, "lower_not")
-    assert await stage.compile([attempt]) == []
+    assert await stage.compile_attempts([attempt]) == []
     await stage.close()
     parts.kill_workers()
     assert "lowered_by" not in attempt.facts
@@ -112,7 +112,7 @@ async def test_a_function_that_fails_there_fails_alone(parts: Parts, bad: str, o
     work = await prepared(parts, HANG_S if bad == "lower_hang" else PATIENCE_S)
     stage = CompileStage(work, parts.fleet, parts.artifacts)
     group = attempts(work, "work", bad, "work")
-    ends = await stage.compile(group)
+    ends = await stage.compile_attempts(group)
     await stage.close()
     parts.kill_workers()
     assert [attempt.is_compiled for attempt in group] == [True, False, True]

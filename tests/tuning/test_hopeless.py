@@ -9,7 +9,7 @@ import pytest
 
 from ktuned.model.plan import Plan
 from ktuned.model.values import Config, Outcome
-from ktuned.tuning.hopeless import ENOUGH, PROBES, Hopelessness, symptom_of
+from ktuned.tuning.hopeless import ENOUGH, PROBES, Hopelessness, find_symptom
 from tests.assembled import Parts, kernel_text, wanted
 
 MISSING = "it.cu:12:9: error: identifier 'UNROL' is undefined"
@@ -22,8 +22,8 @@ def _configs(count: int) -> list[Config]:
 def _told(configs: Iterable[Config], outcome: Outcome, message: str, **options: bool) -> Hopelessness:
     found = Hopelessness(**options)
     for config in configs:
-        found.propose([config])
-        found.note(config, outcome, message, "first_launch")
+        found.record_proposed([config])
+        found.record_outcome(config, outcome, message, "first_launch")
     return found
 
 
@@ -35,7 +35,7 @@ def test_enough_failures_alike_end_a_job_once_probes_are_known(outcome: Outcome)
     found = _told(_configs(ENOUGH[outcome]), outcome, MISSING)
     assert found.wants_probes
     assert not found.reason
-    found.propose(_configs(PROBES), are_probes=True)
+    found.record_proposed(_configs(PROBES), are_probes=True)
     assert not found.wants_probes
     assert found.reason.startswith(f"stopped after {ENOUGH[outcome]} configs that failed alike")
     assert MISSING in found.reason
@@ -45,9 +45,9 @@ def test_enough_failures_alike_end_a_job_once_probes_are_known(outcome: Outcome)
 def test_a_value_that_all_failures_share_may_be_at_fault() -> None:
     """Where probes show that a knob has other values, these have to fail as well."""
     found = _told([{"tile": n, "mma": True} for n in range(20)], Outcome.COMPILE_ERROR, MISSING)
-    found.propose([{"tile": 3, "mma": False}], are_probes=True)
+    found.record_proposed([{"tile": 3, "mma": False}], are_probes=True)
     assert not found.reason
-    found.note({"tile": 3, "mma": False}, Outcome.COMPILE_ERROR, MISSING)
+    found.record_outcome({"tile": 3, "mma": False}, Outcome.COMPILE_ERROR, MISSING)
     assert found.reason
 
 
@@ -55,9 +55,9 @@ def test_a_value_that_all_failures_share_may_be_at_fault() -> None:
 def test_one_config_that_works_is_hope_for_good(outcome: Outcome) -> None:
     """Whatever fails after or before it."""
     found = _told(_configs(3), Outcome.HUNG, "")
-    found.note({"tile": 1, "unroll": 1}, outcome, "")
+    found.record_outcome({"tile": 1, "unroll": 1}, outcome, "")
     for config in _configs(50):
-        found.note(config, Outcome.HUNG, "", "first_launch")
+        found.record_outcome(config, Outcome.HUNG, "", "first_launch")
     assert not found.wants_probes
     assert not found.reason
 
@@ -66,14 +66,14 @@ def test_failures_for_other_reasons_do_not_add_up() -> None:
     """Seven errors at one line and seven at another are not fourteen alike."""
     found = _told(_configs(7), Outcome.COMPILE_ERROR, MISSING)
     for config in _configs(7):
-        found.note(config, Outcome.COMPILE_ERROR, "it.cu:13:1: error: expected a ';'")
+        found.record_outcome(config, Outcome.COMPILE_ERROR, "it.cu:13:1: error: expected a ';'")
     assert not found.wants_probes
 
 
 def test_keep_going_never_gives_up() -> None:
     """Nor does it ask for probes."""
     found = _told(_configs(100), Outcome.COMPILE_ERROR, MISSING, keeps_going=True)
-    found.propose((), are_probes=True)
+    found.record_proposed((), are_probes=True)
     assert not found.wants_probes
     assert not found.reason
 
@@ -89,14 +89,14 @@ def test_keep_going_never_gives_up() -> None:
 )
 def test_compile_errors_are_alike_by_place_and_words(first: str, second: str, is_same: bool) -> None:
     """Not by the column, which a macro's length moves."""
-    symptoms = {symptom_of(Outcome.COMPILE_ERROR, message, None) for message in (first, second)}
+    symptoms = {find_symptom(Outcome.COMPILE_ERROR, message, None) for message in (first, second)}
     assert (len(symptoms) == 1) is is_same
 
 
 def test_numbers_do_not_tell_mismatches_apart() -> None:
     """An error of 3.5 in 12 elements is that of 4.25 in 16."""
     one, other = (f"output y: {n} of {m} elements differ, by {x}" for n, m, x in ((12, 64, 3.5), (16, 128, 4.25)))
-    assert symptom_of(Outcome.MISMATCH, one, None) == symptom_of(Outcome.MISMATCH, other, None)
+    assert find_symptom(Outcome.MISMATCH, one, None) == find_symptom(Outcome.MISMATCH, other, None)
 
 
 @pytest.mark.anyio

@@ -64,8 +64,8 @@ class Libraries:
         common = {"library": library, "submodule": submodule}
         builds = [{"does": what, "tag": f"{work.job.id} {number}", **common} for number, what in enumerate(does)]
         try:
-            attempts = [Attempt(number, {}, work.unit(build)) for number, build in enumerate(builds)]
-            await stage.compile(attempts)
+            attempts = [Attempt(number, {}, work.make_unit(build)) for number, build in enumerate(builds)]
+            await stage.compile_attempts(attempts)
             return attempts
         finally:
             await stage.close()

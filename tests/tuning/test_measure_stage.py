@@ -129,15 +129,15 @@ class Recompiling:
         """Remove them."""
         shutil.rmtree(self._artifacts.artifact_path("ab").parent)
 
-    async def compile(self, attempts: Sequence[Attempt]) -> list[End]:
+    async def compile_attempts(self, attempts: Sequence[Attempt]) -> list[End]:
         """Make attempts' artifacts, as of such as were never compiled."""
         machine = TrialMachine()
-        machine.handle(CompilerTook(attempts))
+        machine.handle_report(CompilerTook(attempts))
         for attempt in attempts:
             self.compiled.append(attempt.unit.key)
             self._artifacts.artifact_path(attempt.unit.key).mkdir(parents=True)
             (self._artifacts.artifact_path(attempt.unit.key) / "manifest.json").touch()
-            machine.handle(ConfigCompiled(attempt))
+            machine.handle_report(ConfigCompiled(attempt))
         return []
 
 
@@ -157,7 +157,7 @@ async def measured_all(
         place = artifacts.artifact_path(attempt.unit.key)
         place.mkdir(parents=True)
         (place / "manifest.json").touch()
-        TrialMachine().handle(ArtifactFound(attempt))
+        TrialMachine().handle_report(ArtifactFound(attempt))
 
     async def record(ends: Sequence[End]) -> None:
         outcomes.extend(end.result.outcome for end in ends)
@@ -167,7 +167,7 @@ async def measured_all(
     measuring = MeasureStage(
         msgspec.structs.replace(work, deadlines=DEFAULT_DEADLINES), played, cast("CompileStage", compiling), artifacts
     )
-    await measuring.measure(played[0], attempts, lambda: 5.0, record)
+    await measuring.measure_batch(played[0], attempts, lambda: 5.0, record)
     return outcomes
 
 
@@ -452,7 +452,7 @@ def test_kernels_of_one_digest_share_no_expected_outputs(tmp_path: Path) -> None
         work = msgspec.structs.replace(WORK, job=replace(WORK.job, kernel=KernelName(kernel)))
         played = PlayedLane(lane, [MEASURED])
         stage = MeasureStage(work, [], cast("CompileStage", None), Artifacts(tmp_path, 1))
-        request = stage.bench(cast("Lane", played)).request
+        request = stage.find_bench(cast("Lane", played)).request
         assert isinstance(request, requests.Open)
         return request.expected
 
@@ -477,7 +477,7 @@ async def test_configs_race_against_the_fastest_of_their_job(tmp_path: Path) -> 
 
     for best_us in (1.0, 5.0, 5.0, 4.0, None):
         attempt = Attempt(1, {}, requests.UnitRef("ab", {}))
-        TrialMachine().handle(ArtifactFound(attempt))
-        await measuring.measure(cast("Lane", lane), [attempt], partial(lambda us: us, best_us), record)
+        TrialMachine().handle_report(ArtifactFound(attempt))
+        await measuring.measure_batch(cast("Lane", lane), [attempt], partial(lambda us: us, best_us), record)
     rivals = [request.incumbent for request in lane.requests]
     assert [None if rival is None else rival.cost for rival in rivals] == [None, 5.0, 5.0, 4.0, None]

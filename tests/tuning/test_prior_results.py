@@ -22,8 +22,8 @@ from ktuned.model import (
 from ktuned.model.plan import Plan
 from ktuned.model.values import Outcome
 from ktuned.store.artifacts import Artifacts
-from ktuned.tuning.prior_results import PriorResults, earlier_searches
-from ktuned.tuning.trial_order import MAX_NEAR, near_configs, order
+from ktuned.tuning.prior_results import PriorResults, load_earlier_searches
+from ktuned.tuning.trial_order import MAX_NEAR, choose_near_configs, order_configs
 from tests.assembled import ALL_ROUNDS, Parts, kernel_text, wanted
 from tests.fake_tensors import REFERENCE
 
@@ -35,21 +35,21 @@ def past(tag: int, outcome: Outcome = Outcome.MEASURED) -> KnownConfig:
 
 def test_order() -> None:
     """Winner, default, the measured ones of the newest context and then of older ones; slow ones and failures last."""
-    found = order(
+    found = order_configs(
         {"n": 5},
         {"n": 7},
         [past(1), past(2, Outcome.CRASHED), past(3, Outcome.SLOWER), past(2), past(4), past(5), past(6, Outcome.HUNG)],
     )
     assert [config["n"] for config in found.first] == [5, 7, 1, 4]
     assert [config["n"] for config in found.last] == [3, 2, 6]
-    assert order(None, None, []).first == ()
+    assert order_configs(None, None, []).first == ()
 
 
 def test_near_winners_come_where_nothing_was_measured() -> None:
     """A first tuning begins with what won for similar problems; later ones know better."""
     near = [{"n": 8}, {"n": 7}]
-    assert [config["n"] for config in order(None, {"n": 7}, [past(1, Outcome.HUNG)], near).first] == [7, 8]
-    assert [config["n"] for config in order(None, {"n": 7}, [past(1)], near).first] == [7, 1]
+    assert [config["n"] for config in order_configs(None, {"n": 7}, [past(1, Outcome.HUNG)], near).first] == [7, 8]
+    assert [config["n"] for config in order_configs(None, {"n": 7}, [past(1)], near).first] == [7, 1]
 
 
 def won(tag: int, device: str = "H100", **problem: Any) -> Winner:
@@ -63,9 +63,9 @@ def test_the_nearest_key_gives_its_best_few() -> None:
     here = won(0, M=64).key
     winners = most_similar(here, [won(1, M=4096), won(2, M=128), won(3, "A100", M=64), won(4, M=64)])
     assert [winner.config["n"] for winner in winners] == [2, 3, 1]
-    assert [config["n"] for config in near_configs(winners, [{"n": 7}, {"n": 2}, {"n": 8}])] == [2, 7, 8, 3, 1]
-    assert len(near_configs([won(tag, M=tag) for tag in range(1, 30)], [])) == MAX_NEAR
-    assert near_configs([], []) == []
+    assert [config["n"] for config in choose_near_configs(winners, [{"n": 7}, {"n": 2}, {"n": 8}])] == [2, 7, 8, 3, 1]
+    assert len(choose_near_configs([won(tag, M=tag) for tag in range(1, 30)], [])) == MAX_NEAR
+    assert choose_near_configs([], []) == []
 
 
 @pytest.mark.anyio
@@ -75,10 +75,10 @@ async def test_searches_of_similar_keys_are_passed_on(parts: Parts) -> None:
     await parts.measured(kernel, {10.0: 3.0, 50.0: 1.0, 90.0: 2.0}, {"n": 64}, rounds=ALL_ROUNDS)
     await parts.measured(kernel, {10.0: 7.0, 50.0: 9.0}, {"n": 4096}, rounds=ALL_ROUNDS)
     winners = most_similar(wanted({"n": 128}), parts.store.list_winners(kernel.name))
-    near, far = earlier_searches(parts.store, winners, LATENCY)
+    near, far = load_earlier_searches(parts.store, winners, LATENCY)
     assert (near.configs, near.costs) == (({"us": 50.0}, {"us": 90.0}, {"us": 10.0}), (1.0, 2.0, 3.0))
     assert far.costs == (7.0, 9.0)
-    assert [one.costs for one in earlier_searches(parts.store, winners, ENERGY)] == [(), ()]
+    assert [one.costs for one in load_earlier_searches(parts.store, winners, ENERGY)] == [(), ()]
 
 
 @pytest.mark.anyio
@@ -95,13 +95,13 @@ async def test_a_long_compile_begins_in_time(
     job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
     known = [replace(past(number), compile_s=1.0 if number < 19 else 6.0) for number in range(20)]
     monkeypatch.setattr(parts.store, "load_past_searches", lambda *arguments, **options: known)
-    found = PriorResults(parts.preparation.prepare_work(job), parts.store).order((), slots=2)
+    found = PriorResults(parts.preparation.prepare_work(job), parts.store).plan_order((), slots=2)
     assert [config["n"] for config in found.first if "n" in config] == numbers
 
 
 def test_what_must_come_first_is_not_left_for_last() -> None:
     """The winner and the default are tried first even where they failed before."""
-    found = order({"n": 1}, {"n": 2}, [past(1, Outcome.MISMATCH), past(2, Outcome.SLOWER)])
+    found = order_configs({"n": 1}, {"n": 2}, [past(1, Outcome.MISMATCH), past(2, Outcome.SLOWER)])
     assert [config["n"] for config in found.first] == [1, 2]
     assert found.last == ()
 
@@ -109,7 +109,7 @@ def test_what_must_come_first_is_not_left_for_last() -> None:
 def test_known_failures_count_towards_the_budget() -> None:
     """A config whose failure here is known comes before all unknown ones, after the measured ones."""
     settled = [past(3, Outcome.HUNG), past(4, Outcome.HUNG)]
-    found = order(None, {"n": 7}, [past(1), settled[0]], settled=settled)
+    found = order_configs(None, {"n": 7}, [past(1), settled[0]], settled=settled)
     assert [config["n"] for config in found.first] == [7, 1, 3, 4]
     assert found.last == ()
 
