@@ -2,26 +2,26 @@
 
 from ktuned.tuning.compile_only import CompileOnly
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES, merge_deadlines
+from ktuned.tuning.job_brief import Compiler, JobBrief
 from ktuned.tuning.pipeline import Pipeline
 from ktuned.tuning.prior_results import restore_winner
 from ktuned.tuning.progress import Publish, publish_job, publish_winner
 from ktuned.tuning.shared_lead import SharedConfigs
 from ktuned.tuning.stages import JobStage
 from ktuned.tuning.winner_check import Checked, Sanitizers, WinnerCheck
-from ktuned.tuning.work import Compiler, Work
 
 __all__ = [
     "DEFAULT_DEADLINES",
     "Checked",
     "CompileOnly",
     "Compiler",
+    "JobBrief",
     "JobStage",
     "Pipeline",
     "Publish",
     "Sanitizers",
     "SharedConfigs",
     "WinnerCheck",
-    "Work",
     "merge_deadlines",
     "publish_job",
     "publish_winner",

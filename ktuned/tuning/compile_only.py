@@ -22,11 +22,11 @@ from ktuned.tuning.batches import MAX_BATCH
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.exploration import Explorer, open_space
 from ktuned.tuning.hopeless import PROBES, Hopelessness
+from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.progress import Progress, Publish
 from ktuned.tuning.stages import JobStage, StageReport
 from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent
 from ktuned.tuning.trial_machine import NotBuilt, find_ends
-from ktuned.tuning.work import Work
 
 _log = structlog.get_logger()
 
@@ -42,25 +42,25 @@ class CompileOnly:
 
     def __init__(
         self,
-        work: Work,
+        brief: JobBrief,
         *,
         fleet: Fleet,
         artifacts: Artifacts,
         publish: Publish,
         on_stage: Callable[[JobStage], None],
     ) -> None:
-        self.work = work
-        work.traces.add_follower(work)
-        self.progress = Progress(budget_s=work.job.plan.seconds)
+        self.brief = brief
+        brief.traces.add_follower(brief)
+        self.progress = Progress(budget_s=brief.job.plan.seconds)
         self._fleet = fleet
         self._artifacts = artifacts
         self._publish = publish
         self._stages = StageReport(on_stage)
-        self._compiling = CompileStage(work, fleet, artifacts, on_begun=self._report_last_compiles)
+        self._compiling = CompileStage(brief, fleet, artifacts, on_begun=self._report_last_compiles)
         self._channel: MemoryObjectSendStream[Attempt] | None = None
         self._first_failure = ""
         self._given_up = anyio.Event()
-        self._hopelessness = Hopelessness(keeps_going=work.job.plan.keep_going)
+        self._hopelessness = Hopelessness(keeps_going=brief.job.plan.keep_going)
         self._has_asked_all = False
 
     def statistics(self) -> dict[str, dict[str, int]]:
@@ -73,17 +73,17 @@ class CompileOnly:
     @property
     def verdict(self) -> tuple[JobState, str]:
         """The job's final state, and its message."""
-        ready, target = self.progress.compiled, self.work.target
+        ready, target = self.progress.compiled, self.brief.target
         message = f"no config could be compiled for {target}"
         if self._hopelessness.reason:
             message = self._hopelessness.reason
         elif ready:
             message = f"{ready} artifacts are ready for {target}" if ready > 1 else f"1 artifact is ready for {target}"
-        elif self.work.absence and self._first_failure:
+        elif self.brief.absence and self._first_failure:
             # `ktuned tune --compile-only` shows each config's own line; what wanted to measure shows this one.
             message = f"{message}: {self._first_failure}"
-        if self.work.absence:
-            return JobState.FAILED, f"no device: {self.work.absence}; {message}"
+        if self.brief.absence:
+            return JobState.FAILED, f"no device: {self.brief.absence}; {message}"
         return (JobState.DONE if ready else JobState.FAILED), message
 
     async def run(self) -> None:
@@ -98,7 +98,7 @@ class CompileOnly:
         ends_at = inf if self.progress.budget_s is None else began + self.progress.budget_s
         slots = int(self._fleet.compile_slots.total_tokens)
         self._channel, arriving = anyio.create_memory_object_stream[Attempt](
-            slots * max(self.work.group_size, MAX_BATCH)
+            slots * max(self.brief.group_size, MAX_BATCH)
         )
         try:
             async with anyio.create_task_group() as ending:
@@ -128,11 +128,11 @@ class CompileOnly:
             self._given_up.set()
 
     async def _ask_for_configs(self, channel: MemoryObjectSendStream[Attempt]) -> None:
-        plan, deadlines, default = self.work.job.plan, self.work.deadlines, self.work.kernel.default
-        async with channel, self._fleet.lend(Role.EXPLORE, self.work.environment) as explorer:
-            request = self.work.make_explore_request([] if default is None else [default])
+        plan, deadlines, default = self.brief.job.plan, self.brief.deadlines, self.brief.kernel.default
+        async with channel, self._fleet.lend(Role.EXPLORE, self.brief.environment) as explorer:
+            request = self.brief.make_explore_request([] if default is None else [default])
             async with self._fleet.gate.computing(COURTESY_S):
-                found = await open_space(explorer, request, self.work.kernel, deadlines)
+                found = await open_space(explorer, request, self.brief.kernel, deadlines)
             exploring = Explorer(explorer, found.strategy, deadlines)
             is_bounded = found.size is not None and not found.is_estimate
             self.progress.total = min(found.size or 0, plan.trials) if is_bounded else plan.trials
@@ -162,10 +162,10 @@ class CompileOnly:
 
     async def _queue_proposal(self, proposal: replies.Proposal, channel: MemoryObjectSendStream[Attempt]) -> None:
         if proposal.build is not None:
-            await channel.send(Attempt(0, proposal.config, self.work.make_unit(proposal.build)))
+            await channel.send(Attempt(0, proposal.config, self.brief.make_unit(proposal.build)))
             return
         attempt = Attempt(0, proposal.config, requests.UnitRef("", {}))
-        for end in find_ends(self.work.make_trial_machine().handle_report(NotBuilt(attempt, proposal))):
+        for end in find_ends(self.brief.make_trial_machine().handle_report(NotBuilt(attempt, proposal))):
             self._publish_config(end.attempt, end.result)
 
     async def _compile_groups(self, channel: MemoryObjectReceiveStream[Attempt]) -> None:
@@ -192,10 +192,10 @@ class CompileOnly:
         self.progress.add_cost("compile_s", attempt.compile_s)
         self._publish(
             "config_compiled",
-            kernel=self.work.job.kernel,
-            job=self.work.job.id,
-            problem=self.work.specialized,
-            target=self.work.target,
+            kernel=self.brief.job.kernel,
+            job=self.brief.job.id,
+            problem=self.brief.specialized,
+            target=self.brief.target,
             config=dict(attempt.config),
             outcome=None if result is None else result.outcome.value,
             message="" if result is None else result.message,

@@ -32,6 +32,7 @@ from ktuned.ipc import replies, requests
 from ktuned.model import Phase, Role, WorkerError
 from ktuned.store import DISK_ERRORS, Artifacts, file_fault
 from ktuned.tuning.batches import COMPILE_S, BatchSize, GroupSize, limit_share_of_slot
+from ktuned.tuning.job_brief import Compiler, JobBrief
 from ktuned.tuning.trial_lifecycle import Attempt, TrialState
 from ktuned.tuning.trial_machine import (
     ArtifactFound,
@@ -46,7 +47,6 @@ from ktuned.tuning.trial_machine import (
     find_ends,
 )
 from ktuned.tuning.trial_order import LAST_OF_SLOT
-from ktuned.tuning.work import Compiler, Work
 
 _log = structlog.get_logger()
 
@@ -65,13 +65,13 @@ class CompileStage:
     """
 
     def __init__(
-        self, work: Work, fleet: Fleet, artifacts: Artifacts, *, on_begun: Callable[[], None] = lambda: None
+        self, brief: JobBrief, fleet: Fleet, artifacts: Artifacts, *, on_begun: Callable[[], None] = lambda: None
     ) -> None:
-        self._work = work
-        self._machine = work.make_trial_machine()
+        self._brief = brief
+        self._machine = brief.make_trial_machine()
         self._fleet = fleet
         self._artifacts = artifacts
-        self._group_size = GroupSize(work.group_size)
+        self._group_size = GroupSize(brief.group_size)
         self._batch_size = BatchSize(COMPILE_S)
         self._directories: list[Path] = []
         self._made = 0
@@ -85,29 +85,29 @@ class CompileStage:
     @property
     def slots(self) -> int:
         """The number of compile slots, of all machines that compile for this job."""
-        return sum(int(self._fleet.slots_of(one.environment).total_tokens) for one in self._work.compilers)
+        return sum(int(self._fleet.slots_of(one.environment).total_tokens) for one in self._brief.compilers)
 
     @property
     def groups(self) -> int:
         """The number of groups under way at most: those in the slots, and those that are being sealed."""
-        return sum(self._fleet.slots_of(one.environment).most_inside for one in self._work.compilers)
+        return sum(self._fleet.slots_of(one.environment).most_inside for one in self._brief.compilers)
 
     async def start_workers(self) -> None:
         """Have workers start, and import what they need, before there is a config to compile."""
-        work = self._work
-        for compiler in work.compilers:
-            self._fleet.prepare_compilers(compiler.environment, work.kernel.backend, besides=int(work.lowers))
-        if work.lowers and not work.kernel.is_data:
+        brief = self._brief
+        for compiler in brief.compilers:
+            self._fleet.prepare_compilers(compiler.environment, brief.kernel.backend, besides=int(brief.lowers))
+        if brief.lowers and not brief.kernel.is_data:
             # What the files of data have their functions from is known by their Builds.
             (key, *_), opening = self._find_front_ends({})
-            await self._fleet.front_ends.open(key, opening, work.job.id, work.deadlines)
+            await self._fleet.front_ends.open(key, opening, brief.job.id, brief.deadlines)
 
     def has_waiting_configs(self, in_channel: int) -> bool:
         """Return whether a config waits to be compiled: of those in the channel, or for a slot."""
         if in_channel or self._last:
             return True
-        job = self._work.job.id
-        return any(job in self._fleet.slots_of(one.environment).waiting for one in self._work.compilers)
+        job = self._brief.job.id
+        return any(job in self._fleet.slots_of(one.environment).waiting for one in self._brief.compilers)
 
     @property
     def running_configs(self) -> int:
@@ -177,7 +177,7 @@ class CompileStage:
         requests_to_make = deque([list(attempts)])
         while requests_to_make:
             missing = self._use_sealed_artifacts(requests_to_make.popleft())
-            if self._work.lowers and missing:
+            if self._brief.lowers and missing:
                 # Before there is a slot: a library may take long to be imported, and others compile meanwhile.
                 lowered = await self._lower_functions(missing)
                 ends += lowered
@@ -188,7 +188,7 @@ class CompileStage:
             compiler = await self._await_compiler()
             slots, gate = self._fleet.slots_of(compiler.environment), self._fleet.gate_of(compiler.environment)
             # The slot first: a job that waits for one does not compile, so it must not keep others from having quiet.
-            async with slots.hold(self._work.job.id) as slot, gate.compiling():
+            async with slots.hold(self._brief.job.id) as slot, gate.compiling():
                 self._on_begun()
                 # Looked at again: what only waited for a slot may have been compiled meanwhile.
                 missing = self._use_sealed_artifacts(missing)
@@ -208,7 +208,7 @@ class CompileStage:
         return ends
 
     def _may_compile(self, attempt: Attempt) -> bool:
-        is_ready = attempt.lowered is not None or not self._work.lowers
+        is_ready = attempt.lowered is not None or not self._brief.lowers
         return is_ready and not self._artifacts.is_making(attempt.unit.key)
 
     def _use_sealed_artifacts(self, attempts: Sequence[Attempt]) -> list[Attempt]:
@@ -216,7 +216,7 @@ class CompileStage:
         missing = []
         for attempt in attempts:
             # Names may have been learned since it was proposed.
-            attempt.unit = self._work.make_unit(attempt.unit.build)
+            attempt.unit = self._brief.make_unit(attempt.unit.build)
             key = attempt.unit.key
             if not self._artifacts.is_sealed(key):
                 missing.append(attempt)
@@ -236,7 +236,7 @@ class CompileStage:
         while True:
             now = monotonic()
             there = [
-                one for one in self._work.compilers if now >= self._absent.get(one.environment, -ABSENT_S) + ABSENT_S
+                one for one in self._brief.compilers if now >= self._absent.get(one.environment, -ABSENT_S) + ABSENT_S
             ]
             free = [one for one in there if not self._fleet.slots_of(one.environment).is_full]
             if free or there:
@@ -274,13 +274,13 @@ class CompileStage:
         for error in [one.error for one in instructions if isinstance(one, EndJob)]:
             if isinstance(error, RequestFailed) and error.errno in DISK_ERRORS:
                 fault = OSError(error.errno, error.message)
-                raise file_fault(fault, f"{self._work.job.kernel} cannot be compiled") from error
+                raise file_fault(fault, f"{self._brief.job.kernel} cannot be compiled") from error
             if isinstance(error, RequestFailed) and error.code == "source_changed":
                 # The watcher follows what is known alone, and the job waits for it.
-                await self._work.learn_names(error.failure.observed)
+                await self._brief.learn_names(error.failure.observed)
                 raise error
             raise WorkerError(
-                f"the backend {self._work.kernel.backend!r} cannot be loaded: {error.message}",
+                f"the backend {self._brief.kernel.backend!r} cannot be loaded: {error.message}",
                 hint=error.hint or "`ktuned doctor` says more",
             ) from error
 
@@ -293,10 +293,10 @@ class CompileStage:
         slot: Turn,
     ) -> None:
         """Have a worker compile a group; ``reported`` has what it says of each config, also where it then fails."""
-        work, environment = self._work, compiler.environment
+        brief, environment = self._brief, compiler.environment
         units = {attempt.unit.key: replace(attempt.unit, lowered=attempt.lowered or b"") for attempt in group}
         together = 1 if self._machine.compiles_one_by_one else len(group)
-        deadlines = {**work.deadlines, Phase.COMPILE: work.deadlines[Phase.COMPILE] * together}
+        deadlines = {**brief.deadlines, Phase.COMPILE: brief.deadlines[Phase.COMPILE] * together}
         place = f"{environment.host} slot {staging.rpartition('-')[2]}".lstrip()
         slots = self._fleet.slots_of(compiler.environment)
         async with (
@@ -305,8 +305,8 @@ class CompileStage:
         ):
             until = time()
             request = requests.Compile(
-                work.kernel_ref,
-                work.target,
+                brief.kernel_ref,
+                brief.target,
                 staging,
                 tuple(units.values()),
                 compiler.toolchain,
@@ -351,12 +351,12 @@ class CompileStage:
 
     def _find_front_ends(self, build: Mapping[str, Any]) -> tuple[list[FrontEndKey], requests.OpenFrontEnd]:
         """Return where a Build's function may be translated, the first machine first, and what is imported for it."""
-        work, library = self._work, build.get(LIBRARY)
-        backend, file = work.kernel.backend, work.kernel.file
-        keys = [FrontEndKey.of(one.environment, backend, file, library) for one in work.compilers]
+        brief, library = self._brief, build.get(LIBRARY)
+        backend, file = brief.kernel.backend, brief.kernel.file
+        keys = [FrontEndKey.of(one.environment, backend, file, library) for one in brief.compilers]
         if library:
             return keys, requests.OpenFrontEnd(backend, library=library, build=build)
-        return keys, requests.OpenFrontEnd(backend, work.kernel_ref)
+        return keys, requests.OpenFrontEnd(backend, brief.kernel_ref)
 
     async def _lower_functions(self, attempts: Sequence[Attempt]) -> list[End]:
         """Have functions translated, so that compiling imports nothing; return the ends of those that cannot be.
@@ -375,21 +375,21 @@ class CompileStage:
 
     async def _lower_function(self, attempt: Attempt) -> list[Instruction]:
         """Try to have a trial's function translated: a request of its own, with the failures of a compile."""
-        work = self._work
+        brief = self._brief
         keys, opening = self._find_front_ends(attempt.unit.build)
         places = [
-            (key, requests.Lower(work.kernel_ref, work.target, attempt.unit, one.toolchain))
-            for key, one in zip(keys, work.compilers, strict=True)
+            (key, requests.Lower(brief.kernel_ref, brief.target, attempt.unit, one.toolchain))
+            for key, one in zip(keys, brief.compilers, strict=True)
         ]
         try:
-            lowered = await self._fleet.front_ends.lower(places, opening, work.job.id, work.deadlines)
+            lowered = await self._fleet.front_ends.lower(places, opening, brief.job.id, brief.deadlines)
         except (WorkerDied, DeadlineExpired, RequestFailed, HostLost) as error:
             if isinstance(error, HostLost):
                 await anyio.sleep(ABSENT_S / 4)
             self._machine.handle_report(CompilerTook([attempt]))
             return self._machine.handle_report(CompilerLeft([attempt], error))
         attempt.compile_s += lowered.seconds
-        await work.learn_names(lowered.observed)
+        await brief.learn_names(lowered.observed)
         if lowered.outcome is None:
             attempt.lowered = lowered.code
             return []
@@ -398,7 +398,7 @@ class CompileStage:
 
     async def _take_in_unit(self, attempt: Attempt, unit: replies.CompiledUnit) -> list[Instruction]:
         """Take in what a compiler reports on a config."""
-        await self._work.learn_names(unit.observed)
+        await self._brief.learn_names(unit.observed)
         attempt.compile_s += unit.seconds
         attempt.lowered = None
         attempt.facts = unit.facts
@@ -416,7 +416,7 @@ class CompileStage:
             directory = self._directories.pop()
         else:
             self._made += 1
-            directory = self._artifacts.make_staging_directory(f"job{self._work.job.id}-{self._made}")
+            directory = self._artifacts.make_staging_directory(f"job{self._brief.job.id}-{self._made}")
         try:
             yield directory
         finally:
@@ -424,7 +424,7 @@ class CompileStage:
 
     async def close(self) -> None:
         """Remove the directories, and need no front end any more; the job is over."""
-        self._fleet.front_ends.leave(self._work.job.id)
+        self._fleet.front_ends.leave(self._brief.job.id)
         # Not on the loop: those of 500 slots took 0.8 s, and lookups waited.
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._remove_directories)

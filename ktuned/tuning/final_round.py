@@ -47,12 +47,12 @@ from ktuned.tuning.finalists import (
     is_implausible,
     is_undecided,
 )
+from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.prior_results import load_admitted_trials
 from ktuned.tuning.progress import Progress, Publish, publish_winner
 from ktuned.tuning.trial_detail import TrialDetail, complete_result, read_interval
 from ktuned.tuning.trial_lifecycle import Attempt
-from ktuned.tuning.work import Work
 
 _log = structlog.get_logger()
 
@@ -97,20 +97,20 @@ class _Finalist(msgspec.Struct):
         if result.metrics:
             self.metrics.append((cost, result.metrics))
 
-    def make_result(self, work: Work, contest: Rounds, found: Mapping[int | None, Figure]) -> TrialResult:
+    def make_result(self, brief: JobBrief, contest: Rounds, found: Mapping[int | None, Figure]) -> TrialResult:
         """Return the figure of all rounds; the old one if all were disturbed."""
         if self.failed is not None:
             return self.failed
-        if is_latency(work.objective):
+        if is_latency(brief.objective):
             return self._make_latency_result(contest, found)
-        return self._make_figure_result(work, contest, found.get(self.trial.id))
+        return self._make_figure_result(brief, contest, found.get(self.trial.id))
 
-    def _make_figure_result(self, work: Work, contest: Rounds, figure: Figure | None) -> TrialResult:
+    def _make_figure_result(self, brief: JobBrief, contest: Rounds, figure: Figure | None) -> TrialResult:
         """Return the result of rounds that were not decided by the latency: of energies, that is as it was."""
         trial = self.trial
         costs = tuple(one[trial.id] for one in contest if trial.id in one)
         decided = replace(self.detail, round_costs=costs, compared=self._all_compared)
-        if work.needs_energy:
+        if brief.needs_energy:
             decided = replace(decided, energy_rounds=len(contest))
         else:
             decided = replace(decided, rounds=len(contest))
@@ -183,7 +183,7 @@ class FinalRound:
 
     def __init__(
         self,
-        work: Work,
+        brief: JobBrief,
         progress: Progress,
         fleet: Fleet,
         lanes: Sequence[Lane],
@@ -191,7 +191,7 @@ class FinalRound:
         measuring: MeasureStage,
         publish: Publish,
     ) -> None:
-        self._work = work
+        self._brief = brief
         self._progress = progress
         self._fleet = fleet
         self._lanes = lanes
@@ -208,7 +208,7 @@ class FinalRound:
         began = monotonic()
         await self._complete_bits()
         finalists = [_Finalist.from_trial(trial) for trial in await self._choose_finalists()]
-        rounds = self._work.preset.finalist_rounds
+        rounds = self._brief.preset.finalist_rounds
         if not finalists:
             return
         if all(self._count_rounds(finalist.trial) >= rounds for finalist in finalists):
@@ -246,7 +246,7 @@ class FinalRound:
         Raises:
             RequestFailed: with code ``source_changed``.
         """
-        anchor, asked = self._work.anchor, set[int]()
+        anchor, asked = self._brief.anchor, set[int]()
         while anchor is not None and anchor.bits:
             likely = await self._find_likely_finalists(anchor)
             trial = next((one for one in likely if not anchor.has_all_bits(one) and one.id not in asked), None)
@@ -257,37 +257,37 @@ class FinalRound:
             if result.outcome is not Outcome.MEASURED:
                 await self._record_loss(trial, result)
                 continue
-            winner = await self._store.finish_trial(trial.id, result, objective=self._work.objective)
+            winner = await self._store.finish_trial(trial.id, result, objective=self._brief.objective)
             if winner is not None:
-                publish_winner(self._publish, self._work.kernel, winner, self._work.job.id)
+                publish_winner(self._publish, self._brief.kernel, winner, self._brief.job.id)
 
     async def _find_likely_finalists(self, anchor: Anchor) -> list[Trial]:
         """Return those that will be finalists if their bits are the anchor's on all inputs."""
-        work = self._work
+        brief = self._brief
         best = await load_admitted_trials(
             self._store,
-            work.admission,
-            work.kernel,
-            work.problem,
-            work.context,
-            figure_objective(work.objective),
-            work.preset.finalists * MOST_TIMES,
+            brief.admission,
+            brief.kernel,
+            brief.problem,
+            brief.context,
+            figure_objective(brief.objective),
+            brief.preset.finalists * MOST_TIMES,
             anchor.may_equal_anchor,
         )
-        costs = [(trial, cost) for trial in best if (cost := work.estimate_cost(trial)) is not None]
-        ranges = [_estimate_range(trial, cost, by_energy=work.needs_energy) for trial, cost in costs]
-        return [costs[place][0] for place in choose_finalists(ranges, work.preset.finalists)]
+        costs = [(trial, cost) for trial in best if (cost := brief.estimate_cost(trial)) is not None]
+        ranges = [_estimate_range(trial, cost, by_energy=brief.needs_energy) for trial, cost in costs]
+        return [costs[place][0] for place in choose_finalists(ranges, brief.preset.finalists)]
 
     async def _launch_on_all_inputs(self, trial: Trial, anchor: Anchor) -> TrialResult:
-        finalist, work = _Finalist.from_trial(trial), self._work
+        finalist, brief = _Finalist.from_trial(trial), self._brief
         request = requests.Trial(
             (finalist.unit,),
-            work.preset,
+            brief.preset,
             judge_contention=False,
             known_us=(trial.latency_us,),
             same_bits=replace(anchor.request, on_all_inputs=True),
         )
-        deadlines = shorten_for_trial(work.deadlines, work.preset, trial.latency_us)
+        deadlines = shorten_for_trial(brief.deadlines, brief.preset, trial.latency_us)
         while True:
             with suppress(LaneSick):
                 return await self._measuring.measure_alone(
@@ -316,7 +316,7 @@ class FinalRound:
             }
             # A seed's inputs are made once for all that wait for them, those that come up meanwhile included.
             seed = next((seed for seed in SEEDS if unchecked[seed]), None)
-            if seed is None or self._work.captured or not self._work.kernel.is_judged:
+            if seed is None or self._brief.captured or not self._brief.kernel.is_judged:
                 return found
             for trial in unchecked[seed]:
                 result = await self._check_with_seed(trial, seed)
@@ -332,13 +332,13 @@ class FinalRound:
         while True:
             try:
                 result = await self._measuring.measure_alone(
-                    self._measuring.choose_well_lane, attempt, request, self._work.deadlines, seed
+                    self._measuring.choose_well_lane, attempt, request, self._brief.deadlines, seed
                 )
             except LaneSick:
                 continue
             except CannotOpen as error:
                 # Made of other numbers the problem may be one that its reference refuses. No config is to blame.
-                _log.warning("seed_not_checked", kernel=self._work.kernel.name, seed=seed, reason=error.message)
+                _log.warning("seed_not_checked", kernel=self._brief.kernel.name, seed=seed, reason=error.message)
                 return None
             if result.outcome is Outcome.MEASURED:
                 return None
@@ -351,10 +351,10 @@ class FinalRound:
         while True:
             lane = self._measuring.choose_well_lane()
             contest = _Contest(
-                self._work, lane, self._measuring, [_Finalist.from_trial(one.trial) for one in finalists]
+                self._brief, lane, self._measuring, [_Finalist.from_trial(one.trial) for one in finalists]
             )
             try:
-                for turn in range(max(rounds, self._work.preset.most_rounds)):
+                for turn in range(max(rounds, self._brief.preset.most_rounds)):
                     is_doubtful = is_undecided(contest.rounds, contest.rivals) or is_implausible(
                         contest.rounds, contest.rivals
                     )
@@ -375,19 +375,19 @@ class FinalRound:
         """
         if self._progress.has_measured:
             return None
-        context = self._work.context
+        context = self._brief.context
         seated = self._find_incumbent()
         if seated is None:
             best = self._store.best_trials(
                 context,
                 1,
-                objective=self._work.objective,
+                objective=self._brief.objective,
                 rounds=rounds,
-                rounds_name=self._work.rounds_name,
+                rounds_name=self._brief.rounds_name,
             )
-            if self._work.objective != LATENCY:
+            if self._brief.objective != LATENCY:
                 # Rounds by one figure have had other finalists than those that are the best by another.
-                top = self._store.best_trials(context, 1, objective=self._work.objective)
+                top = self._store.best_trials(context, 1, objective=self._brief.objective)
                 best = best if best == top else []
             return best[0] if best and await self._is_admitted(best[0].config) else None
         won = self._store.get_trial(seated.trial) if await self._is_admitted(seated.config) else None
@@ -395,63 +395,63 @@ class FinalRound:
 
     def _count_rounds(self, trial: Trial) -> int:
         """Return in how many rounds a trial was a finalist, by what decides here."""
-        return int(trial.detail.get(self._work.rounds_name) or 0)
+        return int(trial.detail.get(self._brief.rounds_name) or 0)
 
     def _cost_or_infinity(self, measured: Trial | TrialResult) -> float:
-        cost = self._work.compute_cost(measured)
+        cost = self._brief.compute_cost(measured)
         return math.inf if cost is None else cost
 
     async def _reinstate_winner(self, best: Trial) -> None:
         """Make the decided trial the winner again, if another has won since: an edit was undone."""
         seated = self._find_incumbent()
         if seated is None or not await self._is_admitted(seated.config):
-            publish_winner(self._publish, self._work.kernel, await self._make_winner(best), self._work.job.id)
+            publish_winner(self._publish, self._brief.kernel, await self._make_winner(best), self._brief.job.id)
 
     async def _make_winner(self, best: Trial) -> Winner:
-        work = self._work
-        await work.admission.store_verdict(work.kernel, work.problem, best.config)
-        return await self._store.decide_winner(best.id, objective=work.objective)
+        brief = self._brief
+        await brief.admission.store_verdict(brief.kernel, brief.problem, best.config)
+        return await self._store.decide_winner(best.id, objective=brief.objective)
 
     def _find_incumbent(self) -> Winner | None:
         """Return the winner of this very context."""
-        incumbent = self._store.get_winner(self._work.key)
-        return None if incumbent is None or incumbent.context != self._work.context else incumbent
+        incumbent = self._store.get_winner(self._brief.key)
+        return None if incumbent is None or incumbent.context != self._brief.context else incumbent
 
     async def _is_admitted(self, config: Config) -> bool:
-        (is_admitted,) = await self._work.check_configs([config])
+        (is_admitted,) = await self._brief.check_configs([config])
         return is_admitted
 
     async def _choose_finalists(self) -> list[Trial]:
         """Return the fastest trials whose configs the space still holds, with the incumbent and the default."""
-        work = self._work
+        brief = self._brief
         best = await load_admitted_trials(
             self._store,
-            work.admission,
-            work.kernel,
-            work.problem,
-            work.context,
-            work.objective,
-            work.preset.finalists * MOST_TIMES,
+            brief.admission,
+            brief.kernel,
+            brief.problem,
+            brief.context,
+            brief.objective,
+            brief.preset.finalists * MOST_TIMES,
         )
-        best = [trial for trial in best if work.compute_cost(trial) is not None]
-        ranges = [_estimate_range(trial, self._cost_or_infinity(trial), by_energy=work.needs_energy) for trial in best]
-        best = [best[place] for place in choose_finalists(ranges, work.preset.finalists)]
-        incumbent, default = self._find_incumbent(), work.kernel.default
+        best = [trial for trial in best if brief.compute_cost(trial) is not None]
+        ranges = [_estimate_range(trial, self._cost_or_infinity(trial), by_energy=brief.needs_energy) for trial in best]
+        best = [best[place] for place in choose_finalists(ranges, brief.preset.finalists)]
+        incumbent, default = self._find_incumbent(), brief.kernel.default
         # The incumbent's figure may be that of a slower hour, and it gives way only where it is measured as well. With
         # the default, the speed-up over it is of the same quiet window.
         for config in (None if incumbent is None else incumbent.config, default):
             if config is None or any(trial.config == config for trial in best) or not await self._is_admitted(config):
                 continue
-            known = self._store.known_trial(work.context, config)
-            if known is not None and known.outcome is Outcome.MEASURED and work.compute_cost(known) is not None:
+            known = self._store.known_trial(brief.context, config)
+            if known is not None and known.outcome is Outcome.MEASURED and brief.compute_cost(known) is not None:
                 best.append(known)
         return best
 
     def _publish_round(self, turn: int, rounds: int, finalists: int) -> None:
         self._publish(
             "refining",
-            kernel=self._work.job.kernel,
-            job=self._work.job.id,
+            kernel=self._brief.job.kernel,
+            job=self._brief.job.id,
             round=turn + 1,
             rounds=rounds,
             finalists=finalists,
@@ -467,15 +467,15 @@ class FinalRound:
         if None in found:
             self._progress.reference_us = found[None].latency_us
             self._progress.reference_spread_us = found[None].spread_us
-        results = {one.trial.id: one.make_result(self._work, contest.rounds, found) for one in contest.finalists}
+        results = {one.trial.id: one.make_result(self._brief, contest.rounds, found) for one in contest.finalists}
         still = {trial: result for trial, result in results.items() if result.outcome is Outcome.MEASURED}
         costs = {trial: cost for trial, result in still.items() if (cost := self._cost_or_infinity(result)) < math.inf}
         incumbent = self._find_incumbent()
         best = elect_winner(costs, found, None if incumbent is None else incumbent.trial)
         if best is not None:
             config = next(one.trial.config for one in contest.finalists if one.trial.id == best)
-            await self._work.admission.store_verdict(self._work.kernel, self._work.problem, config)
-        winner = await self._store.settle_final_round(list(results.items()), best, objective=self._work.objective)
+            await self._brief.admission.store_verdict(self._brief.kernel, self._brief.problem, config)
+        winner = await self._store.settle_final_round(list(results.items()), best, objective=self._brief.objective)
         for trial, result in results.items():
             if trial not in still:
                 self._count_loss(result)
@@ -483,31 +483,31 @@ class FinalRound:
             return
         self._progress.set_best(still[best])
         for one in contest.finalists:
-            if one.trial.id in still and one.trial.config == self._work.kernel.default:
+            if one.trial.id in still and one.trial.config == self._brief.kernel.default:
                 self._progress.set_default(results[one.trial.id])
-        publish_winner(self._publish, self._work.kernel, winner, self._work.job.id)
+        publish_winner(self._publish, self._brief.kernel, winner, self._brief.job.id)
 
     async def _record_loss(self, trial: Trial, result: TrialResult) -> None:
         """Record that a measured trial is none; the best that is left is the best."""
-        await self._store.finish_trial(trial.id, result, objective=self._work.objective)
+        await self._store.finish_trial(trial.id, result, objective=self._brief.objective)
         self._count_loss(result)
 
     def _count_loss(self, result: TrialResult) -> None:
-        best = self._store.best_trials(self._work.context, 1, objective=self._work.objective)
+        best = self._store.best_trials(self._brief.context, 1, objective=self._brief.objective)
         self._progress.count_loss(result, best[0] if best else None)
 
 
 class _Contest:
     """The rounds: each finalist once a round, in an order that rotates, so that a drift affects all alike."""
 
-    def __init__(self, work: Work, lane: Lane, measuring: MeasureStage, finalists: Sequence[_Finalist]) -> None:
+    def __init__(self, brief: JobBrief, lane: Lane, measuring: MeasureStage, finalists: Sequence[_Finalist]) -> None:
         self.finalists = list(finalists)
-        self._work = work
+        self._brief = brief
         self._lane = lane
         self._measuring = measuring
         # Beside an application all are disturbed alike: figures are compared within a round.
-        self._judges_contention = work.judge_contention and not lane.applications
-        self._deadlines = shorten_for_trial(work.deadlines, work.preset, finalists[0].trial.latency_us)
+        self._judges_contention = brief.judge_contention and not lane.applications
+        self._deadlines = shorten_for_trial(brief.deadlines, brief.preset, finalists[0].trial.latency_us)
         self.rounds: list[dict[int | None, float]] = []
 
     @property
@@ -524,14 +524,14 @@ class _Contest:
             if finalist.trial.id in left:
                 await self._time_finalist(finalist)
         is_reference_known = turn >= FEWEST_ROUNDS and not is_implausible(self.rounds, [])
-        if not is_latency(self._work.objective) or is_reference_known:
+        if not is_latency(self._brief.objective) or is_reference_known:
             # A reference has no other figure to compare.
             return
         try:
             async with self._measuring.hold_open_lane(self._lane):
                 await self._lane.use_cores(1 if self._lane.device.kind != "cpu" else ALL_CORES)
-                request = requests.TimeReference(self._work.preset, self._judges_contention)
-                measured, _ = await self._lane.exchange(request, self._work.deadlines)
+                request = requests.TimeReference(self._brief.preset, self._judges_contention)
+                measured, _ = await self._lane.exchange(request, self._brief.deadlines)
         except WorkerError:
             # A reference that ran before and fails now decides nothing about the finalists.
             return
@@ -539,14 +539,14 @@ class _Contest:
             self.rounds[-1][None] = measured.latency_us
 
     async def _time_finalist(self, finalist: _Finalist) -> None:
-        known_us = finalist.trial.latency_us if self._work.needs_energy else None
-        request = requests.Time(finalist.unit, self._work.preset, self._judges_contention, known_us)
+        known_us = finalist.trial.latency_us if self._brief.needs_energy else None
+        request = requests.Time(finalist.unit, self._brief.preset, self._judges_contention, known_us)
         result = await self._measuring.measure_alone(
             lambda: self._lane, finalist.make_attempt(), request, self._deadlines
         )
         if result.outcome is not Outcome.MEASURED:
             finalist.failed = result
-        elif (cost := self._work.compute_round_cost(result)) is not None:
+        elif (cost := self._brief.compute_round_cost(result)) is not None:
             self.rounds[-1][finalist.trial.id] = cost
             finalist.record_round(result, cost)
 

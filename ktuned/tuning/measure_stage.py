@@ -32,6 +32,7 @@ from ktuned.store import Artifacts
 from ktuned.tuning.batches import HOLD_GPU_S, LANE_S
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.deadlines import shorten_for_trial
+from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.prior_results import PriorResults
 from ktuned.tuning.reference import Reference
 from ktuned.tuning.trial_lifecycle import Attempt, TrialState
@@ -51,7 +52,6 @@ from ktuned.tuning.trial_machine import (
     TwinFound,
     find_ends,
 )
-from ktuned.tuning.work import Work
 
 _log = structlog.get_logger()
 
@@ -84,21 +84,21 @@ class MeasureStage:
 
     def __init__(
         self,
-        work: Work,
+        brief: JobBrief,
         lanes: Sequence[Lane],
         compiling: CompileStage,
         artifacts: Artifacts,
         prior: PriorResults | None = None,
     ) -> None:
-        self.work = work
+        self.brief = brief
         self.prior = prior
-        self.machine = work.make_trial_machine()
+        self.machine = brief.make_trial_machine()
         self._lanes = lanes
         self._compiling = compiling
         self._artifacts = artifacts
         self._benches: dict[tuple[str, int, str], Bench] = {}
         self._incumbent: requests.Incumbent | None = None
-        self.reference = Reference(work, compiling, artifacts)
+        self.reference = Reference(brief, compiling, artifacts)
 
     async def measure_batch(self, lane: Lane, batch: Sequence[Attempt], best_us: BestUs, record: RecordEnds) -> None:
         """Measure compiled trials one after the other; each end is recorded as soon as it is there.
@@ -193,7 +193,7 @@ class MeasureStage:
         """Hold a lane that is ready to measure this job's trials, as :meth:`open_lane`."""
         while True:
             await self.reference.prepare_artifact()
-            async with lane.hold(self.work.job.id):
+            async with lane.hold(self.brief.job.id):
                 try:
                     await self.open_lane(lane, seed)
                 except ReferenceUnusable as error:
@@ -212,7 +212,7 @@ class MeasureStage:
             LaneSick: its device does not work, and another lane's does.
         """
         has_stand_in = bool(self._find_other_lanes(lane))
-        bench, deadlines = self.find_bench(lane, seed), self.work.deadlines
+        bench, deadlines = self.find_bench(lane, seed), self.brief.deadlines
         await lane.open(bench, deadlines, waits=not has_stand_in, has_stand_in=has_stand_in)
 
     async def open_lane_early(self, lane: Lane) -> None:
@@ -224,7 +224,7 @@ class MeasureStage:
         """
         with suppress(LaneSick):
             has_stand_in = bool(self._find_other_lanes(lane))
-            await lane.open(self.find_bench(lane), self.work.deadlines, waits=False, has_stand_in=has_stand_in)
+            await lane.open(self.find_bench(lane), self.brief.deadlines, waits=False, has_stand_in=has_stand_in)
 
     def find_lane_facts(self, lane: Lane) -> LaneFacts:
         """Return what the machine is to know of a lane."""
@@ -243,35 +243,35 @@ class MeasureStage:
 
     def record_measurement(self, measured: replies.Measurement) -> None:
         """Let later configs race against this one, if it is the fastest."""
-        self._incumbent = requests.Incumbent.after(self._incumbent, measured, self.work.wanted_bits)
+        self._incumbent = requests.Incumbent.after(self._incumbent, measured, self.brief.wanted_bits)
 
     def _make_trial_request(
         self, lane: Lane, attempts: Sequence[Attempt], best_us: float | None, cores: int | None
     ) -> tuple[requests.Trial, Mapping[str, float]]:
         """Return the request that measures trials together, and its deadlines."""
-        work, applications, wanted_bits = self.work, lane.applications, self.work.wanted_bits
+        brief, applications, wanted_bits = self.brief, lane.applications, self.brief.wanted_bits
         if self.machine.is_default(attempts[0]):
             best_us = None
             # Those of an anchor are what all others are compared with.
             wanted_bits = None if wanted_bits is None else replace(wanted_bits, on_all_inputs=True)
-        elif best_us is not None and self._incumbent is not None and is_latency(work.objective):
+        elif best_us is not None and self._incumbent is not None and is_latency(brief.objective):
             # The bits of the fastest are not known on all inputs yet.
             best_us = min(best_us, self._incumbent.cost)
         request = requests.Trial(
             tuple(attempt.unit for attempt in attempts),
-            work.preset,
-            work.judge_contention and self.machine.may_be_disturbed(attempts[0], has_application=bool(applications)),
+            brief.preset,
+            brief.judge_contention and self.machine.may_be_disturbed(attempts[0], has_application=bool(applications)),
             # By other objectives a slow config may be a good one.
-            best_us * work.job.plan.early_stop if best_us is not None and is_latency(work.objective) else None,
+            best_us * brief.job.plan.early_stop if best_us is not None and is_latency(brief.objective) else None,
             None if best_us is None else self._incumbent,
             cores,
             applications,
-            tuple(attempt.known_us for attempt in attempts) if work.needs_energy or work.wanted_bits else (),
+            tuple(attempt.known_us for attempt in attempts) if brief.needs_energy or brief.wanted_bits else (),
             # On a CPU the daemon's work on a result would disturb the timing of the next one.
             LANE_S if lane.device.kind == "cpu" else HOLD_GPU_S,
             wanted_bits,
         )
-        return request, shorten_for_trial(work.deadlines, work.preset, best_us)
+        return request, shorten_for_trial(brief.deadlines, brief.preset, best_us)
 
     def find_bench(self, lane: Lane, seed: int = 0) -> Bench:
         """Return the problem that a worker must have opened before it can measure this job's trials on ``lane``."""
@@ -282,34 +282,36 @@ class MeasureStage:
         return self._benches[key]
 
     def _make_bench(self, lane: Lane, seed: int) -> Bench:
-        work = self.work
+        brief = self.brief
         # All that decides a problem's data: kernels of one file may share their digest, but not their inputs.
         data = {
-            "kernel": work.job.kernel,
-            "digest": work.context.digest,
-            "problem": dict(work.problem),
-            "measuring": work.context.measuring_version,
-            "device": work.context.device,
+            "kernel": brief.job.kernel,
+            "digest": brief.context.digest,
+            "problem": dict(brief.problem),
+            "measuring": brief.context.measuring_version,
+            "device": brief.context.device,
             "seed": seed,
         }
-        if work.kernel.expects_default_outputs:
-            data["toolchain"] = work.context.toolchain
+        if brief.kernel.expects_default_outputs:
+            data["toolchain"] = brief.context.toolchain
         expected = hashlib.sha256(canonical(data).encode()).hexdigest()
         request = requests.Open(
-            kernel=work.kernel_ref,
-            problem=work.problem,
-            target=work.target,
+            kernel=brief.kernel_ref,
+            problem=brief.problem,
+            target=brief.target,
             device=lane.device,
-            captured=work.captured,
+            captured=brief.captured,
             expected=expected,
             seed=seed,
-            objective=work.objective,
-            needs_energy=work.needs_energy,
+            objective=brief.objective,
+            needs_energy=brief.needs_energy,
             reference=self.reference.unit,
         )
-        identity = canonical({**data, "stamps": dict(work.kernel.stamps), "objective": work.objective})
-        code = DATA_CODE if work.kernel.is_data else KernelCode(work.kernel.file, work.kernel.code_digest)
-        return Bench(work.find_environment(lane.device), work.kernel.backend, code, identity, request, work.learn_names)
+        identity = canonical({**data, "stamps": dict(brief.kernel.stamps), "objective": brief.objective})
+        code = DATA_CODE if brief.kernel.is_data else KernelCode(brief.kernel.file, brief.kernel.code_digest)
+        return Bench(
+            brief.find_environment(lane.device), brief.kernel.backend, code, identity, request, brief.learn_names
+        )
 
 
 class _LaneTurn:
@@ -350,7 +352,7 @@ class _LaneTurn:
             CannotOpen, LaneSick, ReferenceUnusable: the lane cannot be opened.
             RequestFailed: with code ``source_changed``.
         """
-        async with self._lane.hold(self._stage.work.job.id):
+        async with self._lane.hold(self._stage.brief.job.id):
             while self._waiting and not self._later:
                 first = self._waiting[0]
                 # Opening is the problem's cost, or the take-over's after another trial's failure; not this one's.
@@ -370,7 +372,7 @@ class _LaneTurn:
         for attempt in list(self._waiting):
             if prior is None or not attempt.is_compiled or not attempt.files or self._seed or not self._lane.data:
                 continue
-            attempt.content = self._stage.work.identify_measurement(attempt.unit.build, attempt.files, self._lane.data)
+            attempt.content = self._stage.brief.identify_measurement(attempt.unit.build, attempt.files, self._lane.data)
             twin = prior.find_twin(attempt.content)
             if twin is not None:
                 self._waiting.remove(attempt)
@@ -458,10 +460,10 @@ class _LaneTurn:
                 clock.charge_until(attempt, one.at)
             else:
                 clock.charge_seconds(attempt, one.measured.seconds)
-            await self._stage.work.learn_names(one.measured.observed)
+            await self._stage.brief.learn_names(one.measured.observed)
             if attempt.content and self._stage.prior is not None:
                 attempt.read = await self._stage.prior.store_read_digest()
-            anchor, measured = self._stage.work.anchor, one.measured
+            anchor, measured = self._stage.brief.anchor, one.measured
             if anchor is not None:
                 measured = anchor.judge_bits(attempt.config, measured)
             self._stage.record_measurement(measured)

@@ -33,6 +33,7 @@ from ktuned.store import Store
 from ktuned.tuning.exploration import SearchSummary
 from ktuned.tuning.findings import Dissent, Findings
 from ktuned.tuning.hopeless import Hopelessness
+from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.opening import Opening, choose_served_configs
 from ktuned.tuning.prior_results import restore_winner
 from ktuned.tuning.progress import Progress, Publish, publish_trial, publish_winner
@@ -40,7 +41,6 @@ from ktuned.tuning.shared_lead import SharedLead
 from ktuned.tuning.trial_detail import complete_result, read_doubt
 from ktuned.tuning.trial_lifecycle import Attempt
 from ktuned.tuning.trial_machine import End, Stopped, find_ends, is_settled
-from ktuned.tuning.work import Work
 
 _log = structlog.get_logger()
 
@@ -58,20 +58,20 @@ class Outcomes:
     round decided nothing.
     """
 
-    def __init__(self, work: Work, *, store: Store, publish: Publish, pace: Pace) -> None:
-        self.progress = Progress(budget_s=work.job.plan.seconds, objective=work.objective)
-        self.summary = SearchSummary(work.objective)
+    def __init__(self, brief: JobBrief, *, store: Store, publish: Publish, pace: Pace) -> None:
+        self.progress = Progress(budget_s=brief.job.plan.seconds, objective=brief.objective)
+        self.summary = SearchSummary(brief.objective)
         self.under_way: dict[int, Attempt] = {}
         self.opening = Opening(())
-        self.lead = SharedLead(objective=work.objective)
-        self._work = work
+        self.lead = SharedLead(objective=brief.objective)
+        self._brief = brief
         self._store = store
         self._publish = publish
         self._pace = pace
         self.given_up = anyio.Event()
-        self.hopelessness = Hopelessness(keeps_going=work.job.plan.keep_going)
+        self.hopelessness = Hopelessness(keeps_going=brief.job.plan.keep_going)
         self._findings = Findings()
-        self._dissent = Dissent(work.kernel.default)
+        self._dissent = Dissent(brief.kernel.default)
         self.final_fault = ""
         self._first_failure = ""
         self._first_unjudged = ""
@@ -87,9 +87,9 @@ class Outcomes:
             if self.hopelessness.reason:
                 return JobState.FAILED, self.hopelessness.reason
             if self._first_unjudged:
-                return JobState.FAILED, f"no config has a figure by {self._work.objective}; {self._first_unjudged}"
-            if self._work.job.plan.seconds is not None and self.progress.is_out_of_time and not self._first_failure:
-                return JobState.FAILED, f"no config was measured within {self._work.job.plan.seconds:g} s"
+                return JobState.FAILED, f"no config has a figure by {self._brief.objective}; {self._first_unjudged}"
+            if self._brief.job.plan.seconds is not None and self.progress.is_out_of_time and not self._first_failure:
+                return JobState.FAILED, f"no config was measured within {self._brief.job.plan.seconds:g} s"
             lost = f"; {self.progress.lost}" if self.progress.lost else self._first_failure
             return JobState.FAILED, f"no config could be measured{lost}"
         if (unknown := self.opening.awaited_config) is not None:
@@ -118,10 +118,10 @@ class Outcomes:
 
     def _find_classes(self) -> BitClasses:
         """Return the classes of equal bits that are known, where numerics are exact."""
-        if self._work.wanted_bits is None:
+        if self._brief.wanted_bits is None:
             return BitClasses()
-        by = figure_objective(self._work.objective)
-        return BitClasses.of(self._store.best_trials(self._work.context, MOST_COMPARED, objective=by))
+        by = figure_objective(self._brief.objective)
+        return BitClasses.of(self._store.best_trials(self._brief.context, MOST_COMPARED, objective=by))
 
     @property
     def is_default_doubtful(self) -> bool:
@@ -136,10 +136,10 @@ class Outcomes:
 
     async def _find_anchor(self) -> None:
         """Take the anchor's bits from an earlier job's trial, if there is one, and compare what is known with them."""
-        anchor = self._work.anchor
+        anchor = self._brief.anchor
         if anchor is None:
             return
-        known = self._store.known_trial(self._work.context, anchor.config)
+        known = self._store.known_trial(self._brief.context, anchor.config)
         # With fewer bits than are wanted they are the anchor's still, until there are more.
         if known is not None and (known.detail.get("bits") or self.outcome_stands(known)):
             anchor.record_trial_end(known)
@@ -152,7 +152,7 @@ class Outcomes:
         The choice of an anchor holds from here on. A job whose anchor can be none is given up, and all stays as it was,
         an earlier choice too.
         """
-        anchor, chosen = self._work.anchor, self._work.job.plan.anchor
+        anchor, chosen = self._brief.anchor, self._brief.job.plan.anchor
         assert anchor is not None
         if anchor.fault:
             self.hopelessness.give_job_up(anchor.fault)
@@ -160,9 +160,9 @@ class Outcomes:
             return
         self._compared_with = anchor.bits
         if chosen is not None:
-            is_declared = canonical(chosen) == canonical(self._work.declared_default or {})
-            await self._store.anchors.choose_anchor(self._work.key, None if is_declared else chosen)
-        await self._store.mark_same_bits(self._work.context, anchor.bits)
+            is_declared = canonical(chosen) == canonical(self._brief.declared_default or {})
+            await self._store.anchors.choose_anchor(self._brief.key, None if is_declared else chosen)
+        await self._store.mark_same_bits(self._brief.context, anchor.bits)
 
     async def refresh_opening(self) -> None:
         """Look again at what is served, before anything is measured: another job may have changed it meanwhile."""
@@ -173,9 +173,9 @@ class Outcomes:
 
     def outcome_stands(self, known: Trial) -> bool:
         """Return whether a known outcome says enough about its config, and is not to be found out again."""
-        if self._work.job.plan.again or self._work.lacks_figure(known):
+        if self._brief.job.plan.again or self._brief.lacks_figure(known):
             return False
-        return is_settled(known, self._work.deadlines["compile"])
+        return is_settled(known, self._brief.deadlines["compile"])
 
     def record_known_trial(self, known: Trial) -> None:
         """Count a config whose outcome stands, and needs neither compiler nor lane."""
@@ -225,10 +225,10 @@ class Outcomes:
         with anyio.CancelScope(shield=True):
             winner = await self._store.finish_trials(
                 [(attempt.trial, result) for attempt, result in kept],
-                objective=self._work.objective,
+                objective=self._brief.objective,
                 is_opening=is_opening,
             )
-        anchor = self._work.anchor
+        anchor = self._brief.anchor
         if anchor is not None:
             for attempt, result in kept:
                 anchor.record_trial_end(self._make_trial(attempt, result))
@@ -260,22 +260,22 @@ class Outcomes:
         """Take mismatches back where the default's outputs prove nothing, and let the fastest config win."""
         acquitted = self._dissent.find_acquitted()
         for trial, result in acquitted:
-            await self._store.finish_trial(trial.id, result, objective=self._work.objective)
+            await self._store.finish_trial(trial.id, result, objective=self._brief.objective)
             self.progress.count_acquittal(result)
             published = replace(trial, outcome=result.outcome, detail=result.detail)
-            publish_trial(self._publish, self._work, self.progress, published)
+            publish_trial(self._publish, self._brief, self.progress, published)
         if acquitted and self.opening.is_over:
             await self._elect_winner()
 
     def _make_trial(self, attempt: Attempt, result: TrialResult) -> Trial:
         """Return a trial as it was just recorded."""
-        work = self._work
+        brief = self._brief
         return Trial(
             id=attempt.trial,
-            job=work.job.id,
-            kernel=work.job.kernel,
-            problem=work.specialized,
-            device=work.context.device,
+            job=brief.job.id,
+            kernel=brief.job.kernel,
+            problem=brief.specialized,
+            device=brief.context.device,
             config=attempt.config,
             outcome=result.outcome,
             latency_us=result.latency_us,
@@ -284,7 +284,7 @@ class Outcomes:
             lane_s=result.lane_s,
             message=result.message,
             artifact=result.artifact,
-            digest=work.context.digest,
+            digest=brief.context.digest,
             updated=time(),
             detail=result.detail,
         )
@@ -295,11 +295,11 @@ class Outcomes:
         config, outcome = trial.config, trial.outcome
         if outcome is not Outcome.MEASURED and trial.message and not self._first_failure:
             self._first_failure = f"; {outcome}: {trial.message.splitlines()[0]}"
-        if outcome is Outcome.MEASURED and self._work.compute_cost(trial) is None and not self._first_unjudged:
-            figure = trial.figure(self._work.objective)
+        if outcome is Outcome.MEASURED and self._brief.compute_cost(trial) is None and not self._first_unjudged:
+            figure = trial.figure(self._brief.objective)
             why = f"its figure is {figure:.4g}" if figure is not None else "its figure is not finite"
             self._first_unjudged = trial.message.partition("\n")[0] or f"{why}, and must be finite and above 0"
-        is_default = config == self._work.kernel.default
+        is_default = config == self._brief.kernel.default
         self.progress.count_outcome(trial, is_default=is_default)
         self._dissent.record_trial(trial)
         # One that only differs from the default's outputs may be acquitted in the end.
@@ -310,17 +310,17 @@ class Outcomes:
         self._give_up_if_hopeless()
         self.lead.record_trial(trial)
         self.summary.record_best(self.progress.done, self.progress.best)
-        known = read_doubt(trial.detail, trial.latency_us, by_energy=self._work.needs_energy)
+        known = read_doubt(trial.detail, trial.latency_us, by_energy=self._brief.needs_energy)
         # One that was given up has a latency, and no figure by another objective.
-        cost = trial.latency_us if self._work.objective == LATENCY else self._work.estimate_cost(trial)
+        cost = trial.latency_us if self._brief.objective == LATENCY else self._brief.estimate_cost(trial)
         self._tried.append(requests.Tried(config, outcome, cost, known))
         self._changed.set()
-        publish_trial(self._publish, self._work, self.progress, trial)
+        publish_trial(self._publish, self._brief, self.progress, trial)
 
     def skip_unoffered_served(self) -> None:
         """Wait no more for served configs that should have come first and did not: the walked space lacks them."""
         while (config := self.opening.awaited_config) is not None:
-            if self._store.known_trial(self._work.context, config) is not None:
+            if self._store.known_trial(self._brief.context, config) is not None:
                 return
             self.opening.record_outcome(config, Outcome.UNSUPPORTED)
 
@@ -332,33 +332,33 @@ class Outcomes:
             # One that has its outcome could not be recorded with it: the next job tries it again.
             stopped = [attempt for attempt in self.under_way.values() if attempt.outcome is None]
             self.under_way.clear()
-            machine = self._work.make_trial_machine()
+            machine = self._brief.make_trial_machine()
             try:
                 for end in [end for attempt in stopped for end in find_ends(machine.handle_report(Stopped(attempt)))]:
                     if end.attempt.known is None:
                         await self._store.finish_trial(end.attempt.trial, end.result)
             except StoreError as error:
-                _log.warning("trials_not_recorded", job=self._work.job.id, reason=error.message)
+                _log.warning("trials_not_recorded", job=self._brief.job.id, reason=error.message)
 
     async def _find_opening(self) -> Opening:
         """Return the configs that lookups are answered with now, unless a winner of this context is."""
-        work = self._work
-        kernel, winners = work.kernel, work.served()
+        brief = self._brief
+        kernel, winners = brief.kernel, brief.served()
         # It may be that of another checkout: a job here is to have a winner of its own that is no worse.
-        incumbent = next((winner for winner in winners if winner.key == work.key), None)
-        own = self._store.get_winner(work.key)
-        if is_exact(work.objective):
+        incumbent = next((winner for winner in winners if winner.key == brief.key), None)
+        own = self._store.get_winner(brief.key)
+        if is_exact(brief.objective):
             # Nothing but the anchor, until its bits and those of others are known.
             winners, incumbent = [], None
         # As the ladder of answers does: a portfolio takes the place of near problems.
-        leaves = () if is_exact(work.objective) else work.portfolio()
+        leaves = () if is_exact(brief.objective) else brief.portfolio()
         near = [complete_config(kernel, config) for config in leaves] or [
-            complete_config(kernel, winner.config) for winner in stand_ins(work.key, work.specialized, winners)
+            complete_config(kernel, winner.config) for winner in stand_ins(brief.key, brief.specialized, winners)
         ]
         before = None if incumbent is None else complete_config(kernel, incumbent.config)
         asked = [config for config in (before, *near, kernel.default) if config is not None]
-        verdicts = dict(zip(map(canonical, asked), await work.check_configs(asked), strict=True))
-        if own is not None and own.context == work.context and await work.check_configs([own.config]) == [True]:
+        verdicts = dict(zip(map(canonical, asked), await brief.check_configs(asked), strict=True))
+        if own is not None and own.context == brief.context and await brief.check_configs([own.config]) == [True]:
             self._has_winner = True
             return Opening(())
         served = choose_served_configs(before, near, kernel.default, lambda config: verdicts[canonical(config)])
@@ -366,29 +366,29 @@ class Outcomes:
 
     async def _find_shared_lead(self) -> SharedLead:
         """Return what the job begins with if others share a winner of its context."""
-        work, plan = self._work, self._work.job.plan
-        if work.shared is None or work.kernel.batch_invariant or plan.no_share or plan.configs or plan.again:
-            return SharedLead(objective=work.objective)
-        candidate = await work.shared.find_best(work.kernel, work.context, work.objective)
-        served = [*self.opening.served, *([] if work.kernel.default is None else [work.kernel.default])]
+        brief, plan = self._brief, self._brief.job.plan
+        if brief.shared is None or brief.kernel.batch_invariant or plan.no_share or plan.configs or plan.again:
+            return SharedLead(objective=brief.objective)
+        candidate = await brief.shared.find_best(brief.kernel, brief.context, brief.objective)
+        served = [*self.opening.served, *([] if brief.kernel.default is None else [brief.kernel.default])]
         # A job for a context that has a winner is to find a better one.
-        return SharedLead(candidate, served, objective=work.objective, is_decisive=not self._has_winner)
+        return SharedLead(candidate, served, objective=brief.objective, is_decisive=not self._has_winner)
 
     def _find_known_outcome(self, config: Config) -> Outcome | None:
-        known = self._store.known_trial(self._work.context, config)
+        known = self._store.known_trial(self._brief.context, config)
         return known.outcome if known is not None and self.outcome_stands(known) else None
 
     async def _elect_winner(self, *, decided_only: bool = False) -> None:
         """Make the best known config of this context the winner, unless an admitted one is."""
-        work = self._work
+        brief = self._brief
         winner = await restore_winner(
             self._store,
-            work.admission,
-            work.kernel,
-            work.problem,
-            work.context,
-            work.objective,
-            work.preset.finalists,
+            brief.admission,
+            brief.kernel,
+            brief.problem,
+            brief.context,
+            brief.objective,
+            brief.preset.finalists,
             decided_only=decided_only,
         )
         if winner is not None:
@@ -397,5 +397,5 @@ class Outcomes:
     async def _announce_winner(self, winner: Winner) -> None:
         """Keep a new winner's config as admitted, and publish it."""
         self._has_winner = True
-        await self._work.admission.store_verdict(self._work.kernel, self._work.problem, winner.config)
-        publish_winner(self._publish, self._work.kernel, winner, self._work.job.id)
+        await self._brief.admission.store_verdict(self._brief.kernel, self._brief.problem, winner.config)
+        publish_winner(self._publish, self._brief.kernel, winner, self._brief.job.id)

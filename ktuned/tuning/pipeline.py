@@ -33,6 +33,7 @@ from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.exploration import Explorer, open_space
 from ktuned.tuning.final_round import FinalRound
 from ktuned.tuning.hopeless import PROBES
+from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.outcomes import Outcomes
 from ktuned.tuning.prior_results import PriorResults
@@ -40,7 +41,6 @@ from ktuned.tuning.progress import Publish
 from ktuned.tuning.stages import JobStage, LaneAccess, StageReport
 from ktuned.tuning.trial_lifecycle import Attempt
 from ktuned.tuning.trial_machine import End, NotBuilt, find_ends
-from ktuned.tuning.work import Work
 
 STRAGGLER_LOOK_S = 0.2
 """Interval at which the last compiles are looked at."""
@@ -65,7 +65,7 @@ class Pipeline:
 
     def __init__(
         self,
-        work: Work,
+        brief: JobBrief,
         *,
         fleet: Fleet,
         lanes: Sequence[Lane],
@@ -75,9 +75,9 @@ class Pipeline:
         on_stage: Callable[[JobStage], None],
         is_after_kin: bool = False,
     ) -> None:
-        self.work = work
-        work.traces.add_follower(work)
-        self._outcomes = Outcomes(work, store=store, publish=publish, pace=fleet.pace)
+        self.brief = brief
+        brief.traces.add_follower(brief)
+        self._outcomes = Outcomes(brief, store=store, publish=publish, pace=fleet.pace)
         self.progress = self._outcomes.progress
         self._fleet = fleet
         self._lanes = list(lanes)
@@ -88,11 +88,11 @@ class Pipeline:
         self._is_after_kin = is_after_kin
         self._knows_served = False
         self._looking = anyio.Lock()
-        self._compiling = CompileStage(work, fleet, artifacts, on_begun=self._report_last_compiles)
-        self._prior = PriorResults(work, store)
-        self._measuring = MeasureStage(work, self._lanes, self._compiling, artifacts, self._prior)
+        self._compiling = CompileStage(brief, fleet, artifacts, on_begun=self._report_last_compiles)
+        self._prior = PriorResults(brief, store)
+        self._measuring = MeasureStage(brief, self._lanes, self._compiling, artifacts, self._prior)
         self._start_lane: Callable[[Lane], None] | None = None
-        self._machine = work.make_trial_machine()
+        self._machine = brief.make_trial_machine()
         self._batch_size = BatchSize(LANE_S)
         self._learns = True
         self._was_offered = False
@@ -143,11 +143,11 @@ class Pipeline:
         """
         began = monotonic()
         final_round = FinalRound(
-            self.work, self.progress, self._fleet, self._lanes, self._store, self._measuring, self._publish
+            self.brief, self.progress, self._fleet, self._lanes, self._store, self._measuring, self._publish
         )
         try:
             async with anyio.create_task_group() as openings:
-                if not self._store.load_past_searches(self.work.context, 1, 1):
+                if not self._store.load_past_searches(self.brief.context, 1, 1):
                     # Nothing was ever measured, so that there will be something to compile.
                     self._has_fresh.set()
                     openings.start_soon(self._start_compilers)
@@ -181,11 +181,11 @@ class Pipeline:
         slots = self._compiling.slots
         # How many are asked for is the bound that follows the pace; these are those of the fastest.
         to_compile, compile_from = anyio.create_memory_object_stream[Attempt](
-            slots * max(self.work.group_size, MAX_BATCH)
+            slots * max(self.brief.group_size, MAX_BATCH)
         )
         # Besides what each lane takes next, a whole group: its worker goes on with another one meanwhile.
         to_bench, bench_from = anyio.create_memory_object_stream[Attempt](
-            2 * len(self._lanes) * MAX_BATCH + self.work.group_size + OPENING_AHEAD
+            2 * len(self._lanes) * MAX_BATCH + self.brief.group_size + OPENING_AHEAD
         )
         self._channels = {"compile": to_compile, "bench": to_bench}
         producing = anyio.CancelScope()
@@ -225,7 +225,7 @@ class Pipeline:
     @property
     def _remaining_s(self) -> float:
         """The time that the job's limit leaves it."""
-        seconds = self.work.job.plan.seconds
+        seconds = self.brief.job.plan.seconds
         return inf if seconds is None else seconds - self._access.held_s
 
     @property
@@ -233,7 +233,7 @@ class Pipeline:
         """The number of configs under way from which on no more are asked for."""
         return limit_configs_under_way(
             slots=self._compiling.slots,
-            group=self.work.group_size,
+            group=self.brief.group_size,
             lanes=len(self._lanes),
             batch=1 if self._learns else self._batch_size.next_size,
             is_opening=self._waits_for_lanes,
@@ -242,7 +242,7 @@ class Pipeline:
     @property
     def _waits_for_lanes(self) -> bool:
         """True while nothing is measured yet, and whatever is compiled meanwhile will be."""
-        plan = self.work.job.plan
+        plan = self.brief.job.plan
         is_bounded = plan.until == "budget" and plan.seconds is None
         return is_bounded and not self._learns and not self.progress.has_measured
 
@@ -255,18 +255,18 @@ class Pipeline:
         )
 
     async def _ask_for_configs(self, channel: MemoryObjectSendStream[Attempt]) -> None:
-        plan, deadlines, outcomes = self.work.job.plan, self.work.deadlines, self._outcomes
+        plan, deadlines, outcomes = self.brief.job.plan, self.brief.deadlines, self._outcomes
         leading = outcomes.lead.configs
         hopelessness = outcomes.hopelessness
-        async with channel, self._fleet.lend(Role.EXPLORE, self.work.environment) as explorer:
+        async with channel, self._fleet.lend(Role.EXPLORE, self.brief.environment) as explorer:
             while True:
                 is_early = self._is_after_kin and not self._access.is_granted
                 served = outcomes.opening.served
                 order = self._prior.plan_order(served, leading, slots=self._compiling.slots)
-                request = self.work.make_explore_request(order.first, order.last, order.earlier, served=served)
+                request = self.brief.make_explore_request(order.first, order.last, order.earlier, served=served)
                 async with self._fleet.gate.computing(COURTESY_S):
-                    found = await open_space(explorer, request, self.work.kernel, deadlines)
-                await self.work.learn_names(found.observed)
+                    found = await open_space(explorer, request, self.brief.kernel, deadlines)
+                await self.brief.learn_names(found.observed)
                 self._measuring.reference.set_candidates(found.references)
                 if not (is_early and found.learns):
                     break
@@ -304,8 +304,8 @@ class Pipeline:
                     fruitful = monotonic()
                 elif monotonic() - fruitful > deadlines["inspect"]:
                     raise WorkerError(
-                        f"{self.work.kernel.file}:{self.work.kernel.line}: no config of kernel "
-                        f"{self.work.kernel.kernel!r} was found in {deadlines['inspect']:.3g} s: `where` refuses all, "
+                        f"{self.brief.kernel.file}:{self.brief.kernel.line}: no config of kernel "
+                        f"{self.brief.kernel.kernel!r} was found in {deadlines['inspect']:.3g} s: `where` refuses all, "
                         f"or the strategy {found.strategy!r} proposes none",
                         hint="loosen `where`, give a space that yields the valid configs, or name another strategy",
                     )
@@ -316,8 +316,8 @@ class Pipeline:
             outcomes.record_proposed((), are_probes=True)
         self._has_asked_all = True
         self._report_last_compiles()
-        if self.work.preset.straggler_times is not None:
-            await self._end_stragglers(self.work.preset.straggler_times)
+        if self.brief.preset.straggler_times is not None:
+            await self._end_stragglers(self.brief.preset.straggler_times)
 
     async def _end_stragglers(self, times: float) -> None:
         """Where nothing but compiles is left, wait for none that takes many ``times`` as long as the others.
@@ -347,25 +347,25 @@ class Pipeline:
         # A strategy computes, and so keeps off the cores of a timing that has them all.
         async with self._fleet.gate.computing():
             answer = await explorer.ask_for_configs(tried, n, anywhere=anywhere)
-        await self.work.learn_names(answer.observed)
+        await self.brief.learn_names(answer.observed)
         return answer
 
     async def _start_configs(
         self, proposals: Sequence[replies.Proposal], channel: MemoryObjectSendStream[Attempt]
     ) -> None:
         """Start the new configs; those that the store knows already need neither compiler nor lane."""
-        self.work.admission.note_admitted(
-            self.work.kernel, self.work.problem, [proposal.config for proposal in proposals]
+        self.brief.admission.note_admitted(
+            self.brief.kernel, self.brief.problem, [proposal.config for proposal in proposals]
         )
         fresh = []
         lacking: dict[str, Trial] = {}
         for proposal in proposals:
-            known = self._store.known_trial(self.work.context, proposal.config)
+            known = self._store.known_trial(self.brief.context, proposal.config)
             if known is not None and self._outcomes.outcome_stands(known):
                 self._outcomes.record_known_trial(known)
                 continue
             fresh.append(proposal)
-            if known is not None and self.work.lacks_figure(known) and not self.work.job.plan.again:
+            if known is not None and self.brief.lacks_figure(known) and not self.brief.job.plan.again:
                 lacking[canonical(known.config)] = known
         if not fresh:
             return
@@ -377,7 +377,7 @@ class Pipeline:
         configs = [proposal.config for proposal in fresh]
         # Shielded: a row that was entered has an attempt that gives it its outcome.
         with anyio.CancelScope(shield=True):
-            ids = await self._store.begin_trials(self.work.context, self.work.specialized, self.work.job.id, configs)
+            ids = await self._store.begin_trials(self.brief.context, self.brief.specialized, self.brief.job.id, configs)
         attempts = [
             self._make_attempt(trial, proposal, lacking.get(canonical(proposal.config)))
             for trial, proposal in zip(ids, fresh, strict=True)
@@ -391,7 +391,7 @@ class Pipeline:
                 await channel.send(attempt)
 
     def _make_attempt(self, trial: int, proposal: replies.Proposal, known: Trial | None) -> Attempt:
-        unit = requests.UnitRef("", {}) if proposal.build is None else self.work.make_unit(proposal.build)
+        unit = requests.UnitRef("", {}) if proposal.build is None else self.brief.make_unit(proposal.build)
         return Attempt(
             trial,
             proposal.config,
@@ -436,13 +436,13 @@ class Pipeline:
         gate = lane.gate
         if self._access.is_granted:
             async with gate.compiling():
-                lane.prepare(self.work.find_environment(lane.device), self.work.kernel.backend)
+                lane.prepare(self.brief.find_environment(lane.device), self.brief.kernel.backend)
         # Compiled while another job has the lanes.
         await self._measuring.reference.prepare_artifact()
         await self._await_lanes()
         async with gate.compiling():
             if lane.state == "ready":
-                async with lane.hold(self.work.job.id):
+                async with lane.hold(self.brief.job.id):
                     began = monotonic()
                     try:
                         await self._measuring.open_lane_early(lane)

@@ -28,9 +28,9 @@ from ktuned.model import (
     most_similar,
 )
 from ktuned.store import Store
+from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.trial_detail import TrialDetail, choose_rounds_name
 from ktuned.tuning.trial_order import TrialOrder, choose_near_configs, order_by_compile_time, order_configs
-from ktuned.tuning.work import Work
 
 RECENT_CONTEXTS = 4
 """Earlier states of a kernel that predict the next one: after quick saves the newest has tried but few configs."""
@@ -148,8 +148,8 @@ def load_earlier_searches(store: Store, winners: Sequence[Winner], objective: Ob
 class PriorResults:
     """The store's results that concern one job."""
 
-    def __init__(self, work: Work, store: Store) -> None:
-        self._work = work
+    def __init__(self, brief: JobBrief, store: Store) -> None:
+        self._brief = brief
         self._store = store
         self._compile_s: dict[str, float] = {}
         self._kept: set[str] = set()
@@ -160,8 +160,8 @@ class PriorResults:
 
     def plan_order(self, served: Sequence[Config], lead: Sequence[Config] = (), *, slots: int = 1) -> TrialOrder:
         """Return the order in which to try configs; ``served`` are those that lookups were answered with."""
-        context, objective = self._work.context, self._work.objective
-        seated = self._store.get_winner(self._work.key)
+        context, objective = self._brief.context, self._brief.objective
+        seated = self._store.get_winner(self._brief.key)
         newest: dict[str, KnownConfig] = {}
         for known in self._store.load_past_searches(context, RECENT_CONTEXTS, MAX_PREDICTED, objective=objective):
             newest.setdefault(known.text, known)
@@ -171,18 +171,18 @@ class PriorResults:
         if objective != LATENCY:
             # Of those whose figure is unknown the fastest are as good a guess as any.
             past.sort(key=lambda known: _cost_or_infinity(objective, known.figure))
-        plan = self._work.job.plan
+        plan = self._brief.job.plan
         if len(past) <= plan.trials and plan.seconds is None:
             # All are tried. What is expected to be slow comes last, and may take longest to compile.
             measured = [known for known in past if known.outcome is Outcome.MEASURED]
             others = [known for known in past if known.outcome is not Outcome.MEASURED]
             past = order_by_compile_time(measured, slots, sum(known.compile_s for known in others)) + others
-        winners = most_similar(self._work.key, self._store.list_winners(context.kernel))
+        winners = most_similar(self._brief.key, self._store.list_winners(context.kernel))
         best = self._store.measured_configs(winners[0].context, BEST_OF_NEAREST) if winners else []
         near = choose_near_configs(winners, [known.config for known in best])
         settled = self._store.failed_configs(context, MAX_PREDICTED)
         found = order_configs(
-            None if seated is None else seated.config, self._work.kernel.default, past, near, settled, served, lead
+            None if seated is None else seated.config, self._brief.kernel.default, past, near, settled, served, lead
         )
         return msgspec.structs.replace(found, earlier=load_earlier_searches(self._store, winners, objective))
 
@@ -191,10 +191,10 @@ class PriorResults:
 
         A job that is to measure ``again`` takes nothing over.
         """
-        now = self._work.kernel.data_read
-        twins = [] if self._work.job.plan.again else self._store.find_twins(content)
+        now = self._brief.kernel.data_read
+        twins = [] if self._brief.job.plan.again else self._store.find_twins(content)
         twin = next((one for one in twins if self._has_read_the_same(one, now)), None)
-        return None if twin is not None and self._work.lacks_figure(twin) else twin
+        return None if twin is not None and self._brief.lacks_figure(twin) else twin
 
     def _has_read_the_same(self, twin: Trial, now: Mapping[str, str]) -> bool:
         """Return whether all that a trial had read is as it was; what was learned later, it did not depend on."""
@@ -204,7 +204,7 @@ class PriorResults:
 
     async def store_read_digest(self) -> str:
         """Keep what is known to be read for the kernel's data, and return its digest; empty if that is nothing."""
-        read = self._work.kernel.data_read
+        read = self._brief.kernel.data_read
         digest = sha256(canonical(read).encode()).hexdigest() if read else ""
         if digest and digest not in self._kept:
             await self._store.save_versions({digest: read})

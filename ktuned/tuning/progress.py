@@ -24,7 +24,7 @@ from ktuned.model import (
     cost_of,
     is_latency,
 )
-from ktuned.tuning.work import Work
+from ktuned.tuning.job_brief import JobBrief
 
 
 def estimate_time_left_s(*, tried: int, left: int | None, elapsed_s: float, budget_s: float | None) -> float | None:
@@ -175,14 +175,14 @@ class Publish(Protocol):
         """Publish one event."""
 
 
-def publish_trial(publish: Publish, work: Work, progress: Progress, trial: Trial) -> None:
+def publish_trial(publish: Publish, brief: JobBrief, progress: Progress, trial: Trial) -> None:
     """Publish a trial's outcome, and where its job stands; of the trial's detail only its metrics."""
     public = trial.to_wire() | {"metrics": dict(trial.metrics)}
     del public["detail"]
-    public["config"] = work.kernel.config_in_order(trial.config)
-    public["problem"] = work.kernel.problem_in_order(trial.problem)
+    public["config"] = brief.kernel.config_in_order(trial.config)
+    public["problem"] = brief.kernel.problem_in_order(trial.problem)
     standing = progress.to_wire() | {"left_s": progress.left_s}
-    publish("trial_done", kernel=work.job.kernel, job=work.job.id, trial=public, **standing)
+    publish("trial_done", kernel=brief.job.kernel, job=brief.job.id, trial=public, **standing)
 
 
 def publish_winner(publish: Publish, kernel: KernelInfo, winner: Winner, job: int | None) -> None:

@@ -16,8 +16,8 @@ from ktuned.ipc import replies, requests
 from ktuned.model import Outcome
 from ktuned.store import Artifacts
 from ktuned.tuning.compile_stage import CompileStage
+from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.trial_lifecycle import Attempt
-from ktuned.tuning.work import Work
 
 _log = structlog.get_logger()
 
@@ -28,8 +28,8 @@ _MOST_DAMAGED = 3
 class Reference:
     """One job's reference: :meth:`set_candidates` names the configs, :meth:`prepare_artifact` makes one ready."""
 
-    def __init__(self, work: Work, compiling: CompileStage, artifacts: Artifacts) -> None:
-        self._work = work
+    def __init__(self, brief: JobBrief, compiling: CompileStage, artifacts: Artifacts) -> None:
+        self._brief = brief
         self._compiling = compiling
         self._artifacts = artifacts
         self._candidates: list[replies.Proposal] = []
@@ -55,7 +55,7 @@ class Reference:
             CannotOpen: none of the configs can be compiled, or run on the device.
             WorkerError, StoreError: as a compile.
         """
-        if not self._work.kernel.expects_default_outputs:
+        if not self._brief.kernel.expects_default_outputs:
             return
         # What was learned of the kernel since gives its artifact another key, and changes nothing in it. To compile it
         # again would wait for a slot, which a final round keeps closed.
@@ -70,7 +70,7 @@ class Reference:
                     return
                 self._drop_candidate(reason)
         more = f" (and {len(self._reasons) - 1} more cannot run)" if len(self._reasons) > 1 else ""
-        kernel = self._work.kernel
+        kernel = self._brief.kernel
         raise CannotOpen(
             f"{kernel.file}:{kernel.line}: {kernel.kernel}: reference='default', but the default config is "
             f"{self._reasons[0]}{more}",
@@ -81,7 +81,7 @@ class Reference:
         """Have a config's artifact there, and :attr:`unit` name it; return the outcome that it has instead."""
         if proposal.build is None:
             return f"{proposal.outcome}: {proposal.message}"
-        attempt = Attempt(0, proposal.config, self._work.make_unit(proposal.build))
+        attempt = Attempt(0, proposal.config, self._brief.make_unit(proposal.build))
         for end in await self._compiling.compile_attempts([attempt], is_reference=True):
             return f"{end.result.outcome}: {end.result.message}"
         self.unit = attempt.unit

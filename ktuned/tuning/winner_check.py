@@ -29,9 +29,9 @@ from ktuned.store import Artifacts
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.exploration import open_space
 from ktuned.tuning.final_round import SEEDS
+from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.trial_lifecycle import Attempt, TrialState
-from ktuned.tuning.work import Work
 
 SLOWDOWN = 30.0
 """Factor of all deadlines under a sanitizer: compute-sanitizer and AddressSanitizer slow kernels down that much."""
@@ -63,12 +63,12 @@ class Checked(msgspec.Struct, frozen=True):
 class WinnerCheck:
     """Checks one winner on a lane, which measures nothing meanwhile."""
 
-    def __init__(self, work: Work, lane: Lane, fleet: Fleet, artifacts: Artifacts) -> None:
-        self._work = work
+    def __init__(self, brief: JobBrief, lane: Lane, fleet: Fleet, artifacts: Artifacts) -> None:
+        self._brief = brief
         self._lane = lane
         self._fleet = fleet
-        self._compiling = CompileStage(work, fleet, artifacts)
-        self._measuring = MeasureStage(work, [lane], self._compiling, artifacts)
+        self._compiling = CompileStage(brief, fleet, artifacts)
+        self._measuring = MeasureStage(brief, [lane], self._compiling, artifacts)
 
     async def run(self, build: Mapping[str, Any]) -> Checked:
         """Launch the config of a Build on its inputs, before and after timing it, and on those of other seeds.
@@ -76,10 +76,10 @@ class WinnerCheck:
         Raises:
             WorkerError: it cannot be compiled, or the problem cannot be opened.
         """
-        seeds = () if self._work.captured or not self._work.kernel.is_judged else SEEDS
+        seeds = () if self._brief.captured or not self._brief.kernel.is_judged else SEEDS
         async with self._compile_winner(build) as unit:
             message = await self._launch_config(
-                requests.Trial((unit,), self._work.preset, judge_contention=False), unit, 0
+                requests.Trial((unit,), self._brief.preset, judge_contention=False), unit, 0
             )
             for seed in seeds:
                 message = message or await self._launch_config(requests.Check(unit), unit, seed)
@@ -90,7 +90,7 @@ class WinnerCheck:
         attempt = Attempt(0, {}, unit, TrialState.COMPILED)
         try:
             result = await self._measuring.measure_alone(
-                lambda: self._lane, attempt, request, self._work.deadlines, seed
+                lambda: self._lane, attempt, request, self._brief.deadlines, seed
             )
         except RequestFailed as error:
             return error.message
@@ -107,14 +107,14 @@ class WinnerCheck:
             WorkerError: it cannot be compiled, or the problem cannot be opened.
         """
         sanitizer = _AddressSanitizer() if self._lane.device.kind == "cpu" else _ComputeSanitizer()
-        environment = await sanitizer.make_environment(self._work, sanitizers, scratch)
-        deadlines = {phase: SLOWDOWN * seconds for phase, seconds in self._work.deadlines.items()}
+        environment = await sanitizer.make_environment(self._brief, sanitizers, scratch)
+        deadlines = {phase: SLOWDOWN * seconds for phase, seconds in self._brief.deadlines.items()}
         async with (
             self._compile_winner(sanitizer.change_build(build)) as unit,
             # Of several references the one counts that the device can run, which is seen without the sanitizer.
             self._measuring.hold_open_lane(self._lane)
-            if self._work.kernel.expects_default_outputs
-            else self._lane.hold(self._work.job.id),
+            if self._brief.kernel.expects_default_outputs
+            else self._lane.hold(self._brief.job.id),
             self._lend_worker(environment) as worker,
         ):
             bench = self._measuring.find_bench(self._lane)
@@ -143,14 +143,14 @@ class WinnerCheck:
     @asynccontextmanager
     async def _compile_winner(self, build: Mapping[str, Any]) -> AsyncIterator[requests.UnitRef]:
         """Lend the unit of a compiled Build, and know the configs that may be the reference."""
-        work, attempt = self._work, Attempt(0, {}, self._work.make_unit(build))
+        brief, attempt = self._brief, Attempt(0, {}, self._brief.make_unit(build))
         try:
-            if work.kernel.expects_default_outputs:
-                async with self._fleet.lend(Role.EXPLORE, work.environment) as explorer:
-                    found = await open_space(explorer, work.make_explore_request(), work.kernel, work.deadlines)
+            if brief.kernel.expects_default_outputs:
+                async with self._fleet.lend(Role.EXPLORE, brief.environment) as explorer:
+                    found = await open_space(explorer, brief.make_explore_request(), brief.kernel, brief.deadlines)
                 self._measuring.reference.set_candidates(found.references)
             for end in await self._compiling.compile_attempts([attempt]):
-                raise WorkerError(f"the winner of {work.kernel.name} does not compile: {end.result.message}")
+                raise WorkerError(f"the winner of {brief.kernel.name} does not compile: {end.result.message}")
             yield attempt.unit
         finally:
             await self._compiling.close()
@@ -163,13 +163,13 @@ class _AddressSanitizer(msgspec.Struct, frozen=True):
     flags: tuple[str, ...] = ("-fsanitize=address", "-fno-omit-frame-pointer", "-g1")
     options: str = "detect_leaks=0:handle_segv=1:verify_asan_link_order=0:detect_odr_violation=0:abort_on_error=0"
 
-    async def make_environment(self, work: Work, sanitizers: Sanitizers, scratch: Path) -> Environment:
-        if work.kernel.backend != "tvm_ffi":
-            raise Unsupported(f"there is no sanitizer for the backend {work.kernel.backend!r} on a CPU")
+    async def make_environment(self, brief: JobBrief, sanitizers: Sanitizers, scratch: Path) -> Environment:
+        if brief.kernel.backend != "tvm_ffi":
+            raise Unsupported(f"there is no sanitizer for the backend {brief.kernel.backend!r} on a CPU")
         if not sanitizers.address:
             raise Unsupported("AddressSanitizer is not installed here", hint="apt install g++ (it has libasan.so)")
         added = (("LD_PRELOAD", sanitizers.address), ("ASAN_OPTIONS", self.options))
-        return msgspec.structs.replace(work.environment, env=(*work.environment.env, *added))
+        return msgspec.structs.replace(brief.environment, env=(*brief.environment.env, *added))
 
     def change_build(self, build: Mapping[str, Any]) -> Mapping[str, Any]:
         return {**build, "flags": [*build.get("flags", ()), *self.flags]}
@@ -187,16 +187,16 @@ class _ComputeSanitizer(msgspec.Struct, frozen=True):
     name: str = "compute-sanitizer"
     env: tuple[tuple[str, str], ...] = msgspec.field(default=(("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),))
 
-    async def make_environment(self, work: Work, sanitizers: Sanitizers, scratch: Path) -> Environment:
+    async def make_environment(self, brief: JobBrief, sanitizers: Sanitizers, scratch: Path) -> Environment:
         if not sanitizers.compute:
             raise Unsupported(
                 "compute-sanitizer is not installed here", hint="it is part of the CUDA toolkit: put its bin/ on PATH"
             )
-        words = (sanitizers.compute, "--tool", "memcheck", "--print-limit", "3", work.environment.python)
+        words = (sanitizers.compute, "--tool", "memcheck", "--print-limit", "3", brief.environment.python)
         script = scratch / "sanitized-python"
         text = f'#!/bin/sh\nexec {shlex.join(words)} -P -c {shlex.quote(_FROM_THE_SANITIZERS_CHILD)} "$@"\n'
         await anyio.to_thread.run_sync(_write_script, script, text)
-        return msgspec.structs.replace(work.environment, python=str(script), env=(*work.environment.env, *self.env))
+        return msgspec.structs.replace(brief.environment, python=str(script), env=(*brief.environment.env, *self.env))
 
     def change_build(self, build: Mapping[str, Any]) -> Mapping[str, Any]:
         return build

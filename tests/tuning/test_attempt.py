@@ -18,10 +18,10 @@ from ktuned.model.keys import DeviceModel, DeviceName, KernelName, KeyProblem, P
 from ktuned.model.plan import PRESETS, Plan
 from ktuned.model.trial import Context, TrialResult
 from ktuned.model.values import Outcome
+from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.progress import Progress
 from ktuned.tuning.trial_detail import TrialDetail
 from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent, Verdict
-from ktuned.tuning.work import Work
 
 KERNEL = KernelInfo(
     ProjectName("p"),
@@ -41,7 +41,7 @@ KERNEL = KernelInfo(
     Plan(),
 )
 JOB = Job(1, KernelName("p:k"), {"M": 1, "N": 2}, DeviceModel("x"), JobState.RUNNING, 200, "asked", Plan(), created=0.0)
-WORK = Work(
+BRIEF = JobBrief(
     JOB,
     KERNEL,
     JOB.problem,
@@ -65,24 +65,24 @@ WORK = Work(
         ({"job": replace(JOB, id=2)}, True),
         ({"problem": {"M": 7, "N": 7}}, True),
         ({"kernel": replace(KERNEL, digest="other", plan_digest="other", line=9)}, True),
-        ({"context": replace(WORK.context, device_fingerprint="other")}, True),
+        ({"context": replace(BRIEF.context, device_fingerprint="other")}, True),
         ({"kernel": replace(KERNEL, source_digest="other")}, False),
         ({"kernel": replace(KERNEL, backend="other")}, False),
-        ({"context": replace(WORK.context, toolchain="other")}, False),
+        ({"context": replace(BRIEF.context, toolchain="other")}, False),
         ({"devices": ()}, True),
         ({"target": "other"}, False),
     ],
 )
 def test_artifact_key_is_what_decides_the_bytes(change: dict[str, Any], is_same: bool) -> None:
     """Sources, toolchain, target, backend and Build name an artifact; what only decides its speed does not."""
-    assert (msgspec.structs.replace(WORK, **change).make_unit({"n": 1}) == WORK.make_unit({"n": 1})) is is_same
-    assert WORK.make_unit({"n": 1}).key != WORK.make_unit({"n": 2}).key
+    assert (msgspec.structs.replace(BRIEF, **change).make_unit({"n": 1}) == BRIEF.make_unit({"n": 1})) is is_same
+    assert BRIEF.make_unit({"n": 1}).key != BRIEF.make_unit({"n": 2}).key
 
 
 def test_only_the_key_s_part_of_the_problem_is_specialised() -> None:
     """Workers get the whole problem, the key its specialised part."""
-    assert WORK.specialized == {"M": 1}
-    assert WORK.make_explore_request().problem == {"M": 1, "N": 2}
+    assert BRIEF.specialized == {"M": 1}
+    assert BRIEF.make_explore_request().problem == {"M": 1, "N": 2}
 
 
 def test_result_keeps_what_a_failure_printed() -> None:

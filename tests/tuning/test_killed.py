@@ -13,7 +13,7 @@ from ktuned.fleet.failures import KILLS_EXCUSED
 from ktuned.model.job import Job
 from ktuned.model.plan import Plan
 from ktuned.scheduling.preparation import Preparation
-from ktuned.tuning.work import Work
+from ktuned.tuning.job_brief import JobBrief
 from tests.assembled import Parts, assembled, kernel_text, wanted
 
 pytestmark = pytest.mark.anyio
@@ -56,11 +56,11 @@ async def test_config_that_is_killed_each_time_is_the_cause(parts: Parts) -> Non
 class AsOnDisk(Preparation):
     """Takes a kernel file as it is now for the one that was inspected."""
 
-    def prepare_work(self, job: Job) -> Work:
+    def prepare_brief(self, job: Job) -> JobBrief:
         """Return the work with the stamp of now."""
-        work = super().prepare_work(job)
-        stamps = {work.kernel.file: hashlib.sha256(Path(work.kernel.file).read_bytes()).hexdigest()}
-        return msgspec.structs.replace(work, kernel=replace(work.kernel, stamps=stamps))
+        brief = super().prepare_brief(job)
+        stamps = {brief.kernel.file: hashlib.sha256(Path(brief.kernel.file).read_bytes()).hexdigest()}
+        return msgspec.structs.replace(brief, kernel=replace(brief.kernel, stamps=stamps))
 
 
 async def test_job_that_never_gets_on_is_given_up(tmp_path: Path) -> None:

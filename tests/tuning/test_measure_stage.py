@@ -28,13 +28,13 @@ from ktuned.store.artifacts import Artifacts
 from ktuned.tuning.compile_stage import CompileStage
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES
 from ktuned.tuning.final_round import SEEDS
+from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.trial_lifecycle import CONTENDED_TRIES, Attempt, TrialEvent
 from ktuned.tuning.trial_machine import ArtifactFound, CompilerTook, ConfigCompiled, End, TrialMachine
-from ktuned.tuning.work import Work
 from tests.assembled import Parts, kernel_text
 from tests.fake_tensors import REFERENCE
-from tests.tuning.test_attempt import WORK
+from tests.tuning.test_attempt import BRIEF
 
 pytestmark = pytest.mark.anyio
 
@@ -145,7 +145,7 @@ async def measured_all(
     tmp_path: Path,
     attempts: Sequence[Attempt],
     *lanes: PlayedLane,
-    work: Work = WORK,
+    brief: JobBrief = BRIEF,
     taken: list[int] | None = None,
     compiling: Recompiling | None = None,
 ) -> list[Outcome]:
@@ -165,7 +165,7 @@ async def measured_all(
             taken.append(len(ends))
 
     measuring = MeasureStage(
-        msgspec.structs.replace(work, deadlines=DEFAULT_DEADLINES), played, cast("CompileStage", compiling), artifacts
+        msgspec.structs.replace(brief, deadlines=DEFAULT_DEADLINES), played, cast("CompileStage", compiling), artifacts
     )
     await measuring.measure_batch(played[0], attempts, lambda: 5.0, record)
     return outcomes
@@ -283,8 +283,8 @@ async def test_a_disturbed_config_of_a_batch_is_measured_again(tmp_path: Path) -
 async def test_the_default_travels_by_itself(tmp_path: Path) -> None:
     """It is measured in full, while the others stop early."""
     lane = PlayedLane("cuda:0", [MEASURED])
-    work = msgspec.structs.replace(WORK, kernel=replace(WORK.kernel, default={"x": 2}))
-    await measured_all(tmp_path, several(4), lane, work=work)
+    brief = msgspec.structs.replace(BRIEF, kernel=replace(BRIEF.kernel, default={"x": 2}))
+    await measured_all(tmp_path, several(4), lane, brief=brief)
     assert [len(request.units) for request in lane.requests] == [1, 1, 2]
     assert [request.stop_above_us is None for request in lane.requests] == [False, True, False]
 
@@ -449,9 +449,9 @@ def test_kernels_of_one_digest_share_no_expected_outputs(tmp_path: Path) -> None
     """Two kernels of one file may have equal bodies, but each has inputs of its own; one kernel's lanes share them."""
 
     def expected(kernel: str, lane: str) -> str:
-        work = msgspec.structs.replace(WORK, job=replace(WORK.job, kernel=KernelName(kernel)))
+        brief = msgspec.structs.replace(BRIEF, job=replace(BRIEF.job, kernel=KernelName(kernel)))
         played = PlayedLane(lane, [MEASURED])
-        stage = MeasureStage(work, [], cast("CompileStage", None), Artifacts(tmp_path, 1))
+        stage = MeasureStage(brief, [], cast("CompileStage", None), Artifacts(tmp_path, 1))
         request = stage.find_bench(cast("Lane", played)).request
         assert isinstance(request, requests.Open)
         return request.expected
@@ -469,8 +469,8 @@ async def test_configs_race_against_the_fastest_of_their_job(tmp_path: Path) -> 
     lane = PlayedLane(
         "cpu:0", [replace(MEASURED, latency_us=us, low_us=us, high_us=us, beaten=beaten) for us, beaten in figures]
     )
-    work = msgspec.structs.replace(WORK, deadlines=DEFAULT_DEADLINES)
-    measuring = MeasureStage(work, cast("Sequence[Lane]", [lane]), cast("CompileStage", None), artifacts)
+    brief = msgspec.structs.replace(BRIEF, deadlines=DEFAULT_DEADLINES)
+    measuring = MeasureStage(brief, cast("Sequence[Lane]", [lane]), cast("CompileStage", None), artifacts)
 
     async def record(ends: Sequence[End]) -> None:
         """Take the ends."""

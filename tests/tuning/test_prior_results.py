@@ -95,7 +95,7 @@ async def test_a_long_compile_begins_in_time(
     job = await parts.store.create_job(wanted({"n": 64}), {"n": 64}, priority=100, reason="test", plan=plan, now=0.0)
     known = [replace(past(number), compile_s=1.0 if number < 19 else 6.0) for number in range(20)]
     monkeypatch.setattr(parts.store, "load_past_searches", lambda *arguments, **options: known)
-    found = PriorResults(parts.preparation.prepare_work(job), parts.store).plan_order((), slots=2)
+    found = PriorResults(parts.preparation.prepare_brief(job), parts.store).plan_order((), slots=2)
     assert [config["n"] for config in found.first if "n" in config] == numbers
 
 

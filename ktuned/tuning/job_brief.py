@@ -57,7 +57,7 @@ class Compiler(msgspec.Struct, frozen=True):
     toolchain: Mapping[str, str]
 
 
-class Work(msgspec.Struct, eq=False, weakref=True):
+class JobBrief(msgspec.Struct, eq=False, weakref=True):
     """Everything that a job needs to know before it begins.
 
     While it runs, nothing of it changes but what ``traces`` learns of its kernel: that is the digests' part from then
