@@ -1,4 +1,22 @@
-"""From Builds to sealed artifacts, or to the outcomes that say why there are none."""
+"""The compile stage: brings each config of a job to its sealed artifact, or to the outcome that says why it has none.
+
+*The way of a config.* Its artifact has a key, a digest of all that decides its bytes. If the key is sealed, there is
+nothing to compile. If another group compiles it now, for this job or another, it is waited for. Otherwise its group
+waits for a slot, is sent to a compile worker in one request, and each result is taken in as it comes. Where a backend
+*lowers*, a front end first translates the config's function, before the group takes a slot: the front end may import a
+large library, and others can compile meanwhile.
+
+*Groups.* A backend compiles a request's configs one by one (a *batch*, whose size is bounded by time), or builds them
+as one program (a *group*, whose size is learned: :class:`~ktuned.tuning.batches.GroupSize`). The last configs of a job
+are shared out one by one, the longest first, so that all slots end at about the same time.
+
+*Failures.* What a failed request says about its configs is decided by :mod:`~ktuned.tuning.trial_machine`, which may
+ask for smaller requests; this module only carries that out. An error that all configs share (a changed source, a
+backend that cannot be imported, a full disk) is raised, and ends the job.
+
+*Machines.* A job may compile on several machines that have its toolchain. One that cannot be reached is left out for
+:data:`ABSENT_S`.
+"""
 
 from __future__ import annotations
 
@@ -55,13 +73,14 @@ STRAGGLER_S = 2.0
 """A compile that is shorter than this is no straggler."""
 
 ABSENT_S = 4.0
-"""For this long a machine is left out that was not there when a worker was to be started on it."""
+"""How long a machine that could not be reached is left out."""
 
 
 class CompileStage:
-    """Compiles one job's configs; the fleet bounds how many groups at once, :meth:`collect_group` how large they are.
+    """Compiles one job's configs. The fleet bounds how many groups compile at once.
 
-    ``on_begun`` is called when fewer of them may wait: a group has got its slot, or needs none.
+    Args:
+        on_begun: Called whenever a group no longer waits: it has its slot, or needs none.
     """
 
     def __init__(
@@ -89,21 +108,21 @@ class CompileStage:
 
     @property
     def groups(self) -> int:
-        """The number of groups under way at most: those in the slots, and those that are being sealed."""
+        """Most groups that are under way at once: those in the slots, and those that are being sealed."""
         return sum(self._fleet.slots_of(one.environment).most_inside for one in self._brief.compilers)
 
     async def start_workers(self) -> None:
-        """Have workers start, and import what they need, before there is a config to compile."""
+        """Start workers, which import what they need, before there is a config to compile."""
         brief = self._brief
         for compiler in brief.compilers:
             self._fleet.prepare_compilers(compiler.environment, brief.kernel.backend, besides=int(brief.lowers))
         if brief.lowers and not brief.kernel.is_data:
-            # What the files of data have their functions from is known by their Builds.
+            # A kernel file of data imports nothing itself: its Builds name the library that has its functions.
             (key, *_), opening = self._find_front_ends({})
             await self._fleet.front_ends.open(key, opening, brief.job.id, brief.deadlines)
 
     def has_waiting_configs(self, in_channel: int) -> bool:
-        """Return whether a config waits to be compiled: of those in the channel, or for a slot."""
+        """Return whether a config waits to be compiled, in the channel or for a slot."""
         if in_channel or self._last:
             return True
         job = self._brief.job.id
@@ -115,15 +134,17 @@ class CompileStage:
         return sum(configs for _, configs in self._running.values())
 
     def end_stragglers(self, times: float) -> None:
-        """Have the deadline pass of compiles that take ``times`` as long as the longest that came to its end."""
+        """End compiles that take ``times`` as long as the longest finished one, as if their deadline had passed."""
         patience_s = max(STRAGGLER_S, times * self._longest_s)
         for scope, (began, _) in self._running.items():
             if self._longest_s and monotonic() - began > patience_s:
                 scope.cancel()
 
     async def take_next_attempt(self, channel: MemoryObjectReceiveStream[Attempt]) -> Attempt | None:
-        """Return what a slot compiles next; of the last ones that which is expected to take longest, so that all slots
-        end at about the same time. ``None`` when there is nothing more.
+        """Return the config that a slot compiles next, or ``None`` when there are no more.
+
+        Once the last configs are known, the one with the longest expected compile comes first, so that all slots end at
+        about the same time.
         """
         try:
             first = None if self._last else await channel.receive()
@@ -145,7 +166,7 @@ class CompileStage:
     def collect_group(
         self, first: Attempt, channel: MemoryObjectReceiveStream[Attempt], *, lanes_starve: bool
     ) -> list[Attempt]:
-        """Return ``first`` and as many of those that wait in the channel as are to be compiled with it."""
+        """Return ``first`` with the waiting configs that are compiled in the same request."""
         group = [first]
         is_batch = self._machine.compiles_one_by_one
         size = self._batch_size.next_size if is_batch else self._group_size.choose_next_size(lanes_starve=lanes_starve)
@@ -159,26 +180,25 @@ class CompileStage:
 
     @property
     def _pays_together(self) -> bool:
-        """True if a slot is to take several configs at once; the last ones are shared out one by one."""
+        """True if requests of several configs pay; the last configs then stay in the channel to be grouped."""
         return self._batch_size.next_size > 1 if self._machine.compiles_one_by_one else self._group_size.pays
 
     async def compile_attempts(self, attempts: Sequence[Attempt], *, is_reference: bool = False) -> list[End]:
         """Bring each trial to its artifact or to its end; return the ends.
 
-        An artifact that is being compiled already, by this job or another, is waited for. What a ``reference`` takes is
-        the time of the trial that finds its artifact.
+        The time of a compile that ``is_reference`` is charged to the trial that then finds its artifact.
 
         Raises:
-            WorkerError: the backend cannot be loaded at all; or, with code ``source_changed``, the job works from files
-                that are no more.
-            StoreError: an artifact cannot be kept.
+            WorkerError: The backend cannot be loaded at all; or, with code ``source_changed``, the files that the job
+                began with have changed.
+            StoreError: An artifact cannot be kept.
         """
         ends: list[End] = []
         requests_to_make = deque([list(attempts)])
         while requests_to_make:
             missing = self._use_sealed_artifacts(requests_to_make.popleft())
             if self._brief.lowers and missing:
-                # Before there is a slot: a library may take long to be imported, and others compile meanwhile.
+                # Before the group takes a slot: importing a library may take long, and others compile meanwhile.
                 lowered = await self._lower_functions(missing)
                 ends += lowered
                 missing = [attempt for attempt in missing if attempt.outcome is None]
@@ -187,10 +207,10 @@ class CompileStage:
                 continue
             compiler = await self._await_compiler()
             slots, gate = self._fleet.slots_of(compiler.environment), self._fleet.gate_of(compiler.environment)
-            # The slot first: a job that waits for one does not compile, so it must not keep others from having quiet.
+            # The slot first, then the gate: a job that only waits for a slot must not hold up another's quiet window.
             async with slots.hold(self._brief.job.id) as slot, gate.compiling():
                 self._on_begun()
-                # Looked at again: what only waited for a slot may have been compiled meanwhile.
+                # Look again: others may have compiled some of it while this group waited for its slot.
                 missing = self._use_sealed_artifacts(missing)
                 others = [attempt for attempt in missing if not self._may_compile(attempt)]
                 mine = [attempt for attempt in missing if attempt not in others]
@@ -212,10 +232,10 @@ class CompileStage:
         return is_ready and not self._artifacts.is_making(attempt.unit.key)
 
     def _use_sealed_artifacts(self, attempts: Sequence[Attempt]) -> list[Attempt]:
-        """Have the trials compiled whose artifacts are there; return the others."""
+        """Move the trials whose artifacts are sealed to their next state; return the others."""
         missing = []
         for attempt in attempts:
-            # Names may have been learned since it was proposed.
+            # The key may be another by now: names may have been learned since the config was proposed.
             attempt.unit = self._brief.make_unit(attempt.unit.build)
             key = attempt.unit.key
             if not self._artifacts.is_sealed(key):
@@ -229,9 +249,9 @@ class CompileStage:
         return missing
 
     async def _await_compiler(self) -> Compiler:
-        """Return where the next group compiles: the first machine with a free slot, this one before others.
+        """Return where the next group compiles: the first machine with a free slot, else the first that is there.
 
-        One that is not there is left out for a while; where no other has the toolchain, it is waited for.
+        If no machine with the toolchain can be reached, this waits for one.
         """
         while True:
             now = monotonic()
@@ -244,10 +264,10 @@ class CompileStage:
             await anyio.sleep(ABSENT_S / 4)
 
     async def _compile_group(self, group: list[Attempt], compiler: Compiler, slot: Turn) -> list[Instruction]:
-        """Compile a group in one request; return what is to be done with those that have no artifact.
+        """Compile a group in one request; return what becomes of the configs without an artifact.
 
         Raises:
-            WorkerError, StoreError: as :meth:`compile_attempts`.
+            WorkerError, StoreError: As :meth:`compile_attempts`.
         """
         units: dict[str, replies.CompiledUnit] = {}
         error: Failure | None = None
@@ -270,13 +290,13 @@ class CompileStage:
         return instructions
 
     async def _raise_job_error(self, instructions: Sequence[Instruction]) -> None:
-        """Raise the error that ends the job, as its clients are to read it."""
+        """Raise the error that ends the job, if there is one, worded for its clients."""
         for error in [one.error for one in instructions if isinstance(one, EndJob)]:
             if isinstance(error, RequestFailed) and error.errno in DISK_ERRORS:
                 fault = OSError(error.errno, error.message)
                 raise file_fault(fault, f"{self._brief.job.kernel} cannot be compiled") from error
             if isinstance(error, RequestFailed) and error.code == "source_changed":
-                # The watcher follows what is known alone, and the job waits for it.
+                # The watcher follows only files that are known, and the job waits until it has seen this change.
                 await self._brief.learn_names(error.failure.observed)
                 raise error
             raise WorkerError(
@@ -292,7 +312,7 @@ class CompileStage:
         reported: dict[str, replies.CompiledUnit],
         slot: Turn,
     ) -> None:
-        """Have a worker compile a group; ``reported`` has what it says of each config, also where it then fails."""
+        """Send a group to a worker; ``reported`` receives its report on each config, also if the request then fails."""
         brief, environment = self._brief, compiler.environment
         units = {attempt.unit.key: replace(attempt.unit, lowered=attempt.lowered or b"") for attempt in group}
         together = 1 if self._machine.compiles_one_by_one else len(group)
@@ -310,7 +330,7 @@ class CompileStage:
                 staging,
                 tuple(units.values()),
                 compiler.toolchain,
-                # Of a single one nothing is held back.
+                # A single config's result is sent at once.
                 hold_s=COMPILE_S if len(group) > 1 else 0.0,
                 announced=slots.most_inside > slots.total_tokens,
             )
@@ -319,7 +339,7 @@ class CompileStage:
                     request,
                     deadlines,
                     on_item=lambda unit: reported.update({unit.key: unit}),
-                    # Though what fails after that is tried once more.
+                    # The slot is free once the compiler is done, although sealing may still fail.
                     on_computed=slot.give_back,
                 )
             finally:
@@ -334,10 +354,10 @@ class CompileStage:
 
     @asynccontextmanager
     async def _register_request(self, group: Sequence[Attempt]) -> AsyncIterator[float]:
-        """Let :meth:`end_stragglers` end a request, whose worker is killed by that; yield when it began.
+        """Yield the time at which a request began; until it is over, :meth:`end_stragglers` may end it.
 
         Raises:
-            DeadlineExpired: it was ended.
+            DeadlineExpired: The request was ended, and its worker killed.
         """
         began = monotonic()
         with anyio.CancelScope() as scope:
@@ -350,7 +370,7 @@ class CompileStage:
             raise DeadlineExpired(Phase.COMPILE, monotonic() - began, Output())
 
     def _find_front_ends(self, build: Mapping[str, Any]) -> tuple[list[FrontEndKey], requests.OpenFrontEnd]:
-        """Return where a Build's function may be translated, the first machine first, and what is imported for it."""
+        """Return where a Build's function may be translated, by preference, and the request that opens such a place."""
         brief, library = self._brief, build.get(LIBRARY)
         backend, file = brief.kernel.backend, brief.kernel.file
         keys = [FrontEndKey.of(one.environment, backend, file, library) for one in brief.compilers]
@@ -362,7 +382,7 @@ class CompileStage:
         """Have functions translated, so that compiling imports nothing; return the ends of those that cannot be.
 
         Raises:
-            WorkerError: what they are found in cannot be imported, or a source changed.
+            WorkerError: The file or library that has them cannot be imported, or a source changed.
         """
         ends: list[End] = []
         for attempt in attempts:
@@ -374,7 +394,7 @@ class CompileStage:
         return ends
 
     async def _lower_function(self, attempt: Attempt) -> list[Instruction]:
-        """Try to have a trial's function translated: a request of its own, with the failures of a compile."""
+        """Try to have one trial's function translated. A failure counts as that of its compile."""
         brief = self._brief
         keys, opening = self._find_front_ends(attempt.unit.build)
         places = [
@@ -397,7 +417,7 @@ class CompileStage:
         return self._machine.handle_report(ConfigCompiled(attempt, lowered.outcome, lowered.message))
 
     async def _take_in_unit(self, attempt: Attempt, unit: replies.CompiledUnit) -> list[Instruction]:
-        """Take in what a compiler reports on a config."""
+        """Take in a compiler's report on one config; return what becomes of its trial."""
         await self._brief.learn_names(unit.observed)
         attempt.compile_s += unit.seconds
         attempt.lowered = None
@@ -411,7 +431,7 @@ class CompileStage:
 
     @contextmanager
     def _lend_directory(self) -> Iterator[Path]:
-        """Lend a directory to one group; the next group uses it again, several at once have one each."""
+        """Lend a staging directory to a group. Directories are used again; groups at the same time have one each."""
         if self._directories:
             directory = self._directories.pop()
         else:
@@ -423,9 +443,9 @@ class CompileStage:
             self._directories.append(directory)
 
     async def close(self) -> None:
-        """Remove the directories, and need no front end any more; the job is over."""
+        """Remove the directories and give up the front ends: the job is over."""
         self._fleet.front_ends.leave(self._brief.job.id)
-        # Not on the loop: those of 500 slots took 0.8 s, and lookups waited.
+        # Not on the event loop: for 500 slots this took 0.8 s, and lookups waited.
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._remove_directories)
 

@@ -1,7 +1,22 @@
-"""The finalists' decision: the best few are checked on other inputs, and measured again, in turns, while nothing
-compiles.
+"""The final round of a job: its finalists are checked on more inputs and measured again, in turns; the best one wins.
 
-A config that is right only for the inputs of its trial wins nothing: the next best takes its place.
+Figures of trials are not fair enough to decide: trials lie minutes apart, in which clocks change and neighbours come
+and go. So the best few compete under equal conditions. The steps, any of which may make the next ones needless:
+
+1. *Bits.* Where numerics are exact, likely finalists are launched on all inputs, until it is known whose bits equal the
+   anchor's.
+2. *Known decision.* If the same finalists have had their rounds, nothing is measured: the decided trial is the winner.
+   That is the case after an undone edit.
+3. *Other inputs.* A config that is right only for the inputs of its trial wins nothing: it is checked on those of
+   :data:`SEEDS`, and the next best takes its place if it fails.
+4. *Rounds.* In a quiet window, in which no job compiles, each finalist is timed once per round, and so is the
+   reference. The order rotates, so that a drift meets all alike. Rounds go on while they contradict each other
+   (:mod:`~ktuned.tuning.finalists`), up to the preset's most, or until the job's time is up.
+5. *Settling.* All figures and the winner are stored in one transaction, then published.
+
+The incumbent and the default always compete: the incumbent gives way only to a config that was measured beside it, and
+the speed-up over the default should be of the same window. If the lane's device fails, the rounds start again on
+another one. If every round was disturbed, the finalists keep their first figures, and the job's message says so.
 """
 
 from __future__ import annotations
@@ -57,13 +72,17 @@ from ktuned.tuning.trial_lifecycle import Attempt
 _log = structlog.get_logger()
 
 SEEDS = (1, 2)
-"""Seeds of the inputs besides the trials' own, which is 0. Two: what one other set of numbers hides, two seldom do."""
+"""Seeds of the inputs besides the trials' own, which is 0. Two: what one other set of numbers hides, two rarely do."""
 
 
 class _Finalist(msgspec.Struct):
-    """A measured trial that competes, with what its rounds found, or the result that ended its part.
+    """A measured trial that competes.
 
-    ``spreads`` and ``latencies`` are in µs; ``metrics`` stand beside the cost that they gave.
+    Attributes:
+        spreads, latencies: Of each of its rounds, in µs.
+        metrics: Of each of its rounds, with the round's cost.
+        compared: Launches whose outputs were compared in its rounds.
+        failed: The result that ended its part, if it failed in a round.
     """
 
     trial: Trial
@@ -81,13 +100,13 @@ class _Finalist(msgspec.Struct):
         return cls(trial, requests.UnitRef(trial.artifact or "", detail.build or {}), detail)
 
     def make_attempt(self) -> Attempt:
-        """Return the trial as one that is measured again, on the cores that it was measured on."""
+        """Return an attempt that measures the trial again, on the same number of cores."""
         attempt = Attempt.from_finalist(self.trial, self.unit)
         attempt.cores = self.detail.cores
         return attempt
 
     def record_round(self, result: TrialResult, cost: float) -> None:
-        """Take what one round found."""
+        """Take in the result of one round, and its cost."""
         self.compared += result.detail.get("compared") or 0
         if is_nondeterministic(result.detail):
             self.detail = replace(self.detail, nondeterministic=True, same_bits=False)
@@ -98,7 +117,7 @@ class _Finalist(msgspec.Struct):
             self.metrics.append((cost, result.metrics))
 
     def make_result(self, brief: JobBrief, contest: Rounds, found: Mapping[int | None, Figure]) -> TrialResult:
-        """Return the figure of all rounds; the old one if all were disturbed."""
+        """Return the result of all rounds; the trial keeps its old figure if all were disturbed."""
         if self.failed is not None:
             return self.failed
         if is_latency(brief.objective):
@@ -106,7 +125,7 @@ class _Finalist(msgspec.Struct):
         return self._make_figure_result(brief, contest, found.get(self.trial.id))
 
     def _make_figure_result(self, brief: JobBrief, contest: Rounds, figure: Figure | None) -> TrialResult:
-        """Return the result of rounds that were not decided by the latency: of energies, that is as it was."""
+        """Return the result of rounds that were decided by another figure than the latency."""
         trial = self.trial
         costs = tuple(one[trial.id] for one in contest if trial.id in one)
         decided = replace(self.detail, round_costs=costs, compared=self._all_compared)
@@ -136,7 +155,7 @@ class _Finalist(msgspec.Struct):
     def _make_latency_result(self, contest: Rounds, found: Mapping[int | None, Figure]) -> TrialResult:
         trial, figure, reference = self.trial, found.get(self.trial.id), found.get(None)
         medians = [one[trial.id] for one in contest if trial.id in one]
-        # One that every round was disturbed for has been decided by none.
+        # If every round was disturbed, none of them has decided about this trial.
         decided = replace(
             self.detail,
             rounds=len(contest) if medians else None,
@@ -153,33 +172,33 @@ class _Finalist(msgspec.Struct):
         return TrialResult(
             Outcome.MEASURED,
             trial.latency_us if figure is None else figure.latency_us,
-            # Between rounds a device drifts, and within them single launches differ: the wider one is the doubt.
+            # A device drifts between rounds, and launches differ within them: the wider of the two is the doubt.
             trial.spread_us if figure is None else max(figure.spread_us, median(self.spreads)),
             trial.compile_s,
             trial.lane_s,
             self._choose_message(figure),
             artifact=trial.artifact,
-            # Fields that a newer version has stored stay.
+            # Keep fields that a newer version has stored.
             detail={**trial.detail, **decided.to_json()},
         )
 
     @property
     def _all_compared(self) -> int | None:
-        """The launches that were compared, those of the trial included."""
+        """Launches whose outputs were compared, in the trial and in its rounds."""
         return (self.detail.compared or 0) + self.compared or None
 
     def _choose_message(self, figure: Figure | None) -> str:
-        """Return the trial's message; that of a race which the figure of this round has corrects is true no longer."""
+        """Return the trial's message; that of a lost race is dropped once the rounds have measured in full."""
         return "" if figure is not None and self.detail.beaten else self.trial.message
 
     def _find_metrics_at(self, cost: float) -> Mapping[str, float] | None:
-        """Return the metrics of the round whose cost is the nearest."""
+        """Return the metrics of the round whose cost is nearest to ``cost``."""
         nearest = min(self.metrics, key=lambda one: abs(one[0] - cost), default=None)
         return self.detail.metrics if nearest is None else nearest[1]
 
 
 class FinalRound:
-    """Measures a job's finalists again and makes the best of them the winner; ``fault`` says where that failed."""
+    """Lets a job's finalists compete, and makes the best of them the winner; ``fault`` says why it could not."""
 
     def __init__(
         self,
@@ -201,9 +220,10 @@ class FinalRound:
         self.fault = ""
 
     async def run(self, *, is_judged: bool = True, ends_at: float = math.inf) -> None:
-        """Decide, unless there is nothing to decide or it has been decided; outputs count if they can be judged.
+        """Decide who wins, unless there are no finalists or they have competed already.
 
-        After ``ends_at`` (by ``monotonic``) no more rounds are run than a decision needs.
+        Outputs on other inputs are checked only if they can be judged. After ``ends_at`` (``monotonic``) no more rounds
+        are run than a decision needs.
         """
         began = monotonic()
         await self._complete_bits()
@@ -232,19 +252,19 @@ class FinalRound:
             is_quiet = monotonic()
             contest = await self._hold_contest(rounds, finalists, ends_at)
         quiet_s = monotonic() - is_quiet
-        # The wait for other jobs' compiles is no cost of these finalists.
+        # Waiting for other jobs' compiles to end is not counted as a cost of these finalists.
         self._progress.add_cost("finalists_s", checked - began + quiet_s)
         self._progress.add_cost("quiet_s", quiet_s)
         await self._settle_contest(contest)
 
     async def _complete_bits(self) -> None:
-        """Have those that may be finalists launched on all inputs, where numerics are exact.
+        """Launch likely finalists on all inputs, where numerics are exact.
 
-        Most trials have shown their bits on the first inputs alone. One that then leaves others than the anchor makes
-        way for the next best.
+        Most trials have shown their bits on the first inputs alone. A config whose bits then differ from the anchor's
+        makes way for the next best.
 
         Raises:
-            RequestFailed: with code ``source_changed``.
+            RequestFailed: With code ``source_changed``.
         """
         anchor, asked = self._brief.anchor, set[int]()
         while anchor is not None and anchor.bits:
@@ -262,7 +282,7 @@ class FinalRound:
                 publish_winner(self._publish, self._brief.kernel, winner, self._brief.job.id)
 
     async def _find_likely_finalists(self, anchor: Anchor) -> list[Trial]:
-        """Return those that will be finalists if their bits are the anchor's on all inputs."""
+        """Return the trials that will be finalists if their bits equal the anchor's on all inputs."""
         brief = self._brief
         best = await load_admitted_trials(
             self._store,
@@ -295,13 +315,13 @@ class FinalRound:
                 )
 
     async def _check_on_other_inputs(self) -> list[Trial]:
-        """Return finalists that are right for all seeds: whichever is not makes way for the next best.
+        """Return finalists that are right for all seeds; one that is not makes way for the next best.
 
-        One that was decided before has been checked then. Captured inputs have no seed, and without a reference and a
+        A trial that has had rounds was checked before them. Captured inputs have no seed, and without a reference or a
         check nothing can be found wrong.
 
         Raises:
-            RequestFailed: with code ``source_changed``.
+            RequestFailed: With code ``source_changed``.
         """
         passed: dict[int, set[int]] = {seed: set() for seed in SEEDS}
         while True:
@@ -314,7 +334,7 @@ class FinalRound:
                 ]
                 for seed in SEEDS
             }
-            # A seed's inputs are made once for all that wait for them, those that come up meanwhile included.
+            # Seed by seed: making a seed's inputs is expensive, and then serves all finalists, newly found ones too.
             seed = next((seed for seed in SEEDS if unchecked[seed]), None)
             if seed is None or self._brief.captured or not self._brief.kernel.is_judged:
                 return found
@@ -326,7 +346,7 @@ class FinalRound:
                     await self._record_loss(trial, result)
 
     async def _check_with_seed(self, trial: Trial, seed: int) -> TrialResult | None:
-        """Check one finalist on a seed's inputs; return the result that ends its trial, if there is one."""
+        """Check a finalist on a seed's inputs; return the result that ends its trial, or ``None`` if it passed."""
         unit = requests.UnitRef(trial.artifact or "", TrialDetail.from_json(trial.detail).build or {})
         attempt, request = Attempt.from_finalist(trial, unit), requests.Check(unit)
         while True:
@@ -337,7 +357,7 @@ class FinalRound:
             except LaneSick:
                 continue
             except CannotOpen as error:
-                # Made of other numbers the problem may be one that its reference refuses. No config is to blame.
+                # The reference may refuse the problem when it is made from other numbers. No config is to blame.
                 _log.warning("seed_not_checked", kernel=self._brief.kernel.name, seed=seed, reason=error.message)
                 return None
             if result.outcome is Outcome.MEASURED:
@@ -347,7 +367,7 @@ class FinalRound:
             )
 
     async def _hold_contest(self, rounds: int, finalists: Sequence[_Finalist], ends_at: float) -> _Contest:
-        """Let the finalists compete on one device; if that fails meanwhile, start again on another that works."""
+        """Let the finalists compete on one device; if it fails, start again on another one."""
         while True:
             lane = self._measuring.choose_well_lane()
             contest = _Contest(
@@ -369,9 +389,9 @@ class FinalRound:
             return contest
 
     async def _find_decided_trial(self, rounds: int) -> Trial | None:
-        """Return the trial that won before, if nothing was measured since.
+        """Return the trial that has won before, if nothing was measured since.
 
-        Among many that are equally fast, a finalist's figure may now be above that of another: no reason to repeat.
+        Among many configs that are equally fast, another one's figure may be below the winner's: no reason to repeat.
         """
         if self._progress.has_measured:
             return None
@@ -386,7 +406,7 @@ class FinalRound:
                 rounds_name=self._brief.rounds_name,
             )
             if self._brief.objective != LATENCY:
-                # Rounds by one figure have had other finalists than those that are the best by another.
+                # Rounds decide among the best by one figure. By another figure, others may have been finalists.
                 top = self._store.best_trials(context, 1, objective=self._brief.objective)
                 best = best if best == top else []
             return best[0] if best and await self._is_admitted(best[0].config) else None
@@ -394,7 +414,7 @@ class FinalRound:
         return None if won is None or self._count_rounds(won) < rounds else won
 
     def _count_rounds(self, trial: Trial) -> int:
-        """Return in how many rounds a trial was a finalist, by what decides here."""
+        """Return the number of rounds in which a trial competed by this job's figure."""
         return int(trial.detail.get(self._brief.rounds_name) or 0)
 
     def _cost_or_infinity(self, measured: Trial | TrialResult) -> float:
@@ -402,7 +422,7 @@ class FinalRound:
         return math.inf if cost is None else cost
 
     async def _reinstate_winner(self, best: Trial) -> None:
-        """Make the decided trial the winner again, if another has won since: an edit was undone."""
+        """Make a decided trial the winner again if it is not: an edit was undone."""
         seated = self._find_incumbent()
         if seated is None or not await self._is_admitted(seated.config):
             publish_winner(self._publish, self._brief.kernel, await self._make_winner(best), self._brief.job.id)
@@ -413,7 +433,7 @@ class FinalRound:
         return await self._store.decide_winner(best.id, objective=brief.objective)
 
     def _find_incumbent(self) -> Winner | None:
-        """Return the winner of this very context."""
+        """Return the present winner, if it is of this very context."""
         incumbent = self._store.get_winner(self._brief.key)
         return None if incumbent is None or incumbent.context != self._brief.context else incumbent
 
@@ -422,7 +442,7 @@ class FinalRound:
         return is_admitted
 
     async def _choose_finalists(self) -> list[Trial]:
-        """Return the fastest trials whose configs the space still holds, with the incumbent and the default."""
+        """Return the best trials whose configs the space still holds, with the incumbent and the default."""
         brief = self._brief
         best = await load_admitted_trials(
             self._store,
@@ -437,8 +457,8 @@ class FinalRound:
         ranges = [_estimate_range(trial, self._cost_or_infinity(trial), by_energy=brief.needs_energy) for trial in best]
         best = [best[place] for place in choose_finalists(ranges, brief.preset.finalists)]
         incumbent, default = self._find_incumbent(), brief.kernel.default
-        # The incumbent's figure may be that of a slower hour, and it gives way only where it is measured as well. With
-        # the default, the speed-up over it is of the same quiet window.
+        # The incumbent's figure may be of a slower hour, so it must be measured beside those that may replace it. The
+        # default is measured too, so that the speed-up over it is of the same quiet window.
         for config in (None if incumbent is None else incumbent.config, default):
             if config is None or any(trial.config == config for trial in best) or not await self._is_admitted(config):
                 continue
@@ -488,7 +508,7 @@ class FinalRound:
         publish_winner(self._publish, self._brief.kernel, winner, self._brief.job.id)
 
     async def _record_loss(self, trial: Trial, result: TrialResult) -> None:
-        """Record that a measured trial is none; the best that is left is the best."""
+        """Store that a measured trial has failed after all, and count it."""
         await self._store.finish_trial(trial.id, result, objective=self._brief.objective)
         self._count_loss(result)
 
@@ -498,14 +518,14 @@ class FinalRound:
 
 
 class _Contest:
-    """The rounds: each finalist once a round, in an order that rotates, so that a drift affects all alike."""
+    """The rounds on one lane: each finalist once per round, in an order that rotates, so that a drift meets all alike."""
 
     def __init__(self, brief: JobBrief, lane: Lane, measuring: MeasureStage, finalists: Sequence[_Finalist]) -> None:
         self.finalists = list(finalists)
         self._brief = brief
         self._lane = lane
         self._measuring = measuring
-        # Beside an application all are disturbed alike: figures are compared within a round.
+        # Beside an application all are disturbed alike, and figures are compared within a round.
         self._judges_contention = brief.judge_contention and not lane.applications
         self._deadlines = shorten_for_trial(brief.deadlines, brief.preset, finalists[0].trial.latency_us)
         self.rounds: list[dict[int | None, float]] = []
@@ -516,7 +536,7 @@ class _Contest:
         return [finalist.trial.id for finalist in self.finalists if finalist.failed is None]
 
     async def run_round(self, turn: int) -> None:
-        """Measure every finalist that may still win, and in the first rounds the reference, once."""
+        """Measure each finalist that may still win once; in the first rounds the reference, too."""
         left = find_remaining_rivals(self.rounds, self.rivals)
         self.rounds.append({})
         first = turn % len(self.finalists)
@@ -525,7 +545,7 @@ class _Contest:
                 await self._time_finalist(finalist)
         is_reference_known = turn >= FEWEST_ROUNDS and not is_implausible(self.rounds, [])
         if not is_latency(self._brief.objective) or is_reference_known:
-            # A reference has no other figure to compare.
+            # A reference has no figure but its latency.
             return
         try:
             async with self._measuring.hold_open_lane(self._lane):
@@ -533,7 +553,7 @@ class _Contest:
                 request = requests.TimeReference(self._brief.preset, self._judges_contention)
                 measured, _ = await self._lane.exchange(request, self._brief.deadlines)
         except WorkerError:
-            # A reference that ran before and fails now decides nothing about the finalists.
+            # The reference is only shown beside the winner: its failure decides nothing.
             return
         if measured.latency_us is not None:
             self.rounds[-1][None] = measured.latency_us
@@ -552,7 +572,7 @@ class _Contest:
 
 
 def _estimate_range(trial: Trial, cost: float, *, by_energy: bool) -> Range:
-    """Return the costs that a measured config may have, by the interval and the spread of what it was measured by."""
+    """Return the range in which a measured config's cost may lie, by the interval and the spread of its figure."""
     low, high = read_interval(trial.detail, trial.latency_us, by_energy=by_energy) or (1.0, 1.0)
     spread = 0.0 if by_energy or not trial.latency_us else (trial.spread_us or 0.0) / trial.latency_us
     return Range.from_measurement(cost, cost * spread, (cost * low, cost * high))

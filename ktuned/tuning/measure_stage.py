@@ -1,4 +1,21 @@
-"""From a sealed artifact to a figure, or to the outcome that says why there is none."""
+"""The measure stage: brings each compiled config of a job to its figure, or to the outcome that says why it has none.
+
+*Turns.* A lane belongs to one holder at a time. In one *turn* (:class:`_LaneTurn`) a job holds it, opens the problem on
+it if it is not open, and measures a batch: one request after the other, with as many configs in each as the trial
+machine allows. The turn ends when nothing waits, or when a trial must be tried again after others may have had the
+lane. What then has no outcome takes another turn.
+
+*Before a launch* three things may save it. Artifacts that are damaged or gone are compiled again. A config whose
+artifact equals that of a trial with an outcome, called alike on equal data, takes that outcome over. And a lane whose
+device is sick is replaced by another lane, if there is one.
+
+*In a request* the worker measures one config after the other and reports each; a GPU's worker loads the next config
+meanwhile. Reports are taken in while it goes on. What a failure says about the configs is decided by
+:mod:`~ktuned.tuning.trial_machine`.
+
+*The reference* of the problem may be the output of a config. It must be compiled before a lane opens the problem, and
+never while a lane is held: compiling waits for other jobs, which may wait for the lane.
+"""
 
 from __future__ import annotations
 
@@ -56,20 +73,20 @@ from ktuned.tuning.trial_machine import (
 _log = structlog.get_logger()
 
 RecordEnds = Callable[[Sequence[End]], Awaitable[None]]
-"""Records the ends of trials, those that came together at once."""
+"""Records the ends of trials; those that came together, in one call."""
 
 RequestWithDeadlines = tuple[requests.Request[replies.Measurement, Any], Mapping[str, float]]
 """A request to a lane's worker, and its deadlines."""
 
 MakeRequest = Callable[[Lane, Sequence[Attempt], int | None], RequestWithDeadlines]
-"""Returns what a lane is asked about trials that travel together; on a CPU it may have to find out their cores."""
+"""Returns the request for trials that travel together; the number is the cores on a CPU, if it must find out these."""
 
 BestUs = Callable[[], float | None]
-"""Returns the latency (µs) of the best config so far."""
+"""Returns the latency of the best config so far, in µs."""
 
 
 class _Arrived(msgspec.Struct, frozen=True):
-    """A measurement, what was printed until it came, and when that was."""
+    """A measurement, what had been printed by then, and when it came (``monotonic``)."""
 
     measured: replies.Measurement
     output: Output
@@ -79,7 +96,8 @@ class _Arrived(msgspec.Struct, frozen=True):
 class MeasureStage:
     """Measures one job's configs, one at a time on each of its lanes; other lanes stand in for a sick one.
 
-    What was measured before, in another state of the sources, is taken over from ``prior`` results.
+    Args:
+        prior: Where to find trials of equal artifacts, whose outcomes are taken over; ``None`` measures everything.
     """
 
     def __init__(
@@ -101,15 +119,15 @@ class MeasureStage:
         self.reference = Reference(brief, compiling, artifacts)
 
     async def measure_batch(self, lane: Lane, batch: Sequence[Attempt], best_us: BestUs, record: RecordEnds) -> None:
-        """Measure compiled trials one after the other; each end is recorded as soon as it is there.
+        """Measure compiled trials one after the other; each end is recorded as soon as it is known.
 
-        Early stop and the deadlines follow from ``best_us``. Configs race against the fastest that this job has
-        measured: figures of an earlier hour may be of other clocks. The default is the base of speed-ups: it is
-        measured in full, however slow.
+        Early stop and the deadlines follow from ``best_us``. Configs race against the fastest that *this job* has
+        measured, because the clocks may have been others at an earlier hour. The default is measured in full, however
+        slow it is: speed-ups are relative to it.
 
         Raises:
-            CannotOpen: the problem's data cannot be made, so nothing of this job can be measured.
-            RequestFailed: with code ``source_changed``.
+            CannotOpen: The problem's data cannot be made, so nothing of this job can be measured.
+            RequestFailed: With code ``source_changed``.
         """
 
         def make_request(lane: Lane, attempts: Sequence[Attempt], cores: int | None) -> RequestWithDeadlines:
@@ -117,7 +135,7 @@ class MeasureStage:
 
         waiting = list(batch)
         while waiting:
-            # Where one is sick another one stands in, or it is waited for.
+            # A sick lane raises at once if another can stand in, and is waited for if none can.
             with suppress(LaneSick):
                 waiting = await self._take_turn(self._choose_stand_in(lane), waiting, make_request, record)
             waiting = [attempt for attempt in waiting if attempt.outcome is None]
@@ -130,12 +148,12 @@ class MeasureStage:
         deadlines: Mapping[str, float],
         seed: int = 0,
     ) -> TrialResult:
-        """Measure a trial by a request of its own, on the inputs of a seed, until it has its end.
+        """Measure a trial by a request of its own, on the inputs of ``seed``, until it has its end.
 
         Raises:
-            CannotOpen: the problem's data cannot be made of this seed.
-            LaneSick: the chosen lane's device does not work.
-            RequestFailed: with code ``source_changed``.
+            CannotOpen: The problem's data cannot be made from this seed.
+            LaneSick: The chosen lane's device does not work.
+            RequestFailed: With code ``source_changed``.
         """
         ends: list[End] = []
 
@@ -149,11 +167,11 @@ class MeasureStage:
     async def _take_turn(
         self, lane: Lane, attempts: Sequence[Attempt], make_request: MakeRequest, record: RecordEnds, seed: int = 0
     ) -> list[Attempt]:
-        """Hold a lane once to measure trials; return those that are still to end.
+        """Hold a lane once to measure trials; return those that still have no end.
 
         Raises:
-            CannotOpen, LaneSick: the lane cannot be opened.
-            RequestFailed: with code ``source_changed``.
+            CannotOpen, LaneSick: The lane cannot be opened.
+            RequestFailed: With code ``source_changed``.
         """
         if ends := await self._recompile_lost_artifacts(attempts):
             await record(ends)
@@ -167,7 +185,7 @@ class MeasureStage:
         return turn.remaining
 
     async def _recompile_lost_artifacts(self, attempts: Sequence[Attempt]) -> list[End]:
-        """Have those compiled again whose artifacts are damaged or gone; return the ends of those that cannot be."""
+        """Compile damaged or missing artifacts again; return the ends of the trials that have none now."""
         for attempt in attempts:
             if attempt.is_compiled and not self._artifacts.is_sealed(attempt.unit.key):
                 self.machine.handle_report(ArtifactGone(attempt))
@@ -177,20 +195,20 @@ class MeasureStage:
         return await self._compiling.compile_attempts(lost) if lost else []
 
     def choose_well_lane(self) -> Lane:
-        """Return a lane that works, or the first one where none does."""
+        """Return the first lane that works, or the first of all if none does."""
         return next((lane for lane in self._lanes if not lane.health.is_sick), self._lanes[0])
 
     def _find_other_lanes(self, lane: Lane) -> list[Lane]:
-        """Return the lanes besides this one that work."""
+        """Return the other lanes that work."""
         return [other for other in self._lanes if other is not lane and not other.health.is_sick]
 
     def _choose_stand_in(self, lane: Lane) -> Lane:
-        """Return the lane itself, or one that works while it is sick and not yet to be tried again."""
+        """Return the lane itself; while it is sick and not due for another try, one that works instead."""
         return next(iter(self._find_other_lanes(lane)), lane) if lane.health.pause_s else lane
 
     @asynccontextmanager
     async def hold_open_lane(self, lane: Lane, seed: int = 0) -> AsyncIterator[None]:
-        """Hold a lane that is ready to measure this job's trials, as :meth:`open_lane`."""
+        """Hold a lane on which :meth:`open_lane` has succeeded."""
         while True:
             await self.reference.prepare_artifact()
             async with lane.hold(self.brief.job.id):
@@ -203,35 +221,34 @@ class MeasureStage:
                 return
 
     async def open_lane(self, lane: Lane, seed: int = 0) -> None:
-        """Have a lane ready to measure this job's trials, on the inputs of a seed; the caller holds it. Where all are
-        sick it waits.
+        """Open the problem on a held lane, with the inputs of ``seed``; wait while all lanes are sick.
 
         Raises:
-            CannotOpen: the problem's data cannot be made.
-            ReferenceUnusable: the :attr:`reference` is to be replaced.
-            LaneSick: its device does not work, and another lane's does.
+            CannotOpen: The problem's data cannot be made.
+            ReferenceUnusable: The :attr:`reference` must be replaced.
+            LaneSick: Its device does not work, but another lane's does.
         """
         has_stand_in = bool(self._find_other_lanes(lane))
         bench, deadlines = self.find_bench(lane, seed), self.brief.deadlines
         await lane.open(bench, deadlines, waits=not has_stand_in, has_stand_in=has_stand_in)
 
     async def open_lane_early(self, lane: Lane) -> None:
-        """Have a lane ready before there is anything to measure, unless it is sick; the caller holds it.
+        """Open the problem on a held lane before there is anything to measure; leave a sick lane alone.
 
         Raises:
-            CannotOpen: the problem's data cannot be made.
-            ReferenceUnusable: the :attr:`reference` is to be replaced.
+            CannotOpen: The problem's data cannot be made.
+            ReferenceUnusable: The :attr:`reference` must be replaced.
         """
         with suppress(LaneSick):
             has_stand_in = bool(self._find_other_lanes(lane))
             await lane.open(self.find_bench(lane), self.brief.deadlines, waits=False, has_stand_in=has_stand_in)
 
     def find_lane_facts(self, lane: Lane) -> LaneFacts:
-        """Return what the machine is to know of a lane."""
+        """Return what the trial machine must know about a lane."""
         return LaneFacts(lane.device.kind == "cpu", bool(self._find_other_lanes(lane)), lane.is_doubtful)
 
     async def try_device(self, lane: Lane, attempt: Attempt, seed: int) -> list[Instruction]:
-        """Open a lane again on which a trial has failed; return what becomes of that."""
+        """Open a lane again after a trial failed on it; return what becomes of the trial."""
         is_sick = False
         try:
             await self.open_lane(lane, seed)
@@ -248,20 +265,20 @@ class MeasureStage:
     def _make_trial_request(
         self, lane: Lane, attempts: Sequence[Attempt], best_us: float | None, cores: int | None
     ) -> tuple[requests.Trial, Mapping[str, float]]:
-        """Return the request that measures trials together, and its deadlines."""
+        """Return the request that measures trials together, and its deadlines in s by phase."""
         brief, applications, wanted_bits = self.brief, lane.applications, self.brief.wanted_bits
         if self.machine.is_default(attempts[0]):
             best_us = None
-            # Those of an anchor are what all others are compared with.
+            # An anchor's bits are what all others are compared with.
             wanted_bits = None if wanted_bits is None else replace(wanted_bits, on_all_inputs=True)
         elif best_us is not None and self._incumbent is not None and is_latency(brief.objective):
-            # The bits of the fastest are not known on all inputs yet.
+            # The fastest config may not be the best yet: its bits are not known on all inputs.
             best_us = min(best_us, self._incumbent.cost)
         request = requests.Trial(
             tuple(attempt.unit for attempt in attempts),
             brief.preset,
             brief.judge_contention and self.machine.may_be_disturbed(attempts[0], has_application=bool(applications)),
-            # By other objectives a slow config may be a good one.
+            # By another objective a slow config may be a good one.
             best_us * brief.job.plan.early_stop if best_us is not None and is_latency(brief.objective) else None,
             None if best_us is None else self._incumbent,
             cores,
@@ -274,7 +291,7 @@ class MeasureStage:
         return request, shorten_for_trial(brief.deadlines, brief.preset, best_us)
 
     def find_bench(self, lane: Lane, seed: int = 0) -> Bench:
-        """Return the problem that a worker must have opened before it can measure this job's trials on ``lane``."""
+        """Return the problem that a worker on ``lane`` must have open to measure this job's trials."""
         unit = self.reference.unit
         key = lane.device.name, seed, "" if unit is None else unit.key
         if key not in self._benches:
@@ -315,10 +332,10 @@ class MeasureStage:
 
 
 class _LaneTurn:
-    """One hold of a lane, in which it measures what waits, request by request.
+    """One hold of a lane, in which a batch is measured, request by request.
 
-    It ends when nothing waits any more, or a trial is to be tried again after others may have had the lane. What then
-    still has no end is ``remaining``.
+    A trial is ``_waiting``, or ``_in_request`` until it is reported on, or ``_later``: it is tried again in another
+    turn, or must be compiled again first. ``_later`` ends the turn, so that others may have the lane.
     """
 
     def __init__(
@@ -342,20 +359,21 @@ class _LaneTurn:
 
     @property
     def remaining(self) -> list[Attempt]:
-        """The trials without an end."""
+        """The trials without an end, in their order."""
         return [*self._in_request, *self._waiting, *self._later]
 
     async def run(self) -> None:
-        """Measure.
+        """Measure until nothing waits, or something must wait for another turn.
 
         Raises:
-            CannotOpen, LaneSick, ReferenceUnusable: the lane cannot be opened.
-            RequestFailed: with code ``source_changed``.
+            CannotOpen, LaneSick, ReferenceUnusable: The lane cannot be opened.
+            RequestFailed: With code ``source_changed``.
         """
         async with self._lane.hold(self._stage.brief.job.id):
             while self._waiting and not self._later:
                 first = self._waiting[0]
-                # Opening is the problem's cost, or the take-over's after another trial's failure; not this one's.
+                # A failed trial may have cost the lane its worker, so it is opened for each request. That time is
+                # recorded apart: it is not the cost of the trial that comes next.
                 began = monotonic()
                 await self._stage.open_lane(self._lane, self._seed)
                 first.open_s += monotonic() - began
@@ -366,7 +384,7 @@ class _LaneTurn:
                     await self._send_request()
 
     def _end_known_twins(self) -> list[End]:
-        """Return the ends of those that wait whose figure is known: of equal bytes, called alike, on equal data."""
+        """Return the ends of waiting trials that have a twin: equal bytes, called alike, on equal data."""
         ends: list[End] = []
         prior = self._stage.prior
         for attempt in list(self._waiting):
@@ -386,7 +404,7 @@ class _LaneTurn:
         granted = await lane.use_cores(plan.cores)
         attempts = [self._waiting.popleft() for _ in range(plan.count)]
         self._in_request.extend(attempts)
-        # Where there are fewer than it wants, nothing more can be found.
+        # With fewer cores than planned, the launch could not show whether these are enough.
         request, deadlines = self._make_request(
             lane, attempts, granted if plan.finds_cores and granted >= plan.cores else None
         )
@@ -411,10 +429,10 @@ class _LaneTurn:
         facts: LaneFacts,
         clock: _LaneClock,
     ) -> None:
-        """Send a request, and take its measurements as they come: while the next one is measured, if there is one.
+        """Send a request, and take its measurements in as they come, while the worker measures on.
 
         Raises:
-            WorkerDied, DeadlineExpired, RequestFailed: as the worker's own exchange.
+            WorkerDied, DeadlineExpired, RequestFailed: The request failed; what had arrived was taken in.
         """
         count, self._items = len(self._in_request), 0
         if count == 1:
@@ -433,7 +451,7 @@ class _LaneTurn:
                 await self._take_in_measurements(arrived, facts, clock)
 
         def on_item(measured: replies.Measurement) -> None:
-            # More than were asked for: the worker's code writes to files that it did not open.
+            # A worker that reports more than it was asked for: user code may write to pipes that it did not open.
             if self._items < count - 1:
                 self._items += 1
                 send.send_nowait(_Arrived(measured, self._lane.output(), monotonic()))
@@ -445,13 +463,13 @@ class _LaneTurn:
                     measured, output = await self._lane.exchange(request, deadlines, on_item=on_item)
                     send.send_nowait(_Arrived(measured, output, monotonic()))
                 except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
-                    # Raised outside: what has arrived is taken first, and a group would wrap it.
+                    # Raised below: what has arrived must be taken in first, and the task group would wrap the error.
                     failures.append(raised)
         for failure in failures:
             raise failure
 
     async def _take_in_measurements(self, arrived: Sequence[_Arrived], facts: LaneFacts, clock: _LaneClock) -> None:
-        """Take in measurements of the request's first trials, in their order."""
+        """Take in the next measurements of the request, in its order; record the ends that follow."""
         await self._lane.pace.step()
         ends: list[End] = []
         for one in arrived:
@@ -473,7 +491,7 @@ class _LaneTurn:
             await self._record(ends)
 
     async def _carry_out_instructions(self, instructions: Sequence[Instruction]) -> list[End]:
-        """Do what the machine says; return the ends that it has decided."""
+        """Sort trials as the machine says; return the ends that it has decided."""
         ends = find_ends(instructions)
         for instruction in instructions:
             match instruction:
@@ -493,18 +511,18 @@ class _LaneTurn:
 
 
 class _LaneClock:
-    """Shares the time of one request among its trials, of which one is at work at a time."""
+    """Charges the time of one request to its trials, which are measured one after the other."""
 
     def __init__(self, lane: Lane) -> None:
         self._lane = lane
         self._began, self._began_at, self._spent_s = monotonic(), time(), 0.0
 
     def charge_seconds(self, attempt: Attempt, seconds: float) -> None:
-        """Charge the next so many seconds to a trial."""
+        """Charge the next ``seconds`` to a trial."""
         attempt.lane_s += seconds
         attempt.record_place("lane", self._lane.device.name, self._began_at + self._spent_s)
         self._spent_s += seconds
 
     def charge_until(self, attempt: Attempt, now: float) -> None:
-        """Charge all that has not been charged yet to a trial; ``now`` by ``monotonic``."""
+        """Charge all time up to ``now`` (``monotonic``) that is not charged yet to a trial."""
         self.charge_seconds(attempt, max(0.0, now - self._began - self._spent_s))

@@ -1,4 +1,22 @@
-"""Outcomes of a job's configs: committed, counted and published; and the winner that follows from them."""
+"""Outcomes of a job's configs: committed, counted and published; and the winner that follows from them.
+
+*A trial's end* is committed to the store first, together with those that came at the same time. Then a winner that
+follows from it is announced. Then it is counted, which may show that the job is hopeless, kept for the strategy's next
+question, and published.
+
+*When a winner may change.* A job begins with an *opening* (:mod:`~ktuned.tuning.opening`): until the configs that
+lookups are answered with now have their outcomes, nothing becomes the winner, because it might be worse. So ends are
+committed one by one until the opening is over. From then on a config that beats the winner replaces it at once; the
+final round decides in the end.
+
+*Three judgements need the results of several configs.* Exact numerics compare bits with the anchor's
+(:mod:`~ktuned.tuning.anchor`), so a new anchor re-marks all trials so far. Where the default's own outputs prove
+nothing, mismatches are taken back (:class:`~ktuned.tuning.findings.Dissent`). And failures that are all alike give the
+job up (:mod:`~ktuned.tuning.hopeless`).
+
+*When the job is stopped*, trials without an outcome are recorded as stopped. That is shielded and bounded: the store
+may be what failed.
+"""
 
 from __future__ import annotations
 
@@ -45,17 +63,21 @@ from ktuned.tuning.trial_machine import End, Stopped, find_ends, is_settled
 _log = structlog.get_logger()
 
 _STOP_S = 5.0
+"""Time to record the trials of a job that is stopped."""
 
 MOST_COMPARED = 2_000
-"""Configs whose bits are compared for a job's message: to read them takes a tenth of a second."""
+"""Most configs whose bits are compared for a job's message: reading them takes a tenth of a second."""
 
 
 class Outcomes:
     """The outcomes of one job's configs so far.
 
-    ``under_way`` are its attempts without an outcome, by trial; ``opening`` and ``lead`` what it begins with;
-    ``hopelessness`` says whether to go on, and ``given_up`` is set once it says no. ``final_fault`` is why the final
-    round decided nothing.
+    Attributes:
+        under_way: The attempts without an outcome, by trial.
+        opening: The configs that lookups are answered with, which come first.
+        lead: The config that others share, if there is one.
+        hopelessness: Whether to go on; ``given_up`` is set once it says no.
+        final_fault: Why the final round decided nothing, or empty.
     """
 
     def __init__(self, brief: JobBrief, *, store: Store, publish: Publish, pace: Pace) -> None:
@@ -95,29 +117,20 @@ class Outcomes:
         if (unknown := self.opening.awaited_config) is not None:
             words = ", ".join(f"{name}={value}" for name, value in unknown.items())
             return JobState.FAILED, f"lookups go on with {words}, which could not be measured here: tune again"
-        words = (
-            self.lead.describe_lead()
-            if self.lead.ends_job
-            else self.summary.describe_search(self.progress.done, self.progress.best)
+        lead, search = self.lead.describe_lead(), self.summary.describe_search(self.progress.done, self.progress.best)
+        headline, shared = (lead, "") if self.lead.ends_job else (search, lead)
+        notices = (
+            shared,
+            self.summary.prior_fault,
+            self._dissent.describe_dissent(),
+            *self._findings.describe_findings(),
+            self.final_fault,
+            *self._find_classes().lines(),
         )
-        shared = "" if self.lead.ends_job else self.lead.describe_lead()
-        lines = filter(
-            None,
-            (
-                *(
-                    shared,
-                    self.summary.prior_fault,
-                    self._dissent.describe_dissent(),
-                    *self._findings.describe_findings(),
-                    self.final_fault,
-                ),
-                *self._find_classes().lines(),
-            ),
-        )
-        return JobState.DONE, "\n".join(filter(None, (words, *map(as_notice, lines))))
+        return JobState.DONE, "\n".join(filter(None, (headline, *map(as_notice, filter(None, notices)))))
 
     def _find_classes(self) -> BitClasses:
-        """Return the classes of equal bits that are known, where numerics are exact."""
+        """Return the classes of configs with equal bits; empty unless numerics are exact."""
         if self._brief.wanted_bits is None:
             return BitClasses()
         by = figure_objective(self._brief.objective)
@@ -125,32 +138,32 @@ class Outcomes:
 
     @property
     def is_default_doubtful(self) -> bool:
-        """True where the outputs of the default prove nothing."""
+        """True if the default's outputs prove nothing."""
         return self._dissent.is_default_doubtful
 
     async def open_job(self) -> None:
-        """Make the best known config the winner where that is certain to be no worse than what is served now."""
+        """Find what the job begins with; make the best known config the winner if it is certainly no worse."""
         await self._find_anchor()
         await self.refresh_opening()
         self.lead = await self._find_shared_lead()
 
     async def _find_anchor(self) -> None:
-        """Take the anchor's bits from an earlier job's trial, if there is one, and compare what is known with them."""
+        """Take the anchor's bits from an earlier job's trial, if there is one, and compare all trials with them."""
         anchor = self._brief.anchor
         if anchor is None:
             return
         known = self._store.known_trial(self._brief.context, anchor.config)
-        # With fewer bits than are wanted they are the anchor's still, until there are more.
+        # Bits on fewer inputs than are wanted will do until the anchor is launched on all.
         if known is not None and (known.detail.get("bits") or self.outcome_stands(known)):
             anchor.record_trial_end(known)
         if anchor.bits or anchor.fault:
             await self._compare_with_anchor()
 
     async def _compare_with_anchor(self) -> None:
-        """Note on all trials so far whether they have the anchor's bits.
+        """Mark all trials so far by whether they have the anchor's bits.
 
-        The choice of an anchor holds from here on. A job whose anchor can be none is given up, and all stays as it was,
-        an earlier choice too.
+        From here on the choice of the anchor holds. If the anchor cannot be one, the job is given up and everything
+        stays as it was, an earlier choice included.
         """
         anchor, chosen = self._brief.anchor, self._brief.job.plan.anchor
         assert anchor is not None
@@ -165,27 +178,27 @@ class Outcomes:
         await self._store.mark_same_bits(self._brief.context, anchor.bits)
 
     async def refresh_opening(self) -> None:
-        """Look again at what is served, before anything is measured: another job may have changed it meanwhile."""
+        """Look again at what is served, before anything is measured: another job may have changed it."""
         opening = await self._find_opening()
         if opening.served != self.opening.served:
             self.opening = opening
         await self._elect_winner(decided_only=not self.opening.is_over)
 
     def outcome_stands(self, known: Trial) -> bool:
-        """Return whether a known outcome says enough about its config, and is not to be found out again."""
+        """Return whether a known outcome needs no new try in this job."""
         if self._brief.job.plan.again or self._brief.lacks_figure(known):
             return False
         return is_settled(known, self._brief.deadlines["compile"])
 
     def record_known_trial(self, known: Trial) -> None:
-        """Count a config whose outcome stands, and needs neither compiler nor lane."""
+        """Count a config whose outcome stands, and which needs neither compiler nor lane."""
         self.progress.reused += 1
         self.progress.add_cost("reused", 1)
         self._findings.record_result(known.config, known.detail)
         self._count_outcome(known)
 
     def record_proposed(self, configs: Iterable[Config], *, are_probes: bool) -> None:
-        """Take note of configs that are about to be tried; those drawn from anywhere in the space are probes."""
+        """Take note of configs that are about to be tried; ``are_probes`` if they are from anywhere in the space."""
         self.hopelessness.record_proposed(configs, are_probes=are_probes)
         self._give_up_if_hopeless()
 
@@ -194,22 +207,22 @@ class Outcomes:
             self.given_up.set()
 
     def take_tried(self) -> list[requests.Tried]:
-        """Return what was tried since this was asked last."""
+        """Return what was tried since the last call."""
         tried, self._tried = self._tried, []
         self._changed = anyio.Event()
         return tried
 
     async def await_untaken_outcome(self) -> None:
-        """Wait until something was tried since :meth:`take_tried`."""
+        """Wait until :meth:`take_tried` has something to return."""
         await self._changed.wait()
 
     async def await_next_outcome(self) -> None:
-        """Wait until something more is tried."""
+        """Wait until another config has its outcome."""
         self._changed = anyio.Event()
         await self._changed.wait()
 
     async def record_ends(self, ends: Sequence[End]) -> None:
-        """Commit outcomes together, then publish them; one by one as long as each may end the opening."""
+        """Commit outcomes together, then publish them; one by one while each may end the opening."""
         while ends and not self.opening.is_over:
             await self._record_batch(ends[:1])
             ends = ends[1:]
@@ -217,6 +230,7 @@ class Outcomes:
             await self._record_batch(ends)
 
     async def _record_batch(self, ends: Sequence[End]) -> None:
+        # Commit, shielded: a result that a worker has reported is not lost to a cancel.
         is_opening = not self.opening.is_over
         kept = [
             (end.attempt, end.result if end.attempt.known is None else complete_result(end.attempt.known, end.result))
@@ -228,14 +242,16 @@ class Outcomes:
                 objective=self._brief.objective,
                 is_opening=is_opening,
             )
+        # Compare with the anchor, whose own trial may be among these.
         anchor = self._brief.anchor
         if anchor is not None:
             for attempt, result in kept:
                 anchor.record_trial_end(self._make_trial(attempt, result))
             if anchor.fault or anchor.bits != self._compared_with:
                 await self._compare_with_anchor()
-        # Many wait for one commit, and all go on when it is over.
+        # Many tasks wait for one commit, and all of them go on at once; so lookups get their turn here.
         await self._pace.step()
+        # Count, by what each trial has cost now: a carried-over figure was paid for by another job.
         is_over_now = False
         for attempt, result in [(end.attempt, end.result) for end in ends]:
             del self.under_way[attempt.trial]
@@ -247,17 +263,20 @@ class Outcomes:
             if result.outcome in (Outcome.HUNG, Outcome.CRASHED):
                 _log.warning(f"trial_{result.outcome}", trial=attempt.trial, config=dict(attempt.config))
             is_over_now |= self.opening.record_outcome(attempt.config, result.outcome)
+        # Announce the winner. The store has made it if a result beats the present one. If the opening ends here, or
+        # there was no winner yet, it is the best of all known trials.
         has_measured = any(result.outcome is Outcome.MEASURED for _, result in kept)
         if winner is not None:
             await self._announce_winner(winner)
         elif is_over_now or (not is_opening and not self._has_winner and has_measured):
             await self._elect_winner()
+        # Publish, after the winner: who hears of the trial can look the winner up.
         for attempt, result in kept:
             self._findings.record_result(attempt.config, result.detail)
             self._count_outcome(self._make_trial(attempt, result))
 
     async def acquit_mismatches(self) -> None:
-        """Take mismatches back where the default's outputs prove nothing, and let the fastest config win."""
+        """Take mismatches back if the default's outputs prove nothing; let the fastest config win."""
         acquitted = self._dissent.find_acquitted()
         for trial, result in acquitted:
             await self._store.finish_trial(trial.id, result, objective=self._brief.objective)
@@ -302,7 +321,7 @@ class Outcomes:
         is_default = config == self._brief.kernel.default
         self.progress.count_outcome(trial, is_default=is_default)
         self._dissent.record_trial(trial)
-        # One that only differs from the default's outputs may be acquitted in the end.
+        # A config that only differs from the default's outputs may be acquitted in the end: no reason to give up.
         is_disputed = trial.detail.get("undisputed") is not None
         self.hopelessness.record_outcome(
             config, Outcome.MEASURED if is_disputed else outcome, trial.message, trial.detail.get("phase")
@@ -311,25 +330,25 @@ class Outcomes:
         self.lead.record_trial(trial)
         self.summary.record_best(self.progress.done, self.progress.best)
         known = read_doubt(trial.detail, trial.latency_us, by_energy=self._brief.needs_energy)
-        # One that was given up has a latency, and no figure by another objective.
+        # A config that was given up early has a latency, but no figure by another objective.
         cost = trial.latency_us if self._brief.objective == LATENCY else self._brief.estimate_cost(trial)
         self._tried.append(requests.Tried(config, outcome, cost, known))
         self._changed.set()
         publish_trial(self._publish, self._brief, self.progress, trial)
 
     def skip_unoffered_served(self) -> None:
-        """Wait no more for served configs that should have come first and did not: the walked space lacks them."""
+        """Stop waiting for served configs that were not offered: the space has been walked, and lacks them."""
         while (config := self.opening.awaited_config) is not None:
             if self._store.known_trial(self._brief.context, config) is not None:
                 return
             self.opening.record_outcome(config, Outcome.UNSUPPORTED)
 
     async def record_stopped_trials(self) -> None:
-        """Record the trials under way as stopped, which says nothing about their configs."""
+        """Record the trials under way as stopped, which says nothing about their configs. Bounded, raises nothing."""
         if not self.under_way:
             return
         with anyio.CancelScope(shield=True), anyio.move_on_after(_STOP_S):
-            # One that has its outcome could not be recorded with it: the next job tries it again.
+            # An attempt with an outcome is one that could not be recorded: the next job tries it again.
             stopped = [attempt for attempt in self.under_way.values() if attempt.outcome is None]
             self.under_way.clear()
             machine = self._brief.make_trial_machine()
@@ -341,16 +360,16 @@ class Outcomes:
                 _log.warning("trials_not_recorded", job=self._brief.job.id, reason=error.message)
 
     async def _find_opening(self) -> Opening:
-        """Return the configs that lookups are answered with now, unless a winner of this context is."""
+        """Return the opening: the configs that lookups are answered with now; none if this context has a winner."""
         brief = self._brief
         kernel, winners = brief.kernel, brief.served()
-        # It may be that of another checkout: a job here is to have a winner of its own that is no worse.
+        # This may be the winner of another checkout: a job here must find a winner of its own that is no worse.
         incumbent = next((winner for winner in winners if winner.key == brief.key), None)
         own = self._store.get_winner(brief.key)
         if is_exact(brief.objective):
-            # Nothing but the anchor, until its bits and those of others are known.
+            # Only the anchor can be right until its bits are known.
             winners, incumbent = [], None
-        # As the ladder of answers does: a portfolio takes the place of near problems.
+        # The same order as in lookups: a portfolio comes before near problems.
         leaves = () if is_exact(brief.objective) else brief.portfolio()
         near = [complete_config(kernel, config) for config in leaves] or [
             complete_config(kernel, winner.config) for winner in stand_ins(brief.key, brief.specialized, winners)
@@ -365,13 +384,13 @@ class Outcomes:
         return Opening(served, self._find_known_outcome)
 
     async def _find_shared_lead(self) -> SharedLead:
-        """Return what the job begins with if others share a winner of its context."""
+        """Ask what others have found in this context, where the job may use that."""
         brief, plan = self._brief, self._brief.job.plan
         if brief.shared is None or brief.kernel.batch_invariant or plan.no_share or plan.configs or plan.again:
             return SharedLead(objective=brief.objective)
         candidate = await brief.shared.find_best(brief.kernel, brief.context, brief.objective)
         served = [*self.opening.served, *([] if brief.kernel.default is None else [brief.kernel.default])]
-        # A job for a context that has a winner is to find a better one.
+        # If the context has a winner already, the job was asked to find a better one, and must search.
         return SharedLead(candidate, served, objective=brief.objective, is_decisive=not self._has_winner)
 
     def _find_known_outcome(self, config: Config) -> Outcome | None:
@@ -379,7 +398,7 @@ class Outcomes:
         return known.outcome if known is not None and self.outcome_stands(known) else None
 
     async def _elect_winner(self, *, decided_only: bool = False) -> None:
-        """Make the best known config of this context the winner, unless an admitted one is."""
+        """Make the best known config of this context the winner, unless it has one that is still admitted."""
         brief = self._brief
         winner = await restore_winner(
             self._store,
@@ -395,7 +414,7 @@ class Outcomes:
             await self._announce_winner(winner)
 
     async def _announce_winner(self, winner: Winner) -> None:
-        """Keep a new winner's config as admitted, and publish it."""
+        """Publish a new winner, and remember that the space holds its config."""
         self._has_winner = True
         await self._brief.admission.store_verdict(self._brief.kernel, self._brief.problem, winner.config)
         publish_winner(self._publish, self._brief.kernel, winner, self._brief.job.id)

@@ -1,10 +1,34 @@
-"""The way of a config: strategy → compile channel → compile workers → bench channel → lanes → store → strategy.
+"""The pipeline of one job: its configs flow from the strategy to the store, through bounded channels.
 
-Both channels are bounded, so back-pressure reaches the strategy and memory does not grow with the space. The first
-compiled config is measured while the rest still compile. A result is committed before it is published.
+::
 
-Several jobs may run on one device model, and one of them has its lanes. The others fill their bench channels meanwhile,
-and then back-pressure stops them.
+    strategy ──▶ [compile channel] ──▶ compile workers ──▶ [bench channel] ──▶ lanes ──▶ outcomes ──▶ strategy
+
+*Tasks.* Everything runs side by side, so the first compiled config is measured while the others still compile:
+
+==============================  =======================================================================================
+task                            what it does
+==============================  =======================================================================================
+``_ask_for_configs``, one       asks the strategy, counts configs with a known outcome, enters the others as trials
+``_compile_groups``, several    compiles configs of the first channel, and passes those with an artifact on
+``_measure_on_lane``, by lane   waits until the job may measure, then measures a batch of the second channel
+``_end_job_early``, one         ends the trials when the job's time is up or it is hopeless
+``_open_lane_early``, by lane   has the lane ready by the time that there is something to measure
+==============================  =======================================================================================
+
+*Back-pressure.* A full channel stops its sender, and the strategy is not asked while too many configs are under way
+(:mod:`~ktuned.tuning.batches`). So memory does not grow with the space, and a strategy that learns proposes with fresh
+knowledge.
+
+*Lanes.* Several jobs run on one device model, and one of them has its lanes (:meth:`Pipeline.grant_lanes`). The others
+explore and compile until their bench channels are full, and then stand still.
+
+*Results.* A result is committed before it is published, and published before the strategy learns of it.
+
+*The end.* Trials end when the space or the plan's trials are exhausted, the search has converged, or a shared config
+holds; then the finalists compete. If the time is up or the job is hopeless, what is queued or compiles is dropped, and
+what is on a lane has :data:`ENDING_S` to finish. A job that is stopped is cancelled where it stands. Either way each
+trial without an outcome is recorded as stopped, which says nothing about its config: the next job tries it again.
 """
 
 from __future__ import annotations
@@ -16,7 +40,7 @@ from time import monotonic
 import anyio
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
-from ktuned.fleet import COURTESY_S, Fleet, Lane, ReferenceUnusable
+from ktuned.fleet import COURTESY_S, Fleet, Lane, ReferenceUnusable, Worker
 from ktuned.ipc import replies, requests
 from ktuned.model import JobState, Role, Trial, WorkerError, canonical
 from ktuned.store import Artifacts, Store
@@ -43,24 +67,28 @@ from ktuned.tuning.trial_lifecycle import Attempt
 from ktuned.tuning.trial_machine import End, NotBuilt, find_ends
 
 STRAGGLER_LOOK_S = 0.2
-"""Interval at which the last compiles are looked at."""
+"""Interval at which the last compiles are checked for stragglers."""
 
 ASK_AT_ONCE = 4
-"""Configs that a strategy that learns is asked for at once: few, so that it proposes with fresh knowledge."""
+"""Configs in one question to a strategy that learns: few, so that it proposes with fresh knowledge."""
 
 ENDING_S = 2.0
-"""Time that the trials on the lanes have to end when the job's own time is up."""
+"""Time that trials on lanes have to end once the job's own time is up."""
 
 LEAST_WAIT_S, MOST_WAIT_S = 0.05, 60.0
-"""Intervals at which a job with a limit of time looks at it: what others take of the lanes' time does not count."""
+"""Shortest and longest wait before a job checks its time limit: only the time in which it has the lanes counts, so no
+single wait for the whole limit would do."""
 
 
 class Pipeline:
-    """One job on its way; :meth:`run` returns when every config has its outcome and the winner is decided.
+    """Runs one job: :meth:`run` returns when every config has its outcome and the winner is decided.
 
-    ``on_stage`` is called when the job reaches its next stage. It measures only between :meth:`grant_lanes` and
-    :meth:`withdraw_lanes`. ``is_after_kin`` says that a job of the same kernel has the lanes before it, whose results a
-    strategy that learns is to begin with.
+    It measures only between :meth:`grant_lanes` and :meth:`withdraw_lanes`.
+
+    Args:
+        on_stage: Called when the job reaches its next stage.
+        is_after_kin: Whether a job of the same kernel has the lanes before this one. A strategy that learns then waits
+            for that job's results and begins with them.
     """
 
     def __init__(
@@ -102,7 +130,7 @@ class Pipeline:
         self._channels: dict[str, MemoryObjectSendStream[Attempt]] = {}
 
     def statistics(self) -> dict[str, dict[str, int]]:
-        """Return how full each channel is, and how many configs are ``ahead``: proposed, and without an outcome yet."""
+        """Return how full each channel is, and how many configs are ``ahead``: proposed, but without an outcome."""
         found = {"ahead": {"used": len(self._outcomes.under_way), "size": self._most_under_way + self._question_size}}
         for name, stream in self._channels.items():
             now = stream.statistics()
@@ -121,11 +149,11 @@ class Pipeline:
         self._access.grant_lanes()
 
     def withdraw_lanes(self) -> None:
-        """Let the job measure nothing more, after the batches that are being measured."""
+        """Let the job begin no further batch; those on a lane are finished."""
         self._access.withdraw_lanes()
 
     def add_lanes(self, lanes: Sequence[Lane]) -> None:
-        """Measure on these lanes, too, from now on: they have come. Once all configs are measured, on none."""
+        """Measure on these new lanes, too; without effect once all configs are measured."""
         start_lane = self._start_lane
         if start_lane is not None:
             for lane in lanes:
@@ -137,9 +165,9 @@ class Pipeline:
         """Try configs until the space or the budget is exhausted, then let the finalists decide.
 
         Raises:
-            WorkerError: no config can be tried at all; with code ``source_changed`` when a file changed meanwhile.
-            StoreError: nothing can be recorded.
-            ExceptionGroup: of these.
+            WorkerError: No config can be tried at all; with code ``source_changed`` if a file changed meanwhile.
+            StoreError: Nothing can be recorded.
+            ExceptionGroup: Several of these.
         """
         began = monotonic()
         final_round = FinalRound(
@@ -147,30 +175,33 @@ class Pipeline:
         )
         try:
             async with anyio.create_task_group() as openings:
+                # Workers start while the space is opened, if it is certain that they will be needed: nothing was ever
+                # measured, so there will be something to compile.
                 if not self._store.load_past_searches(self.brief.context, 1, 1):
-                    # Nothing was ever measured, so that there will be something to compile.
                     self._has_fresh.set()
                     openings.start_soon(self._start_compilers)
                 for lane in self._lanes:
                     openings.start_soon(self._open_lane_early, lane)
+                # Try the configs.
                 self._knows_served = self._access.is_granted
                 await self._outcomes.open_job()
                 await self._try_configs()
                 await self._outcomes.acquit_mismatches()
                 if self._was_offered:
                     self._outcomes.skip_unoffered_served()
+                # Let the finalists decide. Other jobs may measure first, so that the finalists of several jobs compete
+                # in one quiet window. While a served config has no outcome, nothing may take its place.
                 if self._outcomes.opening.is_over:
-                    # Others may measure first, so that the finalists of several jobs compete in one quiet window.
                     self._access.withdraw_lanes()
                     self._stages.report_stage(JobStage.MEASURED)
+                    # A hopeless job has no finalists, and its client waits for the message: no lanes needed.
                     if not self._outcomes.hopelessness.reason:
-                        # Nothing is to be decided of a job without any hope, whose message is due now.
                         await self._await_lanes()
                     self._stages.report_stage(JobStage.DECIDING)
                     is_judged = not self._outcomes.is_default_doubtful
                     await final_round.run(is_judged=is_judged, ends_at=monotonic() + self._remaining_s)
                     self._outcomes.final_fault = final_round.fault
-                # A lane that is not open yet was not needed.
+                # A lane that is still being opened was not needed.
                 openings.cancel_scope.cancel()
         finally:
             self.progress.add_cost("wall_s", monotonic() - began)
@@ -179,11 +210,11 @@ class Pipeline:
 
     async def _try_configs(self) -> None:
         slots = self._compiling.slots
-        # How many are asked for is the bound that follows the pace; these are those of the fastest.
+        # These bounds are for the fastest pace; how many configs are asked for follows the pace itself.
         to_compile, compile_from = anyio.create_memory_object_stream[Attempt](
             slots * max(self.brief.group_size, MAX_BATCH)
         )
-        # Besides what each lane takes next, a whole group: its worker goes on with another one meanwhile.
+        # Room for what each lane takes next, and for a whole group, so that its worker can go on with another one.
         to_bench, bench_from = anyio.create_memory_object_stream[Attempt](
             2 * len(self._lanes) * MAX_BATCH + self.brief.group_size + OPENING_AHEAD
         )
@@ -212,9 +243,9 @@ class Pipeline:
             self._start_lane = None
 
     async def _end_job_early(self, producing: anyio.CancelScope, trying: anyio.CancelScope) -> None:
-        """Once the job's time is up or it is hopeless, drop what is queued or compiles, and soon what is on a lane."""
+        """Wait until the time is up or the job is hopeless; then drop what is queued, and soon what is on a lane."""
         while self._remaining_s > 0 and not self._outcomes.given_up.is_set():
-            # The time counts while the job has the lanes.
+            # The limit counts only the time with lanes, so it may be further away than it looks.
             with anyio.move_on_after(max(LEAST_WAIT_S, min(self._remaining_s, MOST_WAIT_S))):
                 await self._outcomes.given_up.wait()
         self._is_ending = True
@@ -224,13 +255,13 @@ class Pipeline:
 
     @property
     def _remaining_s(self) -> float:
-        """The time that the job's limit leaves it."""
+        """The seconds that the job's time limit leaves it."""
         seconds = self.brief.job.plan.seconds
         return inf if seconds is None else seconds - self._access.held_s
 
     @property
     def _most_under_way(self) -> int:
-        """The number of configs under way from which on no more are asked for."""
+        """With more configs under way than this, the strategy is not asked."""
         return limit_configs_under_way(
             slots=self._compiling.slots,
             group=self.brief.group_size,
@@ -241,74 +272,52 @@ class Pipeline:
 
     @property
     def _waits_for_lanes(self) -> bool:
-        """True while nothing is measured yet, and whatever is compiled meanwhile will be."""
+        """True while nothing is measured yet, and all that is compiled meanwhile will be measured."""
         plan = self.brief.job.plan
         is_bounded = plan.until == "budget" and plan.seconds is None
         return is_bounded and not self._learns and not self.progress.has_measured
 
     @property
     def _question_size(self) -> int:
-        return (
-            ASK_AT_ONCE
-            if self._learns
-            else limit_question_size(lanes=len(self._lanes), batch=self._batch_size.next_size)
-        )
+        if self._learns:
+            return ASK_AT_ONCE
+        return limit_question_size(lanes=len(self._lanes), batch=self._batch_size.next_size)
 
     async def _ask_for_configs(self, channel: MemoryObjectSendStream[Attempt]) -> None:
-        plan, deadlines, outcomes = self.brief.job.plan, self.brief.deadlines, self._outcomes
-        leading = outcomes.lead.configs
-        hopelessness = outcomes.hopelessness
-        async with channel, self._fleet.lend(Role.EXPLORE, self.brief.environment) as explorer:
-            while True:
-                is_early = self._is_after_kin and not self._access.is_granted
-                served = outcomes.opening.served
-                order = self._prior.plan_order(served, leading, slots=self._compiling.slots)
-                request = self.brief.make_explore_request(order.first, order.last, order.earlier, served=served)
-                async with self._fleet.gate.computing(COURTESY_S):
-                    found = await open_space(explorer, request, self.brief.kernel, deadlines)
-                await self.brief.learn_names(found.observed)
-                self._measuring.reference.set_candidates(found.references)
-                if not (is_early and found.learns):
-                    break
-                await self._await_lanes()
-            outcomes.summary.record_space(found)
-            self._learns = found.learns
-            exploring = Explorer(explorer, found.strategy, deadlines)
-            is_bounded = found.size is not None and not found.is_estimate
-            self.progress.total = min(found.size or 0, plan.trials) if is_bounded else plan.trials
-            asked = 0
-            lead = len(leading)
-            fruitful = monotonic()
+        """Ask the strategy for configs until it has no more, and start each; then deal with the last compiles."""
+        plan, outcomes = self.brief.job.plan, self._outcomes
+        async with channel, self._fleet.lend(Role.EXPLORE, self.brief.environment) as worker:
+            found, first = await self._open_space(worker)
+            explorer = Explorer(worker, found.strategy, self.brief.deadlines)
+            asked, remaining_lead, fruitful_at = 0, len(outcomes.lead.configs), monotonic()
             while asked < plan.trials:
-                while len(outcomes.under_way) > self._most_under_way and not hopelessness.wants_probes:
+                # Back-pressure. Probes are exempt: a job that may be hopeless must find out soon.
+                while len(outcomes.under_way) > self._most_under_way and not outcomes.hopelessness.wants_probes:
                     await outcomes.await_next_outcome()
-                most = min(self._question_size, plan.trials - asked, lead or self._question_size)
-                is_probing = hopelessness.wants_probes
-                answer = await self._request_proposals(
-                    exploring, min(most, PROBES) if is_probing else most, anywhere=is_probing
-                )
+                # Ask, and start what is proposed. A shared lead comes first, and alone.
+                is_probing = outcomes.hopelessness.wants_probes
+                count = min(self._question_size, plan.trials - asked, remaining_lead or self._question_size)
+                count = min(count, PROBES) if is_probing else count
+                answer = await self._request_proposals(explorer, count, anywhere=is_probing)
                 outcomes.record_proposed([proposal.config for proposal in answer.proposals], are_probes=is_probing)
                 asked += len(answer.proposals)
                 await self._start_configs(answer.proposals, channel)
-                self._was_offered |= answer.finished or asked > len(order.first)
+                self._was_offered |= answer.finished or asked > first
+                # Stop where no more configs are needed.
                 if answer.finished:
                     break
-                if lead:
-                    lead = max(0, lead - len(answer.proposals))
-                    if not lead and await self._await_lead_verdict():
+                if remaining_lead:
+                    remaining_lead = max(0, remaining_lead - len(answer.proposals))
+                    if not remaining_lead and await self._await_lead_verdict():
                         break
                 if plan.until == "converged" and answer.converged:
                     outcomes.summary.converged = True
                     break
+                # A strategy may wait for outcomes. One that proposes nothing while none is under way is stuck.
                 if answer.proposals or outcomes.under_way:
-                    fruitful = monotonic()
-                elif monotonic() - fruitful > deadlines["inspect"]:
-                    raise WorkerError(
-                        f"{self.brief.kernel.file}:{self.brief.kernel.line}: no config of kernel "
-                        f"{self.brief.kernel.kernel!r} was found in {deadlines['inspect']:.3g} s: `where` refuses all, "
-                        f"or the strategy {found.strategy!r} proposes none",
-                        hint="loosen `where`, give a space that yields the valid configs, or name another strategy",
-                    )
+                    fruitful_at = monotonic()
+                elif monotonic() - fruitful_at > self.brief.deadlines["inspect"]:
+                    raise self._no_config_error(found.strategy)
                 if not answer.proposals and outcomes.under_way:
                     await outcomes.await_untaken_outcome()
             self.progress.total = asked
@@ -319,11 +328,45 @@ class Pipeline:
         if self.brief.preset.straggler_times is not None:
             await self._end_stragglers(self.brief.preset.straggler_times)
 
-    async def _end_stragglers(self, times: float) -> None:
-        """Where nothing but compiles is left, wait for none that takes many ``times`` as long as the others.
+    async def _open_space(self, worker: Worker) -> tuple[replies.Explored, int]:
+        """Open the job's space in a worker; return what it found, and how many configs come before the strategy's own.
 
-        One config of a tuner's 85 compiled for 18 s, the others for 2 to 9, and somebody waits for the winner. It is
-        not lost: a job tries it again, and one with another preset has the patience for it.
+        A strategy that learns is opened again once the job has the lanes, if kin measured until then: what that has
+        found is a part of the request.
+        """
+        outcomes = self._outcomes
+        while True:
+            is_early = self._is_after_kin and not self._access.is_granted
+            served = outcomes.opening.served
+            order = self._prior.plan_order(served, outcomes.lead.configs, slots=self._compiling.slots)
+            request = self.brief.make_explore_request(order.first, order.last, order.earlier, served=served)
+            async with self._fleet.gate.computing(COURTESY_S):
+                found = await open_space(worker, request, self.brief.kernel, self.brief.deadlines)
+            await self.brief.learn_names(found.observed)
+            self._measuring.reference.set_candidates(found.references)
+            if not (is_early and found.learns):
+                break
+            await self._await_lanes()
+        outcomes.summary.record_space(found)
+        self._learns = found.learns
+        is_bounded = found.size is not None and not found.is_estimate
+        trials = self.brief.job.plan.trials
+        self.progress.total = min(found.size or 0, trials) if is_bounded else trials
+        return found, len(order.first)
+
+    def _no_config_error(self, strategy: str) -> WorkerError:
+        kernel = self.brief.kernel
+        return WorkerError(
+            f"{kernel.file}:{kernel.line}: no config of kernel {kernel.kernel!r} was found in "
+            f"{self.brief.deadlines['inspect']:.3g} s: `where` refuses all, or the strategy {strategy!r} proposes none",
+            hint="loosen `where`, give a space that yields the valid configs, or name another strategy",
+        )
+
+    async def _end_stragglers(self, times: float) -> None:
+        """Once only compiles are left, end those that take many ``times`` as long as the others.
+
+        One of a tuner's 85 configs compiled for 18 s, the others for 2 to 9, and somebody waits for the winner. The
+        config is not lost: a later job tries it again, and other presets wait for it.
         """
         while under_way := self._outcomes.under_way:
             if self.progress.has_measured and self._compiling.running_configs == len(under_way):
@@ -331,29 +374,30 @@ class Pipeline:
             await anyio.sleep(STRAGGLER_LOOK_S)
 
     def _report_last_compiles(self) -> None:
-        """Say so once no config waits to be compiled any more."""
+        """Report the stage ``COMPILING`` once no config waits to be compiled."""
         in_channel = self._channels["compile"].statistics().current_buffer_used
         if self._has_asked_all and not self._compiling.has_waiting_configs(in_channel):
             self._stages.report_stage(JobStage.COMPILING)
 
     async def _await_lead_verdict(self) -> bool:
-        """Wait for the outcomes of what was proposed; return whether they make a search needless."""
+        """Wait for the shared lead's outcomes; return whether they make a search needless."""
         while self._outcomes.under_way:
             await self._outcomes.await_next_outcome()
         return self._outcomes.lead.ends_job
 
-    async def _request_proposals(self, explorer: Explorer, n: int, *, anywhere: bool) -> replies.Proposals:
+    async def _request_proposals(self, explorer: Explorer, count: int, *, anywhere: bool) -> replies.Proposals:
         tried = self._outcomes.take_tried()
-        # A strategy computes, and so keeps off the cores of a timing that has them all.
+        # A strategy computes, which would disturb a timing that uses every core.
         async with self._fleet.gate.computing():
-            answer = await explorer.ask_for_configs(tried, n, anywhere=anywhere)
+            answer = await explorer.ask_for_configs(tried, count, anywhere=anywhere)
         await self.brief.learn_names(answer.observed)
         return answer
 
     async def _start_configs(
         self, proposals: Sequence[replies.Proposal], channel: MemoryObjectSendStream[Attempt]
     ) -> None:
-        """Start the new configs; those that the store knows already need neither compiler nor lane."""
+        """Start the new configs; those whose outcome the store knows need neither compiler nor lane."""
+        # Sort out what is known. A config that was measured but lacks a figure is launched again for that alone.
         self.brief.admission.note_admitted(
             self.brief.kernel, self.brief.problem, [proposal.config for proposal in proposals]
         )
@@ -371,11 +415,11 @@ class Pipeline:
             return
         if any(proposal.build is not None for proposal in fresh):
             self._has_fresh.set()
-        # Compiled before the strategy knows what became of those that it proposed before.
+        # Speculative is what is compiled before the strategy knows the outcomes of its earlier proposals.
         is_first = not self._outcomes.under_way
         self.progress.add_cost("speculative", sum(proposal.build is not None for proposal in fresh[is_first:]))
         configs = [proposal.config for proposal in fresh]
-        # Shielded: a row that was entered has an attempt that gives it its outcome.
+        # Enter the trials. Shielded: each row that was entered needs an attempt, which will give it its outcome.
         with anyio.CancelScope(shield=True):
             ids = await self._store.begin_trials(self.brief.context, self.brief.specialized, self.brief.job.id, configs)
         attempts = [
@@ -383,6 +427,7 @@ class Pipeline:
             for trial, proposal in zip(ids, fresh, strict=True)
         ]
         self._outcomes.under_way |= {attempt.trial: attempt for attempt in attempts}
+        # A config without a Build has its outcome already; the others go to the compilers.
         for attempt, proposal in zip(attempts, fresh, strict=True):
             if proposal.build is None:
                 await self._outcomes.record_ends(find_ends(self._machine.handle_report(NotBuilt(attempt, proposal))))
@@ -416,7 +461,7 @@ class Pipeline:
                         await onward.send(attempt)
 
     async def _await_lanes(self) -> None:
-        """Wait until the job may measure, and begin with what is served then: others have measured meanwhile."""
+        """Wait until the job may measure; the first time, look again at what is served, as others have measured."""
         await self._access.await_lanes()
         async with self._looking:
             if not self._knows_served and not self.progress.has_measured:
@@ -424,20 +469,21 @@ class Pipeline:
             self._knows_served = True
 
     async def _start_compilers(self) -> None:
-        """Have compile workers start while the strategy's worker imports the kernel file; not in other jobs' quiet."""
+        """Start compile workers while the kernel file is imported, but not in other jobs' quiet windows."""
         async with self._fleet.gate.compiling():
             await self._compiling.start_workers()
 
     async def _open_lane_early(self, lane: Lane) -> None:
-        """Open a lane, if it is free, while the first configs still compile: where nothing was measured lately, that
-        takes seconds. Like a compile it keeps out of other jobs' quiet windows.
+        """Open a lane, if it is free, while the first configs still compile: that takes seconds if nothing was measured
+        lately. Like a compile it keeps out of other jobs' quiet windows.
         """
+        # Nothing is opened for a job whose configs are all known.
         await self._has_fresh.wait()
         gate = lane.gate
         if self._access.is_granted:
             async with gate.compiling():
                 lane.prepare(self.brief.find_environment(lane.device), self.brief.kernel.backend)
-        # Compiled while another job has the lanes.
+        # The reference may be compiled while another job has the lanes.
         await self._measuring.reference.prepare_artifact()
         await self._await_lanes()
         async with gate.compiling():
@@ -447,13 +493,13 @@ class Pipeline:
                     try:
                         await self._measuring.open_lane_early(lane)
                     except ReferenceUnusable as error:
-                        # The next one is ready when there is something to measure.
+                        # The next candidate is prepared before there is something to measure.
                         self._measuring.reference.replace_unusable(error)
                     self.progress.add_cost("open_s", monotonic() - began)
 
     async def _measure_on_lane(self, lane: Lane, channel: MemoryObjectReceiveStream[Attempt]) -> None:
-        # A GPU's timings do not suffer from the daemon's own work, so its lane goes on while a result is recorded: at
-        # most one waits for that. A CPU's would.
+        # The daemon's own work does not disturb a GPU's timings, so a GPU's lane goes on while a result is recorded; at
+        # most one more result waits for that. It would disturb a CPU's timings: there the lane waits for the record.
         is_free = anyio.Semaphore(1)
         async with channel, anyio.create_task_group() as recording:
 
@@ -479,7 +525,7 @@ class Pipeline:
                     await self._measuring.measure_batch(lane, batch, lambda: self.progress.best_us, record_ends)
 
     def _collect_batch(self, lane: Lane, first: Attempt, channel: MemoryObjectReceiveStream[Attempt]) -> list[Attempt]:
-        """Return ``first`` and a lane's share of those that wait, as many as are measured in no time."""
+        """Return ``first`` and a lane's share of the waiting configs: no more than a short batch."""
         batch = [first]
         size = limit_share_of_lane(
             waiting=1 + channel.statistics().current_buffer_used,
