@@ -518,7 +518,7 @@ class FinalRound:
 
 
 class _Contest:
-    """The rounds on one lane: each finalist once per round, in an order that rotates, so that a drift meets all alike."""
+    """The rounds on one lane: each finalist once per round, in an order that rotates."""
 
     def __init__(self, brief: JobBrief, lane: Lane, measuring: MeasureStage, finalists: Sequence[_Finalist]) -> None:
         self.finalists = list(finalists)

@@ -54,7 +54,7 @@ class Range(msgspec.Struct, frozen=True):
 
     @classmethod
     def from_measurement(cls, latency_us: float, spread_us: float, interval: tuple[float | None, float | None]) -> Self:
-        """Return the range that covers the median's interval, where that is known, and the middle half of the samples."""
+        """Return the range of the median's interval, where that is known, and of the middle half of the samples."""
         low_us, high_us = (latency_us if end is None else end for end in interval)
         return cls(min(low_us, latency_us - spread_us / 2), max(high_us, latency_us + spread_us / 2))
 
@@ -143,8 +143,8 @@ def elect_winner(
 
 
 def is_undecided(rounds: Rounds, rivals: Collection[int]) -> bool:
-    """Return whether rounds contradict the decision: another rival was faster than the best by more than 1 %, in too
-    many of them for chance.
+    """Return whether rounds contradict the decision: another rival was faster than the best, by more than 1 %, in so
+    many of them that it may be as fast.
     """
     best = _find_best(rounds, rivals)
     if best is None:

@@ -1,4 +1,4 @@
-"""Trial machine: reports of workers in, instructions out. Decides all that becomes of a trial, and does no IO.
+"""The trial machine: workers' reports in, instructions out. Decides everything that becomes of a trial. No IO.
 
 *Theory.* A trial is one config, tried once in one context. It is compiled, measured, and perhaps measured again as a
 finalist, and it ends exactly once. User code, compilers and devices fail in every way there is, and a worker that dies
@@ -7,13 +7,13 @@ If so, the trial has its outcome, and the config is not tried again before it ch
 against the config, which is tried again. :mod:`~ktuned.tuning.trial_lifecycle` has the states and the legal moves;
 this module answers the question, and nothing else in ktuned does.
 
-*Requests.* A trial is with a worker only as a part of a request, of which a compiler or a lane has several at a time.
-The worker reports on one config after the other, and then leaves the request. The machine is told all that happened:
+*Requests.* A trial is with a worker only as part of a request, which may hold several trials. The worker reports on one
+config after the other, and then leaves the request. The machine is told everything that happens:
 ``CompilerTook`` or ``LaneTook``, ``ConfigCompiled`` or ``ConfigMeasured`` for each config, ``CompilerLeft`` or
 ``LaneLeft`` with the error, if there is one, and with the trials that nothing was reported on. When it has answered,
 each trial of the request has its end, or an instruction that says where it is tried again.
 
-*What becomes of it.* There are three ways to give something up, and no others:
+*Three answers.* There is no other way to give something up:
 
 =========  =========================================================  =================================================
 verb       meaning                                                    instruction
@@ -111,13 +111,13 @@ class TwinFound(msgspec.Struct, frozen=True):
 
 
 class CompilerTook(msgspec.Struct, frozen=True):
-    """A request with these trials is with a compiler."""
+    """A compiler has taken a request with these trials."""
 
     attempts: Sequence[Attempt]
 
 
 class ConfigCompiled(msgspec.Struct, frozen=True):
-    """A compiler is done with a config: it has its artifact, or the ``outcome`` says why not."""
+    """A compiler is done with a config, which has its artifact unless ``outcome`` says why not."""
 
     attempt: Attempt
     outcome: Outcome | None = None
@@ -132,10 +132,11 @@ class CompilerLeft(msgspec.Struct, frozen=True):
 
 
 class LaneFacts(msgspec.Struct, frozen=True):
-    """What is known of a lane when it takes a request.
+    """What the machine must know about a lane when it takes a request.
 
-    ``has_stand_in`` says that another lane of the job works, ``is_doubtful`` that the config before may have damaged
-    the worker.
+    Attributes:
+        has_stand_in: Another lane of the job works.
+        is_doubtful: The config before may have damaged the worker.
     """
 
     is_cpu: bool
@@ -144,13 +145,13 @@ class LaneFacts(msgspec.Struct, frozen=True):
 
 
 class LaneTook(msgspec.Struct, frozen=True):
-    """A request with these trials is on a lane."""
+    """A lane has taken a request with these trials."""
 
     attempts: Sequence[Attempt]
 
 
 class ConfigMeasured(msgspec.Struct, frozen=True):
-    """A lane's worker has measured a config, or found out why it cannot; ``output`` is what was printed."""
+    """A lane's worker has measured a config or found out why it cannot; ``output`` is what the config printed."""
 
     attempt: Attempt
     measured: replies.Measurement
@@ -204,13 +205,13 @@ Report = (
 
 
 class Compile(msgspec.Struct, frozen=True):
-    """Compile these trials in one request. What there still is of their artifacts is damaged."""
+    """Compile these trials in one request. If any of their artifacts exist, they are damaged."""
 
     attempts: Sequence[Attempt]
 
 
 class Measure(msgspec.Struct, frozen=True):
-    """Measure these trials on a lane: ``at_once`` before all others, or after another job may have had the lane."""
+    """Measure these trials on a lane: ``at_once``, before all others, or after others may have had the lane."""
 
     attempts: Sequence[Attempt]
     at_once: bool
@@ -230,7 +231,7 @@ class End(msgspec.Struct, frozen=True):
 
 
 class EndJob(msgspec.Struct, frozen=True):
-    """No config can be tried as things are: the error ends the job."""
+    """No config of the job can be tried: the error ends the job."""
 
     error: WorkerDied | DeadlineExpired | RequestFailed
 
@@ -239,9 +240,9 @@ Instruction = Compile | Measure | TryDevice | End | EndJob
 
 
 class LanePlan(msgspec.Struct, frozen=True):
-    """The next request to a lane: how many of the waiting trials it takes, and the cores that they are timed on.
+    """The next request to a lane: how many of the waiting trials it takes, and on how many cores they are timed.
 
-    ``finds_cores`` says that the first launch is to show whether these are enough.
+    With ``finds_cores`` the first launch must show whether these are enough.
     """
 
     count: int
@@ -256,27 +257,27 @@ _VERDICTS: dict[Outcome, TrialEvent] = {
     Outcome.LAUNCH_ERROR: TrialEvent.RAISED,
     Outcome.UNSUPPORTED: TrialEvent.CANNOT_RUN,
 }
-"""What a worker's report on a measured config means; whatever else it says is a disturbance."""
+"""The event of each outcome that a worker reports; any other outcome is a disturbance."""
 
 CARRIED_OVER: dict[Outcome, TrialEvent] = {
     Outcome.MEASURED: TrialEvent.KNOWN,
     Outcome.SLOWER: TrialEvent.KNOWN_SLOWER,
     Outcome.MISMATCH: TrialEvent.KNOWN_WRONG,
 }
-"""Outcomes that a trial takes over from its twin. A crash, say, or a hang may have been the device's fault once."""
+"""Outcomes that a trial takes over from its twin. Not a crash or a hang: that may have been the device's fault."""
 
 _MAY_BE_DAMAGE = frozenset({TrialEvent.WRONG, TrialEvent.RAISED, TrialEvent.DIED})
-"""Verdicts that a damaged worker may be the reason for."""
+"""Events that a damaged worker may have caused."""
 
 _MAY_BE_DEVICE = frozenset({TrialEvent.RAISED, TrialEvent.DIED, TrialEvent.EXPIRED})
-"""Verdicts that a broken GPU may be the reason for."""
+"""Events that a broken GPU may have caused."""
 
 
 class TrialMachine:
     """The rules for one job's trials, whose state is in their :class:`~ktuned.tuning.trial_lifecycle.Attempt`.
 
     Args:
-        default: The config that travels alone, because it is measured in full.
+        default: The declared default; it travels alone, because it is measured in full.
         compiles_one_by_one: Whether a compiler takes the configs of a request one after the other, and not as a group.
     """
 
@@ -285,10 +286,10 @@ class TrialMachine:
         self.compiles_one_by_one = compiles_one_by_one
 
     def handle_report(self, report: Report) -> list[Instruction]:
-        """Take a report in; return what is to be done.
+        """Take in a report; return what must be done.
 
         Raises:
-            IllegalMove: the report makes no sense for a trial as it is; that trial has not moved.
+            IllegalMove: The report makes no sense for the present state of a trial; that trial has not moved.
         """
         return list(self._dispatch_report(report))
 
@@ -330,10 +331,10 @@ class TrialMachine:
     # Queries
 
     def plan_request(self, waiting: Sequence[Attempt], lane: LaneFacts) -> LanePlan:
-        """Return what a lane's next request takes of the trials that wait for it, in their order.
+        """Return how many of the waiting trials a lane's next request takes, in their order.
 
-        What is tried again after a doubt or a disturbance is alone, and so is the default. On a CPU those travel
-        together that are known to need as many cores.
+        The default travels alone, and so does a trial that was set apart or disturbed. After a doubtful config there is
+        one trial in the request. On a CPU only trials travel together that need the same number of cores.
         """
         first = waiting[0]
 
@@ -341,15 +342,15 @@ class TrialMachine:
             return not self._travels_alone(attempt) and (not lane.is_cpu or _is_timed_as(attempt, first))
 
         count = 1 if lane.is_doubtful else max(1, sum(1 for _ in takewhile(may_join, waiting)))
-        # A lane needs one core for the host's side of its launches.
+        # Even a GPU's lane needs one core, for the host's side of its launches.
         return LanePlan(count, first.cores or 1, finds_cores=lane.is_cpu and not first.declares_cores)
 
     def is_default(self, attempt: Attempt) -> bool:
-        """Return whether a trial is that of the declared default, which is measured in full."""
+        """Return whether a trial is that of the declared default."""
         return attempt.config == self._default
 
     def may_be_disturbed(self, attempt: Attempt, *, has_application: bool) -> bool:
-        """Return whether a disturbance counts in a trial's next try; beside an application not in the last one."""
+        """Return whether a disturbance counts in a trial's next try: beside an application, not in the last one."""
         return not has_application or attempt.has_excuse(TrialEvent.DISTURBED)
 
     def _travels_alone(self, attempt: Attempt) -> bool:
@@ -384,20 +385,23 @@ class TrialMachine:
     def _blame_compiled(
         self, attempts: Sequence[Attempt], error: WorkerDied | DeadlineExpired | RequestFailed
     ) -> Iterator[Instruction]:
-        # Of a batch the first one was at work; of a group any may be at fault.
+        # In a batch the first config was at work; in a group any may be at fault.
         at_work = attempts[:1] if self.compiles_one_by_one else attempts
         others = attempts[len(at_work) :]
         _move_all(others, TrialEvent.SPARED)
+        # Killed from outside: nobody's fault, as long as all have the excuse.
         if is_outside_kill(error) and all(attempt.has_excuse(TrialEvent.KILLED) for attempt in at_work):
             _move_all(at_work, TrialEvent.KILLED)
             yield Compile(attempts)
             return
+        # A group proves nothing about its members: halve it.
         if len(at_work) > 1:
             _move_all(at_work, TrialEvent.SPARED)
             half = len(at_work) // 2
             yield Compile(at_work[:half])
             yield Compile(at_work[half:])
             return
+        # A single config: it has its outcome.
         if isinstance(error, DeadlineExpired):
             at_work[0].compile_s += error.deadline_s
         yield _end_trial(at_work[0], _convict_config(error, TrialEvent.COMPILE_EXPIRED, TrialEvent.COMPILE_FAILED))
@@ -410,7 +414,7 @@ class TrialMachine:
         attempt, measured = report.attempt, report.measured
         is_finalist = attempt.state is TrialState.REFINING
         if is_finalist and measured.outcome not in _VERDICTS:
-            # It keeps its figure.
+            # A disturbed finalist keeps its figure.
             yield _end_trial(attempt, Verdict(TrialEvent.DISTURBED, measured.message))
         elif measured.outcome is None and measured.cores is not None:
             attempt.make_move(TrialEvent.NEEDS_CORES)
@@ -438,7 +442,7 @@ class TrialMachine:
         self, attempts: Sequence[Attempt], lane: LaneFacts, error: WorkerDied | DeadlineExpired | RequestFailed | None
     ) -> Iterator[Instruction]:
         if error is None:
-            # What the last config left behind is not for the others: the worker began none of them.
+            # The worker stopped early, before these configs, because of what the last one left behind.
             _move_all(attempts, TrialEvent.SPARED)
             if attempts:
                 yield Measure(attempts, at_once=True)
@@ -446,8 +450,10 @@ class TrialMachine:
         if _is_source_change(error):
             yield EndJob(error)
             return
+        # The first config without a report was at work, unless the worker was also loading the next one.
         first, others = attempts[0], attempts[1:]
         if error.phase is Phase.LOAD_NEXT and others:
+            # A hang may be either's fault: both run alone from now on. A death is the fault of the loaded one.
             if isinstance(error, DeadlineExpired):
                 _move_all(attempts[:2], TrialEvent.SET_APART)
                 _move_all(attempts[2:], TrialEvent.SPARED)
@@ -457,6 +463,7 @@ class TrialMachine:
             first.make_move(TrialEvent.SPARED)
             yield Measure([first], at_once=False)
             first, others = others[0], others[1:]
+        # The others had not begun. The first is excused or convicted.
         _move_all(others, TrialEvent.SPARED)
         if others:
             yield Measure(others, at_once=True)
@@ -491,10 +498,10 @@ class TrialMachine:
 
 
 def is_settled(known: Trial, compile_deadline_s: float) -> bool:
-    """Return whether a known outcome says enough about its config: it is not tried again in the same context.
+    """Return whether a config with this outcome is not tried again in the same context.
 
-    That is the quarantine of configs that hang or crash, too. A compile that took too long is tried again where it may
-    take longer now.
+    Configs that hang or crash are quarantined in this way. A compile that timed out is tried again if it may take
+    longer now.
     """
     if known.outcome is Outcome.COMPILE_TIMEOUT:
         after_s = TrialDetail.from_json(known.detail).after_s
@@ -512,10 +519,10 @@ def _end_trial(attempt: Attempt, verdict: Verdict) -> End:
 
 
 def _require_state(attempts: Sequence[Attempt], *states: TrialState) -> None:
-    """Refuse a report on trials that its sender does not have.
+    """Refuse a report on trials that its sender cannot have.
 
     Raises:
-        IllegalMove: one of them is elsewhere.
+        IllegalMove: One of them is in another state.
     """
     for attempt in attempts:
         if attempt.state not in states:
@@ -528,17 +535,17 @@ def _move_all(attempts: Sequence[Attempt], event: TrialEvent) -> None:
 
 
 def _is_timed_as(attempt: Attempt, first: Attempt) -> bool:
-    """Return whether two trials are timed on as many cores, and know that from the same source."""
+    """Return whether two trials are timed on the same number of cores, and know it in the same way."""
     return (attempt.cores, attempt.declares_cores) == (first.cores, first.declares_cores)
 
 
 def _is_source_change(error: Exception) -> bool:
-    """Return whether a worker read another state of the sources than the one that was inspected."""
+    """Return whether a worker found the sources changed since they were inspected."""
     return isinstance(error, RequestFailed) and error.code == "source_changed"
 
 
 def _is_fault_of_job(error: WorkerDied | DeadlineExpired | RequestFailed) -> bool:
-    """Return whether a compile failed for a reason that all configs share: sources, the backend's import, the disk."""
+    """Return whether a compile failed for a reason that all configs share: the sources, the backend, or the disk."""
     cannot_import = error.phase is Phase.LOAD and not is_outside_kill(error)
     cannot_write = isinstance(error, RequestFailed) and error.errno in DISK_ERRORS
     return _is_source_change(error) or cannot_import or cannot_write
@@ -547,7 +554,7 @@ def _is_fault_of_job(error: WorkerDied | DeadlineExpired | RequestFailed) -> boo
 def _convict_config(
     error: WorkerDied | DeadlineExpired | RequestFailed, expired: TrialEvent, refused: TrialEvent
 ) -> Verdict:
-    """Return what a failed request says of the config that was at work."""
+    """Return what a failed request says about the config that was at work."""
     detail = TrialDetail(phase=error.phase)
     if isinstance(error, WorkerDied):
         return Verdict(TrialEvent.DIED, error.message, detail=replace(detail, signal=error.signal), output=error.output)
