@@ -1,4 +1,8 @@
-"""Tuning one problem: the pipeline of bounded channels from strategy to store."""
+"""The tuning of one job: a pipeline from its strategy to the store.
+
+Start with :mod:`~ktuned.tuning.trial_machine`, the rules for a trial, and :mod:`~ktuned.tuning.pipeline`, which carries
+them out.
+"""
 
 from ktuned.tuning.compile_only import CompileOnly
 from ktuned.tuning.deadlines import DEFAULT_DEADLINES, merge_deadlines

@@ -1,7 +1,7 @@
-"""The way of a config that is only compiled: strategy → compile channel → compile workers → artifacts.
+"""Jobs that only compile: strategy → compile channel → compile workers → artifacts.
 
-Nothing is measured, so there are no trials: an event reports each config as it is ready, and the artifacts stay, under
-the keys that a job on a device of that target looks for.
+Nothing is measured, so there are no trials: an event reports each config as soon as it is ready. The artifacts stay,
+under the keys that a job on a device of their target will look for.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from ktuned.tuning.trial_machine import NotBuilt, find_ends
 _log = structlog.get_logger()
 
 ASK_AT_ONCE = 16
-"""Configs asked for in one request: nothing is learned from them, so nothing is lost by asking for many."""
+"""Configs in one question to the strategy: it learns nothing from them, so many at once do no harm."""
 
 
 class CompileOnly:
-    """A job that only compiles; :meth:`run` returns when every config has its artifact, or the reason why not.
+    """Runs a job that only compiles: :meth:`run` returns when each config has its artifact, or the reason why not.
 
     ``on_stage`` is called when no config waits to be compiled any more.
     """
@@ -80,7 +80,7 @@ class CompileOnly:
         elif ready:
             message = f"{ready} artifacts are ready for {target}" if ready > 1 else f"1 artifact is ready for {target}"
         elif self.brief.absence and self._first_failure:
-            # `ktuned tune --compile-only` shows each config's own line; what wanted to measure shows this one.
+            # `ktuned tune --compile-only` shows a line for each config; a job that wanted to measure shows this one.
             message = f"{message}: {self._first_failure}"
         if self.brief.absence:
             return JobState.FAILED, f"no device: {self.brief.absence}; {message}"
@@ -90,9 +90,9 @@ class CompileOnly:
         """Compile until the space or the budget is exhausted.
 
         Raises:
-            WorkerError: no config can be compiled at all; with code ``source_changed`` when a file changed meanwhile.
-            StoreError: an artifact cannot be kept.
-            ExceptionGroup: of these.
+            WorkerError: No config can be compiled at all; with code ``source_changed`` if a file changed meanwhile.
+            StoreError: An artifact cannot be kept.
+            ExceptionGroup: Several of these.
         """
         began = monotonic()
         ends_at = inf if self.progress.budget_s is None else began + self.progress.budget_s
@@ -114,7 +114,7 @@ class CompileOnly:
             await self._compiling.close()
 
     async def _end_job_early(self, compiling: anyio.CancelScope, ends_at: float) -> None:
-        """Stop what compiles once the job's time is up, or it is hopeless."""
+        """Wait until the time is up or the job is hopeless; then stop its compiles."""
         with anyio.move_on_after(ends_at - monotonic()):
             await self._given_up.wait()
         compiling.cancel()
@@ -146,7 +146,7 @@ class CompileOnly:
                 asked += len(answer.proposals)
                 for proposal in answer.proposals:
                     await self._queue_proposal(proposal, channel)
-                # A strategy that waits for figures would wait forever: there are none.
+                # A strategy that waits for figures would wait for ever: there are none.
                 if answer.finished or not (answer.proposals or is_probing):
                     break
             self.progress.total = asked
@@ -173,14 +173,14 @@ class CompileOnly:
             while (first := await self._compiling.take_next_attempt(channel)) is not None:
                 group = self._compiling.collect_group(first, channel, lanes_starve=False)
                 for attempt in group:
-                    # No lane loads it now, so damage must not wait to be found by a later job.
+                    # No lane will load this artifact now, so damage is looked for here, not by a later job.
                     await self._artifacts.verify_artifact(attempt.unit.key)
                 results = {end.attempt: end.result for end in await self._compiling.compile_attempts(group)}
                 for attempt in group:
                     self._publish_config(attempt, results.get(attempt))
 
     def _publish_config(self, attempt: Attempt, result: TrialResult | None) -> None:
-        """Publish a config that has its artifact, or the reason why it has none."""
+        """Count and publish a config that has its artifact, or the reason why it has none."""
         if result is None:
             self.progress.compiled += 1
         else:

@@ -1,7 +1,9 @@
-"""The config whose outputs are expected, where a kernel file says ``reference="default"``: brought to its artifact.
+"""The reference of a kernel file that says ``reference="default"``: the config whose outputs are expected.
 
-It is compiled like every other config, before a lane opens the problem, and the lane loads what was compiled. Where no
-default is declared, the first config of the space that compiles, and that the device can load, is the reference.
+It is compiled like every other config, before a lane opens the problem, and the lane loads its artifact. The candidates
+are the declared default, or without one the first configs of the space. The first that compiles, and that the device
+can load, is the reference. A candidate that a lane cannot load gives way to the next; a damaged artifact is compiled
+again, a few times.
 """
 
 from __future__ import annotations
@@ -22,7 +24,7 @@ from ktuned.tuning.trial_lifecycle import Attempt
 _log = structlog.get_logger()
 
 _MOST_DAMAGED = 3
-"""Times that one job compiles an artifact again which a lane has found damaged."""
+"""How often one job compiles a damaged artifact again."""
 
 
 class Reference:
@@ -39,26 +41,26 @@ class Reference:
         self._damaged = 0
         self._wanted = ""
         self.unit: requests.UnitRef | None = None
-        """The reference that lanes open the problem with; it stays until another one is prepared."""
+        """The reference with which lanes open the problem; it stays until another one is prepared."""
 
     def set_candidates(self, candidates: Sequence[replies.Proposal]) -> None:
-        """Take the configs that may be the reference, the first one first; they are tried one after the other."""
+        """Name the configs that may be the reference; they are tried in this order."""
         self._candidates = list(candidates)
         self._are_proposed.set()
 
     async def prepare_artifact(self) -> None:
-        """Have the artifact there that opening the problem needs; there is nothing to do where none is needed.
+        """Make sure that the artifact is there with which lanes open the problem, if they need one.
 
-        Callers hold no lane: compiling waits for other jobs, which may wait for that.
+        The caller must not hold a lane: compiling waits for other jobs, which may wait for the lane.
 
         Raises:
-            CannotOpen: none of the configs can be compiled, or run on the device.
-            WorkerError, StoreError: as a compile.
+            CannotOpen: None of the configs can be compiled, or run on the device.
+            WorkerError, StoreError: As a compile.
         """
         if not self._brief.kernel.expects_default_outputs:
             return
-        # What was learned of the kernel since gives its artifact another key, and changes nothing in it. To compile it
-        # again would wait for a slot, which a final round keeps closed.
+        # Names that were learned since give the artifact another key, but do not change it. Compiling it again would
+        # wait for a slot, and a final round keeps these closed.
         if self._wanted and self._artifacts.is_sealed(self._wanted):
             return
         await self._are_proposed.wait()
@@ -78,7 +80,7 @@ class Reference:
         )
 
     async def _compile_candidate(self, proposal: replies.Proposal) -> str:
-        """Have a config's artifact there, and :attr:`unit` name it; return the outcome that it has instead."""
+        """Compile a candidate and make it :attr:`unit`; return why that failed, or nothing."""
         if proposal.build is None:
             return f"{proposal.outcome}: {proposal.message}"
         attempt = Attempt(0, proposal.config, self._brief.make_unit(proposal.build))
@@ -89,9 +91,9 @@ class Reference:
         return ""
 
     def replace_unusable(self, unusable: ReferenceUnusable) -> None:
-        """Take note that a lane cannot open the problem with an artifact: it is made again, or the next one is."""
+        """Take note that a lane cannot use an artifact: it is compiled again, or the next config takes its place."""
         if unusable.key != self._wanted:
-            # Another lane has found that, too.
+            # Another lane has reported it already.
             return
         _log.info("reference_unusable", artifact=unusable.key, reason=unusable.message, damaged=unusable.is_damaged)
         if unusable.is_damaged:

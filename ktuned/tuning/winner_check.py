@@ -1,4 +1,8 @@
-"""Another run of a winner, with all checks, and under a sanitizer if that is asked for."""
+"""Checks of a winner: another run with all checks, and one under a sanitizer if that is asked for.
+
+AddressSanitizer checks a CPU's kernels: they are compiled with it again. compute-sanitizer checks a GPU's: it is the
+parent of the worker, and every tensor is an allocation of its own.
+"""
 
 from __future__ import annotations
 
@@ -34,15 +38,15 @@ from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.trial_lifecycle import Attempt, TrialState
 
 SLOWDOWN = 30.0
-"""Factor of all deadlines under a sanitizer: compute-sanitizer and AddressSanitizer slow kernels down that much."""
+"""Factor of all deadlines under a sanitizer, which slows kernels down that much."""
 
 _REPORT_CHARS = 4_000
-"""Length of a sanitizer's report that is passed on: the fault, the stack and what was allocated nearby."""
+"""Most characters of a sanitizer's report: enough for the fault, the stack and what was allocated nearby."""
 
 _FROM_THE_SANITIZERS_CHILD = (
     "import os, sys; from ktuned.worker.main import run; words = sys.argv[4:]; words[3] = str(os.getppid()); run(words)"
 )
-"""Runs a worker below a sanitizer, which is then the parent that it must not outlive."""
+"""Runs a worker below a sanitizer, which is then the parent that the worker must not outlive."""
 
 
 class Sanitizers(msgspec.Struct, frozen=True):
@@ -53,7 +57,7 @@ class Sanitizers(msgspec.Struct, frozen=True):
 
 
 class Checked(msgspec.Struct, frozen=True):
-    """One winner's verdict: ``message`` says what is wrong, ``report`` is the sanitizer's; ``checks`` were made."""
+    """The result of the ``checks`` of a winner: ``message`` says what is wrong, ``report`` is the sanitizer's."""
 
     message: str = ""
     report: str = ""
@@ -61,7 +65,7 @@ class Checked(msgspec.Struct, frozen=True):
 
 
 class WinnerCheck:
-    """Checks one winner on a lane, which measures nothing meanwhile."""
+    """Checks one winner, on a lane that measures nothing else meanwhile."""
 
     def __init__(self, brief: JobBrief, lane: Lane, fleet: Fleet, artifacts: Artifacts) -> None:
         self._brief = brief
@@ -71,10 +75,10 @@ class WinnerCheck:
         self._measuring = MeasureStage(brief, [lane], self._compiling, artifacts)
 
     async def run(self, build: Mapping[str, Any]) -> Checked:
-        """Launch the config of a Build on its inputs, before and after timing it, and on those of other seeds.
+        """Launch the config of a Build on its inputs, before and after it is timed, and on those of other seeds.
 
         Raises:
-            WorkerError: it cannot be compiled, or the problem cannot be opened.
+            WorkerError: It cannot be compiled, or the problem cannot be opened.
         """
         seeds = () if self._brief.captured or not self._brief.kernel.is_judged else SEEDS
         async with self._compile_winner(build) as unit:
@@ -86,7 +90,7 @@ class WinnerCheck:
         return Checked(message, checks=("guards", "again after timing", *(f"seed {seed}" for seed in seeds)))
 
     async def _launch_config(self, request: requests.Trial | requests.Check, unit: requests.UnitRef, seed: int) -> str:
-        """Have a compiled config launched on the inputs of a seed; return what is wrong with it, or nothing."""
+        """Launch a compiled config on the inputs of a seed; return what is wrong with it, or nothing."""
         attempt = Attempt(0, {}, unit, TrialState.COMPILED)
         try:
             result = await self._measuring.measure_alone(
@@ -100,18 +104,18 @@ class WinnerCheck:
     async def sanitize_winner(self, build: Mapping[str, Any], sanitizers: Sanitizers, scratch: Path) -> Checked:
         """Launch the config of a Build once under the sanitizer for its backend and device.
 
-        A script that this may need is written to ``scratch``.
+        ``scratch`` is a directory for a script that this may need.
 
         Raises:
-            Unsupported: there is none for it, or it is not installed.
-            WorkerError: it cannot be compiled, or the problem cannot be opened.
+            Unsupported: There is no such sanitizer, or it is not installed.
+            WorkerError: The config cannot be compiled, or the problem cannot be opened.
         """
         sanitizer = _AddressSanitizer() if self._lane.device.kind == "cpu" else _ComputeSanitizer()
         environment = await sanitizer.make_environment(self._brief, sanitizers, scratch)
         deadlines = {phase: SLOWDOWN * seconds for phase, seconds in self._brief.deadlines.items()}
         async with (
             self._compile_winner(sanitizer.change_build(build)) as unit,
-            # Of several references the one counts that the device can run, which is seen without the sanitizer.
+            # If the reference is a config, the lane shows first which one the device can run, without the sanitizer.
             self._measuring.hold_open_lane(self._lane)
             if self._brief.kernel.expects_default_outputs
             else self._lane.hold(self._brief.job.id),
@@ -142,7 +146,7 @@ class WinnerCheck:
 
     @asynccontextmanager
     async def _compile_winner(self, build: Mapping[str, Any]) -> AsyncIterator[requests.UnitRef]:
-        """Lend the unit of a compiled Build, and know the configs that may be the reference."""
+        """Compile a Build, and lend its unit. If the reference is a config, find its candidates first."""
         brief, attempt = self._brief, Attempt(0, {}, self._brief.make_unit(build))
         try:
             if brief.kernel.expects_default_outputs:
@@ -157,7 +161,7 @@ class WinnerCheck:
 
 
 class _AddressSanitizer(msgspec.Struct, frozen=True):
-    """GCC's AddressSanitizer: the kernel is compiled with it, and its library is in the worker from the start."""
+    """GCC's AddressSanitizer: the kernel is compiled with it, and the worker starts with its library."""
 
     name: str = "AddressSanitizer"
     flags: tuple[str, ...] = ("-fsanitize=address", "-fno-omit-frame-pointer", "-g1")
@@ -182,7 +186,7 @@ class _AddressSanitizer(msgspec.Struct, frozen=True):
 
 
 class _ComputeSanitizer(msgspec.Struct, frozen=True):
-    """NVIDIA's compute-sanitizer, as the parent of the worker; every tensor is an allocation of the driver's."""
+    """NVIDIA's compute-sanitizer, as the parent of the worker. The driver allocates each tensor, without a cache."""
 
     name: str = "compute-sanitizer"
     env: tuple[tuple[str, str], ...] = msgspec.field(default=(("PYTORCH_NO_CUDA_MEMORY_CACHING", "1"),))
