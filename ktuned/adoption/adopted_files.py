@@ -49,7 +49,7 @@ class AdoptedDirectory:
         # By its last part a project is told apart from others of its name.
         return place / record.package / (record.release or place.name)
 
-    def write(self, record: CallRecord) -> tuple[Path, str]:
+    def write_record(self, record: CallRecord) -> tuple[Path, str]:
         """Write what a record holds, unless it is there; return the kernel file, and the name of the call.
 
         Raises:
@@ -64,7 +64,7 @@ class AdoptedDirectory:
         _write_once(project / CALLS / f"{call}.call.json", record.call.encode())
         _write_once(project / "ktuned.toml", _project_text(record).encode())
         file = project / f"tune_{record.function}_{record.identity}.py"
-        others = [one for one in _variants(project, record.function) if one != file]
+        others = [one for one in _find_variants(project, record.function) if one != file]
         if not file.is_file():
             name = record.function if not others else f"{record.function}-{record.identity[:4]}"
             _write_once(file, _kernel_text(record, name).encode())
@@ -81,7 +81,7 @@ def identity_of(kernel_file: str) -> str:
     return Path(kernel_file).stem[-_IDENTITY_DIGITS:]
 
 
-def _variants(project: Path, function: str) -> Iterator[Path]:
+def _find_variants(project: Path, function: str) -> Iterator[Path]:
     beginning = f"tune_{function}_"
     for path in project.glob("tune_*.py"):
         if path.stem[:-_IDENTITY_DIGITS] == beginning:

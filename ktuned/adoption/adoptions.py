@@ -156,16 +156,11 @@ class Adoptions:
         calls = "a call of an application waits" if one else f"{len(self._without_device)} calls of applications wait"
         return [*self._refused, f"{calls} for a GPU: none is found here"]
 
-    @property
-    def waiting(self) -> int:
-        """The number of records that are being taken in."""
-        return len(self._under_way)
-
     async def run(self) -> None:
         """Take records in until cancelled."""
         await anyio.to_thread.run_sync(self._make_spool)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._watch)
+            tasks.start_soon(self._watch_spool)
             while True:
                 self._news = anyio.Event()
                 groups, counts = await anyio.to_thread.run_sync(self._read_spool)
@@ -174,7 +169,7 @@ class Adoptions:
                     self._under_way |= {name for name, _ in records}
                     # After those that were read before: a lock is handed on in the order in which it is asked for.
                     turn = self._turns.setdefault(interpreter, anyio.Lock())
-                    tasks.start_soon(self._take_in_all, records, turn)
+                    tasks.start_soon(self._take_in_records, records, turn)
                 await self._tune_chosen_keys()
                 has_waiting = any(choice.has_waiting for choice in self._choices.values())
                 with anyio.move_on_after(CHOICE_S if has_waiting else SURVEY_S):
@@ -192,11 +187,11 @@ class Adoptions:
         self._machine.environments.expect_measuring(environment, tool)
         self._front_ends.prepare(environment, tool, library, self._deadlines)
 
-    def look(self) -> None:
+    def look_through_spool(self) -> None:
         """Look through the spool now."""
         self._news.set()
 
-    async def answer(
+    async def find_answer(
         self,
         identity: str,
         problem: Problem,
@@ -206,16 +201,16 @@ class Adoptions:
         pin: str | None = None,
     ) -> KeyAnswer:
         """Return what is known of a key, under a pin what the pin holds; a ``waiter`` has its tuning go first."""
-        kernel = self._kernel_of(identity)
+        kernel = self._find_kernel(identity)
         if kernel is None:
-            self.look()
+            self.look_through_spool()
             return KeyAnswer(Status.UNKNOWN)
         if pin is None:
             found = self._lookups.find_answer(kernel.name, problem, device, tune=False, admits=_admits_any)
         else:
             held = self._lookups.lookup_pinned(pin, kernel.name, problem, device, tune=False, admits=_admits_any)
             found = held if isinstance(held, Answer) else await held()
-        job = self._job(kernel, problem, found.device)
+        job = self._find_live_job(kernel, problem, found.device)
         if job is not None and waiter is not None:
             self._jobs.add_waiter(waiter, [job.id])
         is_open = job is not None or self._awaits_near_key(kernel, problem, device)
@@ -225,7 +220,9 @@ class Adoptions:
             is_open=is_open,
             artifact=found.artifact,
             latency_us=found.latency_us,
-            message="" if is_open or found.status is Status.FRESH else self._ending(kernel, problem, device, found),
+            message=""
+            if is_open or found.status is Status.FRESH
+            else self._explain_ending(kernel, problem, device, found),
         )
 
     def _awaits_near_key(self, kernel: KernelInfo, problem: Problem, device: str | None) -> bool:
@@ -235,7 +232,7 @@ class Adoptions:
             return False
         return any(job.kernel == kernel.name and device in (None, job.device) for job in self._jobs.list_live_jobs())
 
-    def _job(self, kernel: KernelInfo, problem: Problem, device: str | None) -> Job | None:
+    def _find_live_job(self, kernel: KernelInfo, problem: Problem, device: str | None) -> Job | None:
         """Return the live job of a key."""
         wanted = canonical(kernel.specialized(problem))
         for job in self._jobs.list_live_jobs():
@@ -245,7 +242,7 @@ class Adoptions:
                 return job
         return None
 
-    def _ending(self, kernel: KernelInfo, problem: Problem, device: str | None, found: Answer) -> str:
+    def _explain_ending(self, kernel: KernelInfo, problem: Problem, device: str | None, found: Answer) -> str:
         """Return why the last tuning of a key has no winner; empty if it has, or none has ended yet.
 
         What a lookup says besides (not tuned yet, a file is looked at) is no ending: an application waits on.
@@ -255,11 +252,11 @@ class Adoptions:
         choice = self._choices.get((kernel.name, device or ""))
         if choice is not None and choice.is_waiting(kernel.specialized(problem)):
             return "it is served by a tuned key near it, and little would be gained by its own tuning"
-        number = self._job_of.get(_place(kernel.name, kernel.specialized(problem)))
+        number = self._job_of.get(_make_place(kernel.name, kernel.specialized(problem)))
         job = None if number is None else self._jobs.get_job(number)
         return "" if job is None or job.state is JobState.DONE else job.message or f"its tuning is {job.state}"
 
-    def _kernel_of(self, identity: str) -> KernelInfo | None:
+    def _find_kernel(self, identity: str) -> KernelInfo | None:
         name = self._kernels.get(identity)
         if name is None:
             below = f"{self._directory.path}{os.sep}"
@@ -288,43 +285,43 @@ class Adoptions:
         """
         by_interpreter: dict[Path, list[tuple[str, CallRecord]]] = {}
         counts: list[LaunchCounts] = []
-        for path in _oldest_first(self._spool):
+        for path in _list_oldest_first(self._spool):
             if path.name in self._under_way or path.name in self._stuck:
                 continue
             if path.suffix == COUNTS_SUFFIX:
-                counts += self._take_counts(path)
+                counts += self._take_in_counts(path)
             elif path.suffix == RECORD_SUFFIX:
-                record = self._read(path)
+                record = self._read_record(path)
                 if record is not None:
                     place = self._directory.workers_directory(record.tool, record.python, record.variables)
                     by_interpreter.setdefault(place, []).append((path.name, record))
             elif not path.name.startswith(STAGED_PREFIX):
-                self._refuse(path, "it is no record")
+                self._refuse_file(path, "it is no record")
             elif _age_s(path) > STAGED_S:
-                self._remove(path)
+                self._remove_file(path)
         return by_interpreter, counts
 
-    def _read(self, path: Path) -> CallRecord | None:
+    def _read_record(self, path: Path) -> CallRecord | None:
         try:
             age = _age_s(path)
             record = CallRecord.from_bytes(read_file(path))
         except FileNotFoundError:
             return None
         except (RefusedFile, InvalidRecord) as error:
-            self._refuse(path, str(error))
+            self._refuse_file(path, str(error))
             return None
         if age > MAX_AGE_S:
-            self._refuse(path, f"it has waited for {age / 86400:.0f} days")
+            self._refuse_file(path, f"it has waited for {age / 86400:.0f} days")
             return None
         return record
 
-    def _refuse(self, path: Path, why: str) -> None:
+    def _refuse_file(self, path: Path, why: str) -> None:
         line = f"a call that an application left in {path} is not tuned: {why}"
         _log.warning("record_refused", path=str(path), reason=why)
         self._refused = [*self._refused, line][-MAX_NOTICES:]
-        self._remove(path)
+        self._remove_file(path)
 
-    def _remove(self, path: Path) -> None:
+    def _remove_file(self, path: Path) -> None:
         try:
             path.unlink(missing_ok=True)
         except OSError as error:
@@ -332,15 +329,15 @@ class Adoptions:
             self._stuck.add(path.name)
             _log.warning("record_not_removed", path=str(path), reason=error.strerror)
 
-    def _take_counts(self, path: Path) -> list[LaunchCounts]:
+    def _take_in_counts(self, path: Path) -> list[LaunchCounts]:
         try:
             counts = LaunchCounts.from_bytes(read_file(path))
         except FileNotFoundError:
             return []
         except (RefusedFile, InvalidRecord) as error:
-            self._refuse(path, str(error))
+            self._refuse_file(path, str(error))
             return []
-        self._remove(path)
+        self._remove_file(path)
         return [] if path.name in self._stuck else [counts]
 
     async def _add_launches(self, counts: Iterable[LaunchCounts]) -> None:
@@ -351,7 +348,7 @@ class Adoptions:
             self._launches[place] = identity, problem, device, number + (before[3] if before else 0)
         known: dict[WinnerKey, int] = {}
         for place, (identity, problem, device, number) in list(self._launches.items()):
-            kernel = self._kernel_of(identity)
+            kernel = self._find_kernel(identity)
             if kernel is None:
                 continue
             del self._launches[place]
@@ -366,32 +363,32 @@ class Adoptions:
             with suppress(StoreError):
                 await self._jobs.note_launches(known)
 
-    async def _take_in_all(self, records: Iterable[tuple[str, CallRecord]], turn: anyio.Lock) -> None:
+    async def _take_in_records(self, records: Iterable[tuple[str, CallRecord]], turn: anyio.Lock) -> None:
         async with turn, self._limiter:
             for name, record in records:
                 try:
-                    is_taken = await self._take_in(record)
+                    is_taken = await self._take_in_record(record)
                 except StoreError as error:
                     # It stays where it is, and is taken in when the store can be written again.
                     _log.warning("record_not_kept", record=name, reason=error.message)
                     await anyio.sleep(RETRY_S)
                     self._under_way.discard(name)
-                    self.look()
+                    self.look_through_spool()
                     continue
                 except (KtunedError, OSError) as error:
-                    self._refuse(self._spool / name, str(error).partition("\n")[0])
+                    self._refuse_file(self._spool / name, str(error).partition("\n")[0])
                 else:
                     if not is_taken:
                         # Looked at again by each survey: a daemon finds a device later, or another one has it.
                         self._without_device.add(name)
                         self._under_way.discard(name)
                         continue
-                    await anyio.to_thread.run_sync(self._remove, self._spool / name)
+                    await anyio.to_thread.run_sync(self._remove_file, self._spool / name)
                 self._without_device.discard(name)
                 self._under_way.discard(name)
             await self._add_launches(())
 
-    async def _take_in(self, record: CallRecord) -> bool:
+    async def _take_in_record(self, record: CallRecord) -> bool:
         """Have a record's key tuned, unless the winner that it has holds and is one of its configs.
 
         Return whether that was done: without a device it waits, unless the settings name what to compile for.
@@ -400,8 +397,8 @@ class Adoptions:
             KtunedError: its kernel cannot be declared, or its job cannot be kept.
             OSError: its files cannot be written.
         """
-        file, call = await anyio.to_thread.run_sync(self._directory.write, record)
-        kernel = self._kernel_of(record.identity)
+        file, call = await anyio.to_thread.run_sync(self._directory.write_record, record)
+        kernel = self._find_kernel(record.identity)
         if kernel is None or kernel.file != str(file):
             added = await self._intake.add_path(str(file), record.python, measures=True)
             if added.errors:
@@ -416,12 +413,12 @@ class Adoptions:
             await self._machine.environments.probe_hosts(environment)
             if not self._machine.has_device(environment, kernel.backend, None):
                 return False
-        await self._keep_anchor(kernel, record)
-        if self._choice(kernel, record.device).bring(kernel.specialized(record.problem), call):
-            await self._tune(kernel, record.problem, call, record.device)
+        await self._choose_anchor(kernel, record)
+        if self._find_choice(kernel, record.device).take_in_key(kernel.specialized(record.problem), call):
+            await self._request_tuning(kernel, record.problem, call, record.device)
         return True
 
-    async def _keep_anchor(self, kernel: KernelInfo, record: CallRecord) -> None:
+    async def _choose_anchor(self, kernel: KernelInfo, record: CallRecord) -> None:
         """Where a key's numerics are exact, keep to the bits of its first config: the application launches that one.
 
         Raises:
@@ -435,7 +432,7 @@ class Adoptions:
         if self._store.anchors.find_anchor(key) is None:
             await self._store.anchors.choose_anchor(key, record.configs[0])
 
-    async def _tune(self, kernel: KernelInfo, problem: Problem, call: str, device: str) -> None:
+    async def _request_tuning(self, kernel: KernelInfo, problem: Problem, call: str, device: str) -> None:
         """Have a key tuned as one of its calls says.
 
         Raises:
@@ -448,9 +445,9 @@ class Adoptions:
             reason="called by an application",
         )
         for job in await self._requests.request_jobs(kernel, request):
-            self._job_of[_place(kernel.name, kernel.specialized(problem))] = job.id
+            self._job_of[_make_place(kernel.name, kernel.specialized(problem))] = job.id
 
-    def _choice(self, kernel: KernelInfo, device: str) -> KeyChoice:
+    def _find_choice(self, kernel: KernelInfo, device: str) -> KeyChoice:
         """Return the choice among a function's keys on a device model; the ones with a winner are chosen already."""
         choice = self._choices.get((kernel.name, device))
         if choice is None:
@@ -466,28 +463,31 @@ class Adoptions:
                 continue
             try:
                 kernel = self._catalog.resolve_kernel(name)
-                if choice.under_way is not None and self._job(kernel, choice.under_way.problem, device or None) is None:
-                    choice.end_tuning(self._loss_before(kernel, device, choice))
+                if (
+                    choice.under_way is not None
+                    and self._find_live_job(kernel, choice.under_way.problem, device or None) is None
+                ):
+                    choice.end_tuning(self._find_loss_before(kernel, device, choice))
                 if (chosen := choice.choose_next()) is not None:
-                    await self._tune(kernel, chosen.problem, chosen.call, device)
+                    await self._request_tuning(kernel, chosen.problem, chosen.call, device)
             except KtunedError as error:
                 # Its function has gone, or the store cannot be written: applications bring the keys again.
                 _log.warning("keys_not_chosen", kernel=name, reason=error.message)
                 del self._choices[name, device]
 
-    def _loss_before(self, kernel: KernelInfo, device: str, choice: KeyChoice) -> float | None:
+    def _find_loss_before(self, kernel: KernelInfo, device: str, choice: KeyChoice) -> float | None:
         """Return what the key that was tuned last had lost with the config of its nearest tuned key, if known."""
         assert choice.under_way is not None
-        nearest = choice.nearest_tuned(choice.under_way.problem)
-        own = self._winner(kernel, device, choice.under_way.problem)
-        other = None if nearest is None else self._winner(kernel, device, nearest)
+        nearest = choice.find_nearest_tuned(choice.under_way.problem)
+        own = self._find_winner(kernel, device, choice.under_way.problem)
+        other = None if nearest is None else self._find_winner(kernel, device, nearest)
         if own is None or other is None:
             return None
         measured = self._store.measured_configs(own.context, MAX_CONFIGS)
         before = next((known.figure for known in measured if known.text == canonical(other.config)), None)
         return None if before is None else before / own.latency_us - 1.0
 
-    def _winner(self, kernel: KernelInfo, device: str, problem: Problem) -> Winner | None:
+    def _find_winner(self, kernel: KernelInfo, device: str, problem: Problem) -> Winner | None:
         for winner in self._store.list_winners(kernel.name):
             if device in ("", winner.key.device) and winner.key.problem == canonical(problem):
                 return winner
@@ -502,13 +502,13 @@ class Adoptions:
 
     # Notifications
 
-    async def _watch(self) -> None:
+    async def _watch_spool(self) -> None:
         """Look through the spool when something happens there."""
         stop = threading.Event()
         try:
             while True:
                 await anyio.to_thread.run_sync(self._await_change, stop, abandon_on_cancel=True)
-                self.look()
+                self.look_through_spool()
         finally:
             stop.set()
 
@@ -521,7 +521,7 @@ class Adoptions:
             stop.wait(SURVEY_S)
 
 
-def _oldest_first(directory: Path) -> list[Path]:
+def _list_oldest_first(directory: Path) -> list[Path]:
     try:
         with os.scandir(directory) as entries:
             found = [(entry.stat(follow_symlinks=False).st_mtime_ns, entry.name) for entry in entries]
@@ -537,7 +537,7 @@ def _age_s(path: Path) -> float:
         return 0.0
 
 
-def _place(kernel: str, problem: Problem) -> str:
+def _make_place(kernel: str, problem: Problem) -> str:
     return f"{kernel} {canonical(problem)}"
 
 

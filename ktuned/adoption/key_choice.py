@@ -48,9 +48,9 @@ class KeyChoice:
     """The keys of one function on one device model; ``tuned`` are those that have a winner already.
 
     >>> choice = KeyChoice([])
-    >>> all(choice.bring({"length": 64 + number}, "…") for number in range(16))
+    >>> all(choice.take_in_key({"length": 64 + number}, "…") for number in range(16))
     True
-    >>> choice.bring({"length": 8192}, "…"), choice.bring({"length": 65}, "…")
+    >>> choice.take_in_key({"length": 8192}, "…"), choice.take_in_key({"length": 65}, "…")
     (False, True)
     >>> choice.choose_next()
     WaitingKey(problem={'length': 8192}, call='…')
@@ -74,16 +74,16 @@ class KeyChoice:
         """Return whether a key was brought, and is served by a tuned key near it."""
         return canonical(problem) in self._waiting
 
-    def bring(self, problem: Problem, call: str) -> bool:
+    def take_in_key(self, problem: Problem, call: str) -> bool:
         """Take a called key in; return whether it is tuned at once."""
         text = canonical(problem)
         if text not in self._chosen and self._selection.tunings < MAX_TUNED_AS_THEY_COME:
             self._choose(problem)
         if text in self._chosen:
-            self._selection.add(problem, 1.0)
+            self._selection.add_problem(problem, 1.0)
             return True
         if text not in self._waiting:
-            self._selection.add(problem, 1.0)
+            self._selection.add_problem(problem, 1.0)
         self._waiting[text] = WaitingKey(problem, call)
         if len(self._waiting) > MAX_WAITING:
             del self._waiting[next(iter(self._waiting))]
@@ -91,28 +91,28 @@ class KeyChoice:
 
     def count_launches(self, problem: Problem, launches: int) -> None:
         """Take in that applications have launched a key."""
-        self._selection.add(problem, float(launches))
+        self._selection.add_problem(problem, float(launches))
 
     def choose_next(self) -> WaitingKey | None:
         """Return the key that is to be tuned now; ``None`` while one is, or if it is enough."""
         if self.under_way is not None:
             return None
-        problem = self._selection.next_problem(among=self._waiting)
+        problem = self._selection.choose_next_problem(among=self._waiting)
         if problem is not None:
             self.under_way = self._waiting.pop(canonical(problem))
             self._chosen.add(canonical(problem))
         return self.under_way
 
-    def nearest_tuned(self, problem: Problem) -> Problem | None:
+    def find_nearest_tuned(self, problem: Problem) -> Problem | None:
         """Return the tuned key whose config another key gets."""
-        return self._selection.nearest_tuned(problem)
+        return self._selection.find_nearest_tuned(problem)
 
     def end_tuning(self, lost: float | None) -> None:
         """Take in that the choice's tuning has ended, and what its key had lost before, if that is known."""
         if self.under_way is not None:
-            self._selection.tuned(self.under_way.problem, lost)
+            self._selection.record_tuning(self.under_way.problem, lost)
             self.under_way = None
 
     def _choose(self, problem: Problem) -> None:
         self._chosen.add(canonical(problem))
-        self._selection.tuned(problem)
+        self._selection.record_tuning(problem)

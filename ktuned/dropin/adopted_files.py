@@ -47,7 +47,7 @@ class Calls(Generic[Call]):
         self._read = read
         self._known: dict[str, Call] = {}
 
-    def of(self, problem: Mapping[str, Any]) -> Call:
+    def find_call(self, problem: Mapping[str, Any]) -> Call:
         """Return the call of a problem.
 
         Raises:

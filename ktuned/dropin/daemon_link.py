@@ -67,20 +67,20 @@ class DaemonLink:
     def __init__(self, client: Client, pin: str | None = None) -> None:
         self._client = client
         self._pin = pin
-        self.begin_again()
+        self.forget_keys()
 
-    def begin_again(self) -> None:
+    def forget_keys(self) -> None:
         """Follow no key: in a forked child, which has no thread that reports, and whose lock another may have held."""
         self._lock = threading.Lock()
         self._followed: dict[str, tuple[CallKey, OnAnswer]] = {}
         self._thread: threading.Thread | None = None
 
-    def ask(self, key: CallKey, deadline_s: float = FIRST_LOOK_DEADLINE_S) -> Answer | None:
+    def ask_about(self, key: CallKey, deadline_s: float = FIRST_LOOK_DEADLINE_S) -> Answer | None:
         """Return what the daemon knows of a key; ``None`` if none runs."""
-        answers = self._ask([key], deadline_s)
+        answers = self._ask_daemon([key], deadline_s)
         return None if answers is None else answers[0]
 
-    def wait(self, key: CallKey) -> Answer | None:
+    def await_tuning(self, key: CallKey) -> Answer | None:
         """Return what the daemon knows when a key's tuning has ended; ``None`` if there is no daemon any more.
 
         The key's call must lie in the spool. The wait ends with the tuning, whose phases have deadlines of their own.
@@ -88,7 +88,7 @@ class DaemonLink:
         until = monotonic() + TAKEN_IN_S
         pause = threading.Event()
         while True:
-            answers = self._ask([key], LOOK_DEADLINE_S, waits=True)
+            answers = self._ask_daemon([key], LOOK_DEADLINE_S, waits=True)
             if answers is None:
                 return None
             (answer,) = answers
@@ -96,14 +96,14 @@ class DaemonLink:
                 return answer
             pause.wait(WAIT_POLL_S)
 
-    def follow(self, key: CallKey, on_answer: OnAnswer) -> None:
+    def follow_key(self, key: CallKey, on_answer: OnAnswer) -> None:
         """Call ``on_answer`` with later answers to a key, in a thread, until it wants no more."""
         with self._lock:
             if len(self._followed) >= MAX_FOLLOWED:
                 return
-            self._followed[_text(key)] = key, on_answer
+            self._followed[_make_text(key)] = key, on_answer
             if self._thread is None or not self._thread.is_alive():
-                self._thread = threading.Thread(target=self._report, name="ktuned-dropin", daemon=True)
+                self._thread = threading.Thread(target=self._report_answers, name="ktuned-dropin", daemon=True)
                 self._thread.start()
 
     def prepare_library(self, tool: str, library: Mapping[str, Any], variables: Mapping[str, str]) -> None:
@@ -120,7 +120,7 @@ class DaemonLink:
         except (DaemonUnavailable, DaemonError):
             return
 
-    def _ask(self, keys: Iterable[CallKey], deadline_s: float, *, waits: bool = False) -> list[Answer] | None:
+    def _ask_daemon(self, keys: Iterable[CallKey], deadline_s: float, *, waits: bool = False) -> list[Answer] | None:
         try:
             found = self._client.call(
                 "calls",
@@ -132,9 +132,9 @@ class DaemonLink:
             )
         except (DaemonUnavailable, DaemonError):
             return None
-        return [_answer(entry) for entry in found["answers"]]
+        return [_read_answer(entry) for entry in found["answers"]]
 
-    def _report(self) -> None:
+    def _report_answers(self) -> None:
         began, pause = monotonic(), threading.Event()
         while True:
             pause.wait(POLL_S if monotonic() - began < SLOW_AFTER_S else SLOW_POLL_S)
@@ -144,14 +144,14 @@ class DaemonLink:
                 if not followed:
                     self._thread = None
                     return
-            answers = self._ask([key for key, _ in followed.values()], LOOK_DEADLINE_S)
+            answers = self._ask_daemon([key for key, _ in followed.values()], LOOK_DEADLINE_S)
             for (text, (key, on_answer)), answer in zip(followed.items(), answers or (), strict=False):
-                if answer.is_open or not self._is_news(key, on_answer, answer):
+                if answer.is_open or not self._hand_over_answer(key, on_answer, answer):
                     continue
                 with self._lock:
                     self._followed.pop(text, None)
 
-    def _is_news(self, key: CallKey, on_answer: OnAnswer, answer: Answer) -> bool:
+    def _hand_over_answer(self, key: CallKey, on_answer: OnAnswer, answer: Answer) -> bool:
         """Hand an answer over; return whether no more are wanted."""
         if not answer.is_final and not answer.message:
             # The record is not taken in yet.
@@ -163,7 +163,7 @@ class DaemonLink:
             return True
 
 
-def _answer(entry: Mapping[str, Any]) -> Answer:
+def _read_answer(entry: Mapping[str, Any]) -> Answer:
     config = entry["config"]
     return Answer(
         None if config is None else canonical(config),
@@ -175,19 +175,19 @@ def _answer(entry: Mapping[str, Any]) -> Answer:
     )
 
 
-def _text(key: CallKey) -> str:
+def _make_text(key: CallKey) -> str:
     return f"{key.identity} {key.device} {canonical(dict(key.problem))}"
 
 
 _links: dict[str | None, DaemonLink] = {}
 
 
-def _forked() -> None:
+def _forget_parents_keys() -> None:
     for link in _links.values():
-        link.begin_again()
+        link.forget_keys()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_forget_parents_keys)
 
 
 def daemon_link(pin: str | None = None) -> DaemonLink:

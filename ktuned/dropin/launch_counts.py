@@ -33,7 +33,7 @@ class LaunchCounter:
         self.launches = 0
         self._left = 0
 
-    def take_new(self) -> int:
+    def take_new_launches(self) -> int:
         """Return the launches since the last call of this."""
         now = self.launches
         fresh, self._left = now - self._left, now
@@ -64,7 +64,7 @@ def leave_launch_counts(at_most_every_s: float = 0.0) -> None:
         rows = [
             (counter.identity, counter.problem, counter.device, number)
             for counter in _counters
-            if (number := counter.take_new())
+            if (number := counter.take_new_launches())
         ]
     directory = spool_directory(home_directory())
     with contextlib.suppress(OSError):
@@ -72,13 +72,13 @@ def leave_launch_counts(at_most_every_s: float = 0.0) -> None:
             leave_counts(directory, LaunchCounts(tuple(rows[first : first + _ROWS_OF_A_FILE])))
 
 
-def _forked() -> None:
+def _forget_parents_launches() -> None:
     """Forget, in a child, what its parent has launched: the parent leaves it."""
     global _lock
     _lock = threading.Lock()
     for counter in _counters:
-        counter.take_new()
+        counter.take_new_launches()
 
 
 atexit.register(leave_launch_counts)
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_forget_parents_launches)

@@ -232,21 +232,21 @@ class LaunchMachine:
     _is_recorded: bool = False
     _first_answer: Answer | None = None
 
-    def handle(self, event: Event) -> list[Instruction]:
+    def handle_event(self, event: Event) -> list[Instruction]:
         """Take an event in, and return what is to be done, in order."""
         match event:
             case Called():
-                return self._call(event)
+                return self._decide_call(event)
             case Answered():
-                return self._answer(event.answer)
+                return self._take_in_answer(event.answer)
             case Recorded():
-                return self._note_record(event.fault)
+                return self._take_in_record(event.fault)
             case Followed():
-                return self._follow(event.answer)
+                return self._take_in_later_answer(event.answer)
             case Loaded():
-                return self._note_loaded(event.config)
+                return self._take_in_loaded(event.config)
             case Unfit():
-                return self._note_unfit(event.config)
+                return self._take_in_unfit(event.config)
             case Forked():
                 return [Follow()] if self.is_followed else []
 
@@ -255,12 +255,12 @@ class LaunchMachine:
         """True if calls will launch what they launch now for as long as the process lives."""
         return self.standing is Standing.FRAMEWORK or (self.standing is not Standing.NEW and not self.is_followed)
 
-    def _call(self, call: Called) -> list[Instruction]:
+    def _decide_call(self, call: Called) -> list[Instruction]:
         if self.standing is not Standing.NEW:
             return []
         return [Launch(self.configs[0], once=True)] if call.is_capturing else [Ask()]
 
-    def _answer(self, answer: Answer | None) -> list[Instruction]:
+    def _take_in_answer(self, answer: Answer | None) -> list[Instruction]:
         if self.standing is not Standing.NEW:
             return []
         is_known = answer is not None and answer.config in self.configs
@@ -275,13 +275,13 @@ class LaunchMachine:
             return [Record()]
         return self._try_configs(answer, Standing.KNOWN)
 
-    def _note_record(self, fault: str) -> list[Instruction]:
+    def _take_in_record(self, fault: str) -> list[Instruction]:
         if self.standing is not Standing.NEW or self._is_recorded:
             return []
         self._is_recorded = True
         answer = self._first_answer
         if fault:
-            return self._leave(fault)
+            return self._leave_to_framework(fault)
         if answer is None:
             return self._go_without_daemon()
         if self.policy.mode == "wait":
@@ -292,7 +292,11 @@ class LaunchMachine:
 
     def _go_without_daemon(self) -> list[Instruction]:
         # The record waits for a daemon that starts later; this process has none to follow.
-        return self._try_configs(None, Standing.FIRST) if self.policy.takes_over else self._leave("no daemon runs")
+        return (
+            self._try_configs(None, Standing.FIRST)
+            if self.policy.takes_over
+            else self._leave_to_framework("no daemon runs")
+        )
 
     def _try_configs(self, answer: Answer | None, target: Standing) -> list[Instruction]:
         """Load the answer's config, and where that is unfit the others in their order."""
@@ -301,16 +305,16 @@ class LaunchMachine:
         self._candidates = deque(dict.fromkeys(([] if known is None else [known]) + list(self.configs)))
         if known is not None and answer is not None and answer.artifact is not None:
             self._artifacts[known] = answer.artifact
-        return self._try_next()
+        return self._load_next()
 
-    def _try_next(self) -> list[Instruction]:
+    def _load_next(self) -> list[Instruction]:
         if not self._candidates:
             # The framework raises what is wrong with them, in its own words.
-            return self._leave("no config can be launched here")
+            return self._leave_to_framework("no config can be launched here")
         config = self._candidates[0]
         return [Load(config, self._artifacts.get(config))]
 
-    def _note_loaded(self, config: str) -> list[Instruction]:
+    def _take_in_loaded(self, config: str) -> list[Instruction]:
         if self.standing is Standing.FRAMEWORK:
             return []
         if self.standing is Standing.NEW:
@@ -325,17 +329,17 @@ class LaunchMachine:
             return [Launch(config)]
         return []
 
-    def _note_unfit(self, config: str) -> list[Instruction]:
+    def _take_in_unfit(self, config: str) -> list[Instruction]:
         if self.standing is Standing.NEW and self._candidates and self._candidates[0] == config:
             self._candidates.popleft()
             self._target = Standing.FIRST
-            return self._try_next()
+            return self._load_next()
         if self.is_followed and self.standing in (Standing.FIRST, Standing.KNOWN):
             # The winner cannot be loaded here: what runs goes on running.
             self.is_followed = self.policy.upgrade == "always"
         return []
 
-    def _follow(self, answer: Answer) -> list[Instruction]:
+    def _take_in_later_answer(self, answer: Answer) -> list[Instruction]:
         if not self.is_followed or self.standing in (Standing.NEW, Standing.FRAMEWORK) or answer.is_open:
             return []
         if answer.config not in self.configs:
@@ -350,7 +354,7 @@ class LaunchMachine:
             return []
         return [Load(answer.config, answer.artifact)]
 
-    def _leave(self, reason: str) -> list[Instruction]:
+    def _leave_to_framework(self, reason: str) -> list[Instruction]:
         self.standing, self.is_followed = Standing.FRAMEWORK, False
         return [LetFrameworkTune(reason)]
 
@@ -358,22 +362,22 @@ class LaunchMachine:
 class Host(Protocol):
     """A framework's side of one key: carries instructions out."""
 
-    def ask(self) -> Answer | None:
+    def ask_daemon(self) -> Answer | None:
         """Return what the daemon knows; ``None`` if none runs."""
 
-    def record(self) -> str:
+    def record_call(self) -> str:
         """Leave the call in the spool; return why another process cannot tune it, or nothing."""
 
-    def wait(self) -> Answer | None:
+    def await_tuning(self) -> Answer | None:
         """Return what the daemon knows when the key's tuning has ended."""
 
-    def follow(self) -> None:
+    def follow_key(self) -> None:
         """Have later answers reported."""
 
-    def load(self, config: str, artifact: str | None) -> bool:
+    def load_config(self, config: str, artifact: str | None) -> bool:
         """Load a config; return whether it can be launched on this device."""
 
-    def launch(self, config: str, *, once: bool) -> None:
+    def launch_config(self, config: str, *, once: bool) -> None:
         """Have calls launch a config."""
 
     def let_framework_tune(self, reason: str) -> None:
@@ -384,20 +388,20 @@ def carry_out(machine: LaunchMachine, event: Event, host: Host) -> None:
     """Give a machine an event, and have a host do what follows from it, until nothing more is to be done."""
     events: deque[Event] = deque([event])
     while events:
-        for instruction in machine.handle(events.popleft()):
+        for instruction in machine.handle_event(events.popleft()):
             match instruction:
                 case Ask():
-                    events.append(Answered(host.ask()))
+                    events.append(Answered(host.ask_daemon()))
                 case Record():
-                    events.append(Recorded(host.record()))
+                    events.append(Recorded(host.record_call()))
                 case Wait():
-                    events.append(Answered(host.wait()))
+                    events.append(Answered(host.await_tuning()))
                 case Follow():
-                    host.follow()
+                    host.follow_key()
                 case Load():
-                    is_fit = host.load(instruction.config, instruction.artifact)
+                    is_fit = host.load_config(instruction.config, instruction.artifact)
                     events.append(Loaded(instruction.config) if is_fit else Unfit(instruction.config))
                 case Launch():
-                    host.launch(instruction.config, once=instruction.once)
+                    host.launch_config(instruction.config, once=instruction.once)
                 case LetFrameworkTune():
                     host.let_framework_tune(instruction.reason)

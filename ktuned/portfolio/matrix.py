@@ -38,7 +38,7 @@ class Matrix:
     def __len__(self) -> int:
         return len(self.problems)
 
-    def loss(self, row: int, config: str) -> float:
+    def compute_loss(self, row: int, config: str) -> float:
         """Return by which part of the best known time a config is slower there; what is unknown counts as failed."""
         cost, best = self.costs[row].get(config, FAILED), self.best[row]
         return LOSS_OF_FAILURE if cost == FAILED or best == FAILED else min(LOSS_OF_FAILURE, cost / best - 1.0)
@@ -47,7 +47,7 @@ class Matrix:
         """Return whether a config has been launched and checked there."""
         return self.costs[row].get(config, FAILED) < FAILED
 
-    def rows(self, chosen: Iterable[int]) -> Matrix:
+    def select_rows(self, chosen: Iterable[int]) -> Matrix:
         """Return the matrix of some problems."""
         chosen = list(chosen)
         return Matrix(
@@ -57,7 +57,7 @@ class Matrix:
             tuple(self.best[row] for row in chosen),
         )
 
-    def columns(self, configs: Iterable[str]) -> Matrix:
+    def select_columns(self, configs: Iterable[str]) -> Matrix:
         """Return the matrix of some configs; what they lose is counted against the best of all."""
         kept = set(configs)
         costs = tuple({config: cost for config, cost in row.items() if config in kept} for row in self.costs)
@@ -78,13 +78,13 @@ class Matrix:
         return cls(tuple(data["problems"]), tuple(data["weights"]), tuple(costs))
 
 
-def mean_loss(matrix: Matrix, chosen: Sequence[str]) -> float:
+def compute_mean_loss(matrix: Matrix, chosen: Sequence[str]) -> float:
     """Return the weighted mean loss where each problem gets its config of ``chosen``."""
     total = sum(matrix.weights) or 1.0
-    return sum(weight * matrix.loss(row, chosen[row]) for row, weight in enumerate(matrix.weights)) / total
+    return sum(weight * matrix.compute_loss(row, chosen[row]) for row, weight in enumerate(matrix.weights)) / total
 
 
-def shortlist(matrix: Matrix, count: int, near: float = 0.10) -> list[str]:
+def shortlist_configs(matrix: Matrix, count: int, near: float = 0.10) -> list[str]:
     """Return the configs that are worth measuring everywhere, the most useful first.
 
     Greedy: each next one lowers the weighted loss most, where a problem that has not tried a config counts as if that
@@ -98,8 +98,8 @@ def shortlist(matrix: Matrix, count: int, near: float = 0.10) -> list[str]:
             if cost <= matrix.best[row] * (1.0 + near) and cost < FAILED
         }
     )
-    losses = {config: [matrix.loss(row, config) for row in range(len(matrix))] for config in candidates}
-    return _greedy(losses, matrix.weights, count)
+    losses = {config: [matrix.compute_loss(row, config) for row in range(len(matrix))] for config in candidates}
+    return _choose_greedily(losses, matrix.weights, count)
 
 
 def choose_configs(matrix: Matrix, count: int) -> list[str]:
@@ -109,42 +109,42 @@ def choose_configs(matrix: Matrix, count: int) -> list[str]:
     """
     candidates = sorted({config for row in matrix.costs for config in row})
     losses = {
-        config: [matrix.loss(row, config) for row in range(len(matrix))]
+        config: [matrix.compute_loss(row, config) for row in range(len(matrix))]
         for config in candidates
         if all(config in row for row in matrix.costs)
     }
-    chosen = _greedy(losses, matrix.weights, count)
+    chosen = _choose_greedily(losses, matrix.weights, count)
     improved = True
     while improved and chosen:
         improved = False
         for place in range(len(chosen)):
             others = chosen[:place] + chosen[place + 1 :]
-            rest = _least(losses, others, len(matrix))
-            best = min(losses, key=lambda config: (_total(losses[config], rest, matrix.weights), config))
-            before = _total(losses[chosen[place]], rest, matrix.weights)
-            if _total(losses[best], rest, matrix.weights) < before - 1e-9:
+            rest = _find_least_losses(losses, others, len(matrix))
+            best = min(losses, key=lambda config: (_sum_losses(losses[config], rest, matrix.weights), config))
+            before = _sum_losses(losses[chosen[place]], rest, matrix.weights)
+            if _sum_losses(losses[best], rest, matrix.weights) < before - 1e-9:
                 chosen[place] = best
                 improved = True
     return chosen
 
 
-def _greedy(losses: Mapping[str, Sequence[float]], weights: Sequence[float], count: int) -> list[str]:
+def _choose_greedily(losses: Mapping[str, Sequence[float]], weights: Sequence[float], count: int) -> list[str]:
     least = [LOSS_OF_FAILURE] * len(weights)
     chosen: list[str] = []
     while losses and len(chosen) < count:
-        best = min(losses, key=lambda config: (_total(losses[config], least, weights), config))
+        best = min(losses, key=lambda config: (_sum_losses(losses[config], least, weights), config))
         before = sum(weight * loss for weight, loss in zip(weights, least, strict=True))
-        if _total(losses[best], least, weights) >= before - 1e-9:
+        if _sum_losses(losses[best], least, weights) >= before - 1e-9:
             break
         chosen.append(best)
         least = [min(pair) for pair in zip(least, losses[best], strict=True)]
     return chosen
 
 
-def _least(losses: Mapping[str, Sequence[float]], chosen: Iterable[str], count: int) -> list[float]:
+def _find_least_losses(losses: Mapping[str, Sequence[float]], chosen: Iterable[str], count: int) -> list[float]:
     columns = [losses[config] for config in chosen]
     return [min((column[row] for column in columns), default=LOSS_OF_FAILURE) for row in range(count)]
 
 
-def _total(column: Sequence[float], least: Sequence[float], weights: Sequence[float]) -> float:
+def _sum_losses(column: Sequence[float], least: Sequence[float], weights: Sequence[float]) -> float:
     return sum(weight * min(pair) for weight, *pair in zip(weights, column, least, strict=True))

@@ -32,7 +32,7 @@ MIN_LOSS = 0.002
 """Loss at the same problem and near it: below that, a tuning cannot be seen to help."""
 
 
-def octaves(one: Mapping[str, Scalar], other: Mapping[str, Scalar]) -> float:
+def count_octaves(one: Mapping[str, Scalar], other: Mapping[str, Scalar]) -> float:
     """Return how far two problems are apart: the sum of the octaves between their numbers, and more for other kinds."""
     total = 0.0
     for name in one.keys() | other.keys():
@@ -74,56 +74,56 @@ class Selection:
         """The expected loss an octave away from a tuned problem."""
         return self._lost / self._lost_over
 
-    def add(self, problem: Mapping[str, Scalar], weight: float) -> None:
+    def add_problem(self, problem: Mapping[str, Scalar], weight: float) -> None:
         """Take in that a problem took so much time, in addition to what is known of it."""
         key = canonical(problem)
         if key not in self._problems:
             if len(self._problems) >= MAX_PROBLEMS:
-                self._forget(min(self._weights, key=lambda other: (other in self._tuned, self._weights[other])))
+                self._forget_problem(min(self._weights, key=lambda other: (other in self._tuned, self._weights[other])))
             self._problems[key] = problem
-            distances = (octaves(problem, other) for other in self._tuned.values())
+            distances = (count_octaves(problem, other) for other in self._tuned.values())
             self._distances[key] = min(distances, default=math.inf)
         self._weights[key] = self._weights.get(key, 0.0) + weight
 
-    def tuned(self, problem: Mapping[str, Scalar], loss_before: float | None = None) -> None:
+    def record_tuning(self, problem: Mapping[str, Scalar], loss_before: float | None = None) -> None:
         """Take in that a problem was tuned, and what it had lost with the config that it got before, if known."""
         key = canonical(problem)
-        self.add(problem, 0.0)
+        self.add_problem(problem, 0.0)
         if loss_before is not None and self._tuned:
             self._lost += min(MAX_LOSS, max(0.0, loss_before))
             self._lost_over += self._distances[key]
         self._tuned[key] = problem
         for other, there in self._problems.items():
-            self._distances[other] = min(self._distances[other], octaves(problem, there))
+            self._distances[other] = min(self._distances[other], count_octaves(problem, there))
 
-    def nearest_tuned(self, problem: Mapping[str, Scalar]) -> Mapping[str, Scalar] | None:
+    def find_nearest_tuned(self, problem: Mapping[str, Scalar]) -> Mapping[str, Scalar] | None:
         """Return the tuned problem whose config a problem gets until it has its own."""
-        nearest = min(self._tuned, key=lambda key: (octaves(problem, self._tuned[key]), key), default=None)
+        nearest = min(self._tuned, key=lambda key: (count_octaves(problem, self._tuned[key]), key), default=None)
         return None if nearest is None else self._tuned[nearest]
 
-    def mean_expected_loss(self) -> float:
+    def estimate_mean_loss(self) -> float:
         """Return the expected loss over all that is known, by weight."""
         total = sum(self._weights.values())
-        return sum(self._expected_loss(key) * weight for key, weight in self._weights.items()) / (total or 1.0)
+        return sum(self._estimate_loss(key) * weight for key, weight in self._weights.items()) / (total or 1.0)
 
-    def next_problem(self, among: Container[str] | None = None) -> Mapping[str, Scalar] | None:
+    def choose_next_problem(self, among: Container[str] | None = None) -> Mapping[str, Scalar] | None:
         """Return the problem that is expected to lose most time; ``None`` when it is enough.
 
         ``among`` holds the canonical texts of the problems that can be tuned now; without it all can.
         """
-        if len(self._tuned) >= self.max_tunings or self.mean_expected_loss() <= self.wanted_loss:
+        if len(self._tuned) >= self.max_tunings or self.estimate_mean_loss() <= self.wanted_loss:
             return None
         waiting = [key for key in self._weights if key not in self._tuned and (among is None or key in among)]
-        chosen = max(waiting, key=lambda key: (self._weights[key] * self._expected_loss(key), key), default=None)
+        chosen = max(waiting, key=lambda key: (self._weights[key] * self._estimate_loss(key), key), default=None)
         return None if chosen is None else self._problems[chosen]
 
-    def _expected_loss(self, key: str) -> float:
+    def _estimate_loss(self, key: str) -> float:
         if key in self._tuned:
             return 0.0
         if not self._tuned:
             return MAX_LOSS
         return min(MAX_LOSS, MIN_LOSS + self.loss_per_octave * self._distances[key])
 
-    def _forget(self, key: str) -> None:
+    def _forget_problem(self, key: str) -> None:
         for known in (self._problems, self._weights, self._distances, self._tuned):
             known.pop(key, None)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from ktuned.model import UsageError
-from ktuned.python.names import bound_names, free_names
+from ktuned.python.names import find_bound_names, find_free_names
 
 MARK = "written by ktuned.tune from the cells of a notebook; change those, as this file is written again"
 """Stands in the first line of each file, so that none of another origin is overwritten."""
@@ -33,7 +33,7 @@ class CellStatement:
     @cached_property
     def binds(self) -> frozenset[str]:
         """The names that it gives a value."""
-        return frozenset(bound_names(self.node))
+        return frozenset(find_bound_names(self.node))
 
     @cached_property
     def changes(self) -> frozenset[str]:
@@ -48,12 +48,12 @@ class CellStatement:
                 targets.append(node)
             elif isinstance(node, ast.Expr) and isinstance(node.value, ast.Call):
                 targets.append(node.value.func)
-        return frozenset(filter(None, map(_base, targets)))
+        return frozenset(filter(None, map(_find_base_name, targets)))
 
     @cached_property
     def uses(self) -> frozenset[str]:
         """The names that it takes from other cells, those that it changes included."""
-        return frozenset(dotted[0] for dotted in free_names(self.node)) | self.changes
+        return frozenset(dotted[0] for dotted in find_free_names(self.node)) | self.changes
 
     @property
     def is_import(self) -> bool:
@@ -61,7 +61,7 @@ class CellStatement:
         return isinstance(self.node, ast.Import | ast.ImportFrom)
 
 
-def statements(cells: Sequence[str]) -> list[CellStatement]:
+def list_statements(cells: Sequence[str]) -> list[CellStatement]:
     """Return the statements of the cells that have run, in their order, without those that need the notebook's shell.
 
     ``cells`` are Python: magics are calls already. One that cannot be parsed did not run either.
@@ -75,17 +75,17 @@ def statements(cells: Sequence[str]) -> list[CellStatement]:
         lines = text.splitlines()
         for node in body:
             if not any(isinstance(part, ast.Name) and part.id == _SHELL for part in ast.walk(node)):
-                found.append(CellStatement(number, node, _text(node, body, lines)))
+                found.append(CellStatement(number, node, _get_source(node, body, lines)))
     return found
 
 
-def kernel_file(cells: Sequence[str], kernel: str, names: Collection[str]) -> str:
+def write_kernel_text(cells: Sequence[str], kernel: str, names: Collection[str]) -> str:
     """Return the text of a kernel file; ``names`` are the notebook's variables that hold the kernel.
 
     Raises:
         UsageError: no cell declares it at its top level.
     """
-    ran = statements(cells)
+    ran = list_statements(cells)
     declaring = [statement.cell for statement in ran if not statement.is_import and statement.binds & set(names)]
     if not declaring:
         raise UsageError(
@@ -93,14 +93,14 @@ def kernel_file(cells: Sequence[str], kernel: str, names: Collection[str]) -> st
             hint="declare it in a cell of its own, outside of functions and without a %%magic",
         )
     taken = [statement for statement in ran if statement.cell == declaring[-1]]
-    wanted = list(_wanted(taken))
+    wanted = list(_find_wanted_names(taken))
     settled = {name for statement in taken for name in statement.binds}
     while wanted:
         name = wanted.pop()
         if name in settled:
             continue
         settled.add(name)
-        for statement in _defining(ran, name, declaring[-1]):
+        for statement in _find_definitions(ran, name, declaring[-1]):
             if statement not in taken:
                 taken.append(statement)
                 wanted += statement.uses
@@ -113,7 +113,7 @@ def kernel_file(cells: Sequence[str], kernel: str, names: Collection[str]) -> st
     return f'"""Kernel {kernel}: {MARK}."""\n\n' + "\n".join(parts) + "\n"
 
 
-def _wanted(taken: Sequence[CellStatement]) -> Iterator[str]:
+def _find_wanted_names(taken: Sequence[CellStatement]) -> Iterator[str]:
     """Yield the names that a cell uses and does not bind before."""
     bound: set[str] = set()
     for statement in taken:
@@ -122,7 +122,7 @@ def _wanted(taken: Sequence[CellStatement]) -> Iterator[str]:
         bound |= statement.binds
 
 
-def _defining(ran: Sequence[CellStatement], name: str, declaring: int) -> list[CellStatement]:
+def _find_definitions(ran: Sequence[CellStatement], name: str, declaring: int) -> list[CellStatement]:
     """Return the statements that give a name its value as the kernel's cell found it, and as it is by now."""
     binding = [place for place, statement in enumerate(ran) if name in statement.binds - statement.changes]
     if not binding:
@@ -135,7 +135,7 @@ def _defining(ran: Sequence[CellStatement], name: str, declaring: int) -> list[C
     ]
 
 
-def _base(node: ast.expr) -> str:
+def _find_base_name(node: ast.expr) -> str:
     """Return the name that an attribute or an element is taken of; nothing for a plain name that is called."""
     is_part = False
     while isinstance(node, ast.Attribute | ast.Subscript):
@@ -143,7 +143,7 @@ def _base(node: ast.expr) -> str:
     return node.id if isinstance(node, ast.Name) and (is_part or isinstance(node.ctx, ast.Store)) else ""
 
 
-def _text(node: ast.stmt, body: Sequence[ast.stmt], lines: Sequence[str]) -> str:
+def _get_source(node: ast.stmt, body: Sequence[ast.stmt], lines: Sequence[str]) -> str:
     """Return a statement as it was written, with its comments; rewritten where it shares a line with another."""
     first = min([node.lineno, *(item.lineno for item in getattr(node, "decorator_list", ()))])
     last = node.end_lineno or node.lineno

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ktuned.model import UsageError
-from ktuned.python.cells import MARK, kernel_file
+from ktuned.python.cells import MARK, write_kernel_text
 from ktuned.spec import Kernel
 
 
@@ -21,7 +21,7 @@ class Origin:
     path: str = ""
 
 
-def origin_of(kernel: Kernel | str) -> Origin:
+def find_origin(kernel: Kernel | str) -> Origin:
     """Return where a kernel is declared; one of a notebook is written to a file first.
 
     Raises:
@@ -35,28 +35,28 @@ def origin_of(kernel: Kernel | str) -> Origin:
     path = os.path.abspath(kernel.file)
     if os.path.isfile(path):
         return Origin(kernel.name, path)
-    shell = notebook_shell()
+    shell = find_notebook_shell()
     if shell is None:
         raise UsageError(
             f"the kernel {kernel.name!r} is declared in {kernel.file}, which is no file",
             hint="workers import the code that declares a kernel: put it into a file, or into a notebook",
         )
-    return Origin(kernel.name, _written(kernel, shell))
+    return Origin(kernel.name, _write_kernel_file(kernel, shell))
 
 
-def notebook_shell() -> Any:
+def find_notebook_shell() -> Any:
     """Return IPython's shell if this process is a notebook or an interactive IPython, else ``None``."""
     module = sys.modules.get("IPython")
     return None if module is None else module.get_ipython()
 
 
-def _written(kernel: Kernel, shell: Any) -> str:
+def _write_kernel_file(kernel: Kernel, shell: Any) -> str:
     """Write a notebook's kernel to a kernel file in the working directory, if that differs; return its path.
 
     There its sources and modules are found as in the notebook, and the daemon watches it.
     """
     names = [name for name, value in shell.user_ns.items() if value is kernel]
-    text = kernel_file(shell.history_manager.input_hist_parsed, kernel.name, names)
+    text = write_kernel_text(shell.history_manager.input_hist_parsed, kernel.name, names)
     path = Path.cwd() / f"tune_{kernel.name}_notebook.py"
     try:
         before = path.read_text(encoding="utf-8") if path.exists() else None

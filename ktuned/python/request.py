@@ -9,7 +9,7 @@ from typing import Any
 
 from ktuned.cli import choose_presenter, ensure_daemon, follow_tuning, print_message
 from ktuned.model import KernelFileError, KtunedError, UsageError, canonical
-from ktuned.python.origin import Origin, notebook_shell, origin_of
+from ktuned.python.origin import Origin, find_notebook_shell, find_origin
 from ktuned.python.result import Result
 from ktuned.spec import Kernel, end_declarations
 from ktuned_client import Client, DaemonError, DaemonUnavailable, Tuning
@@ -61,7 +61,7 @@ def tune(
         DaemonUnavailable: the daemon ended, or did not answer.
     """
     try:
-        return _tuned(
+        return _run_tuning(
             kernel,
             problem,
             progress,
@@ -81,23 +81,23 @@ def tune(
         raise error.with_traceback(None) from None
 
 
-def _tuned(kernel: Kernel | str, problem: Problem | None, progress: bool | None, **options: Any) -> Result:
+def _run_tuning(kernel: Kernel | str, problem: Problem | None, progress: bool | None, **options: Any) -> Result:
     end_declarations()
-    origin = origin_of(kernel)
+    origin = find_origin(kernel)
     ensure_daemon()
     with Client(deadline_s=LOOKUP_DEADLINE_S, strict=True) as client:
         if problem is None:
-            problem = _only_problem(kernel, client)
-        python = _interpreter(client, origin)
+            problem = _find_only_problem(kernel, client)
+        python = _choose_interpreter(client, origin)
         asked = {**options, "problem": dict(problem), "python": python}
         with client.tune(origin.name, path=origin.path or None, **asked) as tuning:
             if tuning.errors and not tuning.jobs:
-                raise _file_error(tuning.errors[0])
-            _follow(tuning, progress)
-        return _result(client, tuning.jobs[0], problem, options["device"])
+                raise _make_file_error(tuning.errors[0])
+            _follow_to_end(tuning, progress)
+        return _make_result(client, tuning.jobs[0], problem, options["device"])
 
 
-def _only_problem(kernel: Kernel | str, client: Client) -> Problem:
+def _find_only_problem(kernel: Kernel | str, client: Client) -> Problem:
     """Return a kernel's only declared problem.
 
     Raises:
@@ -118,7 +118,7 @@ def _only_problem(kernel: Kernel | str, client: Client) -> Problem:
     )
 
 
-def _interpreter(client: Client, origin: Origin) -> str | None:
+def _choose_interpreter(client: Client, origin: Origin) -> str | None:
     """Return this interpreter for the workers of a project that is not watched yet; others have theirs."""
     if not origin.path:
         return None
@@ -127,9 +127,9 @@ def _interpreter(client: Client, origin: Origin) -> str | None:
     return None if is_watched else sys.executable
 
 
-def _follow(tuning: Tuning, progress: bool | None) -> None:
+def _follow_to_end(tuning: Tuning, progress: bool | None) -> None:
     """Show a tuning until its jobs have ended; ``None`` shows progress in terminals and in notebooks alone."""
-    shell = notebook_shell()
+    shell = find_notebook_shell()
     try:
         follow_tuning(tuning, choose_presenter(in_notebook=hasattr(shell, "kernel"), wanted=progress))
     except KeyboardInterrupt:
@@ -138,7 +138,7 @@ def _follow(tuning: Tuning, progress: bool | None) -> None:
         raise
 
 
-def _file_error(error: Mapping[str, Any]) -> KernelFileError:
+def _make_file_error(error: Mapping[str, Any]) -> KernelFileError:
     return KernelFileError(
         error["message"],
         path=error.get("path") or "",
@@ -148,7 +148,7 @@ def _file_error(error: Mapping[str, Any]) -> KernelFileError:
     )
 
 
-def _result(client: Client, job: Mapping[str, Any], problem: Problem, device: str | None) -> Result:
+def _make_result(client: Client, job: Mapping[str, Any], problem: Problem, device: str | None) -> Result:
     """Return the result of a job that has ended.
 
     Raises:

@@ -76,7 +76,7 @@ class Trials(Sequence[Trial]):
         """
         import pandas  # type: ignore[import-untyped]
 
-        return pandas.DataFrame([_row(trial) for trial in self._trials])
+        return pandas.DataFrame([_make_row(trial) for trial in self._trials])
 
     def __repr__(self) -> str:
         measured = sum(trial.latency_us is not None for trial in self._trials)
@@ -153,17 +153,17 @@ class Result:
         return self.trials.to_pandas()
 
     def __str__(self) -> str:
-        where = f" [{_config_words(self.problem)}]" if self.problem else ""
+        where = f" [{_describe_config(self.problem)}]" if self.problem else ""
         gain = f", {self.speedup:.3g}× the default" if self.speedup else ""
-        line = f"{self.kernel}{where} on {self.device}: {self.latency_us:.4g} µs{gain}  {_config_words(self.config)}"
-        failed = _failures_words(self.job.get("outcomes") or {})
+        line = f"{self.kernel}{where} on {self.device}: {self.latency_us:.4g} µs{gain}  {_describe_config(self.config)}"
+        failed = _describe_failures(self.job.get("outcomes") or {})
         return f"{line}\n{failed}" if failed else line
 
     def _repr_html_(self) -> str:
         return f"<p><code>{escape(str(self))}</code></p>{self.trials._repr_html_()}"
 
 
-def _row(trial: Trial) -> dict[str, Any]:
+def _make_row(trial: Trial) -> dict[str, Any]:
     figures = {
         "outcome": trial.outcome,
         "latency_us": trial.latency_us,
@@ -178,7 +178,7 @@ def _row(trial: Trial) -> dict[str, Any]:
     return {**trial.config, **clear, **{f"metric.{name}": value for name, value in trial.metrics.items()}}
 
 
-def _failures_words(outcomes: Mapping[str, int]) -> str:
+def _describe_failures(outcomes: Mapping[str, int]) -> str:
     """Return how many configs failed and how; nothing if none did."""
     failed = {name: count for name, count in outcomes.items() if name not in ("measured", "slower") and count}
     if not failed:
@@ -188,5 +188,5 @@ def _failures_words(outcomes: Mapping[str, int]) -> str:
     return f"{share} have no figure: {kinds} (`.trials` has their messages)"
 
 
-def _config_words(values: Mapping[str, Any]) -> str:
+def _describe_config(values: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={value}" for name, value in values.items())

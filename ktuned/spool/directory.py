@@ -63,7 +63,7 @@ def leave_record(directory: Path, record: CallRecord) -> str:
     name = f"{digest_of(content)}{RECORD_SUFFIX}"
     if not (directory / name).exists():
         _require_room(directory)
-        _write(directory, name, content)
+        _write_file(directory, name, content)
     return name
 
 
@@ -76,7 +76,7 @@ def leave_counts(directory: Path, counts: LaunchCounts) -> None:
     _require_room(directory)
     # Another file each time: the daemon adds up what it takes out.
     name = f"{os.getpid()}-{threading.get_native_id()}-{os.urandom(6).hex()}{COUNTS_SUFFIX}"
-    _write(directory, name, counts.to_bytes())
+    _write_file(directory, name, counts.to_bytes())
 
 
 def read_file(path: Path) -> bytes:
@@ -122,7 +122,7 @@ def _require_room(directory: Path) -> None:
         raise OSError(errno.EDQUOT, f"{MAX_RECORDS} calls wait in {directory}; start a daemon: `ktuned start`")
 
 
-def _write(directory: Path, name: str, content: bytes) -> None:
+def _write_file(directory: Path, name: str, content: bytes) -> None:
     directory.mkdir(parents=True, exist_ok=True, mode=_PRIVATE)
     descriptor, staged = tempfile.mkstemp(dir=directory, prefix=STAGED_PREFIX)
     try:

@@ -95,7 +95,7 @@ class CallRecord:
         Raises:
             InvalidRecord: they are something else.
         """
-        found = _unpacked(content)
+        found = _unpack_map(content)
         try:
             known = {name: found[name] for name in (one.name for one in fields(cls))}
         except KeyError as error:
@@ -124,13 +124,13 @@ class LaunchCounts:
         Raises:
             InvalidRecord: they are something else.
         """
-        rows = _unpacked(content).get("launches")
+        rows = _unpack_map(content).get("launches")
         if not isinstance(rows, list) or not all(_is_count(row) for row in rows):
             raise InvalidRecord("its launches are no list of counts")
         return cls(tuple((identity, problem, device, number) for identity, problem, device, number in rows))
 
 
-def _unpacked(content: bytes) -> dict[str, Any]:
+def _unpack_map(content: bytes) -> dict[str, Any]:
     try:
         found = msgpack.unpackb(content, strict_map_key=True)
     except (ValueError, msgpack.UnpackException, RecursionError) as error:

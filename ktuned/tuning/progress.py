@@ -146,7 +146,7 @@ class Progress(msgspec.Struct):
         self.count_outcome(result, is_default=False)
 
     def add_cost(self, name: str, amount: float) -> None:
-        """Add to a cost of the job: ``compile_s``, ``open_s``, ``lane_s``, ``finalists_s``, ``quiet_s`` or ``wall_s``, or
+        """Add to a cost of the job: ``compile_s``, ``open_s``, ``lane_s``, ``finalists_s``, ``quiet_s``, ``wall_s``, or
         the number of configs that were ``reused`` or compiled as ``speculative``.
         """
         self.cost[name] = self.cost.get(name, 0.0) + amount

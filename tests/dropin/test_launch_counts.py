@@ -25,7 +25,7 @@ def spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     yield spool_directory(tmp_path)
     for counter in launch_counts._counters:
         # The exit of this process leaves nothing in a home that is gone.
-        counter.take_new()
+        counter.take_new_launches()
 
 
 def left_in(spool: Path) -> Counter[str]:

@@ -47,7 +47,7 @@ def test_python(portfolio: Portfolio) -> None:
     exec(compile(text, "portfolio.py", "exec"), names)  # the export is code
     choose = names["choose_config"]
     assert callable(choose)
-    assert [choose(problem) for problem in NEW] == [portfolio.choose(problem) for problem in NEW]
+    assert [choose(problem) for problem in NEW] == [portfolio.choose_config(problem) for problem in NEW]
 
 
 def test_json(portfolio: Portfolio) -> None:
@@ -69,7 +69,7 @@ def test_json(portfolio: Portfolio) -> None:
                     product *= problem[name]
                 passes = product <= limit
             node = node["passing"] if passes else node["failing"]
-        assert document["configs"][node["config"]] == portfolio.choose(problem)
+        assert document["configs"][node["config"]] == portfolio.choose_config(problem)
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
@@ -96,7 +96,7 @@ def test_c(portfolio: Portfolio, tmp_path: Path) -> None:
         command = [compiler, *options, "-Wall", "-Wextra", "-Werror", "-o", "choose", "main.c"]
         subprocess.run(command, cwd=tmp_path, check=True)
         printed = subprocess.run([tmp_path / "choose"], capture_output=True, text=True, check=True).stdout
-        expected = [portfolio.choose(problem) for problem in NEW]
+        expected = [portfolio.choose_config(problem) for problem in NEW]
         assert printed.splitlines() == [
             " ".join(str(config[knob]) for knob in config_order(config)) for config in expected
         ]

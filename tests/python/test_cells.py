@@ -5,7 +5,7 @@ from textwrap import dedent
 import pytest
 
 from ktuned.model import UsageError
-from ktuned.python.cells import MARK, kernel_file
+from ktuned.python.cells import MARK, write_kernel_text
 
 KERNEL = """
     @kernel(space=space(N=SIZES))
@@ -16,7 +16,7 @@ KERNEL = """
 
 def written(*cells: str, names: tuple[str, ...] = ("it",)) -> str:
     """Return the file of the kernel ``it``, without its first line."""
-    text = kernel_file([dedent(cell) for cell in cells], "it", names)
+    text = write_kernel_text([dedent(cell) for cell in cells], "it", names)
     first, _, rest = text.partition("\n")
     assert MARK in first
     return rest.strip()

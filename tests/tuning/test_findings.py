@@ -142,7 +142,7 @@ class TestTheRule:
 
     def test_a_default_that_differs_from_itself_proves_nothing(self) -> None:
         """Whatever others do."""
-        assert len(judged(differing(0), trial(1), trial(2), trial(3)).acquitted()) == 1
+        assert len(judged(differing(0), trial(1), trial(2), trial(3)).find_acquitted()) == 1
 
     def test_other_faults_are_no_dissent(self) -> None:
         """A config that crashes, or writes outside its tensors, is wrong by itself."""
