@@ -1,7 +1,7 @@
-"""Account of a process's autotuned functions: adopted, or left alone and why, and the state of each tuning key.
+"""The account of a process's autotuned functions: adopted, or left alone and why, and the state of each tuning key.
 
-Under ``ktuned run`` each change is appended to a file at once: a process may be killed, or leave without its exit
-handlers, as forked children do.
+Under ``ktuned run`` each change is appended to a file at once, because a process may be killed, or may end without its
+exit handlers, as forked children do.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Account:
         adopted: functions whose configs come from the daemon.
         left_alone: functions and keys that ktuned does not tune, with the reason.
         keys: the state of each key.
-        notes: what was done in another way than the program says, each once.
-        directory: place of this process's file; none is written without one.
+        notes: what is done differently from what the program says, each once.
+        directory: where this process writes its file; without one it writes none.
     """
 
     adopted: set[str] = field(default_factory=set)
@@ -37,25 +37,25 @@ class Account:
     directory: Path | None = None
 
     def record_adopted(self, name: str) -> None:
-        """Note that a function's configs come from the daemon."""
+        """Record that a function's configs come from the daemon."""
         if name not in self.adopted:
             self.adopted.add(name)
             self._append_entry("adopted", name)
 
     def record_left_alone(self, name: str, reason: str) -> None:
-        """Note that a function, or one of its keys, is not tuned."""
+        """Record that a function, or one of its keys, is not tuned."""
         if self.left_alone.get(name) != reason:
             self.left_alone[name] = reason
             self._append_entry("left_alone", name, reason)
 
     def record_key(self, key: str, state: str) -> None:
-        """Note the state of a key."""
+        """Record the state of a key."""
         if self.keys.get(key) != state:
             self.keys[key] = state
             self._append_entry("key", key, state)
 
     def record_note(self, text: str) -> None:
-        """Note something that the program's author should know, once."""
+        """Record something that the program's author should know, once."""
         if text not in self.notes:
             self.notes[text] = None
             self._append_entry("note", text)
@@ -63,13 +63,13 @@ class Account:
     def _append_entry(self, *entry: str) -> None:
         if self.directory is None:
             return
-        # The directory is gone when the command was killed.
+        # The directory is gone if the command was killed.
         with contextlib.suppress(OSError), (self.directory / f"{os.getpid()}.jsonl").open("a") as file:
             file.write(json.dumps(entry) + "\n")
 
     @classmethod
     def from_directory(cls, directory: Path) -> Self:
-        """Return the account of all processes that wrote into a directory."""
+        """Read the account of all processes that wrote into a directory."""
         found = cls()
         for kind, name, *text in _read_entries(directory):
             if kind == "adopted":
@@ -93,4 +93,4 @@ def _read_entries(directory: Path) -> Iterator[Any]:
 
 
 account: Final = Account()
-"""That of this process."""
+"""The account of this process."""

@@ -1,7 +1,7 @@
-"""The application's side of the daemon: what it knows of a key, and winners as they come.
+"""A process's link to the daemon: what the daemon knows about a key, and winners as they come.
 
-Requests are no part of this: a call that is to be tuned lies in the spool, which needs no daemon. What comes back does
-need one. Later answers come in a thread that exists as long as a key is followed; one message asks for all of them.
+Tunings are not requested here: a call that needs one is left in the spool, which works without a daemon. Answers need
+a daemon. A thread that lives while keys are followed asks for later ones, with one message for all keys.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from ktuned.model import canonical
 from ktuned_client import Client, DaemonError, DaemonUnavailable
 
 FIRST_LOOK_DEADLINE_S: Final = 0.1
-"""Limit of the question in a key's first call, which compiles a config anyway."""
+"""Limit of the question in a key's first call, which takes long anyway: it compiles a config."""
 
 LOOK_DEADLINE_S: Final = 10.0
-"""Limit of a question that holds nothing up: a program in a tight loop lets other threads run only now and then."""
+"""Limit of a question for which nothing waits: in a program with a tight loop, other threads rarely run."""
 
 POLL_S: Final = 0.1
 SLOW_POLL_S: Final = 1.0
-"""Intervals at which followed keys are asked for: in the first minute, and later."""
+"""Intervals of questions about followed keys, in the first minute and later."""
 
 SLOW_AFTER_S: Final = 60.0
 
 WAIT_POLL_S: Final = 0.02
-"""The same while a call waits for the end of its key's tuning; the daemon answers from memory."""
+"""The interval while a call waits for its key's tuning; the daemon answers from memory."""
 
 TAKEN_IN_S: Final = 30.0
-"""Time for the daemon to take in a record that a call waits for: it may have to find the interpreter's devices."""
+"""How long a waiting call allows the daemon to take in its record: the interpreter's devices may be unknown yet."""
 
 MAX_FOLLOWED: Final = 1000
-"""Keys whose winners are waited for; those that come later keep the config that they have."""
+"""Most keys that are followed; further ones keep their config."""
 
 _log = logging.getLogger("ktuned.dropin")
 
 
 @dataclass(frozen=True)
 class CallKey:
-    """What a process asks the daemon about: a function by its identity, a tuning key, and a GPU's model."""
+    """What a process asks the daemon about: a function's identity, a tuning key, and a GPU's model."""
 
     identity: str
     problem: Mapping[str, Any]
@@ -58,11 +58,11 @@ class CallKey:
 
 
 OnAnswer = Callable[[Answer], bool]
-"""Takes a later answer; returns whether more are wanted."""
+"""Receives a later answer; returns whether more are wanted."""
 
 
 class DaemonLink:
-    """A process's connection to the daemon, under one pin or none."""
+    """A process's link to the daemon, under one pin or none."""
 
     def __init__(self, client: Client, pin: str | None = None) -> None:
         self._client = client
@@ -70,20 +70,20 @@ class DaemonLink:
         self.forget_keys()
 
     def forget_keys(self) -> None:
-        """Follow no key: in a forked child, which has no thread that reports, and whose lock another may have held."""
+        """Follow no key any more: a forked child has no reporting thread, and another thread may have held the lock."""
         self._lock = threading.Lock()
         self._followed: dict[str, tuple[CallKey, OnAnswer]] = {}
         self._thread: threading.Thread | None = None
 
     def ask_about(self, key: CallKey, deadline_s: float = FIRST_LOOK_DEADLINE_S) -> Answer | None:
-        """Return what the daemon knows of a key; ``None`` if none runs."""
+        """Return what the daemon knows about a key; ``None`` if none runs."""
         answers = self._ask_daemon([key], deadline_s)
         return None if answers is None else answers[0]
 
     def await_tuning(self, key: CallKey) -> Answer | None:
-        """Return what the daemon knows when a key's tuning has ended; ``None`` if there is no daemon any more.
+        """Wait for the end of a key's tuning, and return what the daemon knows then; ``None`` if it is gone.
 
-        The key's call must lie in the spool. The wait ends with the tuning, whose phases have deadlines of their own.
+        The key's call must be in the spool. The wait needs no deadline of its own: the tuning's phases have theirs.
         """
         until = monotonic() + TAKEN_IN_S
         pause = threading.Event()
@@ -97,7 +97,7 @@ class DaemonLink:
             pause.wait(WAIT_POLL_S)
 
     def follow_key(self, key: CallKey, on_answer: OnAnswer) -> None:
-        """Call ``on_answer`` with later answers to a key, in a thread, until it wants no more."""
+        """Call ``on_answer`` with later answers to a key, from another thread, until it wants no more."""
         with self._lock:
             if len(self._followed) >= MAX_FOLLOWED:
                 return
@@ -107,7 +107,7 @@ class DaemonLink:
                 self._thread.start()
 
     def prepare_library(self, tool: str, library: Mapping[str, Any], variables: Mapping[str, str]) -> None:
-        """Tell the daemon which library is coming, so that it is imported there while it is imported here."""
+        """Tell the daemon which library is being imported here, so that its front end imports it at the same time."""
         try:
             self._client.call(
                 "prepare_library",
@@ -152,9 +152,9 @@ class DaemonLink:
                     self._followed.pop(text, None)
 
     def _hand_over_answer(self, key: CallKey, on_answer: OnAnswer, answer: Answer) -> bool:
-        """Hand an answer over; return whether no more are wanted."""
+        """Hand an answer over; return whether the key need not be followed any more."""
         if not answer.is_final and not answer.message:
-            # The record is not taken in yet.
+            # The daemon has not taken the record in yet.
             return False
         try:
             return not on_answer(answer)
@@ -191,7 +191,7 @@ os.register_at_fork(after_in_child=_forget_parents_keys)
 
 
 def daemon_link(pin: str | None = None) -> DaemonLink:
-    """Return this process's connection to the daemon, one for each pin."""
+    """Return this process's link to the daemon; there is one for each pin."""
     if pin not in _links:
         _links[pin] = DaemonLink(Client(), pin)
     return _links[pin]

@@ -113,8 +113,8 @@ def test_threads_note_at_the_same_time(tmp_path: Path) -> None:
 
 def test_without_a_directory_nothing_is_written(tmp_path: Path) -> None:
     """Nor where it is gone, as when the command was killed."""
-    Account().adopt("p.f")
-    Account(directory=tmp_path / "gone").adopt("p.f")
+    Account().record_adopted("p.f")
+    Account(directory=tmp_path / "gone").record_adopted("p.f")
     assert list(tmp_path.iterdir()) == []
 
 
