@@ -1,4 +1,4 @@
-"""Portfolios: few configs for many problems, with a small decision tree that chooses among them. Decides; no IO."""
+"""Portfolios: a few configs for many problems, and a small decision tree that chooses among them. No IO."""
 
 from ktuned.portfolio.exports import describe_condition, render_c, render_json, render_python
 from ktuned.portfolio.fit import Portfolio, fit_portfolio

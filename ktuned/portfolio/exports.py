@@ -1,4 +1,4 @@
-"""A portfolio as code: a Python function, a C header, or JSON, none of which needs ktuned."""
+"""Portfolios as code that does not need ktuned: a Python function, a C header, or JSON."""
 
 from __future__ import annotations
 
@@ -46,10 +46,10 @@ def render_python(kernel: str, device: str, portfolio: Portfolio) -> str:
 
 
 def render_c(kernel: str, device: str, portfolio: Portfolio) -> str:
-    """Return a header with a struct of the config, the configs, and a function of the problem's fields.
+    """Return a header with a struct for configs, all configs, and a function of the problem's fields.
 
     Raises:
-        UsageError: a knob has values of several types, or a name is none in C.
+        UsageError: A knob has values of several types, or a name is not valid in C.
     """
     configs = [json.loads(config) for config in portfolio.configs]
     name = re.sub(r"[^A-Za-z0-9_]", "_", kernel.rpartition(":")[2])
@@ -137,12 +137,12 @@ def _render_c_condition(condition: Condition) -> str:
 
 
 def _find_next_power(limit: Scalar) -> int:
-    """Return the power of two that a number is divisible by if its largest one is beyond a limit."""
+    """Return the least power of two above a limit: numbers beyond the limit are divisible by it."""
     return int(min(MOST_FACTOR, 2 ** (math.floor(math.log2(float(limit))) + 1)))
 
 
 def _find_c_fields(tree: Tree) -> Mapping[str, str]:
-    """Return the fields that a tree looks at, with the C types of their values."""
+    """Return the fields that a tree uses, with their C types."""
     if isinstance(tree, Leaf):
         return {}
     found = {**_find_c_fields(tree.passing), **_find_c_fields(tree.failing)}

@@ -1,4 +1,10 @@
-"""Portfolios: few configs and the tree that chooses among them, fitted to a matrix. Decides; no IO."""
+"""Fitting a portfolio to a matrix of costs: which few configs, and which tree chooses among them. No IO.
+
+More configs, or a larger tree, always fit the measured problems better. What counts is the loss on problems that were
+not measured, so it is estimated by cross-validation: each fifth of the problems is served by configs and trees that
+were chosen without it. The fewest configs and the smallest tree win that keep this loss low enough. Working comes
+first: each leaf's config must have been launched and checked on all of the leaf's problems.
+"""
 
 from __future__ import annotations
 
@@ -25,23 +31,28 @@ from ktuned.portfolio.tree import (
 FORMAT = 1
 
 FOLDS = 5
-"""Parts of the problems that are held out in turn to estimate what new ones lose."""
+"""Parts of the problems that are held out, one after the other, to estimate the loss of new problems."""
 
 SIZES = (2, 3, 4, 6, 8, 12, MAX_LEAVES)
-"""Numbers of leaves that are compared."""
+"""Numbers of leaves among which cross-validation chooses."""
 
 CANDIDATES = 24
-"""Configs among which those of a portfolio are searched: a good one is among the most useful by far."""
+"""Configs among which those of a portfolio are chosen: the most useful ones, by far enough."""
 
 TOLERANCE = 0.001
-"""A smaller tree is taken if it is expected to lose no more than this in addition."""
+"""A smaller tree, or fewer configs, are taken if they are expected to lose no more than this in addition."""
 
 
 @dataclass(frozen=True)
 class Portfolio:
-    """A tree of configs. ``expected_loss`` is that of problems that were held out, ``fitted_loss`` that of its own.
+    """A tree of configs.
 
-    ``single_loss`` is the loss of the best one config for all, ``wanted_loss`` what was asked for.
+    Attributes:
+        expected_loss: mean loss on problems that were held out.
+        fitted_loss: mean loss on the problems that it was fitted to.
+        single_loss: mean loss of the best single config for all problems.
+        wanted_loss: the loss that was asked for.
+        problems: number of problems that it was fitted to.
     """
 
     tree: Tree
@@ -53,14 +64,14 @@ class Portfolio:
 
     @property
     def configs(self) -> list[str]:
-        """The configs of its leaves, the one for most problems first."""
+        """The configs of its leaves; the one for most problems comes first."""
         counts: dict[str, int] = {}
         for leaf in list_leaves(self.tree):
             counts[leaf.config] = counts.get(leaf.config, 0) + leaf.problems
         return sorted(counts, key=lambda config: (-counts[config], config))
 
     def find_leaf(self, problem: Mapping[str, Scalar]) -> Leaf:
-        """Return the leaf of a problem: its config, and what that is expected to lose."""
+        """Return the leaf of a problem: its config, and that config's expected loss."""
         return find_leaf(self.tree, problem)
 
     def choose_config(self, problem: Mapping[str, Scalar]) -> Config:
@@ -69,7 +80,7 @@ class Portfolio:
         return config
 
     def to_wire(self) -> dict[str, Any]:
-        """Return plain data."""
+        """Return the portfolio as plain data."""
         return {
             "ktuned_portfolio": FORMAT,
             "tree": tree_to_wire(self.tree),
@@ -86,7 +97,7 @@ class Portfolio:
         """Rebuild from :meth:`to_wire`'s data.
 
         Raises:
-            ValueError: it is of another version.
+            ValueError: It is of another version.
         """
         if data.get("ktuned_portfolio") != FORMAT:
             raise ValueError(f"a portfolio of format {data.get('ktuned_portfolio')}, and this version reads {FORMAT}")
@@ -95,12 +106,10 @@ class Portfolio:
 
 
 def fit_portfolio(matrix: Matrix, max_configs: int = 4, wanted_loss: float = 0.02) -> Portfolio:
-    """Return the portfolio of the fewest configs that keeps to a loss, or else of ``max_configs``.
-
-    Each leaf's config works on all of its problems. The loss that counts is that of problems which were held out.
+    """Return the portfolio with the fewest configs that meets a loss, or else the best one with up to ``max_configs``.
 
     Raises:
-        ValueError: no config works on all problems of some leaf, however the tree is grown.
+        ValueError: However the tree is grown, some leaf has no config that works on all of its problems.
     """
     if not len(matrix):
         raise ValueError("a portfolio needs measured problems")
@@ -147,14 +156,14 @@ def _fit_tree(matrix: Matrix, configs: Sequence[str], wanted_loss: float) -> Por
 
 
 def _add_expected_loss(tree: Tree, more: float) -> Tree:
-    """Return a tree whose leaves expect what new problems lose beyond those that it was fitted to."""
+    """Return a tree whose leaves expect ``more`` loss, since new problems lose more than fitted ones."""
     if isinstance(tree, Branch):
         return Branch(tree.condition, _add_expected_loss(tree.passing, more), _add_expected_loss(tree.failing, more))
     return replace(tree, expected_loss=tree.expected_loss + more)
 
 
 def _estimate_held_out_losses(matrix: Matrix, count: int, sizes: Sequence[int]) -> list[float]:
-    """Return the mean loss of problems on configs and trees that were chosen without them, for each size of a tree."""
+    """Return for each size of a tree the mean loss on problems without which configs and tree were chosen."""
     folds = min(FOLDS, len(matrix))
     if folds < 2:
         return [0.0] * len(sizes)

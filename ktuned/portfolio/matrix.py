@@ -1,4 +1,4 @@
-"""Measurements of many problems by many configs: a matrix with holes, and what a choice of configs loses on it."""
+"""Costs of many configs for many problems, as a matrix with holes, and the choice of configs that lose least on it."""
 
 from __future__ import annotations
 
@@ -10,24 +10,24 @@ from typing import Any
 from ktuned.model import Scalar
 
 FAILED = math.inf
-"""Cost of a config that does not work for a problem."""
+"""The cost of a config that does not work for a problem."""
 
 LOSS_OF_FAILURE = 9.0
-"""Loss that stands for a failure, or a hole, where losses are added up: ten times the time of the best config."""
+"""The loss of a failure or a hole where losses are added up: ten times the best config's time."""
 
 
 @dataclass(frozen=True)
 class Matrix:
-    """Costs of configs (by their canonical text) for problems: least is best, absent is unknown.
+    """Costs of configs (by their canonical text) for problems: less is better, absent is unknown.
 
-    ``weights`` say how much each problem matters: its share of an application's time, or 1.
+    ``weights`` say how much each problem matters: its share of an application's time, for example, or 1.
     """
 
     problems: tuple[Mapping[str, Scalar], ...]
     weights: tuple[float, ...]
     costs: tuple[Mapping[str, float], ...]
     best: tuple[float, ...] = ()
-    """The least known cost of each problem, also by a config that is left out."""
+    """The least known cost of each problem, which may be that of a config left out here."""
 
     def __post_init__(self) -> None:
         if not len(self.problems) == len(self.weights) == len(self.costs):
@@ -39,12 +39,12 @@ class Matrix:
         return len(self.problems)
 
     def compute_loss(self, row: int, config: str) -> float:
-        """Return by which part of the best known time a config is slower there; what is unknown counts as failed."""
+        """Return by which share of the best known cost a config is worse; an unknown cost counts as a failure."""
         cost, best = self.costs[row].get(config, FAILED), self.best[row]
         return LOSS_OF_FAILURE if cost == FAILED or best == FAILED else min(LOSS_OF_FAILURE, cost / best - 1.0)
 
     def works(self, row: int, config: str) -> bool:
-        """Return whether a config has been launched and checked there."""
+        """Return whether a config has been launched and checked for a problem."""
         return self.costs[row].get(config, FAILED) < FAILED
 
     def select_rows(self, chosen: Iterable[int]) -> Matrix:
@@ -58,13 +58,13 @@ class Matrix:
         )
 
     def select_columns(self, configs: Iterable[str]) -> Matrix:
-        """Return the matrix of some configs; what they lose is counted against the best of all."""
+        """Return the matrix of some configs; losses are still relative to the best of all."""
         kept = set(configs)
         costs = tuple({config: cost for config, cost in row.items() if config in kept} for row in self.costs)
         return Matrix(self.problems, self.weights, costs, self.best)
 
     def to_wire(self) -> dict[str, Any]:
-        """Return plain data; a failure is nil."""
+        """Return plain data, in which a failure is nil."""
         return {
             "problems": [dict(problem) for problem in self.problems],
             "weights": list(self.weights),
@@ -79,16 +79,16 @@ class Matrix:
 
 
 def compute_mean_loss(matrix: Matrix, chosen: Sequence[str]) -> float:
-    """Return the weighted mean loss where each problem gets its config of ``chosen``."""
+    """Return the weighted mean loss if each problem gets its config of ``chosen``."""
     total = sum(matrix.weights) or 1.0
     return sum(weight * matrix.compute_loss(row, chosen[row]) for row, weight in enumerate(matrix.weights)) / total
 
 
 def shortlist_configs(matrix: Matrix, count: int, near: float = 0.10) -> list[str]:
-    """Return the configs that are worth measuring everywhere, the most useful first.
+    """Return the configs that are worth measuring for all problems, the most useful first.
 
-    Greedy: each next one lowers the weighted loss most, where a problem that has not tried a config counts as if that
-    were no gain. Candidates are within ``near`` of the best of a problem: others can hardly be a part of a portfolio.
+    The choice is greedy: each next config lowers the weighted loss most; where it is unknown, it counts as no gain.
+    Candidates are within ``near`` of the best for some problem: others can hardly be a part of a portfolio.
     """
     candidates = sorted(
         {
@@ -103,9 +103,10 @@ def shortlist_configs(matrix: Matrix, count: int, near: float = 0.10) -> list[st
 
 
 def choose_configs(matrix: Matrix, count: int) -> list[str]:
-    """Return at most ``count`` configs that lose least if each problem gets the best of them; known on all problems.
+    """Return up to ``count`` configs that lose least if each problem gets the best of them.
 
-    Greedy, then by exchanges for as long as one helps. Configs with a hole are no candidates: fill it, or do without.
+    The choice is greedy, and then improved by exchanges as long as one helps. Only configs whose cost is known for all
+    problems are candidates.
     """
     candidates = sorted({config for row in matrix.costs for config in row})
     losses = {

@@ -1,12 +1,13 @@
 """Decision trees over a problem's fields, which choose one of a few configs.
 
-A condition compares a figure of the problem with a threshold, or a field with a text or bool. Figures are the numbers
-themselves (their logarithms would split alike), the products of two of them, and the largest power of two that divides
-a whole number, up to 128: tiles and vector loads care for these. Thresholds lie at the geometric mean of two
-neighbours, so that they split sizes evenly on a logarithmic scale.
+A condition compares a figure of the problem with a threshold, or a field with a string or bool. Figures are the
+numbers themselves (their logarithms would split in the same way), products of two numbers, and the largest power of two
+that divides an integer, up to 128: tiles and vector loads depend on it. A threshold is the geometric mean of two
+neighbours, which splits sizes evenly on a logarithmic scale.
 
-A tree grows by the split that lowers the weighted loss most, wherever in the tree that is; how many leaves it may have
-is decided by cross-validation. A leaf gets the config that loses least on its problems among those that work on all.
+A tree grows by the split that lowers the weighted loss most, at whichever leaf. The number of leaves is decided by
+cross-validation (:mod:`~ktuned.portfolio.fit`). A leaf gets the config that loses least on its problems, where a failure
+counts as a large loss.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from ktuned.model import Scalar
 from ktuned.portfolio.matrix import LOSS_OF_FAILURE, Matrix
 
 MAX_LEAVES = 16
-"""A tree that a person can read, and a header that stays short."""
+"""Most leaves: a person should be able to read the tree, and its C header should stay short."""
 
 MOST_FACTOR = 128
-"""Largest power of two whose divisibility is looked at: the bytes of a warp's widest access."""
+"""The largest power of two that counts as a divisor: the bytes of a warp's widest access."""
 
 Figure = tuple[str, ...]
 """``("M",)`` a number, ``("M", "N")`` a product, ``("2^", "M")`` its power of two, ``("=", "dtype")`` a field."""
@@ -32,7 +33,7 @@ Figure = tuple[str, ...]
 
 @dataclass(frozen=True)
 class Condition:
-    """A problem passes if its figure is at most the limit; for ``("=", name)`` if the field is the limit."""
+    """A problem passes if its figure is at most the limit; for ``("=", name)`` if the field equals the limit."""
 
     figure: Figure
     limit: Scalar
@@ -49,7 +50,7 @@ class Condition:
 
 @dataclass(frozen=True)
 class Leaf:
-    """A config, what it is expected to lose against the best for a problem, and the most that it lost on one."""
+    """A config, its expected loss relative to a problem's best config, and its largest loss on one."""
 
     config: str
     expected_loss: float
@@ -70,7 +71,7 @@ Tree = Leaf | Branch
 
 
 def compute_figure(figure: Figure, problem: Mapping[str, Scalar]) -> Scalar | None:
-    """Return a problem's figure; ``None`` if it lacks a field, or has one of another type."""
+    """Return a problem's figure; ``None`` if a field is absent, or has another type."""
     if figure[0] == "=":
         return problem.get(figure[1])
     if figure[0] == "2^":
@@ -102,7 +103,7 @@ def list_leaves(tree: Tree) -> Iterator[Leaf]:
 
 
 def list_figures(problems: Sequence[Mapping[str, Scalar]]) -> list[Figure]:
-    """Return the figures that some problems differ in."""
+    """Return the figures by which problems differ."""
     names = sorted({name for problem in problems for name in problem})
     numbers = [name for name in names if all(_is_number(problem.get(name)) for problem in problems)]
     found: list[Figure] = [(name,) for name in numbers]
@@ -114,10 +115,10 @@ def list_figures(problems: Sequence[Mapping[str, Scalar]]) -> list[Figure]:
 
 
 def grow_trees(matrix: Matrix, configs: Sequence[str], sizes: Sequence[int]) -> list[Tree]:
-    """Return trees with at most so many leaves each, in ascending order, that give each problem one of the configs.
+    """Return a tree for each of the ``sizes``, its most leaves, in ascending order.
 
     Raises:
-        ValueError: there is no config, or no problem.
+        ValueError: There is no config, or no problem.
     """
     if not configs or not len(matrix):
         raise ValueError("a tree needs configs and problems")
@@ -139,7 +140,7 @@ def grow_trees(matrix: Matrix, configs: Sequence[str], sizes: Sequence[int]) -> 
 
 
 class _Node:
-    """A node while its tree grows: its best config, and the split that would lower its loss most."""
+    """A node of a growing tree: its best config, and the split that would lower its loss most."""
 
     def __init__(
         self,
@@ -159,10 +160,10 @@ class _Node:
             self._try_figure(figure)
 
     def _try_figure(self, figure: Figure) -> None:
-        """Take the best split by one figure, if it is better than what is known."""
+        """Remember the best split by one figure, if it is better than those before."""
         values = self._values[figure]
         if figure[0] == "=":
-            # By their texts: bools and texts have no common order.
+            # Sorted by their texts, because bools and strings cannot be compared.
             for value in sorted({values[row] for row in self._rows}, key=repr):
                 passing = [row for row in self._rows if values[row] == value and type(values[row]) is type(value)]
                 self._try_split(figure, value, self._sum_losses(passing), len(passing))
@@ -186,7 +187,7 @@ class _Node:
         total = self._sum_all_losses()
         rest = [whole - part for whole, part in zip(total, sums, strict=True)]
         gain = self._total - min(sums) - min(rest)
-        # Of splits that are as good, the first stays: single sizes come before products.
+        # Of equally good splits the first stays: single numbers come before products.
         if gain > self.gain + 1e-9:
             self.gain, self._condition = gain, Condition(figure, limit)
 
@@ -196,7 +197,7 @@ class _Node:
         return self._whole
 
     def split_node(self) -> tuple[_Node, _Node]:
-        """Split, and return the two nodes."""
+        """Split this node by its best condition; return its two children."""
         assert self._condition is not None
         problems = self._matrix.problems
         sides: tuple[list[int], list[int]] = ([], [])
@@ -207,7 +208,7 @@ class _Node:
         return self.children
 
     def build_tree(self, configs: Sequence[str]) -> Tree:
-        """Return the tree below, with leaves that give the same config joined."""
+        """Return the tree below this node; two leaves with the same config are joined."""
         if self.children is not None and self._condition is not None:
             passing, failing = (child.build_tree(configs) for child in self.children)
             if isinstance(passing, Branch) or isinstance(failing, Branch) or passing.config != failing.config:
@@ -219,7 +220,7 @@ class _Node:
 
 
 def _choose_threshold(low: float, high: float) -> float:
-    """Return a threshold between two values; whole where both are."""
+    """Return a threshold between two values; an integer if both are."""
     middle = math.sqrt(low * high) if low > 0 else (low + high) / 2
     if type(low) is int and type(high) is int:
         return min(max(low, math.floor(middle)), high - 1)
@@ -231,7 +232,7 @@ def _is_number(value: Scalar | None) -> bool:
 
 
 def works_everywhere(tree: Tree, matrix: Matrix) -> bool:
-    """Return whether each problem's config was launched and checked on it."""
+    """Return whether each problem's config was launched and checked for it."""
     return all(matrix.works(row, find_leaf(tree, problem).config) for row, problem in enumerate(matrix.problems))
 
 

@@ -1,8 +1,9 @@
-"""Kernel file of a kernel that a notebook declares: its cell, and what this uses of the other cells. No IO.
+"""The kernel file of a kernel that a notebook declares: its cell, and what that cell uses of the others. No IO.
 
-The cell that declares the kernel is taken whole. Of the other cells come the statements that define the names which it
-uses, directly or not: imports, functions, classes, assignments, and what changes an assigned name later. Other
-statements, such as ``torch.set_num_threads(1)``, are left behind: they belong into the kernel's own cell.
+Workers import a file, and a notebook's cells are none; to run all of them in each worker would be slow, and would have
+effects. So the cell that declares the kernel is taken whole. From the other cells come the statements that define names
+which it uses, directly or not: imports, functions, classes, assignments, and statements that change such a name later.
+Other statements, such as ``torch.set_num_threads(1)``, are left out: they belong into the kernel's own cell.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ from ktuned.model import UsageError
 from ktuned.python.names import find_bound_names, find_free_names
 
 MARK = "written by ktuned.tune from the cells of a notebook; change those, as this file is written again"
-"""Stands in the first line of each file, so that none of another origin is overwritten."""
+"""Stands in the first line of each such file, so that no other file is overwritten."""
 
 _SHELL = "get_ipython"
-"""Magics and shell commands become calls of this function, which workers have not."""
+"""Magics and shell commands become calls of this function, which workers do not have."""
 
 
 @dataclass(frozen=True, eq=False)
 class CellStatement:
-    """A top-level statement of a cell that has run: its cell's place in the order, its syntax, its text."""
+    """A top-level statement of a cell that has run: its cell's number, its syntax, its text."""
 
     cell: int
     node: ast.stmt
@@ -32,7 +33,7 @@ class CellStatement:
 
     @cached_property
     def binds(self) -> frozenset[str]:
-        """The names that it gives a value."""
+        """The names to which it gives a value."""
         return frozenset(find_bound_names(self.node))
 
     @cached_property
@@ -52,19 +53,19 @@ class CellStatement:
 
     @cached_property
     def uses(self) -> frozenset[str]:
-        """The names that it takes from other cells, those that it changes included."""
+        """The names that it takes from elsewhere, including those that it changes."""
         return frozenset(dotted[0] for dotted in find_free_names(self.node)) | self.changes
 
     @property
     def is_import(self) -> bool:
-        """True if its names are those of modules and what is in them."""
+        """True if it imports its names."""
         return isinstance(self.node, ast.Import | ast.ImportFrom)
 
 
 def list_statements(cells: Sequence[str]) -> list[CellStatement]:
-    """Return the statements of the cells that have run, in their order, without those that need the notebook's shell.
+    """Return the statements of the cells that have run, in order, without those that need the notebook's shell.
 
-    ``cells`` are Python: magics are calls already. One that cannot be parsed did not run either.
+    ``cells`` are Python, in which magics are calls already. A cell that cannot be parsed did not run either.
     """
     found = []
     for number, text in enumerate(cells):
@@ -83,8 +84,9 @@ def write_kernel_text(cells: Sequence[str], kernel: str, names: Collection[str])
     """Return the text of a kernel file; ``names`` are the notebook's variables that hold the kernel.
 
     Raises:
-        UsageError: no cell declares it at its top level.
+        UsageError: No cell declares it at its top level.
     """
+    # The kernel's own cell is the last one that declares it.
     ran = list_statements(cells)
     declaring = [statement.cell for statement in ran if not statement.is_import and statement.binds & set(names)]
     if not declaring:
@@ -94,6 +96,7 @@ def write_kernel_text(cells: Sequence[str], kernel: str, names: Collection[str])
         )
     taken = [statement for statement in ran if statement.cell == declaring[-1]]
     wanted = list(_find_wanted_names(taken))
+    # Add the definitions of the names that it uses, and of the names that these use.
     settled = {name for statement in taken for name in statement.binds}
     while wanted:
         name = wanted.pop()
@@ -104,6 +107,7 @@ def write_kernel_text(cells: Sequence[str], kernel: str, names: Collection[str])
             if statement not in taken:
                 taken.append(statement)
                 wanted += statement.uses
+    # Write all of them in the order in which they ran.
     order = {id(statement): place for place, statement in enumerate(ran)}
     taken.sort(key=lambda statement: order[id(statement)])
     parts: list[str] = []
@@ -114,7 +118,7 @@ def write_kernel_text(cells: Sequence[str], kernel: str, names: Collection[str])
 
 
 def _find_wanted_names(taken: Sequence[CellStatement]) -> Iterator[str]:
-    """Yield the names that a cell uses and does not bind before."""
+    """Yield the names that a cell uses before it binds them."""
     bound: set[str] = set()
     for statement in taken:
         yield from statement.uses - bound
@@ -123,7 +127,7 @@ def _find_wanted_names(taken: Sequence[CellStatement]) -> Iterator[str]:
 
 
 def _find_definitions(ran: Sequence[CellStatement], name: str, declaring: int) -> list[CellStatement]:
-    """Return the statements that give a name its value as the kernel's cell found it, and as it is by now."""
+    """Return the statements that give a name its value for the kernel's cell, and those that change it since."""
     binding = [place for place, statement in enumerate(ran) if name in statement.binds - statement.changes]
     if not binding:
         return []
@@ -136,7 +140,7 @@ def _find_definitions(ran: Sequence[CellStatement], name: str, declaring: int) -
 
 
 def _find_base_name(node: ast.expr) -> str:
-    """Return the name that an attribute or an element is taken of; nothing for a plain name that is called."""
+    """Return the name whose attribute or element an expression is; empty for a plain name that is called."""
     is_part = False
     while isinstance(node, ast.Attribute | ast.Subscript):
         node, is_part = node.value, True
@@ -144,7 +148,7 @@ def _find_base_name(node: ast.expr) -> str:
 
 
 def _get_source(node: ast.stmt, body: Sequence[ast.stmt], lines: Sequence[str]) -> str:
-    """Return a statement as it was written, with its comments; rewritten where it shares a line with another."""
+    """Return a statement as it was written, with its comments; unparsed if it shares a line with another one."""
     first = min([node.lineno, *(item.lineno for item in getattr(node, "decorator_list", ()))])
     last = node.end_lineno or node.lineno
     shared = any(

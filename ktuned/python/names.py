@@ -1,4 +1,4 @@
-"""Names in Python syntax: those that a statement binds, and those that it takes from outside itself. No IO."""
+"""Names in Python syntax: those that a statement binds, and those that it takes from outside. No IO."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def find_bound_names(node: ast.AST) -> Iterator[str]:
-    """Yield the names that a statement binds where it stands."""
+    """Yield the names that a statement binds in its own scope."""
     if isinstance(node, ast.Name):
         if not isinstance(node.ctx, ast.Load):
             yield node.id
@@ -32,24 +32,24 @@ def find_bound_names(node: ast.AST) -> Iterator[str]:
 
 
 def find_free_names(node: ast.AST) -> Iterator[tuple[str, ...]]:
-    """Yield the names that a node loads from outside itself, each with the attributes taken from it (``a.b.c``).
+    """Yield the names that a node loads from outside, each with the attributes taken from it (``a.b.c``).
 
     A class body counts as if it bound nothing.
     """
     try:
         outer = _find_outer_names(symtable(ast.unparse(node), "<node>", "exec"))
     except (SyntaxError, ValueError):
-        # Not every f-string can be written as source again: then every name counts.
+        # Some f-strings cannot be unparsed. Then every name counts.
         outer = None
     for dotted in _find_loaded_names(node):
-        # Names with two underscores are mangled inside classes, so the table has them by another name.
+        # Inside classes, names with two underscores are mangled: the table has them under other names.
         is_outer = outer is None or dotted[0] in outer or dotted[0].startswith("__")
         if is_outer:
             yield dotted
 
 
 def _find_outer_names(table: SymbolTable) -> set[str]:
-    """Return the names that a scope of a source, and those inside it, load from the module."""
+    """Return the names that a scope, and the scopes inside it, load from the module."""
     if isinstance(table, Function):
         names = {symbol.get_name() for symbol in table.get_symbols() if symbol.is_global()}
     else:
@@ -71,7 +71,7 @@ def _find_loaded_names(node: ast.AST) -> Iterator[tuple[str, ...]]:
 
 
 def _split_dotted_name(node: ast.Attribute | ast.Name) -> tuple[tuple[str, ...], ast.expr | None]:
-    """Return ``a.b.c`` as a tuple, or the expression that the attributes are taken from if it is no name."""
+    """Return ``a.b.c`` as a tuple; if the attributes are not taken from a name, the expression instead."""
     attributes: list[str] = []
     base: ast.expr = node
     while isinstance(base, ast.Attribute):

@@ -15,14 +15,14 @@ from ktuned.spec import Kernel, end_declarations
 from ktuned_client import Client, DaemonError, DaemonUnavailable, Tuning
 
 LOOKUP_DEADLINE_S = 10.0
-"""Deadline of the lookup behind a result: nothing waits for it but the program that has waited for the tuning."""
+"""Deadline of the lookup behind a result: only the program that has waited for the tuning waits for it."""
 
 Config = Mapping[str, Any]
 Problem = Mapping[str, Any]
 
 
 class TuningFailed(KtunedError):
-    """A tuning ended without a winner; the message is its job's."""
+    """A tuning ended without a winner; the message says why."""
 
     code = "tuning_failed"
 
@@ -77,7 +77,7 @@ def tune(
             again=again or None,
         )
     except (KtunedError, DaemonError, DaemonUnavailable) as error:
-        # The caller's mistake, or the job's: how this came to know of it helps no one.
+        # The mistake is the caller's or the job's: a traceback through this module helps no one.
         raise error.with_traceback(None) from None
 
 
@@ -101,7 +101,7 @@ def _find_only_problem(kernel: Kernel | str, client: Client) -> Problem:
     """Return a kernel's only declared problem.
 
     Raises:
-        UsageError: it declares none, or several.
+        UsageError: It declares none, or several.
     """
     if isinstance(kernel, Kernel):
         name, problems = kernel.name, list[Problem](kernel.problem_list())
@@ -119,7 +119,7 @@ def _find_only_problem(kernel: Kernel | str, client: Client) -> Problem:
 
 
 def _choose_interpreter(client: Client, origin: Origin) -> str | None:
-    """Return this interpreter for the workers of a project that is not watched yet; others have theirs."""
+    """Return this interpreter, for the workers of a project that is not watched yet; ``None`` for others."""
     if not origin.path:
         return None
     roots = client.call("kernels", path=origin.path)["roots"]
@@ -128,7 +128,7 @@ def _choose_interpreter(client: Client, origin: Origin) -> str | None:
 
 
 def _follow_to_end(tuning: Tuning, progress: bool | None) -> None:
-    """Show a tuning until its jobs have ended; ``None`` shows progress in terminals and in notebooks alone."""
+    """Show a tuning until its jobs have ended; with ``None`` only in terminals and notebooks."""
     shell = find_notebook_shell()
     try:
         follow_tuning(tuning, choose_presenter(in_notebook=hasattr(shell, "kernel"), wanted=progress))
@@ -152,7 +152,7 @@ def _make_result(client: Client, job: Mapping[str, Any], problem: Problem, devic
     """Return the result of a job that has ended.
 
     Raises:
-        TuningFailed: it has no winner.
+        TuningFailed: It has no winner.
     """
     name = job["kernel"]
     if job["state"] != "done":

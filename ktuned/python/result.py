@@ -1,4 +1,4 @@
-"""Result of a tuning: the winner, its figures, the trials behind it."""
+"""The result of a tuning: the winner, its figures, and the trials behind it."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from typing import Any, overload
 from ktuned_client import Client, Hit
 
 MAX_SHOWN = 20
-"""Rows of a table in a notebook: more are for a data frame."""
+"""Most rows of a table in a notebook; a data frame has all."""
 
 PAGE = 2_000
-"""Trials of one request, the most that the daemon sends."""
+"""Trials in one answer, the most that the daemon sends."""
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One config that was tried: its outcome, its latency and what it cost."""
+    """One config that was tried: its outcome, its latency and what the trial cost."""
 
     id: int
     config: Mapping[str, Any]
@@ -34,7 +34,7 @@ class Trial:
 
     @classmethod
     def from_wire(cls, trial: Mapping[str, Any]) -> Trial:
-        """Read a trial's map of the protocol."""
+        """Read a trial of the protocol."""
         return cls(
             trial["id"],
             trial["config"],
@@ -50,7 +50,7 @@ class Trial:
 
 
 class Trials(Sequence[Trial]):
-    """The configs that were tried, the fastest first, then those without a latency."""
+    """The trials of a problem, the fastest first, then those without a latency."""
 
     def __init__(self, trials: Iterable[Trial]) -> None:
         by_latency = sorted(trials, key=lambda trial: (trial.latency_us is None, trial.latency_us or 0.0, trial.id))
@@ -124,7 +124,7 @@ class Result:
 
     @property
     def speedup(self) -> float | None:
-        """Factor by which the winner is faster than the declared default, where that was measured."""
+        """Factor by which the winner is faster than the declared default; ``None`` if that was not measured."""
         return None if self.default_us is None else self.default_us / self.latency_us
 
     @cached_property
@@ -173,7 +173,7 @@ def _make_row(trial: Trial) -> dict[str, Any]:
         "is_winner": trial.is_winner,
         "message": trial.message,
     }
-    # Knobs first; one that is called as a column of ours keeps its name, and the figure goes by another.
+    # Knobs come first. A knob with the name of one of our columns keeps it, and our column is renamed.
     clear = {name if name not in trial.config else f"trial.{name}": value for name, value in figures.items()}
     return {**trial.config, **clear, **{f"metric.{name}": value for name, value in trial.metrics.items()}}
 

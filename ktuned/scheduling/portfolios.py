@@ -153,7 +153,7 @@ class PortfolioBuild(msgspec.Struct):
             "state": self.state,
             "message": self.message,
             "problems": len(self.wanted.problems),
-            "tuned": self.record_tuning,
+            "tuned": self.tuned,
             "measured": self.measured,
             "jobs": self.jobs[-1:],
         }

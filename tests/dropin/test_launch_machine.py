@@ -107,7 +107,7 @@ class Observed:
         made.machine._artifacts = self.machine._artifacts.copy()
         return made
 
-    def handle(self, event: Event) -> list[Instruction]:
+    def handle_event(self, event: Event) -> list[Instruction]:
         """Give it an event, and check what it says."""
         before = self.machine.standing, self.machine.config
         said = self.machine.handle_event(event)

@@ -407,7 +407,7 @@ class TestKernelFiles:
         (record,) = link.records
         assert (record.package, record.function) == ("tests", "tilelang.app.closure.kernel")
         assert record.variables == {"TILELANG_ENABLE_IR_SPAN": "0"}
-        file, call = AdoptedDirectory(tmp_path).write(record)
+        file, call = AdoptedDirectory(tmp_path).write_record(record)
         problem = {**record.problem, CALL_KEY: call}
         (kernel,) = load_file(file, file.parent).kernels
         assert (kernel.name, kernel.is_data) == (record.function, True)
