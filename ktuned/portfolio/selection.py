@@ -93,8 +93,8 @@ class Selection:
             self._lost += min(MAX_LOSS, max(0.0, loss_before))
             self._lost_over += self._distances[key]
         self._tuned[key] = problem
-        for other, there in self._problems.items():
-            self._distances[other] = min(self._distances[other], count_octaves(problem, there))
+        for other, known_problem in self._problems.items():
+            self._distances[other] = min(self._distances[other], count_octaves(problem, known_problem))
 
     def find_nearest_tuned(self, problem: Mapping[str, Scalar]) -> Mapping[str, Scalar] | None:
         """Return the tuned problem whose config a problem gets until it has its own."""

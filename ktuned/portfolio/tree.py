@@ -6,8 +6,8 @@ that divides an integer, up to 128: tiles and vector loads depend on it. A thres
 neighbours, which splits sizes evenly on a logarithmic scale.
 
 A tree grows by the split that lowers the weighted loss most, at whichever leaf. The number of leaves is decided by
-cross-validation (:mod:`~ktuned.portfolio.fit`). A leaf gets the config that loses least on its problems, where a failure
-counts as a large loss.
+cross-validation (:mod:`~ktuned.portfolio.fit`). A leaf gets the config that loses least on its problems, where a
+failure counts as a large loss.
 """
 
 from __future__ import annotations

@@ -87,55 +87,55 @@ def write_kernel_text(cells: Sequence[str], kernel: str, names: Collection[str])
         UsageError: No cell declares it at its top level.
     """
     # The kernel's own cell is the last one that declares it.
-    ran = list_statements(cells)
-    declaring = [statement.cell for statement in ran if not statement.is_import and statement.binds & set(names)]
+    statements = list_statements(cells)
+    declaring = [statement.cell for statement in statements if not statement.is_import and statement.binds & set(names)]
     if not declaring:
         raise UsageError(
             f"no cell declares the kernel {kernel!r} at its top level",
             hint="declare it in a cell of its own, outside of functions and without a %%magic",
         )
-    taken = [statement for statement in ran if statement.cell == declaring[-1]]
-    wanted = list(_find_wanted_names(taken))
+    selected = [statement for statement in statements if statement.cell == declaring[-1]]
+    wanted_names = list(_find_wanted_names(selected))
     # Add the definitions of the names that it uses, and of the names that these use.
-    settled = {name for statement in taken for name in statement.binds}
-    while wanted:
-        name = wanted.pop()
-        if name in settled:
+    settled_names = {name for statement in selected for name in statement.binds}
+    while wanted_names:
+        name = wanted_names.pop()
+        if name in settled_names:
             continue
-        settled.add(name)
-        for statement in _find_definitions(ran, name, declaring[-1]):
-            if statement not in taken:
-                taken.append(statement)
-                wanted += statement.uses
+        settled_names.add(name)
+        for statement in _find_definitions(statements, name, declaring[-1]):
+            if statement not in selected:
+                selected.append(statement)
+                wanted_names += statement.uses
     # Write all of them in the order in which they ran.
-    order = {id(statement): place for place, statement in enumerate(ran)}
-    taken.sort(key=lambda statement: order[id(statement)])
+    order = {id(statement): place for place, statement in enumerate(statements)}
+    selected.sort(key=lambda statement: order[id(statement)])
     parts: list[str] = []
-    for before, statement in zip([None, *taken], taken, strict=False):
+    for before, statement in zip([None, *selected], selected, strict=False):
         is_apart = before is not None and not (before.is_import and statement.is_import)
         parts.append(("\n" if is_apart else "") + statement.text)
     return f'"""Kernel {kernel}: {MARK}."""\n\n' + "\n".join(parts) + "\n"
 
 
-def _find_wanted_names(taken: Sequence[CellStatement]) -> Iterator[str]:
+def _find_wanted_names(selected: Sequence[CellStatement]) -> Iterator[str]:
     """Yield the names that a cell uses before it binds them."""
     bound: set[str] = set()
-    for statement in taken:
+    for statement in selected:
         yield from statement.uses - bound
         # A function's body runs later, when the rest of its cell is there.
         bound |= statement.binds
 
 
-def _find_definitions(ran: Sequence[CellStatement], name: str, declaring: int) -> list[CellStatement]:
+def _find_definitions(statements: Sequence[CellStatement], name: str, declaring: int) -> list[CellStatement]:
     """Return the statements that give a name its value for the kernel's cell, and those that change it since."""
-    binding = [place for place, statement in enumerate(ran) if name in statement.binds - statement.changes]
+    binding = [place for place, statement in enumerate(statements) if name in statement.binds - statement.changes]
     if not binding:
         return []
-    first = max((place for place in binding if ran[place].cell <= declaring), default=binding[0])
+    first = max((place for place in binding if statements[place].cell <= declaring), default=binding[0])
     return [
         statement
-        for statement in ran[first:]
-        if name in statement.binds or (name in statement.changes and not ran[first].is_import)
+        for statement in statements[first:]
+        if name in statement.binds or (name in statement.changes and not statements[first].is_import)
     ]
 
 

@@ -14,7 +14,7 @@ from ktuned.serve.connection import Connection
 from ktuned.serve.method import Method
 from ktuned.serve.params import CheckParams
 from ktuned.store import Artifacts, Store
-from ktuned.tuning import Checked, JobBrief, Sanitizers, WinnerCheck
+from ktuned.tuning import CheckResult, JobBrief, Sanitizers, WinnerCheck
 
 
 class Checks:
@@ -76,7 +76,7 @@ class Checks:
             "checks": list(checked.checks),
         }
 
-    async def _check_winner(self, winner: Winner, sanitizers: Sanitizers | None) -> Checked:
+    async def _check_winner(self, winner: Winner, sanitizers: Sanitizers | None) -> CheckResult:
         trial = self._store.get_trial(winner.trial)
         job = None if trial is None else self._store.get_job(trial.job)
         if trial is None or job is None or not trial.detail.get("build"):

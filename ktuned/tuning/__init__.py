@@ -12,11 +12,11 @@ from ktuned.tuning.prior_results import restore_winner
 from ktuned.tuning.progress import Publish, publish_job, publish_winner
 from ktuned.tuning.shared_lead import SharedConfigs
 from ktuned.tuning.stages import JobStage
-from ktuned.tuning.winner_check import Checked, Sanitizers, WinnerCheck
+from ktuned.tuning.winner_check import CheckResult, Sanitizers, WinnerCheck
 
 __all__ = [
     "DEFAULT_DEADLINES",
-    "Checked",
+    "CheckResult",
     "CompileOnly",
     "Compiler",
     "JobBrief",

@@ -196,9 +196,10 @@ class CompileStage:
         ends: list[End] = []
         requests_to_make = deque([list(attempts)])
         while requests_to_make:
+            # What is sealed needs no compiler.
             missing = self._use_sealed_artifacts(requests_to_make.popleft())
             if self._brief.lowers and missing:
-                # Before the group takes a slot: importing a library may take long, and others compile meanwhile.
+                # Lower before the group takes a slot: importing a library may take long, and others compile meanwhile.
                 lowered = await self._lower_functions(missing)
                 ends += lowered
                 missing = [attempt for attempt in missing if attempt.outcome is None]
@@ -210,7 +211,8 @@ class CompileStage:
             # The slot first, then the gate: a job that only waits for a slot must not hold up another's quiet window.
             async with slots.hold(self._brief.job.id) as slot, gate.compiling():
                 self._on_begun()
-                # Look again: others may have compiled some of it while this group waited for its slot.
+                # Look again: others may have compiled a part of it while this group waited for its slot. What others
+                # compile just now is waited for below, without the slot.
                 missing = self._use_sealed_artifacts(missing)
                 others = [attempt for attempt in missing if not self._may_compile(attempt)]
                 mine = [attempt for attempt in missing if attempt not in others]
@@ -219,6 +221,7 @@ class CompileStage:
                         instructions = await self._compile_group(mine, compiler, slot)
                     ends += find_ends(instructions)
                     requests_to_make.extend(list(one.attempts) for one in instructions if isinstance(one, Compile))
+            # Once others have compiled it, or failed, this is found out like everything else: from the start.
             for attempt in others:
                 await self._artifacts.await_made(attempt.unit.key)
             if others:
@@ -255,12 +258,12 @@ class CompileStage:
         """
         while True:
             now = monotonic()
-            there = [
+            reachable = [
                 one for one in self._brief.compilers if now >= self._absent.get(one.environment, -ABSENT_S) + ABSENT_S
             ]
-            free = [one for one in there if not self._fleet.slots_of(one.environment).is_full]
-            if free or there:
-                return (free or there)[0]
+            free = [one for one in reachable if not self._fleet.slots_of(one.environment).is_full]
+            if free or reachable:
+                return (free or reachable)[0]
             await anyio.sleep(ABSENT_S / 4)
 
     async def _compile_group(self, group: list[Attempt], compiler: Compiler, slot: Turn) -> list[Instruction]:

@@ -226,11 +226,13 @@ class FinalRound:
         are run than a decision needs.
         """
         began = monotonic()
+        # Who competes?
         await self._complete_bits()
         finalists = [_Finalist.from_trial(trial) for trial in await self._choose_finalists()]
         rounds = self._brief.preset.finalist_rounds
         if not finalists:
             return
+        # Is it decided already?
         if all(self._count_rounds(finalist.trial) >= rounds for finalist in finalists):
             decided: Trial | None = min((finalist.trial for finalist in finalists), key=self._cost_or_infinity)
         else:
@@ -243,10 +245,12 @@ class FinalRound:
             )
             await self._reinstate_winner(decided)
             return
+        # Are they right on other inputs, too?
         if is_judged:
             finalists = [_Finalist.from_trial(trial) for trial in await self._check_on_other_inputs()]
         if not finalists:
             return
+        # Let them compete in a quiet window, and settle what it shows.
         checked = monotonic()
         async with self._fleet.quiet(lane.device for lane in self._lanes):
             is_quiet = monotonic()
@@ -537,11 +541,11 @@ class _Contest:
 
     async def run_round(self, turn: int) -> None:
         """Measure each finalist that may still win once; in the first rounds the reference, too."""
-        left = find_remaining_rivals(self.rounds, self.rivals)
+        competing = find_remaining_rivals(self.rounds, self.rivals)
         self.rounds.append({})
         first = turn % len(self.finalists)
         for finalist in self.finalists[first:] + self.finalists[:first]:
-            if finalist.trial.id in left:
+            if finalist.trial.id in competing:
                 await self._time_finalist(finalist)
         is_reference_known = turn >= FEWEST_ROUNDS and not is_implausible(self.rounds, [])
         if not is_latency(self._brief.objective) or is_reference_known:

@@ -89,13 +89,13 @@ def find_remaining_rivals(rounds: Rounds, rivals: Sequence[int]) -> list[int]:
     best = _find_best(rounds, rivals)
     if best is None:
         return list(rivals)
-    left = []
+    remaining = []
     for rival in rivals:
         ratios = _compute_ratios(rounds, rival, best)
         is_far = len(ratios) >= FEWEST_ROUNDS and min(ratios) > 1 + DRIFT
         if not is_far and not _is_significant(sum(ratio <= 1 + CLOSE for ratio in ratios), len(ratios)):
-            left.append(rival)
-    return left
+            remaining.append(rival)
+    return remaining
 
 
 def compute_figures(rounds: Rounds, rivals: Collection[int]) -> dict[int | None, Figure]:
@@ -105,7 +105,7 @@ def compute_figures(rounds: Rounds, rivals: Collection[int]) -> dict[int | None,
     """
     turns = {rival: frozenset(turn for turn, one in enumerate(rounds) if rival in one) for rival in rivals}
     most = max(turns.values(), key=len, default=frozenset())
-    steady = [rival for rival, there in turns.items() if there == most]
+    steady = [rival for rival, timed_in in turns.items() if timed_in == most]
     paces = [median(one[rival] for rival in steady) if turn in most else None for turn, one in enumerate(rounds)]
     level = median([pace for pace in paces if pace is not None] or [0.0])
     found: dict[int | None, Figure] = {}

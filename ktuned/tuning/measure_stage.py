@@ -398,6 +398,7 @@ class _LaneTurn:
         return ends
 
     async def _send_request(self) -> None:
+        # The machine decides how many of the waiting trials go, and on how many cores.
         stage, lane, machine = self._stage, self._lane, self._stage.machine
         facts = stage.find_lane_facts(lane)
         plan = machine.plan_request(self._waiting, facts)
@@ -408,6 +409,7 @@ class _LaneTurn:
         request, deadlines = self._make_request(
             lane, attempts, granted if plan.finds_cores and granted >= plan.cores else None
         )
+        # The worker reports on them one by one. When it leaves, the machine decides about those without a report.
         clock = _LaneClock(lane)
         machine.handle_report(LaneTook(attempts))
         error: WorkerDied | DeadlineExpired | RequestFailed | None = None

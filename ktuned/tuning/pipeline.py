@@ -209,6 +209,11 @@ class Pipeline:
             await self._outcomes.record_stopped_trials()
 
     async def _try_configs(self) -> None:
+        """Run the tasks of the search, until each config has its outcome or the job ends early.
+
+        An early end has two steps, so there are two scopes. ``producing`` holds the strategy and the compiles, and is
+        cancelled first. ``tasks`` holds the lanes, too, which have a little longer.
+        """
         slots = self._compiling.slots
         # These bounds are for the fastest pace; how many configs are asked for follows the pace itself.
         to_compile, compile_from = anyio.create_memory_object_stream[Attempt](
@@ -227,6 +232,7 @@ class Pipeline:
                     def start_lane(lane: Lane) -> None:
                         tasks.start_soon(self._measure_on_lane, lane, bench_from.clone())
 
+                    # Lanes may be added later. Each has its own end of the channel, which closes with the last compile.
                     self._start_lane = start_lane
                     ending.start_soon(self._end_job_early, producing, tasks.cancel_scope)
                     for lane in self._lanes:
@@ -236,6 +242,7 @@ class Pipeline:
                             producers.start_soon(self._ask_for_configs, to_compile)
                             for _ in range(self._compiling.groups):
                                 producers.start_soon(self._compile_groups, compile_from.clone(), to_bench.clone())
+                            # The tasks have clones. The originals would keep the channels open.
                             for stream in (compile_from, to_bench):
                                 stream.close()
                 ending.cancel_scope.cancel()
@@ -243,7 +250,7 @@ class Pipeline:
             self._start_lane = None
 
     async def _end_job_early(self, producing: anyio.CancelScope, trying: anyio.CancelScope) -> None:
-        """Wait until the time is up or the job is hopeless; then drop what is queued, and soon what is on a lane."""
+        """Wait until the time is up or the job is hopeless; then drop what is queued, and later what is on a lane."""
         while self._remaining_s > 0 and not self._outcomes.given_up.is_set():
             # The limit counts only the time with lanes, so it may be further away than it looks.
             with anyio.move_on_after(max(LEAST_WAIT_S, min(self._remaining_s, MOST_WAIT_S))):

@@ -70,14 +70,14 @@ class SharedLead:
         """Return what became of the shared config in one sentence; empty without one, or before its outcome."""
         if self._candidate is None or self._outcome is None:
             return ""
-        there = self._format_figure(self._candidate.cost)
+        theirs = self._format_figure(self._candidate.cost)
         if self._cost is None:
-            return f"the shared config, {there} where it was found, ended as {self._outcome} here"
-        here = self._format_figure(self._cost)
+            return f"the shared config, {theirs} where it was found, ended as {self._outcome} here"
+        ours = self._format_figure(self._cost)
         if self.ends_job:
-            return f"the shared config holds here, {here}, {there} where it was found; nothing else was searched"
+            return f"the shared config holds here, {ours}, {theirs} where it was found; nothing else was searched"
         if not cost_holds(self._candidate.cost, self._cost):
-            return f"the shared config takes {here} here, {there} where it was found; the search went on"
+            return f"the shared config takes {ours} here, {theirs} where it was found; the search went on"
         return ""
 
     def _format_figure(self, cost: float) -> str:

@@ -81,7 +81,7 @@ def order_by_compile_time(configs: Sequence[KnownConfig], slots: int, behind_s: 
     """
     window_s = LAST_OF_SLOT * sum(config.compile_s for config in configs) / max(1, len(configs))
     placed: deque[KnownConfig] = deque()
-    late: list[tuple[float, int]] = []
+    postponed: list[tuple[float, int]] = []
 
     def place_config(number: int) -> None:
         nonlocal behind_s
@@ -89,12 +89,12 @@ def order_by_compile_time(configs: Sequence[KnownConfig], slots: int, behind_s: 
         behind_s += configs[number].compile_s
 
     for number in reversed(range(len(configs))):
-        while late and late[0][0] * slots <= behind_s:
-            place_config(heappop(late)[1])
+        while postponed and postponed[0][0] * slots <= behind_s:
+            place_config(heappop(postponed)[1])
         if configs[number].compile_s <= max(window_s, behind_s / slots):
             place_config(number)
         else:
-            heappush(late, (configs[number].compile_s, number))
-    while late:
-        place_config(heappop(late)[1])
+            heappush(postponed, (configs[number].compile_s, number))
+    while postponed:
+        place_config(heappop(postponed)[1])
     return list(placed)

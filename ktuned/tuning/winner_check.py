@@ -56,7 +56,7 @@ class Sanitizers(msgspec.Struct, frozen=True):
     compute: str = ""
 
 
-class Checked(msgspec.Struct, frozen=True):
+class CheckResult(msgspec.Struct, frozen=True):
     """The result of the ``checks`` of a winner: ``message`` says what is wrong, ``report`` is the sanitizer's."""
 
     message: str = ""
@@ -74,7 +74,7 @@ class WinnerCheck:
         self._compiling = CompileStage(brief, fleet, artifacts)
         self._measuring = MeasureStage(brief, [lane], self._compiling, artifacts)
 
-    async def run(self, build: Mapping[str, Any]) -> Checked:
+    async def run(self, build: Mapping[str, Any]) -> CheckResult:
         """Launch the config of a Build on its inputs, before and after it is timed, and on those of other seeds.
 
         Raises:
@@ -87,7 +87,7 @@ class WinnerCheck:
             )
             for seed in seeds:
                 message = message or await self._launch_config(requests.Check(unit), unit, seed)
-        return Checked(message, checks=("guards", "again after timing", *(f"seed {seed}" for seed in seeds)))
+        return CheckResult(message, checks=("guards", "again after timing", *(f"seed {seed}" for seed in seeds)))
 
     async def _launch_config(self, request: requests.Trial | requests.Check, unit: requests.UnitRef, seed: int) -> str:
         """Launch a compiled config on the inputs of a seed; return what is wrong with it, or nothing."""
@@ -101,7 +101,7 @@ class WinnerCheck:
         where = f" (seed {seed})" if seed else ""
         return "" if result.outcome is Outcome.MEASURED else f"{result.message}{where}"
 
-    async def sanitize_winner(self, build: Mapping[str, Any], sanitizers: Sanitizers, scratch: Path) -> Checked:
+    async def sanitize_winner(self, build: Mapping[str, Any], sanitizers: Sanitizers, scratch: Path) -> CheckResult:
         """Launch the config of a Build once under the sanitizer for its backend and device.
 
         ``scratch`` is a directory for a script that this may need.
@@ -131,10 +131,10 @@ class WinnerCheck:
                 measured, output = await worker.exchange(requests.Check(unit), deadlines)
             except (WorkerDied, DeadlineExpired, RequestFailed) as error:
                 report = sanitizer.read_report(error.output)
-                return Checked(report[0] if report else error.message, _cut_report(report), (sanitizer.name,))
+                return CheckResult(report[0] if report else error.message, _cut_report(report), (sanitizer.name,))
         report = sanitizer.read_report(output)
         message = report[0] if report else "" if measured.outcome is Outcome.MEASURED else measured.message
-        return Checked(message, _cut_report(report), (sanitizer.name,))
+        return CheckResult(message, _cut_report(report), (sanitizer.name,))
 
     @asynccontextmanager
     async def _lend_worker(self, environment: Environment) -> AsyncIterator[Worker]:
