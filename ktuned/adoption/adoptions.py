@@ -111,7 +111,7 @@ _STEP_MS: Final = 100
 class KeyAnswer(msgspec.Struct, frozen=True):
     """What the daemon knows about one key of an application's function.
 
-    ``status`` is that of a lookup; ``is_open`` says that a tuning waits or runs; ``message`` why there is no winner.
+    ``status`` is a lookup's; ``is_open`` says that a tuning waits or runs; ``message`` why there is no winner.
     """
 
     status: str
@@ -194,7 +194,7 @@ class Adoptions:
         """Import a library in a front end, and start workers: an application imports it, and records will follow."""
         workers = self._directory.workers_directory(tool, python, variables)
         workers.mkdir(parents=True, exist_ok=True, mode=0o700)
-        # The same environment as that of the records to come.
+        # The records to come will have the same environment.
         root = make_root(str(workers / "library"), python=python, project=Project(env=variables, workers=".."))
         environment = environment_of(root)
         self._machine.environments.expect_measuring(environment, tool)
@@ -213,7 +213,7 @@ class Adoptions:
         waiter: Hashable | None = None,
         pin: str | None = None,
     ) -> KeyAnswer:
-        """Return what is known about a key, or what a pin holds. The tuning for which a ``waiter`` waits goes first."""
+        """Return what is known about a key, or what a pin holds. A tuning that a ``waiter`` waits for goes first."""
         kernel = self._find_kernel(identity)
         if kernel is None:
             self.look_through_spool()
@@ -307,7 +307,7 @@ class Adoptions:
                     place = self._directory.workers_directory(record.tool, record.python, record.variables)
                     by_interpreter.setdefault(place, []).append((path.name, record))
             elif not path.name.startswith(STAGED_PREFIX):
-                self._refuse_file(path, "it is no record")
+                self._refuse_file(path, "it is not a record")
             elif _age_s(path) > STAGED_S:
                 self._remove_file(path)
         return by_interpreter, counts

@@ -57,7 +57,7 @@ def render_c(kernel: str, device: str, portfolio: Portfolio) -> str:
     figures = sorted(_find_c_fields(portfolio.tree).items())
     for word in (*knobs, *(field for field, _ in figures)):
         if not _WORD.fullmatch(word) or keyword.iskeyword(word):
-            raise UsageError(f"{word!r} is no name in C", hint="export as JSON or Python")
+            raise UsageError(f"{word!r} is not a valid name in C", hint="export as JSON or Python")
     arguments = ", ".join(f"{kind}{field}" for field, kind in figures) or "void"
     rows = "".join("    {" + ", ".join(_render_c_value(config[knob]) for knob in knobs) + "},\n" for config in configs)
     fields = "".join(f"    {kind}{knob};\n" for knob, kind in knobs.items())

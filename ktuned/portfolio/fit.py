@@ -37,7 +37,7 @@ SIZES = (2, 3, 4, 6, 8, 12, MAX_LEAVES)
 """Numbers of leaves among which cross-validation chooses."""
 
 CANDIDATES = 24
-"""Configs among which those of a portfolio are chosen: the most useful ones, by far enough."""
+"""The number of most useful configs among which a portfolio's are chosen; a good one is always among them."""
 
 TOLERANCE = 0.001
 """A smaller tree, or fewer configs, are taken if they are expected to lose no more than this in addition."""

@@ -27,7 +27,7 @@ class Matrix:
     weights: tuple[float, ...]
     costs: tuple[Mapping[str, float], ...]
     best: tuple[float, ...] = ()
-    """The least known cost of each problem, which may be that of a config left out here."""
+    """The least known cost of each problem, perhaps by a config that is left out here."""
 
     def __post_init__(self) -> None:
         if not len(self.problems) == len(self.weights) == len(self.costs):

@@ -179,7 +179,7 @@ def _make_row(trial: Trial) -> dict[str, Any]:
 
 
 def _describe_failures(outcomes: Mapping[str, int]) -> str:
-    """Return how many configs failed and how; nothing if none did."""
+    """Return how many configs failed, and how; empty if none did."""
     failed = {name: count for name, count in outcomes.items() if name not in ("measured", "slower") and count}
     if not failed:
         return ""

@@ -28,7 +28,7 @@ MAX_RECORD_BYTES: Final = 80 << 20
 """Room for a call's tensors of integers, of which an application copies 64 MiB at most, and for its configs."""
 
 MAX_RECORDS: Final = 10_000
-"""Most records that wait for a daemon: those of a month without one. Applications then leave no more."""
+"""Most records that wait for a daemon: a month's worth. Applications then leave no more."""
 
 _PRIVATE = 0o700
 

@@ -126,7 +126,7 @@ class LaunchCounts:
         """
         rows = _unpack_map(content).get("launches")
         if not isinstance(rows, list) or not all(_is_count(row) for row in rows):
-            raise InvalidRecord("its launches are no list of counts")
+            raise InvalidRecord("its launches are not a list of counts")
         return cls(tuple((identity, problem, device, number) for identity, problem, device, number in rows))
 
 
@@ -136,7 +136,7 @@ def _unpack_map(content: bytes) -> dict[str, Any]:
     except (ValueError, msgpack.UnpackException, RecursionError) as error:
         raise InvalidRecord(f"it is damaged: {str(error)[:80] or type(error).__name__}") from None
     if not isinstance(found, dict):
-        raise InvalidRecord("it holds no map")
+        raise InvalidRecord("it is not a map")
     if found.get("version") != VERSION:
         raise InvalidRecord(f"it is of version {str(found.get('version'))[:20]}, and this daemon reads {VERSION}")
     return found

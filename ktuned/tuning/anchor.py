@@ -75,7 +75,7 @@ class Anchor:
         return len(trial.detail.get("bits") or ()) >= self.inputs
 
     def record_trial_end(self, trial: Trial) -> None:
-        """Take note of a trial's end; that of the anchor itself shows its bits, or its fault."""
+        """Take note of a trial's end. The anchor's own trial shows its bits, or why it cannot be the anchor."""
         if not self.is_anchor(trial.config) or trial.outcome is None or trial.outcome in RETRIED_BY_NEXT_JOB:
             return
         words = ", ".join(f"{name}={value}" for name, value in self.config.items())

@@ -150,7 +150,7 @@ class CompileOnly:
                 if answer.finished or not (answer.proposals or is_probing):
                     break
             self.progress.total = asked
-            # There are no more: these are all that can be known of the space.
+            # There are no more configs, so no further probes can come.
             self._record_proposed((), are_probes=True)
         self._has_asked_all = True
         self._report_last_compiles()

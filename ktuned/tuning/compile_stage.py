@@ -1,7 +1,7 @@
 """The compile stage: brings each config of a job to its sealed artifact, or to the outcome that says why it has none.
 
-*The way of a config.* Its artifact has a key, a digest of all that decides its bytes. If the key is sealed, there is
-nothing to compile. If another group compiles it now, for this job or another, it is waited for. Otherwise its group
+*The way of a config.* Its artifact has a key, a digest of everything that decides its bytes. If the key is sealed,
+nothing is compiled. If another group compiles it now, for this job or another, it is waited for. Otherwise its group
 waits for a slot, is sent to a compile worker in one request, and each result is taken in as it comes. Where a backend
 *lowers*, a front end first translates the config's function, before the group takes a slot: the front end may import a
 large library, and others can compile meanwhile.
@@ -397,7 +397,7 @@ class CompileStage:
         return ends
 
     async def _lower_function(self, attempt: Attempt) -> list[Instruction]:
-        """Try to have one trial's function translated. A failure counts as that of its compile."""
+        """Try to have one trial's function translated. A failure counts as a failed compile."""
         brief = self._brief
         keys, opening = self._find_front_ends(attempt.unit.build)
         places = [

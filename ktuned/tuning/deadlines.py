@@ -1,4 +1,4 @@
-"""Deadlines of the phases of a worker's work; a known best config shortens those of later trials. No IO."""
+"""Deadlines of the phases of a trial. A known best config shortens them for later trials. No IO."""
 
 from __future__ import annotations
 

@@ -76,7 +76,8 @@ async def open_space(
             raise WorkerError(f"{where}: {error.message}", hint="correct `prior`, or leave it out") from error
         if error.phase is Phase.STRATEGY:
             raise WorkerError(
-                f"{where}: as the strategy {request.plan.strategy!r} began, which also asks `where`: {error.message}",
+                f"{where}: while the strategy {request.plan.strategy!r} started, which also calls "
+                f"`where`: {error.message}",
                 hint='correct `where`, or name another strategy, such as strategy="auto"',
             ) from error
         raise

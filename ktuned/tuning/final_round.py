@@ -7,8 +7,8 @@ and go. So the best few compete under equal conditions. The steps, any of which 
    anchor's.
 2. *Known decision.* If the same finalists have had their rounds, nothing is measured: the decided trial is the winner.
    That is the case after an undone edit.
-3. *Other inputs.* A config that is right only for the inputs of its trial wins nothing: it is checked on those of
-   :data:`SEEDS`, and the next best takes its place if it fails.
+3. *Other inputs.* A config that is right only for the inputs of its trial wins nothing: each finalist is checked with
+   the :data:`SEEDS`, and the next best takes its place if it fails.
 4. *Rounds.* In a quiet window, in which no job compiles, each finalist is timed once per round, and so is the
    reference. The order rotates, so that a drift meets all alike. Rounds go on while they contradict each other
    (:mod:`~ktuned.tuning.finalists`), up to the preset's most, or until the job's time is up.
@@ -188,7 +188,7 @@ class _Finalist(msgspec.Struct):
         return (self.detail.compared or 0) + self.compared or None
 
     def _choose_message(self, figure: Figure | None) -> str:
-        """Return the trial's message; that of a lost race is dropped once the rounds have measured in full."""
+        """Return the trial's message, unless it tells of a lost race, and the rounds have measured in full since."""
         return "" if figure is not None and self.detail.beaten else self.trial.message
 
     def _find_metrics_at(self, cost: float) -> Mapping[str, float] | None:
@@ -485,8 +485,8 @@ class FinalRound:
         found = compute_figures(contest.rounds, contest.rivals)
         if contest.rivals and not any(rival in found for rival in contest.rivals):
             self.fault = (
-                "the final round could measure nothing, as other programs used the device: the winner stands by its "
-                "first measurement alone"
+                "the final round measured nothing, because other programs used the device: the winner has only its "
+                "first measurement"
             )
         if None in found:
             self._progress.reference_us = found[None].latency_us

@@ -70,10 +70,10 @@ class Figure(msgspec.Struct, frozen=True):
 
 
 def choose_finalists(ranges: Sequence[Range], wanted: int) -> list[int]:
-    """Return the places of the finalists among measured configs, of which the fastest come first.
+    """Return the places of the finalists among measured configs, which are sorted, the fastest first.
 
-    Besides the ``wanted`` ones these are all that may be as fast as the best, if the device was slow for the one and
-    fast for the other.
+    Finalists are the ``wanted`` fastest, and every other config that may be as fast as the best, if the device was slow
+    for the one and fast for the other.
     """
     most = range(min(len(ranges), wanted * MOST_TIMES))
     return [place for place in most if place < wanted or ranges[place].low_us <= ranges[0].high_us * (1 + DRIFT) ** 2]

@@ -1,6 +1,6 @@
 """What only the results of a whole job show together. No IO.
 
-:class:`Findings` are oddities of a kernel file, of which its author should know: knobs without effect, inputs that are
+:class:`Findings` are oddities of a kernel file that its author should know about: knobs without effect, inputs that are
 overwritten, metrics that fail.
 
 :class:`Dissent` decides whose fault it is that outputs differ from the default's, where these are the only reference.
@@ -79,7 +79,7 @@ def find_knobs_without_effect(contents: Mapping[tuple[tuple[str, Scalar], ...], 
 
 
 class Dissent:
-    """The trials of a job whose outputs were compared with those of the ``default`` config."""
+    """The trials of a job whose outputs were compared with the ``default`` config's outputs."""
 
     def __init__(self, default: Config | None) -> None:
         self._default = None if default is None else canonical(default)

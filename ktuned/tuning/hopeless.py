@@ -102,7 +102,7 @@ class Hopelessness:
             if all(len(known) < 2 or len(values.get(knob, ())) > 1 for knob, known in self._proposed.items()):
                 self._is_open = False
                 self.reason = (
-                    f"stopped after {count} configs that failed alike and none that could be measured "
+                    f"stopped: {count} configs failed alike and none could be measured "
                     f"(`--keep-going` tries the others, too); "
                     f"{outcome}: {said or symptom}"
                 )

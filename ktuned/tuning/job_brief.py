@@ -1,8 +1,7 @@
 """The brief of a job: everything that it needs to know before it begins, and that all its trials share.
 
-It is made when the job starts, from what is known then (``ktuned.scheduling.preparation``), and it also has the rules
-that follow from these facts alone: what a config costs, what identifies an artifact and a measurement, which figures a
-known trial lacks.
+``ktuned.scheduling.preparation`` makes it when the job starts. It also has the rules that follow from these facts
+alone: what a config costs, what identifies an artifact and a measurement, which figures a known trial lacks.
 """
 
 from __future__ import annotations
@@ -241,7 +240,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
     def identify_measurement(self, build: Mapping[str, Any], files: str, data: str) -> str:
         """Return the identity of a measurement: SHA-256 over everything that decides its figure.
 
-        ``files`` is the digest of the artifact's files, ``data`` that of the lane's inputs and expected outputs.
+        ``files`` is the digest of the artifact's files, ``data`` the digest of the lane's inputs and expected outputs.
         Sources, toolchain, macros and flags are no part of it: they matter only through those two.
         """
         parts = {

@@ -5,9 +5,9 @@ it if it is not open, and measures a batch: one request after the other, with as
 machine allows. The turn ends when nothing waits, or when a trial must be tried again after others may have had the
 lane. What then has no outcome takes another turn.
 
-*Before a launch* three things may save it. Artifacts that are damaged or gone are compiled again. A config whose
-artifact equals that of a trial with an outcome, called alike on equal data, takes that outcome over. And a lane whose
-device is sick is replaced by another lane, if there is one.
+*Before a launch* three things are checked. Artifacts that are damaged or gone are compiled again. A config takes over
+the outcome of its *twin*, if there is one: a trial of an equal artifact, called alike on equal data. If a lane's device
+is sick, another lane stands in, if there is one.
 
 *In a request* the worker measures one config after the other and reports each; a GPU's worker loads the next config
 meanwhile. Reports are taken in while it goes on. What a failure says about the configs is decided by
@@ -203,7 +203,7 @@ class MeasureStage:
         return [other for other in self._lanes if other is not lane and not other.health.is_sick]
 
     def _choose_stand_in(self, lane: Lane) -> Lane:
-        """Return the lane itself; while it is sick and not due for another try, one that works instead."""
+        """Return the lane itself, or another one while it is sick and not due for a new try."""
         return next(iter(self._find_other_lanes(lane)), lane) if lane.health.pause_s else lane
 
     @asynccontextmanager

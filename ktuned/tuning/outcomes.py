@@ -178,7 +178,7 @@ class Outcomes:
         await self._store.mark_same_bits(self._brief.context, anchor.bits)
 
     async def refresh_opening(self) -> None:
-        """Look again at what is served, before anything is measured: another job may have changed it."""
+        """Look again at the served configs, before anything is measured: another job may have changed them."""
         opening = await self._find_opening()
         if opening.served != self.opening.served:
             self.opening = opening
@@ -348,7 +348,7 @@ class Outcomes:
         if not self.under_way:
             return
         with anyio.CancelScope(shield=True), anyio.move_on_after(_STOP_S):
-            # An attempt with an outcome is one that could not be recorded: the next job tries it again.
+            # If an attempt here has an outcome, it could not be recorded: the next job tries the config again.
             stopped = [attempt for attempt in self.under_way.values() if attempt.outcome is None]
             self.under_way.clear()
             machine = self._brief.make_trial_machine()

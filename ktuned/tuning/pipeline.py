@@ -26,9 +26,9 @@ explore and compile until their bench channels are full, and then stand still.
 *Results.* A result is committed before it is published, and published before the strategy learns of it.
 
 *The end.* Trials end when the space or the plan's trials are exhausted, the search has converged, or a shared config
-holds; then the finalists compete. If the time is up or the job is hopeless, what is queued or compiles is dropped, and
-what is on a lane has :data:`ENDING_S` to finish. A job that is stopped is cancelled where it stands. Either way each
-trial without an outcome is recorded as stopped, which says nothing about its config: the next job tries it again.
+holds; then the finalists compete. If the time is up or the job is hopeless, queued and compiling configs are dropped,
+and trials on lanes have :data:`ENDING_S` to finish. A stopped job is cancelled at once. In both cases each trial
+without an outcome is recorded as stopped, which says nothing about its config: the next job tries it again.
 """
 
 from __future__ import annotations
@@ -250,7 +250,7 @@ class Pipeline:
             self._start_lane = None
 
     async def _end_job_early(self, producing: anyio.CancelScope, trying: anyio.CancelScope) -> None:
-        """Wait until the time is up or the job is hopeless; then drop what is queued, and later what is on a lane."""
+        """Wait until the time is up or the job is hopeless; then end the compiles, and later the trials on lanes."""
         while self._remaining_s > 0 and not self._outcomes.given_up.is_set():
             # The limit counts only the time with lanes, so it may be further away than it looks.
             with anyio.move_on_after(max(LEAST_WAIT_S, min(self._remaining_s, MOST_WAIT_S))):
@@ -279,7 +279,7 @@ class Pipeline:
 
     @property
     def _waits_for_lanes(self) -> bool:
-        """True while nothing is measured yet, and all that is compiled meanwhile will be measured."""
+        """True while nothing is measured yet, and everything compiled meanwhile will be measured."""
         plan = self.brief.job.plan
         is_bounded = plan.until == "budget" and plan.seconds is None
         return is_bounded and not self._learns and not self.progress.has_measured
@@ -301,7 +301,7 @@ class Pipeline:
                 # Back-pressure. Probes are exempt: a job that may be hopeless must find out soon.
                 while len(outcomes.under_way) > self._most_under_way and not outcomes.hopelessness.wants_probes:
                     await outcomes.await_next_outcome()
-                # Ask, and start what is proposed. A shared lead comes first, and alone.
+                # Ask, and start the proposed configs. A shared lead comes first, and alone.
                 is_probing = outcomes.hopelessness.wants_probes
                 count = min(self._question_size, plan.trials - asked, remaining_lead or self._question_size)
                 count = min(count, PROBES) if is_probing else count
@@ -328,7 +328,7 @@ class Pipeline:
                 if not answer.proposals and outcomes.under_way:
                     await outcomes.await_untaken_outcome()
             self.progress.total = asked
-            # There are no more: these are all that can be known of the space.
+            # There are no more configs, so no further probes can come.
             outcomes.record_proposed((), are_probes=True)
         self._has_asked_all = True
         self._report_last_compiles()
@@ -404,7 +404,7 @@ class Pipeline:
         self, proposals: Sequence[replies.Proposal], channel: MemoryObjectSendStream[Attempt]
     ) -> None:
         """Start the new configs; those whose outcome the store knows need neither compiler nor lane."""
-        # Sort out what is known. A config that was measured but lacks a figure is launched again for that alone.
+        # Leave out configs with a known outcome. One that was measured but lacks a figure is launched for that alone.
         self.brief.admission.note_admitted(
             self.brief.kernel, self.brief.problem, [proposal.config for proposal in proposals]
         )
@@ -422,7 +422,7 @@ class Pipeline:
             return
         if any(proposal.build is not None for proposal in fresh):
             self._has_fresh.set()
-        # Speculative is what is compiled before the strategy knows the outcomes of its earlier proposals.
+        # Compiles are speculative while the strategy does not know the outcomes of its earlier proposals.
         is_first = not self._outcomes.under_way
         self.progress.add_cost("speculative", sum(proposal.build is not None for proposal in fresh[is_first:]))
         configs = [proposal.config for proposal in fresh]
@@ -468,7 +468,7 @@ class Pipeline:
                         await onward.send(attempt)
 
     async def _await_lanes(self) -> None:
-        """Wait until the job may measure; the first time, look again at what is served, as others have measured."""
+        """Wait until the job may measure; the first time, look again at what is served: others may have measured."""
         await self._access.await_lanes()
         async with self._looking:
             if not self._knows_served and not self.progress.has_measured:

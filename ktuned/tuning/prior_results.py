@@ -4,7 +4,7 @@ Results of three kinds help, the nearer the more:
 
 * of this very context: a trial with an outcome is not repeated, and the best one may become the winner at once;
 * of earlier states of the kernel: they predict which configs are fast, which fail, and how long their compiles take.
-  A trial whose artifact and data equal those of a new one (its *twin*) even hands its outcome on;
+  A trial with an equal artifact and equal data (a *twin*) even hands its outcome on;
 * of other problems and devices: their best configs are tried early, and a strategy may learn from them.
 """
 
@@ -53,7 +53,7 @@ MAX_EARLIER = 4
 """Searches of other problems and devices that a strategy may learn from; it takes the nearest with enough trials."""
 
 MAX_EARLIER_TRIALS = 200
-"""The fastest measurements of each search: what is slow there is slow here, and its details do not matter."""
+"""The fastest measurements of each search: slow configs there are slow here, and details do not matter."""
 
 MANY_TRIALS = 64
 """Trials to begin with when looking for the fastest ones whose configs the present space still holds."""
@@ -213,7 +213,7 @@ class PriorResults:
         return read is not None and all(now.get(place) == held for place, held in read.items())
 
     async def store_read_digest(self) -> str:
-        """Store what is known to be read for the kernel's data, and return its digest; empty if that is nothing."""
+        """Store the files and variables that the kernel's data depends on; return their digest, empty without any."""
         read = self._brief.kernel.data_read
         digest = sha256(canonical(read).encode()).hexdigest() if read else ""
         if digest and digest not in self._kept:

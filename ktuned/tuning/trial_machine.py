@@ -20,7 +20,7 @@ verb       meaning                                                    instructio
 =========  =========================================================  =================================================
 retry      this try says nothing about the config                     ``Compile``, ``Measure``, ``TryDevice``
 end        the trial has its outcome                                  ``End``
-stop       the failure is that of the whole job (its file, the disk)  ``EndJob``
+stop       the failure concerns the whole job (its file, the disk)    ``EndJob``
 =========  =========================================================  =================================================
 
 *Evidence.* A config is blamed only for what it did while it alone was at work:
@@ -52,7 +52,7 @@ Killed comes first, then doubted, then given back: the last one costs a worker a
 infrastructure (a lost host, a damaged artifact, cores that a config was not known to need) is no excuse and not
 counted. The next try corrects it.
 
-*Finalists* have a figure already. What says nothing about them leaves it as it is: a disturbed round is lost, and not
+*Finalists* have a figure already, which stays if a round says nothing about them: a disturbed round is lost, and not
 repeated. What does speak against them ends their trial with a new outcome, and with it their place as a winner.
 
 *Why it is not simpler.* To blame whatever was running when a worker died would quarantine a good config for each
@@ -346,7 +346,7 @@ class TrialMachine:
         return LanePlan(count, first.cores or 1, finds_cores=lane.is_cpu and not first.declares_cores)
 
     def is_default(self, attempt: Attempt) -> bool:
-        """Return whether a trial is that of the declared default."""
+        """Return whether a trial tries the declared default."""
         return attempt.config == self._default
 
     def may_be_disturbed(self, attempt: Attempt, *, has_application: bool) -> bool:

@@ -76,7 +76,7 @@ async def test_strategy_that_hangs_is_named() -> None:
         (Phase.PRIOR, "(?m)^/p/tune_gemm.py:7: gemm: prior was not over after 2 s$"),
         (
             Phase.STRATEGY,
-            "^/p/tune_gemm.py:7: gemm: as the strategy 'guided' began, which also asks `where`: strategy was not",
+            "^/p/tune_gemm.py:7: gemm: while the strategy 'guided' started, which also calls `where`: strategy was not",
         ),
         (Phase.INSPECT, "^inspect was not over after 2 s$"),
     ],

@@ -37,7 +37,7 @@ def test_enough_failures_alike_end_a_job_once_probes_are_known(outcome: Outcome)
     assert not found.reason
     found.record_proposed(_configs(PROBES), are_probes=True)
     assert not found.wants_probes
-    assert found.reason.startswith(f"stopped after {ENOUGH[outcome]} configs that failed alike")
+    assert found.reason.startswith(f"stopped: {ENOUGH[outcome]} configs failed alike")
     assert MISSING in found.reason
     assert "--keep-going" in found.reason
 
