@@ -31,7 +31,7 @@ def noted(directory: Path, **keys: str) -> None:
     account.record_note("p.f has a do_bench of its own")
 
 
-def test_processes_are_added_up(tmp_path: Path) -> None:
+def test_the_accounts_of_several_processes_are_merged(tmp_path: Path) -> None:
     """A key that one of them saw tuned is tuned, whichever comes first."""
     for order in ([RECORDED, TUNED], [TUNED, RECORDED]):
         noted(tmp_path, f=order[0], g=RECORDED, i="not tuned: another reason")
@@ -46,13 +46,13 @@ def test_processes_are_added_up(tmp_path: Path) -> None:
             path.unlink()
 
 
-def test_what_a_process_noted_outlives_its_end(tmp_path: Path) -> None:
+def test_entries_outlive_a_killed_process(tmp_path: Path) -> None:
     """By a signal that cannot be caught, right after."""
     in_child(lambda: noted(tmp_path, f=TUNED), lambda: os.kill(os.getpid(), signal.SIGKILL))
     assert Account.from_directory(tmp_path).keys == {"p.f {}": TUNED}
 
 
-def test_nothing_is_noted_twice(tmp_path: Path) -> None:
+def test_an_entry_is_written_once(tmp_path: Path) -> None:
     """A state that changes is."""
     for _ in range(2):
         account = Account(directory=tmp_path)
@@ -81,7 +81,7 @@ def test_a_forked_child_has_a_file_of_its_own(tmp_path: Path) -> None:
     assert Account.from_directory(tmp_path).adopted == {"p.f", "p.g"}
 
 
-def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
+def test_an_incomplete_line_is_skipped(tmp_path: Path) -> None:
     """At every byte: the process that wrote it was killed."""
     account = Account(directory=tmp_path)
     account.record_adopted("p.first")
@@ -95,7 +95,7 @@ def test_a_line_that_was_cut_off_is_passed_over(tmp_path: Path) -> None:
         assert (found.adopted, found.left_alone) == ({"p.first"}, {})
 
 
-def test_threads_note_at_the_same_time(tmp_path: Path) -> None:
+def test_threads_may_write_at_the_same_time(tmp_path: Path) -> None:
     """Each line is whole."""
     account = Account(directory=tmp_path)
 
@@ -119,7 +119,7 @@ def test_without_a_directory_nothing_is_written(tmp_path: Path) -> None:
 
 
 @given(st.lists(st.tuples(st.text(max_size=5), st.sampled_from([TUNED, RECORDED, "not tuned: x"])), max_size=10))
-def test_what_is_read_is_what_was_noted(notes: list[tuple[str, str]]) -> None:
+def test_an_account_is_read_as_it_was_written(notes: list[tuple[str, str]]) -> None:
     """Whatever characters a name has."""
     import tempfile
 

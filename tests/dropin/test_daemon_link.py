@@ -106,7 +106,7 @@ def test_later_answers_come_in_a_thread_that_ends() -> None:
     _end(link)
 
 
-def test_a_fault_of_one_key_is_not_anothers() -> None:
+def test_a_key_whose_winner_cannot_be_loaded_does_not_disturb_others() -> None:
     """It is not followed any more."""
     link, _ = link_to(FRESH)
     over = threading.Event()

@@ -314,7 +314,7 @@ def test_a_forked_child_follows_again(upgrade: str) -> None:
         (Policy("wait", takes_over=True), [Answer(), None], [], "first"),
     ],
 )
-def test_what_the_first_call_launches(
+def test_the_first_call_launches_what_its_answer_allows(
     policy: Policy, answers: list[Answer | None], fits: list[bool], launched: str | None
 ) -> None:
     """The best that is known and can be launched here; ``None`` is the framework's own tuning."""
@@ -337,7 +337,7 @@ def test_an_artifact_is_handed_over() -> None:
     assert machine.handle_event(Unfit("second")) == [Load("first")]
 
 
-def test_choices_are_checked() -> None:
+def test_an_unknown_policy_is_refused() -> None:
     """With what there is to choose."""
     with pytest.raises(ValueError, match="mode='now': give one of 'background', 'wait'"):
         Policy("now")
@@ -345,6 +345,6 @@ def test_choices_are_checked() -> None:
         Policy(upgrade="twice")
 
 
-def test_a_new_key_is_asked_for() -> None:
+def test_the_first_call_of_a_key_asks_the_daemon() -> None:
     """And nothing else."""
     assert LaunchMachine(Policy(), CONFIGS).handle_event(CALL) == [Ask()]

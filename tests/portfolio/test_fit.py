@@ -57,7 +57,7 @@ def single_loss(fitted: Matrix, matrix: Matrix) -> float:
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
-def test_a_kernel_measured_here(tmp_path: Path) -> None:
+def test_a_measured_cpu_kernel_is_within_the_wanted_loss(tmp_path: Path) -> None:
     """At most 5 configs lose at most 2 % on shapes that were held out, less than one config does; all of them work."""
     measured = cpu_kernel.measure(tmp_path, 200, seed=3)
     losses, single = [], []
@@ -75,7 +75,7 @@ def test_a_kernel_measured_here(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not RECORDED.exists(), reason="no matrix has been recorded: benchmarks/portfolio.py does, on a GPU")
-def test_a_recorded_gemm() -> None:
+def test_a_recorded_gemm_is_within_the_wanted_loss() -> None:
     """At most 5 configs lose at most 2 % on shapes that were held out, and less than the nearest problem's do."""
     matrix = Matrix.from_wire(json.loads(RECORDED.read_text()))
     assert len(matrix) >= 100
@@ -94,7 +94,7 @@ def test_a_recorded_gemm() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_a_modelled_gemm(seed: int) -> None:
+def test_a_modelled_gemm_is_within_the_wanted_loss(seed: int) -> None:
     """Five configs for shapes of all kinds lose less than the nearest problem's, a fifth of one for all; all work."""
     problems = list(gemm_model.shapes(200, seed))
     fitted, held_out = gemm_model.matrix(problems[:100]), gemm_model.matrix(problems[100:])
@@ -108,7 +108,7 @@ def test_a_modelled_gemm(seed: int) -> None:
     )
 
 
-def test_a_config_that_fails_on_a_problem_of_its_leaf_is_not_given() -> None:
+def test_no_leaf_has_a_config_that_fails_on_its_problems() -> None:
     """However fast it is elsewhere: the leaf is split, or another config is taken."""
     problems = [{"N": size} for size in range(1, 33)]
     costs = [{"fast": FAILED if problem["N"] % 8 == 3 else 1.0, "slow": 1.5} for problem in problems]
@@ -127,7 +127,7 @@ def test_without_a_config_that_works_there_is_no_portfolio() -> None:
         fit_portfolio(Matrix(problems, (1.0, 1.0), ({"a": 1.0, "b": FAILED}, {"a": FAILED, "b": 1.0})), 1)
 
 
-def test_few_configs_are_taken_where_few_are_enough() -> None:
+def test_no_more_configs_are_taken_than_are_needed() -> None:
     """One config that is best everywhere makes a tree of one leaf, that loses nothing."""
     matrix = Matrix(({"N": 1}, {"N": 2}, {"N": 3}), (1.0,) * 3, ({"a": 1.0, "b": 2.0},) * 3)
     portfolio = fit_portfolio(matrix, 4)
@@ -136,7 +136,7 @@ def test_few_configs_are_taken_where_few_are_enough() -> None:
     assert (portfolio.expected_loss, portfolio.single_loss) == (0.0, 0.0)
 
 
-def test_fields_of_all_kinds_decide() -> None:
+def test_a_tree_splits_by_fields_of_all_kinds() -> None:
     """A size, a product of two, divisibility, a text and a bool: each alone is found where it decides."""
     rules: dict[str, Callable[[dict[str, Any]], bool]] = {
         "size": lambda problem: problem["M"] > 100,
@@ -163,7 +163,7 @@ def test_fields_of_all_kinds_decide() -> None:
         assert len(list(list_leaves(portfolio.tree))) == 2, name
 
 
-def test_weights_decide_what_a_portfolio_is_for() -> None:
+def test_a_portfolio_serves_the_problems_with_weight() -> None:
     """A problem that takes most of the time gets its config where only one is allowed."""
     problems = ({"N": 1}, {"N": 2}, {"N": 3})
     costs = ({"a": 1.0, "b": 2.0}, {"a": 1.0, "b": 2.0}, {"a": 2.0, "b": 1.0})

@@ -57,7 +57,7 @@ def test_500_lengths_cause_at_most_40_tunings(seed: int) -> None:
     assert took <= 1.03 * total
 
 
-def test_the_costliest_is_the_first() -> None:
+def test_the_problem_that_loses_most_time_comes_first() -> None:
     """Before anything is known, the problem that takes most time is tuned; then the one that is likely to lose most."""
     selection = Selection()
     for size, weight in ((64, 5.0), (128, 9.0), (4096, 4.0), (130, 8.0)):
@@ -67,7 +67,7 @@ def test_the_costliest_is_the_first() -> None:
     assert selection.choose_next_problem() == {"N": 4096}, "130 takes more time, and is as good as tuned"
 
 
-def test_it_ends_where_little_is_left_to_gain() -> None:
+def test_a_selection_ends_when_little_is_left_to_gain() -> None:
     """Neighbours that lose nothing teach that others will not either; those that lose much, that they will."""
     for loss, least, most in ((0.0, 1, 8), (0.5, 30, 40)):
         selection = Selection(MAX_TUNINGS)
@@ -78,7 +78,7 @@ def test_it_ends_where_little_is_left_to_gain() -> None:
         assert least <= selection.tunings <= most
 
 
-def test_it_is_bounded() -> None:
+def test_the_number_of_known_problems_is_bounded() -> None:
     """Of more problems than it keeps, those that take most time stay."""
     selection = Selection()
     for size in range(MAX_PROBLEMS + 500):

@@ -20,7 +20,7 @@ def _ended(outcome: Outcome = Outcome.MEASURED, config: Any = CONFIG, message: s
     return Trial(1, 1, kernel, {}, device, config, outcome, 1.0, 0.0, 0.0, 0.0, message, None, "digest", 0.0, detail)
 
 
-def test_the_anchors_measurement_gives_the_bits_that_others_are_compared_with() -> None:
+def test_bits_are_compared_with_those_of_the_anchors_measurement() -> None:
     """One that was measured before is compared by the store."""
     anchor = Anchor(CONFIG, 2)
     other = replies.Measurement(Outcome.MEASURED, bits=BITS)
@@ -47,7 +47,7 @@ def test_the_anchors_measurement_gives_the_bits_that_others_are_compared_with() 
         (_ended(bits=["a", "b"]), ""),
     ],
 )
-def test_an_anchor_that_can_be_none_says_why_in_one_line(ended: Trial, fault: str) -> None:
+def test_an_anchor_that_fails_or_is_nondeterministic_says_so_in_one_line(ended: Trial, fault: str) -> None:
     """What says nothing of the config, or is another's, is no fault."""
     anchor = Anchor(CONFIG, 2)
     anchor.record_trial_end(ended)
@@ -67,7 +67,7 @@ def test_an_anchor_that_can_be_none_says_why_in_one_line(ended: Trial, fault: st
         (_ended(bits=["a"]), True),
     ],
 )
-def test_a_config_is_launched_again_where_nothing_of_its_bits_is_known(known: Trial, lacks: bool) -> None:
+def test_a_config_lacks_bits_until_it_was_launched_for_them(known: Trial, lacks: bool) -> None:
     """And the anchor where it was launched on fewer inputs; others wait until they may be finalists."""
     anchor = Anchor(CONFIG, 2)
     anchor.record_trial_end(_ended(bits=list(BITS)))
@@ -84,7 +84,7 @@ def test_a_config_is_launched_again_where_nothing_of_its_bits_is_known(known: Tr
         (["a", "x"], False, True),
     ],
 )
-def test_a_config_may_have_the_anchors_bits_until_an_input_shows_others(
+def test_a_config_may_equal_the_anchor_until_an_input_shows_other_bits(
     bits: list[str], may_have: bool, is_sure: bool
 ) -> None:
     """It is sure once it was launched on all inputs; one that differs from itself has nobody's."""

@@ -73,19 +73,19 @@ BRIEF = JobBrief(
         ({"target": "other"}, False),
     ],
 )
-def test_artifact_key_is_what_decides_the_bytes(change: dict[str, Any], is_same: bool) -> None:
+def test_an_artifacts_key_changes_with_what_decides_its_bytes(change: dict[str, Any], is_same: bool) -> None:
     """Sources, toolchain, target, backend and Build name an artifact; what only decides its speed does not."""
     assert (msgspec.structs.replace(BRIEF, **change).make_unit({"n": 1}) == BRIEF.make_unit({"n": 1})) is is_same
     assert BRIEF.make_unit({"n": 1}).key != BRIEF.make_unit({"n": 2}).key
 
 
-def test_only_the_key_s_part_of_the_problem_is_specialised() -> None:
+def test_only_the_keys_part_of_the_problem_is_specialized() -> None:
     """Workers get the whole problem, the key its specialised part."""
     assert BRIEF.specialized == {"M": 1}
     assert BRIEF.make_explore_request().problem == {"M": 1, "N": 2}
 
 
-def test_result_keeps_what_a_failure_printed() -> None:
+def test_a_failed_result_keeps_the_output() -> None:
     """A failure carries its output, a measured trial does not; nothing without a value is kept."""
     attempt = Attempt(1, {"B": 1}, UnitRef("key", {"n": 1}), compile_s=2.0, lane_s=3.0)
     for event in (TrialEvent.COMPILE_STARTED, TrialEvent.COMPILE_DONE, TrialEvent.LANE_TAKEN):
@@ -102,7 +102,7 @@ def test_result_keeps_what_a_failure_printed() -> None:
         attempt.end_trial(Verdict(TrialEvent.TIMED))
 
 
-def test_measured_result_has_its_figures_and_no_output() -> None:
+def test_a_measured_result_has_figures_and_no_output() -> None:
     """``latency_us`` and ``spread_us`` are fields, not detail."""
     attempt = Attempt(1, {"B": 1}, UnitRef("", {}))
     for event in (TrialEvent.ARTIFACT_FOUND, TrialEvent.LANE_TAKEN):

@@ -23,23 +23,23 @@ def sized(*each_s: float) -> int:
     return size.next_size
 
 
-def test_the_first_travels_alone() -> None:
+def test_the_first_config_travels_alone() -> None:
     """Nothing is known of its time."""
     assert sized() == 1
 
 
 @pytest.mark.parametrize(("each_s", "count"), [(0.0, MAX_BATCH), (0.001, MAX_BATCH), (0.12, 4), (0.3, 1), (60.0, 1)])
-def test_a_batch_takes_at_most_its_time(each_s: float, count: int) -> None:
+def test_a_batch_is_as_large_as_its_time_allows(each_s: float, count: int) -> None:
     """And holds at most so many configs."""
     assert sized(each_s) == count
 
 
-def test_one_that_hung_does_not_end_batches() -> None:
+def test_a_single_hang_does_not_end_batches() -> None:
     """The usual time counts."""
     assert sized(0.01, 0.01, 10.0, 0.01) == MAX_BATCH
 
 
-def test_a_time_is_shared_by_its_batch() -> None:
+def test_a_requests_time_is_divided_among_its_configs() -> None:
     """A request for four took as long as all of them."""
     size = BatchSize(LANE_S)
     size.record_request(4, 0.4)
@@ -48,25 +48,25 @@ def test_a_time_is_shared_by_its_batch() -> None:
     assert size.next_size == 5
 
 
-def test_many_lanes_are_not_held_up_by_questions() -> None:
+def test_questions_grow_with_the_lanes_up_to_a_bound() -> None:
     """Each has its batch from one question, within a bound."""
     assert [limit_question_size(lanes=lanes, batch=1) for lanes in (1, 8, 64, 256)] == [4, 8, 32, 32]
     assert limit_question_size(lanes=4, batch=8) == 32
 
 
 @pytest.mark.parametrize(("waiting", "count"), [(1, 1), (4, 2), (5, 3), (100, 16)])
-def test_lanes_share_what_waits(waiting: int, count: int) -> None:
+def test_waiting_configs_are_divided_among_the_lanes(waiting: int, count: int) -> None:
     """Two lanes take half of it each, so that both end at about the same time, and no more than a batch."""
     assert limit_share_of_lane(waiting=waiting, lanes=2, batch=16) == count
 
 
-def test_slow_configs_are_not_asked_for_far_ahead() -> None:
+def test_few_slow_configs_are_under_way_at_once() -> None:
     """Those that travel alone wait one for each slot and lane; batches are two for each."""
     assert limit_configs_under_way(slots=2, group=1, lanes=1, batch=1) == 8
     assert limit_configs_under_way(slots=2, group=1, lanes=1, batch=8) == 50
     assert limit_configs_under_way(slots=14, group=4, lanes=2, batch=1) == 122
 
 
-def test_slots_go_on_while_the_lanes_are_opened() -> None:
+def test_more_configs_are_under_way_while_lanes_are_opened() -> None:
     """By so many configs more."""
     assert limit_configs_under_way(slots=2, group=1, lanes=1, batch=1, is_opening=True) == 8 + OPENING_AHEAD

@@ -19,12 +19,12 @@ def taught(largest: int, *, alone_s: float, pair_s: float) -> GroupSize:
     return group_size
 
 
-def test_the_first_is_single_and_the_second_tells() -> None:
+def test_the_first_group_is_single_and_the_second_a_pair() -> None:
     """Until a pair has reported what grouping saves the others are single, however much the lanes have to do."""
     assert sizes(GroupSize(4), TRY_EVERY + 3) == [1, 2, *[1] * (TRY_EVERY - 1), 2, 1]
 
 
-def test_a_backend_without_groups_gets_none() -> None:
+def test_a_backend_without_groups_gets_single_configs() -> None:
     """Not even to try them."""
     assert set(sizes(taught_alone(), 2 * TRY_EVERY)) == {1}
 
@@ -52,7 +52,7 @@ def test_groups_that_do_not_pay_stay_single(pair_s: float) -> None:
     assert set(sizes(group_size, 2 * TRY_EVERY)) == {1, 2}
 
 
-def test_what_grouping_saves_is_learned_anew() -> None:
+def test_a_later_gain_of_groups_is_noticed() -> None:
     """Once headers are precompiled pairs take less than the first ones did: then groups grow after all."""
     group_size = taught(4, alone_s=1.0, pair_s=3.0)
     group_size.record_group(2, 0.6)

@@ -72,7 +72,7 @@ async def test_a_config_that_the_compiler_refuses_fails_alone(parts: Parts) -> N
         (HANGING, Outcome.COMPILE_TIMEOUT, 1),
     ],
 )
-async def test_a_config_that_takes_the_compiler_along_fails_alone(
+async def test_a_config_that_crashes_the_compiler_fails_alone(
     parts: Parts, bad: str, outcome: Outcome, group_size: int
 ) -> None:
     """Those that were ready before are not made again.
@@ -83,7 +83,7 @@ async def test_a_config_that_takes_the_compiler_along_fails_alone(
     assert [what for what, _ in found] == [None, outcome, None]
 
 
-async def test_a_file_that_changed_is_no_fault_of_the_backend(parts: Parts) -> None:
+async def test_a_changed_file_is_not_reported_as_a_fault_of_the_backend(parts: Parts) -> None:
     """A worker that finds another state than the inspected one ends the job, which waits for its inspection."""
     brief = await begun(parts)
     parts.write(kernel_text(rtol="0.5"))
@@ -116,9 +116,7 @@ class Writing:
         return reply
 
 
-async def test_a_slot_is_free_while_what_was_compiled_in_it_is_written(
-    parts: Parts, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_slot_is_free_while_its_artifact_is_written(parts: Parts, monkeypatch: pytest.MonkeyPatch) -> None:
     """Another compile begins there; the job still has one config less that is ready."""
     brief = await begun(parts)
     parts.fleet.compile_slots.total_tokens = slots = 4
@@ -156,7 +154,7 @@ async def test_a_slot_is_free_while_what_was_compiled_in_it_is_written(
     parts.kill_workers()
 
 
-async def test_a_worker_that_is_killed_while_it_writes_loses_nothing(
+async def test_a_compile_is_repeated_if_its_worker_is_killed_while_it_writes(
     parts: Parts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Its slot was given back once, not twice; the config is compiled again, and its artifact is whole."""
@@ -196,7 +194,7 @@ class ThreeSlots(CompileStage):
     slots = 3
 
 
-async def test_of_the_last_configs_the_longest_compile_begins_first(parts: Parts) -> None:
+async def test_the_longest_of_the_last_compiles_starts_first(parts: Parts) -> None:
     """Those before keep their order, and none is lost, also to a slot that waits when the last one is taken."""
     brief = await begun(parts)
     compiling = ThreeSlots(brief, parts.fleet, parts.artifacts)

@@ -7,7 +7,7 @@ FAST = PRESETS["fast"]
 FLOOR_S = DEFAULT_DEADLINES["floor"]
 
 
-def test_layers_override_in_turn() -> None:
+def test_later_layers_override_earlier_ones() -> None:
     """``config.toml`` overrides the defaults, the kernel file overrides both; the defaults stay as they are."""
     found = merge_deadlines({"compile": 1.0, "load": 2.0}, {"compile": 3.0})
     assert (found["compile"], found["load"], found["check"]) == (3.0, 2.0, DEFAULT_DEADLINES["check"])
@@ -19,7 +19,7 @@ def test_layers_override_in_turn() -> None:
     ("best_us", "hopeless_s"),
     [(1.0, FLOOR_S), (FLOOR_S * 1e6 / HOPELESS_RATIO, FLOOR_S), (1e5, HOPELESS_RATIO * 0.1)],
 )
-def test_known_best_shortens_launch_and_timing(best_us: float, hopeless_s: float) -> None:
+def test_a_known_best_shortens_launch_and_timing(best_us: float, hopeless_s: float) -> None:
     """A config that takes many times the best is given up early, though never before the floor; no other phase is."""
     found = shorten_for_trial(DEFAULT_DEADLINES, FAST, best_us)
     assert found["first_launch"] == pytest.approx(hopeless_s)
@@ -37,12 +37,12 @@ def test_fixed_deadlines_are_never_exceeded(best_us: float | None) -> None:
     }
 
 
-def test_short_declared_deadline_stays() -> None:
+def test_a_short_declared_deadline_stays() -> None:
     """A kernel file that asks for less than the floor gets it."""
     assert shorten_for_trial(merge_deadlines({"first_launch": 0.5, "timing": 0.5}), FAST, 1.0)["first_launch"] == 0.5
 
 
-def test_floor_is_a_setting() -> None:
+def test_the_floor_can_be_set() -> None:
     """A kernel whose first launch builds tables may raise what is left of a shortened deadline."""
     assert shorten_for_trial(merge_deadlines({"floor": 5.0}), FAST, 1.0)["first_launch"] == 5.0
     assert (

@@ -14,7 +14,7 @@ from ktuned.tuning.exploration import Explorer, SearchSummary, open_space
 from tests.store.samples import kernel_info
 
 
-def test_summary_says_how_the_best_came_down() -> None:
+def test_the_summary_shows_how_the_best_figure_improved() -> None:
     """The strategy, the share of the space, and the best after some trials."""
     summary = SearchSummary(strategy="guided", size=4362)
     for done, best in ((9, None), (10, 1300.0), (25, 900.0), (40, 800.0), (50, 710.5)):
@@ -46,7 +46,7 @@ def test_summary_says_how_the_best_came_down() -> None:
         (SearchSummary(strategy="genetic", size=9, notice="no NumPy"), "genetic tried 8 of 9 configs (89 %); no NumPy"),
     ],
 )
-def test_summary_is_short(summary: SearchSummary, expected: str) -> None:
+def test_the_summary_has_only_what_is_known(summary: SearchSummary, expected: str) -> None:
     """Nothing is said where the whole space was tried; a space that cannot be counted has no share."""
     assert summary.describe_search(8, 5.0) == expected
 
@@ -60,7 +60,7 @@ class Hung:
 
 
 @pytest.mark.anyio
-async def test_strategy_that_hangs_is_named() -> None:
+async def test_a_strategy_that_hangs_is_named() -> None:
     """The phase alone would not say what took so long."""
     explorer = Explorer(Hung(), "slowpoke", {})  # type: ignore[arg-type]
     with pytest.raises(
@@ -81,7 +81,7 @@ async def test_strategy_that_hangs_is_named() -> None:
         (Phase.INSPECT, "^inspect was not over after 2 s$"),
     ],
 )
-async def test_whatever_hangs_as_a_space_is_opened_is_named(phase: Phase, words: str) -> None:
+async def test_a_prior_or_strategy_that_hangs_at_the_opening_is_named(phase: Phase, words: str) -> None:
     """The kernel file's prior, the strategy, or its import."""
     reference = requests.KernelRef("p", "tune_gemm.py", "gemm", "fake", (), {})
     request = requests.Explore(reference, {}, Plan(strategy="guided"))

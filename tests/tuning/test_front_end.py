@@ -37,7 +37,7 @@ def attempts(brief: JobBrief, *does: str) -> list[Attempt]:
     return [Attempt(number, {}, brief.make_unit(build)) for number, build in enumerate(builds)]
 
 
-async def test_one_worker_translates_what_several_compile(parts: Parts) -> None:
+async def test_one_front_end_serves_several_compile_workers(parts: Parts) -> None:
     """Also when they ask at once; the next job's functions are translated by the same one, which is still there."""
     brief = await prepared(parts)
     stage = CompileStage(brief, parts.fleet, parts.artifacts)
@@ -62,7 +62,7 @@ async def test_one_worker_translates_what_several_compile(parts: Parts) -> None:
     assert last.facts["lowered_by"] == front
 
 
-async def test_its_worker_imports_before_there_is_a_unit(parts: Parts) -> None:
+async def test_a_front_end_imports_before_there_is_a_config(parts: Parts) -> None:
     """The same worker then translates."""
     brief = await prepared(parts)
     stage = CompileStage(brief, parts.fleet, parts.artifacts)
@@ -75,7 +75,7 @@ async def test_its_worker_imports_before_there_is_a_unit(parts: Parts) -> None:
     assert opened == {attempt.facts["lowered_by"]}
 
 
-async def test_an_early_failure_is_left_to_the_first_unit(parts: Parts) -> None:
+async def test_an_early_import_error_is_raised_with_the_first_config(parts: Parts) -> None:
     """It has the reason, and an attempt that it belongs to."""
     brief = await prepared(parts)
     Path(brief.kernel.file).write_text("raise RuntimeError\n")
@@ -88,7 +88,7 @@ async def test_an_early_failure_is_left_to_the_first_unit(parts: Parts) -> None:
     assert raised.value.code == "source_changed"
 
 
-async def test_what_cannot_be_translated_apart_is_compiled_whole(parts: Parts) -> None:
+async def test_a_config_that_cannot_be_lowered_is_compiled_whole(parts: Parts) -> None:
     """By the compile worker."""
     brief = await prepared(parts)
     stage = CompileStage(brief, parts.fleet, parts.artifacts)
@@ -107,7 +107,7 @@ async def test_what_cannot_be_translated_apart_is_compiled_whole(parts: Parts) -
         ("lower_hang", Outcome.COMPILE_TIMEOUT),
     ],
 )
-async def test_a_function_that_fails_there_fails_alone(parts: Parts, bad: str, outcome: Outcome) -> None:
+async def test_a_function_that_fails_in_the_front_end_fails_alone(parts: Parts, bad: str, outcome: Outcome) -> None:
     """The config is to blame, and the next one is translated by another worker."""
     brief = await prepared(parts, HANG_S if bad == "lower_hang" else PATIENCE_S)
     stage = CompileStage(brief, parts.fleet, parts.artifacts)

@@ -32,7 +32,7 @@ async def tune(parts: Parts, configs: str) -> None:
 
 
 @pytest.mark.parametrize("does", ["work", "gate_compile"])
-async def test_kill_from_outside_costs_a_config_nothing(parts: Parts, does: str) -> None:
+async def test_a_config_whose_worker_is_killed_from_outside_is_tried_again(parts: Parts, does: str) -> None:
     """All workers killed while one compiles or measures: the job goes on, and its config is measured after all."""
     await tune(parts, f"[dict(us=50.0, does={does!r}, gate='door')]")
     async with parts.working():
@@ -43,7 +43,7 @@ async def test_kill_from_outside_costs_a_config_nothing(parts: Parts, does: str)
     assert (ended["state"], ended["outcomes"]) == ("done", {"measured": 1})
 
 
-async def test_config_that_is_killed_each_time_is_the_cause(parts: Parts) -> None:
+async def test_a_config_at_which_each_worker_is_killed_crashed(parts: Parts) -> None:
     """What brings a SIGKILL upon its worker whenever it runs ends as crashed, and its neighbour is measured."""
     await tune(parts, "[dict(us=50.0, does='kill', gate=''), dict(us=60.0, does='work', gate='')]")
     async with parts.working():
@@ -63,7 +63,7 @@ class AsOnDisk(Preparation):
         return msgspec.structs.replace(brief, kernel=replace(brief.kernel, stamps=stamps))
 
 
-async def test_job_that_never_gets_on_is_given_up(tmp_path: Path) -> None:
+async def test_a_job_that_makes_no_progress_is_given_up(tmp_path: Path) -> None:
     """A kernel file upon which the explorer is killed each time fails its job, with the reason."""
     async with assembled(tmp_path, preparation_type=AsOnDisk) as parts:
         await tune(parts, "lambda p: [dict(us=50.0)]")

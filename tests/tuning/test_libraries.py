@@ -94,7 +94,7 @@ def translators(done: list[Attempt]) -> set[int]:
     return {attempt.facts["lowered_by"] for attempt in done if attempt.is_compiled}
 
 
-async def test_jobs_share_what_one_worker_has_imported(libraries: Libraries) -> None:
+async def test_jobs_share_the_front_end_of_a_library(libraries: Libraries) -> None:
     """Jobs at the same time, and those that come later."""
     with libraries.in_use():
         library = libraries.write("shared")
@@ -112,7 +112,7 @@ async def test_jobs_share_what_one_worker_has_imported(libraries: Libraries) -> 
         assert libraries.imports == ["shared"]
 
 
-async def test_it_may_be_imported_before_there_is_a_job(parts: Parts, libraries: Libraries) -> None:
+async def test_a_library_may_be_imported_before_there_is_a_job(parts: Parts, libraries: Libraries) -> None:
     """The first unit then waits for no import."""
     with libraries.in_use():
         library = libraries.write("early")
@@ -124,7 +124,7 @@ async def test_it_may_be_imported_before_there_is_a_job(parts: Parts, libraries:
         assert libraries.imports == ["early"]
 
 
-async def test_one_that_cannot_be_imported_is_its_own_jobs_error(libraries: Libraries) -> None:
+async def test_a_library_that_cannot_be_imported_fails_only_its_own_job(libraries: Libraries) -> None:
     """It is tried once for those that come together, and no config is to blame."""
     with libraries.in_use():
         broken, fine = libraries.write("broken", "raise ImportError('no such thing')\n"), libraries.write("fine")
@@ -135,7 +135,7 @@ async def test_one_that_cannot_be_imported_is_its_own_jobs_error(libraries: Libr
         assert translators(await libraries.compile(await libraries.brief(), fine, "work"))
 
 
-async def test_one_that_hangs_delays_no_other(libraries: Libraries) -> None:
+async def test_a_library_that_hangs_delays_no_other(libraries: Libraries) -> None:
     """The jobs of others go on meanwhile; its own end with the reason."""
     with libraries.in_use():
         hanging, fine = libraries.write("hanging", "while True:\n    pass\n"), libraries.write("fine")
@@ -158,7 +158,7 @@ async def test_one_that_hangs_delays_no_other(libraries: Libraries) -> None:
         assert set(errors) == {f"inspect was not over after {IMPORT_S:.3g} s"}
 
 
-async def test_after_an_edit_it_is_imported_again(libraries: Libraries) -> None:
+async def test_an_edited_library_is_imported_again(libraries: Libraries) -> None:
     """By the same worker, as a fresh process."""
     with libraries.in_use():
         library = libraries.write("edited")
@@ -172,7 +172,7 @@ async def test_after_an_edit_it_is_imported_again(libraries: Libraries) -> None:
 
 
 @pytest.mark.parametrize("bad", ["lower_crash", "lower_hang"])
-async def test_a_config_that_ends_the_worker_is_to_blame_alone(libraries: Libraries, bad: str) -> None:
+async def test_a_config_that_ends_the_front_end_fails_alone(libraries: Libraries, bad: str) -> None:
     """The others go on in the next worker."""
     with libraries.in_use():
         library = libraries.write("fragile")
@@ -181,7 +181,7 @@ async def test_a_config_that_ends_the_worker_is_to_blame_alone(libraries: Librar
         assert libraries.imports == ["fragile", "fragile"]
 
 
-async def test_idle_ones_are_let_go(parts: Parts, libraries: Libraries) -> None:
+async def test_idle_front_ends_are_ended(parts: Parts, libraries: Libraries) -> None:
     """Not those that a job still needs."""
     with libraries.in_use():
         library = libraries.write("idle")
@@ -196,7 +196,7 @@ async def test_idle_ones_are_let_go(parts: Parts, libraries: Libraries) -> None:
         await until(lambda: front not in {worker["pid"] for worker in parts.fleet.describe()})
 
 
-async def test_only_so_many_are_kept(libraries: Libraries) -> None:
+async def test_the_number_of_front_ends_is_bounded(libraries: Libraries) -> None:
     """The longest idle make room for others."""
     with libraries.in_use():
         some = [libraries.write(f"library_{number}") for number in range(MOST + 1)]
@@ -209,7 +209,7 @@ async def test_only_so_many_are_kept(libraries: Libraries) -> None:
 
 
 @pytest.mark.parametrize("body", ["raise ImportError('no such thing')\n", "while True:\n    pass\n"])
-async def test_a_part_that_cannot_be_imported_is_its_own_jobs_error(libraries: Libraries, body: str) -> None:
+async def test_a_submodule_that_cannot_be_imported_fails_only_its_own_job(libraries: Libraries, body: str) -> None:
     """Other functions of the library go on at once."""
     with libraries.in_use():
         library = libraries.write("whole")

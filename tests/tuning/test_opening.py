@@ -120,7 +120,7 @@ def _other_row(incumbent: Standing | None) -> Standing | None:
     return Standing(incumbent.trial + 100, incumbent.context, incumbent.cost)
 
 
-def test_near_gives_way_once_its_config_has_ended() -> None:
+def test_a_near_winner_gives_way_once_its_config_has_its_outcome() -> None:
     """The served config closes the opening once it is known here; others do not, nor does an outcome without sense."""
     opening = Opening(choose_served_configs(None, [{"B": 1}, {"B": 2}], {"B": 3}, lambda config: config != {"B": 1}))
     assert opening.served == ({"B": 2}, {"B": 3})
@@ -130,7 +130,7 @@ def test_near_gives_way_once_its_config_has_ended() -> None:
     assert [opening.record_outcome({"B": 2}, Outcome.SLOWER) for _ in range(2)] == [True, False]
 
 
-def test_the_next_served_config_is_waited_for_where_the_first_one_fails() -> None:
+def test_the_opening_waits_for_the_next_served_config_if_the_first_fails() -> None:
     """Lookups get the default then."""
     opening = Opening([{"B": 1}, {"B": 2}])
     assert not opening.record_outcome({"B": 1}, Outcome.CRASHED)
@@ -139,7 +139,7 @@ def test_the_next_served_config_is_waited_for_where_the_first_one_fails() -> Non
     assert opening.awaited_config is None
 
 
-def test_what_is_known_here_is_not_waited_for() -> None:
+def test_the_opening_does_not_wait_for_a_known_outcome() -> None:
     """A job that was interrupted goes on where it was: a served config with an outcome needs no second one."""
     assert Opening([{"B": 1}], lambda config: Outcome.MEASURED).is_over
     assert not Opening([{"B": 1}], lambda config: None).is_over
@@ -191,7 +191,7 @@ async def test_a_job_for_some_configs_never_worsens_the_answer(parts: Parts, def
 
 
 @pytest.mark.anyio
-async def test_an_undone_edit_serves_nothing_that_no_final_round_decided(parts: Parts) -> None:
+async def test_after_an_undone_edit_only_decided_winners_are_served(parts: Parts) -> None:
     """A slow config that a job had measured before it was cancelled is no winner once an edit after it is undone."""
     text = kernel_text(configs="[dict(us=2000.0), dict(us=50.0)]", problems="[dict(n=64), dict(n=128)]")
     kernel = await parts.inspect(text)

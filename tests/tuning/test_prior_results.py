@@ -33,7 +33,7 @@ def past(tag: int, outcome: Outcome = Outcome.MEASURED) -> KnownConfig:
     return KnownConfig(canonical({"n": tag}), {"n": tag}, outcome)
 
 
-def test_order() -> None:
+def test_configs_are_tried_in_the_promised_order() -> None:
     """Winner, default, the measured ones of the newest context and then of older ones; slow ones and failures last."""
     found = order_configs(
         {"n": 5},
@@ -45,7 +45,7 @@ def test_order() -> None:
     assert order_configs(None, None, []).first == ()
 
 
-def test_near_winners_come_where_nothing_was_measured() -> None:
+def test_near_winners_come_first_if_nothing_was_measured() -> None:
     """A first tuning begins with what won for similar problems; later ones know better."""
     near = [{"n": 8}, {"n": 7}]
     assert [config["n"] for config in order_configs(None, {"n": 7}, [past(1, Outcome.HUNG)], near).first] == [7, 8]
@@ -58,7 +58,7 @@ def won(tag: int, device: str = "H100", **problem: Any) -> Winner:
     return Winner(context, 1, problem, {"n": tag}, 1.0, None, "d", 0.0)
 
 
-def test_the_nearest_key_gives_its_best_few() -> None:
+def test_the_best_few_of_the_nearest_key_come_early() -> None:
     """Its winner comes first, then the next best of its key, then the winners of farther ones, all bounded."""
     here = won(0, M=64).key
     winners = most_similar(here, [won(1, M=4096), won(2, M=128), won(3, "A100", M=64), won(4, M=64)])
@@ -69,7 +69,7 @@ def test_the_nearest_key_gives_its_best_few() -> None:
 
 
 @pytest.mark.anyio
-async def test_searches_of_similar_keys_are_passed_on(parts: Parts) -> None:
+async def test_a_strategy_gets_the_searches_of_similar_keys(parts: Parts) -> None:
     """All that was measured there, as costs by the job's objective; nothing where the objective has no figure."""
     kernel = await parts.inspect(kernel_text(configs="us=[10.0, 50.0, 90.0]"))
     await parts.measured(kernel, {10.0: 3.0, 50.0: 1.0, 90.0: 2.0}, {"n": 64}, rounds=ALL_ROUNDS)
@@ -86,7 +86,7 @@ async def test_searches_of_similar_keys_are_passed_on(parts: Parts) -> None:
     ("trials", "seconds", "numbers"),
     [(20, None, [*range(7), 19, *range(7, 19)]), (19, None, [*range(20)]), (20, 60.0, [*range(20)])],
 )
-async def test_a_long_compile_begins_in_time(
+async def test_a_long_compile_starts_early_enough(
     parts: Parts, monkeypatch: pytest.MonkeyPatch, trials: int, seconds: float | None, numbers: list[int]
 ) -> None:
     """Also where that config was slow; but a budget that leaves some out has the fastest tried."""
@@ -99,7 +99,7 @@ async def test_a_long_compile_begins_in_time(
     assert [config["n"] for config in found.first if "n" in config] == numbers
 
 
-def test_what_must_come_first_is_not_left_for_last() -> None:
+def test_a_failed_winner_or_default_still_comes_first() -> None:
     """The winner and the default are tried first even where they failed before."""
     found = order_configs({"n": 1}, {"n": 2}, [past(1, Outcome.MISMATCH), past(2, Outcome.SLOWER)])
     assert [config["n"] for config in found.first] == [1, 2]
@@ -167,7 +167,7 @@ async def test_equal_artifacts_keep_their_measurements(parts: Parts) -> None:
     ],
     ids=["expected outputs", "inputs", "environment", "tolerance", "metric"],
 )
-async def test_what_decides_a_figure_besides_machine_code_is_measured(parts: Parts, before: str, after: str) -> None:
+async def test_equal_artifacts_with_other_data_are_measured(parts: Parts, before: str, after: str) -> None:
     """Other bits of the data, another setting of the process, or another judge: nothing is taken over."""
     text = kernel_text(configs=SPACE, reference=REFERENCE)
     assert before in text
@@ -178,7 +178,7 @@ async def test_what_decides_a_figure_besides_machine_code_is_measured(parts: Par
 
 
 @pytest.mark.anyio
-async def test_code_that_judges_counts_whole(parts: Parts) -> None:
+async def test_an_edit_beside_a_files_own_check_measures_again(parts: Parts) -> None:
     """Where the kernel file has a check of its own, any edit of its Python may be one of that."""
     text = kernel_text(configs=SPACE, check="lambda i, o: judge(o)") + "\ndef judge(o):\n    return True\n"
     async with parts.working():
@@ -197,7 +197,7 @@ async def test_a_wrong_config_is_not_measured_again(parts: Parts) -> None:
     assert (ended["outcomes"], ended["cost"].get("lane_s", 0.0)) == ({"measured": 1, "mismatch": 1}, 0.0)
 
 
-def test_content_of_no_artifact(tmp_path: Any) -> None:
+def test_a_missing_artifact_has_no_manifest(tmp_path: Any) -> None:
     """What is not there has no content to be compared by."""
     assert Artifacts(tmp_path, 1).read_manifest("ab12") is None
 
@@ -206,7 +206,7 @@ def test_content_of_no_artifact(tmp_path: Any) -> None:
 @pytest.mark.parametrize(
     "configs", ["us=[50.0, 90.0]", "us=[10.0, 50.0, 90.0], where=lambda p, c: c.us > 10.0"], ids=["axis", "where"]
 )
-async def test_config_that_the_space_has_lost_gives_up_its_seat(parts: Parts, configs: str) -> None:
+async def test_a_winner_whose_config_left_the_space_is_replaced(parts: Parts, configs: str) -> None:
     """After the save the best of what is left is served; the job never decides for the one that is gone."""
     kernel = await parts.inspect(kernel_text(configs="us=[10.0, 50.0, 90.0]"))
     await parts.measured(kernel, {10.0: 1.0, 50.0: 2.0, 90.0: 3.0}, rounds=ALL_ROUNDS)
@@ -224,7 +224,7 @@ async def test_config_that_the_space_has_lost_gives_up_its_seat(parts: Parts, co
 
 
 @pytest.mark.anyio
-async def test_job_seats_what_is_slower_than_a_config_that_is_gone(parts: Parts) -> None:
+async def test_a_job_elects_a_slower_config_if_the_faster_left_the_space(parts: Parts) -> None:
     """With nothing left that was measured, the first config that is takes the key."""
     kernel = await parts.inspect(kernel_text(configs="us=[10.0]"))
     await parts.measured(kernel, {10.0: 0.001}, rounds=ALL_ROUNDS)
@@ -238,7 +238,7 @@ async def test_job_seats_what_is_slower_than_a_config_that_is_gone(parts: Parts)
 
 
 @pytest.mark.anyio
-async def test_a_job_that_is_asked_for_again_has_nothing_to_do(parts: Parts) -> None:
+async def test_a_repeated_job_measures_nothing(parts: Parts) -> None:
     """Its budget is spent on what is known, failures too, although its strategy would choose other configs now."""
     configs = "[dict(us=float(50 + n), does='work' if n % 2 else 'compile_error') for n in range(40)]"
     async with parts.working():

@@ -58,7 +58,7 @@ def test_a_config_that_is_not_measured_ends_no_job(outcome: Outcome) -> None:
     assert f"ended as {outcome} here" in found.describe_lead()
 
 
-def test_a_job_that_looks_for_better_goes_on() -> None:
+def test_a_job_with_a_winner_searches_although_the_shared_config_holds() -> None:
     """Where there is a winner of this context already; that its config holds is no news then."""
     found = lead(is_decisive=False)
     assert (found.ends_job, found.describe_lead()) == (False, "")

@@ -402,7 +402,7 @@ def test_a_config_that_the_backend_says_nothing_about_does_not_compile() -> None
     [refused("source_changed"), refused("usage", Phase.LOAD), refused("disk", number=errno.ENOSPC)],
     ids=["source-changed", "backend-cannot-be-imported", "disk-full"],
 )
-def test_what_all_configs_share_stops_the_job(error: Error) -> None:
+def test_a_failure_that_all_configs_share_stops_the_job(error: Error) -> None:
     """No config is blamed for it."""
     attempts = trials(2, TrialState.ASKED)
     assert compiled(attempts, error) == [EndJob(error)]
@@ -415,7 +415,7 @@ def test_a_backend_whose_worker_is_killed_while_it_is_imported_can_be_imported()
     assert compiled([attempt], killed(Phase.LOAD)) == [Compile([attempt])]
 
 
-def test_a_library_that_cannot_be_loaded_on_a_lane_is_the_config_s_own() -> None:
+def test_a_library_that_cannot_be_loaded_on_a_lane_is_the_configs_fault() -> None:
     """Only a compile worker loads the backend."""
     assert outcomes(on_lane(trials(1), refused("usage", Phase.LOAD))) == [Outcome.LAUNCH_ERROR]
 
@@ -463,7 +463,7 @@ def test_a_trial_of_a_gpu_that_works_has_its_outcome() -> None:
 
 
 @pytest.mark.parametrize("lane", [CPU, ONLY_GPU], ids=["a-cpu", "the-only-gpu"])
-def test_where_no_device_can_stand_in_the_config_is_to_blame(lane: LaneFacts) -> None:
+def test_if_no_device_can_stand_in_the_config_is_blamed(lane: LaneFacts) -> None:
     """A CPU runs everything else all the while, and nobody can tell for an only GPU."""
     assert outcomes(on_lane(trials(1), died(), lane)) == [Outcome.CRASHED]
 
@@ -497,7 +497,7 @@ def test_a_worker_that_dies_while_it_loads_ahead_died_of_what_it_loaded() -> Non
     assert second.outcome is Outcome.CRASHED
 
 
-def test_of_two_that_may_hang_each_is_measured_alone() -> None:
+def test_of_two_configs_that_may_hang_each_is_measured_alone() -> None:
     """A load waits for the device."""
     first, second, third = trials(3)
     instructions = on_lane([first, second, third], expired(Phase.LOAD_NEXT))
@@ -506,7 +506,7 @@ def test_of_two_that_may_hang_each_is_measured_alone() -> None:
     assert MACHINE.plan_request([third, first], ONLY_GPU).count == 1
 
 
-def test_a_config_that_needs_more_cores_has_them_at_once() -> None:
+def test_a_config_that_needs_more_cores_is_measured_again_at_once() -> None:
     """And is timed with nobody who needs fewer."""
     attempt, other = trials(2)
     assert measured(attempt, NEEDS_CORES, CPU) == [Measure([attempt], at_once=True)]
@@ -514,7 +514,7 @@ def test_a_config_that_needs_more_cores_has_them_at_once() -> None:
     assert (plan.count, plan.cores, plan.finds_cores) == (1, 4, True)
 
 
-def test_what_follows_a_config_that_left_something_behind_is_spared() -> None:
+def test_configs_after_one_that_left_something_behind_are_spared() -> None:
     """The worker stopped there."""
     attempts = trials(2)
     assert on_lane(attempts, None) == [Measure(attempts, at_once=True)]
@@ -536,7 +536,7 @@ def test_a_trial_of_a_lost_node_is_tried_again_however_often() -> None:
 
 
 @pytest.mark.parametrize("measurement", [CONTENDED, DAMAGED], ids=["disturbed", "damaged"])
-def test_a_finalist_keeps_its_figure_when_a_round_says_nothing(measurement: Measurement) -> None:
+def test_a_finalist_keeps_its_figure_in_a_disturbed_round(measurement: Measurement) -> None:
     """The round is lost, and not repeated."""
     finalist = Attempt.from_finalist(TWIN, UnitRef("a", {}))
     assert outcomes(measured(finalist, measurement)) == [Outcome.MEASURED]
@@ -556,7 +556,7 @@ def test_a_finalist_that_is_killed_is_launched_again() -> None:
     assert outcomes(measured(finalist, FINE)) == [Outcome.MEASURED]
 
 
-def test_a_twin_gives_its_figure_and_says_whose_it_is() -> None:
+def test_a_twins_outcome_is_taken_over_with_its_trial() -> None:
     """The trial needs no lane."""
     (attempt,) = trials(1)
     (end,) = MACHINE.handle_report(TwinFound(attempt, TWIN))
@@ -564,7 +564,7 @@ def test_a_twin_gives_its_figure_and_says_whose_it_is() -> None:
     assert (end.result.latency_us, end.result.detail["carried_from"], end.result.detail["count"]) == (3.0, 7, 5)
 
 
-def test_a_story_is_kept_where_a_trial_did_not_go_straight() -> None:
+def test_a_story_is_kept_of_failed_and_retried_trials() -> None:
     """A plain one needs none."""
     straight, twisted = trials(2)
     (end,) = measured(straight, FINE)
@@ -588,7 +588,7 @@ def test_a_story_is_kept_where_a_trial_did_not_go_straight() -> None:
         (None, False),
     ],
 )
-def test_what_says_something_about_a_config_is_settled(outcome: Outcome | None, is_quarantined: bool) -> None:
+def test_outcomes_that_say_something_about_a_config_are_settled(outcome: Outcome | None, is_quarantined: bool) -> None:
     """The next job does not try it again."""
     known = replace(TWIN, outcome=outcome)
     assert is_settled(known, compile_deadline_s=180.0) is is_quarantined
