@@ -11,7 +11,6 @@ from math import inf
 from time import monotonic
 
 import anyio
-import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream, MemoryObjectSendStream
 
 from ktuned.fleet import COURTESY_S, Fleet
@@ -27,8 +26,6 @@ from ktuned.tuning.progress import Progress, Publish
 from ktuned.tuning.stages import JobStage, StageReport
 from ktuned.tuning.trial_lifecycle import Attempt, TrialEvent
 from ktuned.tuning.trial_machine import NotBuilt, find_ends
-
-_log = structlog.get_logger()
 
 ASK_AT_ONCE = 16
 """Configs in one question to the strategy: it learns nothing from them, so many at once do no harm."""

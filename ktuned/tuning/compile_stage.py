@@ -31,7 +31,6 @@ from typing import Any
 
 import anyio
 import anyio.to_thread
-import structlog
 from anyio.streams.memory import MemoryObjectReceiveStream
 
 from ktuned.fleet import (
@@ -65,9 +64,6 @@ from ktuned.tuning.trial_machine import (
     find_ends,
 )
 from ktuned.tuning.trial_order import LAST_OF_SLOT
-
-_log = structlog.get_logger()
-
 
 STRAGGLER_S = 2.0
 """A compile that is shorter than this is no straggler."""

@@ -66,7 +66,7 @@ from ktuned.tuning.job_brief import JobBrief
 from ktuned.tuning.measure_stage import MeasureStage
 from ktuned.tuning.prior_results import load_admitted_trials
 from ktuned.tuning.progress import Progress, Publish, publish_winner
-from ktuned.tuning.trial_detail import TrialDetail, complete_result, read_interval
+from ktuned.tuning.trial_detail import TrialDetail, complete_result, make_measured_result, read_interval
 from ktuned.tuning.trial_lifecycle import Attempt
 
 _log = structlog.get_logger()
@@ -138,19 +138,11 @@ class _Finalist(msgspec.Struct):
         energies = [metrics[ENERGY] for _, metrics in self.metrics if ENERGY in metrics]
         if energies:
             decided = replace(decided, energy_low=min(energies), energy_high=max(energies))
-        spread_us = median(self.spreads) if self.spreads else trial.spread_us
+        result = replace(make_measured_result(trial, trial.detail), message=self._choose_message(figure))
         if self.latencies:
             decided = replace(decided, low_us=min(self.latencies), high_us=max(self.latencies))
-        return TrialResult(
-            Outcome.MEASURED,
-            median(self.latencies) if self.latencies else trial.latency_us,
-            spread_us,
-            trial.compile_s,
-            trial.lane_s,
-            self._choose_message(figure),
-            artifact=trial.artifact,
-            detail={**trial.detail, **decided.to_json()},
-        )
+            result = replace(result, latency_us=median(self.latencies), spread_us=median(self.spreads))
+        return replace(result, detail={**trial.detail, **decided.to_json()})
 
     def _make_latency_result(self, contest: Rounds, found: Mapping[int | None, Figure]) -> TrialResult:
         trial, figure, reference = self.trial, found.get(self.trial.id), found.get(None)
@@ -169,18 +161,13 @@ class _Finalist(msgspec.Struct):
             decided = replace(decided, metrics=self._find_metrics_at(figure.latency_us))
         if reference is not None:
             decided = replace(decided, reference_us=reference.latency_us, reference_spread_us=reference.spread_us)
-        return TrialResult(
-            Outcome.MEASURED,
-            trial.latency_us if figure is None else figure.latency_us,
-            # A device drifts between rounds, and launches differ within them: the wider of the two is the doubt.
-            trial.spread_us if figure is None else max(figure.spread_us, median(self.spreads)),
-            trial.compile_s,
-            trial.lane_s,
-            self._choose_message(figure),
-            artifact=trial.artifact,
-            # Keep fields that a newer version has stored.
-            detail={**trial.detail, **decided.to_json()},
-        )
+        # The stored detail may have fields of a newer version, which stay.
+        detail = {**trial.detail, **decided.to_json()}
+        result = replace(make_measured_result(trial, detail), message=self._choose_message(figure))
+        if figure is None:
+            return result
+        # A device drifts between rounds, and launches differ within them: the wider of the two is the doubt.
+        return replace(result, latency_us=figure.latency_us, spread_us=max(figure.spread_us, median(self.spreads)))
 
     @property
     def _all_compared(self) -> int | None:

@@ -12,9 +12,11 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ktuned.model import Config, Outcome, Scalar, Trial, TrialResult, canonical
+from ktuned.tuning.trial_detail import make_measured_result
 
 COMPARED = 2_000
 """Most configs of a job that are compared: so the comparison takes milliseconds, however long the job is."""
@@ -123,13 +125,5 @@ class Dissent:
 
 
 def _make_undisputed_result(trial: Trial) -> TrialResult:
-    return TrialResult(
-        Outcome(trial.detail["undisputed"]),
-        trial.latency_us,
-        trial.spread_us,
-        trial.compile_s,
-        trial.lane_s,
-        trial.message,
-        artifact=trial.artifact,
-        detail={name: value for name, value in trial.detail.items() if name != "phase"},
-    )
+    detail = {name: value for name, value in trial.detail.items() if name != "phase"}
+    return replace(make_measured_result(trial, detail), outcome=Outcome(trial.detail["undisputed"]))

@@ -60,6 +60,7 @@ from ktuned.tuning.trial_machine import (
     DeviceTried,
     End,
     EndJob,
+    Failure,
     Instruction,
     LaneFacts,
     LaneLeft,
@@ -69,8 +70,6 @@ from ktuned.tuning.trial_machine import (
     TwinFound,
     find_ends,
 )
-
-_log = structlog.get_logger()
 
 RecordEnds = Callable[[Sequence[End]], Awaitable[None]]
 """Records the ends of trials; those that came together, in one call."""
@@ -412,7 +411,7 @@ class _LaneTurn:
         # The worker reports on them one by one. When it leaves, the machine decides about those without a report.
         clock = _LaneClock(lane)
         machine.handle_report(LaneTook(attempts))
-        error: WorkerDied | DeadlineExpired | RequestFailed | None = None
+        error: Failure | None = None
         try:
             await self._exchange_request(request, deadlines, facts, clock)
         except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
@@ -442,7 +441,7 @@ class _LaneTurn:
             await self._take_in_measurements([_Arrived(measured, output, monotonic())], facts, clock)
             return
         send, receive = anyio.create_memory_object_stream[_Arrived](count)
-        failures: list[WorkerDied | DeadlineExpired | RequestFailed] = []
+        failures: list[Failure] = []
 
         async def take_in_arrived() -> None:
             async for first in receive:

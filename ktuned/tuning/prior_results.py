@@ -133,13 +133,12 @@ async def restore_winner(
         (is_admitted,) = await admission.check_configs(kernel, problem, [seated.config])
         if is_admitted:
             return None
-    name = choose_rounds_name(kernel, objective)
     best = find_last_winner(
         await load_admitted_trials(store, admission, kernel, problem, context, objective, finalists), objective
     )
     if best is None:
         return None
-    is_final = bool(best.detail.get(name))
+    is_final = bool(best.detail.get(choose_rounds_name(kernel, objective)))
     if decided_only and not is_final:
         return None
     return await store.decide_winner(best.id, objective=objective, is_final=is_final)

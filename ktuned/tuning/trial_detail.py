@@ -6,7 +6,7 @@ No IO.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from ktuned.ipc import InvalidMessage, from_plain, replies, to_plain
@@ -73,32 +73,11 @@ class TrialDetail(Record):
 
     @classmethod
     def from_measurement(cls, measured: replies.Measurement) -> TrialDetail:
-        """Return what is kept of a measurement."""
-        return cls(
-            phase=measured.phase,
-            count=measured.count,
-            samples=measured.samples,
-            low_us=measured.low_us,
-            high_us=measured.high_us,
-            beaten=measured.beaten,
-            max_error=measured.max_error,
-            mismatched_ratio=measured.mismatched_ratio,
-            contention=measured.contention,
-            overwritten=measured.overwritten,
-            cores=measured.cores,
-            phase_s=measured.phase_s,
-            metrics=measured.metrics,
-            metrics_fault=measured.metrics_fault,
-            undisputed=measured.undisputed,
-            energy_low=measured.energy_low,
-            energy_high=measured.energy_high,
-            compared=measured.compared,
-            bits=measured.bits,
-            row_bits=measured.row_bits,
-            same_bits=measured.same_bits,
-            nondeterministic=measured.nondeterministic,
-        )
+        """Return what is kept of a measurement: its fields that have the same names here."""
+        return cls(**{name: getattr(measured, name) for name in _OF_MEASUREMENT})
 
+
+_OF_MEASUREMENT = {field.name for field in fields(TrialDetail)} & {field.name for field in fields(replies.Measurement)}
 
 NO_DETAIL = TrialDetail()
 
@@ -136,17 +115,18 @@ def complete_result(known: Trial, result: TrialResult) -> TrialResult:
     If the config failed this time, that is its result. An outcome that says nothing about the config changes nothing.
     """
     if result.outcome in RETRIED_BY_NEXT_JOB:
-        return _make_measured_result(known, known.detail)
+        return make_measured_result(known, known.detail)
     if result.outcome is not Outcome.MEASURED:
         return result
     added = {name: result.detail[name] for name in _ADDED if name in result.detail}
-    return replace(_make_measured_result(known, {**known.detail, **added}), lane_s=known.lane_s + result.lane_s)
+    return replace(make_measured_result(known, {**known.detail, **added}), lane_s=known.lane_s + result.lane_s)
 
 
 _ADDED = ("metrics", "energy_low", "energy_high", "bits", "row_bits", "same_bits", "nondeterministic")
 
 
-def _make_measured_result(known: Trial, detail: Mapping[str, Any]) -> TrialResult:
+def make_measured_result(known: Trial, detail: Mapping[str, Any]) -> TrialResult:
+    """Return the result of a measured trial as it stands, with another ``detail``."""
     return TrialResult(
         Outcome.MEASURED,
         known.latency_us,

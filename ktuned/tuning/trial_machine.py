@@ -164,7 +164,7 @@ class LaneLeft(msgspec.Struct, frozen=True):
 
     attempts: Sequence[Attempt]
     lane: LaneFacts
-    error: WorkerDied | DeadlineExpired | RequestFailed | None = None
+    error: Failure | None = None
 
 
 class DeviceTried(msgspec.Struct, frozen=True):
@@ -233,7 +233,7 @@ class End(msgspec.Struct, frozen=True):
 class EndJob(msgspec.Struct, frozen=True):
     """No config of the job can be tried: the error ends the job."""
 
-    error: WorkerDied | DeadlineExpired | RequestFailed
+    error: Failure
 
 
 Instruction = Compile | Measure | TryDevice | End | EndJob
@@ -382,9 +382,7 @@ class TrialMachine:
         else:
             yield from self._blame_compiled(attempts, error)
 
-    def _blame_compiled(
-        self, attempts: Sequence[Attempt], error: WorkerDied | DeadlineExpired | RequestFailed
-    ) -> Iterator[Instruction]:
+    def _blame_compiled(self, attempts: Sequence[Attempt], error: Failure) -> Iterator[Instruction]:
         # In a batch the first config was at work; in a group any may be at fault.
         at_work = attempts[:1] if self.compiles_one_by_one else attempts
         others = attempts[len(at_work) :]
@@ -438,9 +436,7 @@ class TrialMachine:
             )
             yield self._judge_verdict(attempt, verdict, report.lane)
 
-    def _leave_lane(
-        self, attempts: Sequence[Attempt], lane: LaneFacts, error: WorkerDied | DeadlineExpired | RequestFailed | None
-    ) -> Iterator[Instruction]:
+    def _leave_lane(self, attempts: Sequence[Attempt], lane: LaneFacts, error: Failure | None) -> Iterator[Instruction]:
         if error is None:
             # The worker stopped early, before these configs, because of what the last one left behind.
             _move_all(attempts, TrialEvent.SPARED)
@@ -544,16 +540,14 @@ def _is_source_change(error: Exception) -> bool:
     return isinstance(error, RequestFailed) and error.code == "source_changed"
 
 
-def _is_fault_of_job(error: WorkerDied | DeadlineExpired | RequestFailed) -> bool:
+def _is_fault_of_job(error: Failure) -> bool:
     """Return whether a compile failed for a reason that all configs share: the sources, the backend, or the disk."""
     cannot_import = error.phase is Phase.LOAD and not is_outside_kill(error)
     cannot_write = isinstance(error, RequestFailed) and error.errno in DISK_ERRORS
     return _is_source_change(error) or cannot_import or cannot_write
 
 
-def _convict_config(
-    error: WorkerDied | DeadlineExpired | RequestFailed, expired: TrialEvent, refused: TrialEvent
-) -> Verdict:
+def _convict_config(error: Failure, expired: TrialEvent, refused: TrialEvent) -> Verdict:
     """Return what a failed request says about the config that was at work."""
     detail = TrialDetail(phase=error.phase)
     if isinstance(error, WorkerDied):
