@@ -62,14 +62,10 @@ class FakeWorker(Worker):
                 return answer.value, Output()
         raise WorkerDied(-signal.SIGKILL, request.first_phase, Output())
 
-    def kill(self) -> None:
+    def kill(self, why: str = "") -> None:
         """End it."""
         self.gone.set()
         self._farm.forget(self)
-
-    def stop(self, why: str) -> None:
-        """End it."""
-        self.kill()
 
     def measure_memory(self) -> None:
         """Use nothing."""

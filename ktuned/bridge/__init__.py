@@ -12,22 +12,22 @@ from ktuned.bridge import messages
 from ktuned.bridge.messages import Call, CallFailed, Hello, Versions
 
 if TYPE_CHECKING:
-    from ktuned.bridge.host import Host
+    from ktuned.bridge.call_server import CallServer
     from ktuned.bridge.service import SERVICES, Send, Service
 
 __all__ = [
     "SERVICES",
     "Call",
     "CallFailed",
+    "CallServer",
     "Hello",
-    "Host",
     "Send",
     "Service",
     "Versions",
     "messages",
 ]
 
-_HOMES = {"Host": "host", "SERVICES": "service", "Send": "service", "Service": "service"}
+_HOMES = {"CallServer": "call_server", "SERVICES": "service", "Send": "service", "Service": "service"}
 
 
 def __getattr__(name: str) -> Any:

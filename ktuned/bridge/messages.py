@@ -49,14 +49,14 @@ class Hello(Call[Versions, Never]):
 
 
 @dataclass(frozen=True, slots=True)
-class Cancelled:
+class CallCancellation:
     """No one waits for a call any more."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
+class ReceivedCall:
     """A call as it came: its operation's name, and its fields as plain data. One without a number has no answers."""
 
     number: int | None
@@ -120,7 +120,7 @@ def encode_fault(number: int, fault: replies.Fault) -> bytes:
     return frames.encode({"id": number, "failed": to_plain(fault)})
 
 
-def decode_asked(data: Mapping[str, Any]) -> Asked | Cancelled:
+def decode_asked(data: Mapping[str, Any]) -> ReceivedCall | CallCancellation:
     """Return what the daemon sent.
 
     Raises:
@@ -128,11 +128,11 @@ def decode_asked(data: Mapping[str, Any]) -> Asked | Cancelled:
     """
     match data:
         case {"id": int(number), "cancel": True}:
-            return Cancelled(number)
+            return CallCancellation(number)
         case {"id": int(number), "op": str(operation), "call": fields}:
-            return Asked(number, operation, fields)
+            return ReceivedCall(number, operation, fields)
         case {"op": str(operation), "call": fields}:
-            return Asked(None, operation, fields)
+            return ReceivedCall(None, operation, fields)
     raise InvalidMessage(f"no call: a message of {', '.join(map(str, data)) or 'nothing'}"[:200])
 
 

@@ -43,7 +43,7 @@ class RootSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     polling: bool = False
 
 
-class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ConfigFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All that ``config.toml`` may say, besides the tables of plugins' executors."""
 
     roots: tuple[RootSettings, ...] = ()
@@ -88,7 +88,7 @@ class Settings(msgspec.Struct, frozen=True):
     compile_bytes: int
     idle_exit_s: float | None
     trusted_directories: tuple[str, ...]
-    file: File = File()
+    file: ConfigFile = ConfigFile()
     executors: Mapping[str, msgspec.Struct] = {}
     no_share: bool = False
     asked: tuple[str | None, str | None, str | None, float | None] = (None, None, None, None)
@@ -128,7 +128,9 @@ class Settings(msgspec.Struct, frozen=True):
 
     def changed_since(self, before: Settings) -> list[str]:
         """Return the names of what ``config.toml`` says otherwise than it did."""
-        changed = [name for name in File.__struct_fields__ if getattr(self.file, name) != getattr(before.file, name)]
+        changed = [
+            name for name in ConfigFile.__struct_fields__ if getattr(self.file, name) != getattr(before.file, name)
+        ]
         tables = sorted({*self.executors, *before.executors})
         return changed + [name for name in tables if self.executors.get(name) != before.executors.get(name)]
 
@@ -191,7 +193,7 @@ def load_settings(
     )
 
 
-def _read(path: Path, *, must_exist: bool) -> tuple[File, Mapping[str, msgspec.Struct]]:
+def _read(path: Path, *, must_exist: bool) -> tuple[ConfigFile, Mapping[str, msgspec.Struct]]:
     try:
         if path.exists() and not path.is_file():
             # A pipe would be waited at.
@@ -200,16 +202,16 @@ def _read(path: Path, *, must_exist: bool) -> tuple[File, Mapping[str, msgspec.S
     except (FileNotFoundError, NotADirectoryError):
         if must_exist:
             raise SettingsError(f"{path} does not exist", hint="name a file that does, or leave out --config") from None
-        return File(), {}
+        return ConfigFile(), {}
     except OSError as error:
         raise SettingsError(f"{path} cannot be read: {error.strerror}", hint="mend its mode or its owner") from error
     try:
         table = msgspec.toml.decode(text)
         executors = _take_executors(table)
-        _check(table, File, "")
-    except (msgspec.DecodeError, UnicodeDecodeError, _Fault) as error:
+        _check(table, ConfigFile, "")
+    except (msgspec.DecodeError, UnicodeDecodeError, _ConfigError) as error:
         raise SettingsError(f"{path}: {error}", hint="see docs/settings.md") from error
-    file = msgspec.convert(table, File)
+    file = msgspec.convert(table, ConfigFile)
     if file.compile_slots is not None and file.compile_slots < 1:
         raise SettingsError(f"{path}: compile_slots is {file.compile_slots}", hint="it takes at least 1")
     if not all(name.strip() for name in file.devices):
@@ -232,9 +234,11 @@ def _take_executors(table: dict[str, Any]) -> dict[str, msgspec.Struct]:
     """Take the tables of installed executors out of a file's; return their settings.
 
     Raises:
-        _Fault: one cannot be followed.
+        _ConfigError: one cannot be followed.
     """
-    unknown = [name for name, value in table.items() if isinstance(value, dict) and name not in File.__struct_fields__]
+    unknown = [
+        name for name, value in table.items() if isinstance(value, dict) and name not in ConfigFile.__struct_fields__
+    ]
     found = {}
     # Which plugins are installed is asked where there is such a table alone: it takes a tenth of a second.
     for name in set(unknown) & set(executor_names() if unknown else ()):
@@ -242,23 +246,23 @@ def _take_executors(table: dict[str, Any]) -> dict[str, msgspec.Struct]:
         _check(values, executor.settings, name)
         found[name] = msgspec.convert(values, executor.settings)
         if fault := executor.check_settings(found[name]):
-            raise _Fault(f"[{name}] {fault}")
+            raise _ConfigError(f"[{name}] {fault}")
     for name in set(unknown) - found.keys():
-        raise _Fault(
-            f"there is no setting {name!r} {listed(get_type_hints(File), near=name)}, and no plugin here has it"
+        raise _ConfigError(
+            f"there is no setting {name!r} {listed(get_type_hints(ConfigFile), near=name)}, and no plugin here has it"
         )
     return found
 
 
-class _Fault(Exception):
+class _ConfigError(Exception):
     """A value of ``config.toml`` that cannot be followed; the message says which one and why."""
 
 
 def _check(value: object, wanted: Any, place: str) -> None:
-    """Check a decoded value against a type of :class:`File`; ``place`` is its name, nothing for the whole file.
+    """Check a decoded value against a type of :class:`ConfigFile`; ``place`` is its name, nothing for the whole file.
 
     Raises:
-        _Fault: a name or a type is wrong.
+        _ConfigError: a name or a type is wrong.
     """
     if get_origin(wanted) is UnionType:
         (wanted,) = (kind for kind in get_args(wanted) if kind is not type(None))
@@ -267,7 +271,7 @@ def _check(value: object, wanted: Any, place: str) -> None:
     expected = list if origin is tuple else dict if is_struct or origin is dict else wanted
     if type(value) is not expected and not (expected is float and type(value) is int):
         got = str(value).lower() if isinstance(value, bool | float) else _KINDS.get(type(value), "a date or time")
-        raise _Fault(f"{place} takes {_KINDS[expected]}, not {got}")
+        raise _ConfigError(f"{place} takes {_KINDS[expected]}, not {got}")
     if is_struct:
         assert isinstance(value, dict)
         _check_table(value, wanted, place)
@@ -284,11 +288,11 @@ def _check_table(table: Mapping[str, object], wanted: type[msgspec.Struct], plac
     for name, value in table.items():
         if name not in kinds:
             lacks = f"{place} has no setting" if place else "there is no setting"
-            raise _Fault(f"{lacks} {name!r} {listed(kinds, near=name)}")
+            raise _ConfigError(f"{lacks} {name!r} {listed(kinds, near=name)}")
         _check(value, kinds[name], f"{place}.{name}" if place else name)
     for field in msgspec.structs.fields(wanted):
         if field.required and field.name not in table:
-            raise _Fault(f"{place} lacks `{field.name}`")
+            raise _ConfigError(f"{place} lacks `{field.name}`")
 
 
 def _text(given: str | Path | None) -> str | None:
@@ -309,7 +313,7 @@ def _absolute(directories: tuple[str, ...], path: Path) -> tuple[str, ...]:
     return expanded
 
 
-def _deadlines(file: File, path: Path) -> Mapping[str, float]:
+def _deadlines(file: ConfigFile, path: Path) -> Mapping[str, float]:
     for phase, seconds in file.deadlines.items():
         if phase not in DEFAULT_DEADLINES:
             raise SettingsError(
@@ -320,7 +324,7 @@ def _deadlines(file: File, path: Path) -> Mapping[str, float]:
     return {**DEFAULT_DEADLINES, **file.deadlines}
 
 
-def _roots(file: File, path: Path) -> tuple[Root, ...]:
+def _roots(file: ConfigFile, path: Path) -> tuple[Root, ...]:
     roots: list[Root] = []
     for entry in file.roots:
         directory = os.path.expanduser(entry.path)

@@ -20,7 +20,7 @@ PRIORITIES: Final = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug"
 """The journal's priorities (syslog(3)) of structlog's levels; the journal reads them from the line's start."""
 
 
-class Form(Enum):
+class LogFormat(Enum):
     """Format of a line."""
 
     LOGFMT = "logfmt"
@@ -28,11 +28,11 @@ class Form(Enum):
     JOURNAL = "journal"
 
 
-def choose(environ: Mapping[str, str], descriptor: int, *, as_json: bool) -> Form:
+def choose(environ: Mapping[str, str], descriptor: int, *, as_json: bool) -> LogFormat:
     """Return the form for a log to ``descriptor``: the journal's if that is where it leads, else as asked."""
     if leads_to_journal(environ, descriptor):
-        return Form.JOURNAL
-    return Form.JSON if as_json else Form.LOGFMT
+        return LogFormat.JOURNAL
+    return LogFormat.JSON if as_json else LogFormat.LOGFMT
 
 
 def leads_to_journal(environ: Mapping[str, str], descriptor: int) -> bool:
@@ -45,7 +45,7 @@ def leads_to_journal(environ: Mapping[str, str], descriptor: int) -> bool:
     return environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
 
 
-class _Lossy:
+class _LossyStderr:
     """Standard error, of which what cannot be written is lost: a log on a full disk must not end the daemon."""
 
     def write(self, line: str) -> None:
@@ -57,24 +57,24 @@ class _Lossy:
             sys.stderr.flush()
 
 
-def configure(level: str, form: Form) -> None:
+def configure(level: str, form: LogFormat) -> None:
     """Send log events of ``level`` and above to stderr."""
     structlog.configure(
         processors=[structlog.contextvars.merge_contextvars, structlog.processors.add_log_level, *_processors(form)],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Lossy())),
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _LossyStderr())),
         cache_logger_on_first_use=True,
     )
 
 
-def _processors(form: Form) -> list[Processor]:
+def _processors(form: LogFormat) -> list[Processor]:
     explain: Processor = structlog.processors.format_exc_info
     stamp: Processor = structlog.processors.TimeStamper(fmt="iso")
     as_json: Processor = structlog.processors.JSONRenderer()
-    if form is Form.JOURNAL:
+    if form is LogFormat.JOURNAL:
         # Which stamps the lines itself.
         return [explain, _prioritized(structlog.processors.JSONRenderer())]
-    if form is Form.JSON:
+    if form is LogFormat.JSON:
         return [stamp, explain, as_json]
     return [
         stamp,

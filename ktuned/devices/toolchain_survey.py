@@ -22,7 +22,7 @@ from ktuned.model import AmbiguousName, KernelInfo, NotFound, Root
 _log = structlog.get_logger()
 
 
-_Seen = dict[str, Mapping[str, Any]]
+_Fingerprints = dict[str, Mapping[str, Any]]
 
 
 class SurveyIntervals(msgspec.Struct, frozen=True):
@@ -57,7 +57,7 @@ class ToolchainSurvey:
         self._probed = probed
         self._intervals = intervals or SurveyIntervals()
         self._wake = anyio.Event()
-        self._seen: dict[str, _Seen] = {}
+        self._seen: dict[str, _Fingerprints] = {}
         catalog.when_roots_change(self.wake)
         environments.when_host_changes(self.wake)
 
@@ -116,9 +116,9 @@ class ToolchainSurvey:
                     used[root.path] = root
         return list(used.values())
 
-    def _fingerprints(self, root: Root) -> _Seen:
+    def _fingerprints(self, root: Root) -> _Fingerprints:
         """Return what decides the contexts of each backend's kernels, by host."""
-        found: _Seen = {}
+        found: _Fingerprints = {}
         for environment in self._environments.sites(environment_of(root)):
             report = self._environments.report(environment)
             found[environment.host] = {

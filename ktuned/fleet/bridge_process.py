@@ -15,7 +15,7 @@ import anyio
 
 from ktuned.fleet.calls import BridgeDown, Calls
 from ktuned.fleet.failures import describe_exit
-from ktuned.fleet.output_tail import Tail
+from ktuned.fleet.output_tail import OutputTail
 from ktuned.ipc import InvalidMessage, frames
 
 CLOSED_S: Final = 1.0
@@ -37,7 +37,7 @@ class BridgeProcess(asyncio.Protocol):
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
         self._pidfd = os.pidfd_open(process.pid)
-        self._tail = Tail(process.stdout.fileno())
+        self._tail = OutputTail(process.stdout.fileno())
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
         self._writable.set()

@@ -133,7 +133,7 @@ class Calls:
         while not pending.done.done():
             left_s = pending.last_at + deadline_s - monotonic()
             if left_s <= 0:
-                raise BridgeSlow(f"{self._name}: {pending.call.operation} was not over after {deadline_s:.3g} s")
+                raise BridgeSlow(f"{self._name}: {pending.call.operation} timed out after {deadline_s:.3g} s")
             await asyncio.wait([pending.done], timeout=None if left_s == math.inf else left_s)
         return pending.done.result()
 

@@ -107,12 +107,12 @@ class Worker(ABC):
         """
 
     @abstractmethod
-    def kill(self) -> None:
-        """End the worker and all that it started, at once, wherever it runs."""
+    def kill(self, why: str = "") -> None:
+        """End the worker and all that it started, at once, wherever it runs.
 
-    @abstractmethod
-    def stop(self, why: str) -> None:
-        """Kill the worker for what it does; ``why`` is the error of the request under way."""
+        With ``why`` it ends for what it did: that is the error of the request under way. Without, a request under way
+        fails as by a kill from outside.
+        """
 
     @abstractmethod
     def measure_memory(self) -> None:

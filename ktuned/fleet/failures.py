@@ -54,7 +54,7 @@ class HostLost(WorkerDied):
         self.args = (self.message,)
 
 
-class Unwatched(WorkerDied):
+class JournalFailed(WorkerDied):
     """A worker's journal cannot be written, so that no deadline can be watched; it is killed, and the work is sound."""
 
     code = "unwatched"
@@ -74,7 +74,7 @@ class DeadlineExpired(WorkerError):
         self.phase = phase
         self.deadline_s = deadline_s
         self.output = output
-        super().__init__(f"{phase} was not over after {deadline_s:.3g} s{output.last_line()}")
+        super().__init__(f"{phase} timed out after {deadline_s:.3g} s{output.last_line()}")
 
 
 class RequestFailed(WorkerError):

@@ -21,16 +21,16 @@ from ktuned.fleet.front_ends import FrontEnds
 from ktuned.fleet.lane_machine import (
     LINGER_S,
     AwaitSpare,
-    Close,
-    End,
+    CloseData,
+    EndWorker,
     Fail,
     FleetLimits,
     Instruction,
-    Kind,
     LaneMachine,
-    Lend,
+    LendWorker,
     MakeSpare,
-    TakeDevice,
+    WarmSpare,
+    WorkerKind,
 )
 from ktuned.fleet.pace import Pace
 from ktuned.fleet.priority_semaphore import NO_JOB, RankOf, Turns
@@ -111,7 +111,7 @@ class Fleet:
         )
         self._limit_memory(*(memory_limits or memory.default_limits(compilers_for(compile_slots))))
         self.front_ends = FrontEnds(self, rank_of)
-        self._spare_news: dict[Kind, anyio.Event] = {}
+        self._spare_news: dict[WorkerKind, anyio.Event] = {}
         self._busy = anyio.Event()
         self._starts_in_flight = 0
         self._tasks: anyio.abc.TaskGroup
@@ -211,7 +211,7 @@ class Fleet:
         waits = True
         while True:
             match self.carry_out(self.machine.lend(role, environment, device, code, waits=waits)):
-                case Lend(worker):
+                case LendWorker(worker):
                     self._busy.set()
                     return worker
                 case AwaitSpare(kind):
@@ -223,7 +223,7 @@ class Fleet:
                     worker.device = device
                     return worker
 
-    async def _await_spare(self, kind: Kind) -> bool:
+    async def _await_spare(self, kind: WorkerKind) -> bool:
         """Wait until one is there, or has failed; return whether it did not take too long."""
         with anyio.move_on_after(self.spawn_s) as waiting:
             try:
@@ -243,13 +243,13 @@ class Fleet:
         mine: Instruction | None = None
         for instruction in instructions:
             match instruction:
-                case End(worker):
+                case EndWorker(worker):
                     worker.kill()
-                case Close(workers):
+                case CloseData(workers):
                     self.start_soon(self.close_data, workers)
                 case MakeSpare():
                     self.start_soon(self._make_spare, instruction)
-                case TakeDevice(environment, device):
+                case WarmSpare(environment, device):
                     self.start_soon(self._warm_spare, environment, device)
                 case _:
                     mine = instruction
@@ -260,7 +260,7 @@ class Fleet:
         waiting = list(workers)
         try:
             while waiting:
-                error = await self._ask(waiting[0], requests.Close(), CLOSE_S)
+                error = await self._ask(waiting[0], requests.CloseData(), CLOSE_S)
                 self.carry_out(self.machine.note_closed(waiting.pop(0), error))
         finally:
             # Cancelled: what could not be asked any more ends.
@@ -322,7 +322,7 @@ class Fleet:
         """Have a spare make its context on a device, in turns with its lanes: a timing beside it would be stretched."""
         async with self.turns_on(device).hold(NO_JOB):
             lent = self.carry_out(self.machine.take_spare_to_warm(environment, device))
-            if isinstance(lent, Lend):
+            if isinstance(lent, LendWorker):
                 wanted = requests.Canary(device, warms_up=True)
                 error = await self._ask(lent.worker, wanted, min(WARM_S, self.spawn_s))
                 self.carry_out(self.machine.note_warmed(lent.worker, device, error))
@@ -380,7 +380,7 @@ class Fleet:
                 worker.measure_memory()
                 limit = self.machine.memory_limits[worker.role]
                 if worker.memory_bytes > limit:
-                    worker.stop(memory.exceeded(worker.memory_bytes, limit))
+                    worker.kill(memory.exceeded(worker.memory_bytes, limit))
             await anyio.sleep(_MEMORY_S)
 
     def describe(self) -> list[dict[str, Any]]:

@@ -12,11 +12,11 @@ a while without another try, after pauses that grow. Other libraries have other 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from time import monotonic
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 import structlog
@@ -32,9 +32,13 @@ from ktuned.fleet.failures import (
 )
 from ktuned.fleet.health import Health
 from ktuned.fleet.priority_semaphore import NO_JOB, RankOf, Turns
-from ktuned.fleet.quiet import COURTESY_S, QuietGate
+from ktuned.fleet.quiet import COURTESY_S
 from ktuned.ipc import replies, requests
 from ktuned.model import Phase, Role, WorkerError, canonical
+
+if TYPE_CHECKING:
+    # A fleet has its front ends.
+    from ktuned.fleet.fleet import Fleet
 
 _log = structlog.get_logger()
 
@@ -43,27 +47,11 @@ R = TypeVar("R")
 LIBRARY = "library"
 """The field of a Build that says, as plain data, what its function is found in; without one that is the kernel file."""
 
-MOST = 4
+MAX_FRONT_ENDS = 4
 """Front ends that are kept at once, more only where jobs under way need them: each may hold a GiB."""
 
 MOST_REQUESTS = 20_000
 """Requests after which one is replaced: a whole library has 2,000 configs, and to import it again takes long."""
-
-
-class Lender(Protocol):
-    """Interface of front ends to the fleet that they are workers of."""
-
-    def gate_of(self, environment: Environment) -> QuietGate:
-        """Return the gate of an environment's machine."""
-
-    def start_soon(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> None:
-        """Run something until the fleet ends."""
-
-    async def acquire(self, role: Role, environment: Environment) -> Worker:
-        """Return an idle worker, or a new one."""
-
-    def is_worn(self, worker: Worker, most_requests: int | None = None) -> bool:
-        """Return whether a worker is due to be replaced."""
 
 
 class FrontEndKey(msgspec.Struct, frozen=True):
@@ -84,8 +72,8 @@ class FrontEndKey(msgspec.Struct, frozen=True):
 class FrontEnds:
     """All front ends of a fleet."""
 
-    def __init__(self, lender: Lender, rank_of: RankOf) -> None:
-        self._lender = lender
+    def __init__(self, fleet: Fleet, rank_of: RankOf) -> None:
+        self._fleet = fleet
         self._rank_of = rank_of
         self._known: dict[FrontEndKey, _FrontEnd] = {}
 
@@ -94,7 +82,7 @@ class FrontEnds:
     ) -> None:
         """Have a library imported before there is a job that needs it, in the background."""
         key = FrontEndKey.of(environment, backend, "", library)
-        self._lender.start_soon(self.open, key, requests.OpenFrontEnd(backend, library=library), NO_JOB, deadlines)
+        self._fleet.start_soon(self.open, key, requests.OpenFrontEnd(backend, library=library), NO_JOB, deadlines)
 
     async def open(
         self, key: FrontEndKey, opening: requests.OpenFrontEnd, job: int, deadlines: Mapping[str, float]
@@ -132,9 +120,9 @@ class FrontEnds:
 
     def _of(self, key: FrontEndKey, job: int = NO_JOB) -> _FrontEnd:
         if key not in self._known:
-            for surplus in self._idle()[: max(0, len(self._known) - MOST + 1)]:
+            for surplus in self._idle()[: max(0, len(self._known) - MAX_FRONT_ENDS + 1)]:
                 self._end(surplus)
-            self._known[key] = _FrontEnd(key, self._lender, self._rank_of)
+            self._known[key] = _FrontEnd(key, self._fleet, self._rank_of)
         if job != NO_JOB:
             self._known[key].jobs.add(job)
         return self._known[key]
@@ -157,11 +145,11 @@ class FrontEnds:
 class _FrontEnd:
     """One front end, with a worker or, between two of them, without."""
 
-    def __init__(self, key: FrontEndKey, lender: Lender, rank_of: RankOf) -> None:
+    def __init__(self, key: FrontEndKey, fleet: Fleet, rank_of: RankOf) -> None:
         self.key = key
         self.jobs: set[int] = set()
         self.used_at = monotonic()
-        self._lender = lender
+        self._fleet = fleet
         self._turns = Turns(rank_of=rank_of)
         self._worker: Worker | None = None
         self._health = Health()
@@ -202,7 +190,7 @@ class _FrontEnd:
             return lowered
 
     def _compiling(self) -> AbstractAsyncContextManager[None]:
-        return self._lender.gate_of(self.key.environment).compiling()
+        return self._fleet.gate_of(self.key.environment).compiling()
 
     async def _opened(self, opening: requests.OpenFrontEnd, job: int, deadlines: Mapping[str, float]) -> Worker:
         """Return the worker, which has imported what it is for, and what a job's first Build needs besides.
@@ -211,13 +199,13 @@ class _FrontEnd:
             WorkerError: it cannot; where that is the library itself, nothing is tried for a while.
         """
         if self._worker is not None and (
-            not self._worker.is_alive or self._lender.is_worn(self._worker, most_requests=MOST_REQUESTS)
+            not self._worker.is_alive or self._fleet.is_worn(self._worker, most_requests=MOST_REQUESTS)
         ):
             self.end()
         if self._worker is None:
             if self._health.pause_s:
                 raise WorkerError(self._health.reason)
-            self._worker = await self._lender.acquire(Role.COMPILE, self.key.environment)
+            self._worker = await self._fleet.acquire(Role.COMPILE, self.key.environment)
             try:
                 await self._import(self._worker, replace(opening, build=None), deadlines)
             except WorkerError as error:
@@ -234,7 +222,7 @@ class _FrontEnd:
     async def _import(self, worker: Worker, opening: requests.OpenFrontEnd, deadlines: Mapping[str, float]) -> None:
         # Of a kernel file that cannot be imported the unit's own request says so.
         with suppress(RequestFailed):
-            async with self._lender.gate_of(self.key.environment).computing(COURTESY_S):
+            async with self._fleet.gate_of(self.key.environment).computing(COURTESY_S):
                 await self._exchange(worker, opening, deadlines)
         # Only what comes on top of what it has imported wears it out.
         worker.settle()

@@ -51,7 +51,7 @@ from ktuned.fleet.health import FIRST_PAUSE_S, Health
 from ktuned.ipc import replies, requests
 from ktuned.model import Device, DeviceName, IllegalMove, Observation, Outcome, Role, WorkerError
 
-Kind = tuple[Role, Environment]
+WorkerKind = tuple[Role, Environment]
 
 SPARES = {"cpu": 1, "cuda": 4}
 SPARES_IN_TROUBLE = {"cpu": 2, "cuda": 6}
@@ -225,13 +225,13 @@ class LaneRecord(msgspec.Struct, eq=False):
 # Instructions
 
 
-class End(msgspec.Struct, frozen=True):
+class EndWorker(msgspec.Struct, frozen=True):
     """Kill a worker."""
 
     worker: Worker
 
 
-class Close(msgspec.Struct, frozen=True):
+class CloseData(msgspec.Struct, frozen=True):
     """Have idle workers close their problems' data, in the background."""
 
     workers: Sequence[Worker]
@@ -248,19 +248,19 @@ class MakeSpare(msgspec.Struct, frozen=True):
     may_make_context: bool
 
     @property
-    def kind(self) -> Kind:
+    def kind(self) -> WorkerKind:
         """Its role and environment."""
         return self.role, self.environment
 
 
-class TakeDevice(msgspec.Struct, frozen=True):
+class WarmSpare(msgspec.Struct, frozen=True):
     """Wait for a turn on a device, behind all jobs, and have a spare make its context there."""
 
     environment: Environment
     device: Device
 
 
-class Lend(msgspec.Struct, frozen=True):
+class LendWorker(msgspec.Struct, frozen=True):
     """Here is the worker."""
 
     worker: Worker
@@ -269,7 +269,7 @@ class Lend(msgspec.Struct, frozen=True):
 class AwaitSpare(msgspec.Struct, frozen=True):
     """Wait until a spare of this kind is there or has failed, and ask again."""
 
-    kind: Kind
+    kind: WorkerKind
 
 
 class Fail(msgspec.Struct, frozen=True):
@@ -278,7 +278,7 @@ class Fail(msgspec.Struct, frozen=True):
     error: WorkerError
 
 
-Instruction = End | Close | MakeSpare | TakeDevice | Lend | AwaitSpare | Fail
+Instruction = EndWorker | CloseData | MakeSpare | WarmSpare | LendWorker | AwaitSpare | Fail
 
 
 class _Warming(msgspec.Struct, eq=False):
@@ -316,11 +316,11 @@ class LaneMachine:
         self.memory_limits = memory_limits or {}
         self.idle: list[Worker] = []
         """Workers that may be lent, the longest idle first."""
-        self.spares_under_way: Counter[Kind] = Counter()
-        self._awaited: Counter[Kind] = Counter()
+        self.spares_under_way: Counter[WorkerKind] = Counter()
+        self._awaited: Counter[WorkerKind] = Counter()
         self._warming: dict[tuple[Environment, DeviceName], _Warming] = {}
         self._cold: dict[str, str] = {}
-        self._starts: dict[Kind, Health] = {}
+        self._starts: dict[WorkerKind, Health] = {}
         self._outdated_at: dict[Environment | None, float] = {}
         self._free_at: dict[str, float] = {}
         self._idle_bytes = 0
@@ -416,7 +416,7 @@ class LaneMachine:
         if is_shared:
             for worker in self._opened_on(lane.device.name):
                 worker.idle_until = min(worker.idle_until, self._clock() + LINGER_S)
-            yield Close(self._take_data_holders(lane.device.name))
+            yield CloseData(self._take_data_holders(lane.device.name))
 
     def _trust(self, lane: LaneRecord) -> Trust:
         assert lane.worker is not None
@@ -453,7 +453,7 @@ class LaneMachine:
             and_spares = _NO_MEMORY in error.message
             ended = self._take_idle(lambda one: one.device == lane.device.name and (and_spares or one.code is not None))
             lane.ending += ended
-            yield from map(End, ended)
+            yield from map(EndWorker, ended)
         # Some modules cannot be imported twice.
         may_be_worker = is_refused and bool(ended or lane.was_used)
         may_be_device = lane.is_gpu and lane.has_stand_in and error.code not in (SOURCE_CHANGED, CROWDED)
@@ -481,7 +481,7 @@ class LaneMachine:
     def _end_from(self, lane: LaneRecord) -> Iterator[Instruction]:
         worker = self._detach(lane)
         lane.ending.append(worker)
-        yield End(worker)
+        yield EndWorker(worker)
 
     def _detach(self, lane: LaneRecord) -> Worker:
         worker, lane.worker, lane.trust = lane.worker, None, Trust.SOUND
@@ -529,7 +529,7 @@ class LaneMachine:
             worker = self._take_newest(kind, its_device, its_code)
             if worker is not None:
                 worker.device = device
-                yield Lend(worker)
+                yield LendWorker(worker)
                 return
         health = self._starts_of(kind)
         if waits and self._awaited[kind] < self.spares_under_way[kind]:
@@ -542,11 +542,11 @@ class LaneMachine:
             )
             yield Fail(WorkerError(message, hint="mend that interpreter; `ktuned doctor` says more"))
 
-    def note_awaited(self, kind: Kind) -> None:
+    def note_awaited(self, kind: WorkerKind) -> None:
         """Someone has waited for a spare, which came, or failed, or took too long."""
         self._awaited[kind] -= 1
 
-    def note_started(self, kind: Kind, error: WorkerError | None = None) -> None:
+    def note_started(self, kind: WorkerKind, error: WorkerError | None = None) -> None:
         """A worker was started, or the ``error`` says why it could not be."""
         if error is None:
             self._starts_of(kind).succeeded()
@@ -556,7 +556,7 @@ class LaneMachine:
     def release(self, worker: Worker) -> Iterator[Instruction]:
         """A worker is needed no more. It idles if it may be lent again; what is too much then ends."""
         if not worker.is_alive or self.is_worn(worker):
-            yield End(worker)
+            yield EndWorker(worker)
             return
         worker.idle_until = self._clock() + IDLE_S_OF.get(worker.role, self.limits.idle_s)
         self.idle.append(worker)
@@ -567,7 +567,7 @@ class LaneMachine:
     def note_closed(self, worker: Worker, error: WorkerError | None = None) -> Iterator[Instruction]:
         """An idle worker has closed its problem's data, or the ``error`` says why not."""
         if error is not None:
-            yield End(worker)
+            yield EndWorker(worker)
         else:
             self.idle.append(worker)
 
@@ -589,7 +589,7 @@ class LaneMachine:
         is_large = grown > WORN_SHARE * self.memory_limits.get(worker.role, math.inf)
         return worker.started <= outdated_at or is_old or is_large
 
-    def _end_excess(self, newest: Worker) -> Iterator[End]:
+    def _end_excess(self, newest: Worker) -> Iterator[EndWorker]:
         """End the longest idle, until they are few enough and hold little enough; the newest one stays."""
         # One besides translates functions for compile workers.
         most, most_bytes = self.limits.max_idle + self._compilers_of("") + 1, self.limits.max_idle_bytes
@@ -602,14 +602,14 @@ class LaneMachine:
             held -= _bytes_here(self.idle[excess])
             excess += 1
         self._idle_bytes = held
-        yield from map(End, self.idle[:excess])
+        yield from map(EndWorker, self.idle[:excess])
         del self.idle[:excess]
 
     def _opened_on(self, device: str) -> list[Worker]:
         """Return the idle workers that have opened a kernel file on a device, the longest idle first."""
         return [worker for worker in self.idle if worker.device == device and worker.code is not None]
 
-    def _end_opened(self, device: str, kept: int) -> Iterator[End]:
+    def _end_opened(self, device: str, kept: int) -> Iterator[EndWorker]:
         """End those but the ``kept`` newest."""
         opened = self._opened_on(device)
         surplus = opened[: max(0, len(opened) - kept)]
@@ -622,7 +622,7 @@ class LaneMachine:
             worker.holds_data = False
         return holders
 
-    def _take_newest(self, kind: Kind, device: str, code: KernelCode | None) -> Worker | None:
+    def _take_newest(self, kind: WorkerKind, device: str, code: KernelCode | None) -> Worker | None:
         # Seldom a search: with thousands of compile slots nearly all that idle are alike.
         for place in range(len(self.idle) - 1, -1, -1):
             worker = self.idle[place]
@@ -637,10 +637,10 @@ class LaneMachine:
             self.idle = [worker for worker in self.idle if worker not in found]
         return taken
 
-    def _end_idle(self, is_ended: Callable[[Worker], bool]) -> Iterator[End]:
-        yield from map(End, self._take_idle(is_ended))
+    def _end_idle(self, is_ended: Callable[[Worker], bool]) -> Iterator[EndWorker]:
+        yield from map(EndWorker, self._take_idle(is_ended))
 
-    def _count_unused(self, kind: Kind, device: str) -> int:
+    def _count_unused(self, kind: WorkerKind, device: str) -> int:
         """Return how many live ones of a kind have opened no kernel file: on a device, or (empty) on none yet."""
         state = device, None
         return sum((one.device, one.code) == state and kind_of(one) == kind and one.is_alive for one in self.idle)
@@ -679,7 +679,7 @@ class LaneMachine:
             count = min(self._compilers_of(""), EARLY_COMPILERS) if backend else 1
             yield from self.order_spares(Role.COMPILE, environment, backend, count + besides)
 
-    def note_spare(self, kind: Kind, worker: Worker | None) -> Iterator[Instruction]:
+    def note_spare(self, kind: WorkerKind, worker: Worker | None) -> Iterator[Instruction]:
         """A spare was made, or could not be."""
         self.spares_under_way[kind] -= 1
         if worker is not None:
@@ -693,7 +693,7 @@ class LaneMachine:
         worker = self._take_newest((Role.BENCH, environment), "", None)
         if worker is not None:
             warming.is_at_work = True
-            yield Lend(worker)
+            yield LendWorker(worker)
         else:
             yield from self._warm_next(environment)
 
@@ -709,7 +709,7 @@ class LaneMachine:
             worker.device = device.name
             yield from self.release(worker)
         else:
-            yield End(worker)
+            yield EndWorker(worker)
         yield from self._warm_next(worker.environment)
 
     def _warm_next(self, environment: Environment) -> Iterator[Instruction]:
@@ -720,7 +720,7 @@ class LaneMachine:
                 continue
             if warming.missing and self._count_unused(kind, ""):
                 warming.waits = True
-                yield TakeDevice(environment, warming.device)
+                yield WarmSpare(environment, warming.device)
             elif not warming.missing or not self.spares_under_way[kind]:
                 # They are there, or cannot be made, or lanes have taken them. The next opening orders others.
                 del self._warming[place]
@@ -760,18 +760,18 @@ class LaneMachine:
             if health.is_sick
         ]
 
-    def _starts_of(self, kind: Kind) -> Health:
+    def _starts_of(self, kind: WorkerKind) -> Health:
         return self._starts.setdefault(
             kind, Health(tolerated=TOLERATED_FAILURES, first_pause_s=self.limits.first_pause_s, clock=self._clock)
         )
 
 
-def kind_of(worker: Worker) -> Kind:
+def kind_of(worker: Worker) -> WorkerKind:
     """Return a worker's role and environment."""
     return worker.role, worker.environment
 
 
-def _is_outdated(worker: Worker, kind: Kind, code: KernelCode) -> bool:
+def _is_outdated(worker: Worker, kind: WorkerKind, code: KernelCode) -> bool:
     """Return whether a worker has opened an earlier state of a kernel file."""
     has_file = worker.code is not None and worker.code.file == code.file
     return has_file and worker.code != code and kind_of(worker) == kind

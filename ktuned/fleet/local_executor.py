@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import os
 import secrets
+import select
 import shutil
+import signal
 import subprocess
 from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Self
@@ -18,11 +20,11 @@ import anyio.to_thread
 import structlog
 
 from ktuned import observer
-from ktuned.fleet import memory, orphans
+from ktuned.fleet import memory
 from ktuned.fleet.executor import Environment, Executor
 from ktuned.fleet.failures import WorkerDied
-from ktuned.fleet.guard import Guard
 from ktuned.fleet.process import DAEMON_MARK, StartProcess, WorkerProcess, spawn
+from ktuned.fleet.warden_process import WardenProcess
 from ktuned.ipc import Places, Trust, parent
 from ktuned.model import Role, WorkerError
 
@@ -39,6 +41,9 @@ _REAP_S = 5.0
 
 _GENERATIONS = 20
 """Searches for orphans after a worker's end: those that are killed may leave orphans of their own."""
+
+_ORPHAN_REAP_S = 1.0
+"""Time for a killed orphan to end."""
 
 WARDEN_S = 15.0
 """Interval between checks of the warden, which is started again if it was killed."""
@@ -82,7 +87,7 @@ class LocalExecutor(Executor):
         self._kept = kept
         self.mark = f"{DAEMON_MARK}={self._id}"
         """The mark in the environment of each process that must not outlive this one."""
-        self._guard = Guard(self.mark, private or self.scratch, last_end)
+        self._warden = WardenProcess(self.mark, private or self.scratch, last_end)
         self._workers: dict[int, WorkerProcess] = {}
         self._ending = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup
@@ -100,7 +105,7 @@ class LocalExecutor(Executor):
         self.scratch.mkdir(parents=True)
         if self._adopts:
             parent.adopt_descendants()
-        async with self._guard.standing(), anyio.create_task_group() as self._tasks:
+        async with self._warden.standing(), anyio.create_task_group() as self._tasks:
             self._tasks.start_soon(self._keep_warden)
             try:
                 yield self
@@ -191,7 +196,7 @@ class LocalExecutor(Executor):
     async def _keep_warden(self) -> None:
         while True:
             await anyio.sleep(self._warden_s)
-            self._guard.keep()
+            self._warden.keep()
 
     async def _watch(self, worker: WorkerProcess) -> None:
         """Bury a worker once it is gone, whatever else happens to the daemon meanwhile."""
@@ -208,11 +213,11 @@ class LocalExecutor(Executor):
         # Looked for here, where workers are started, and in no thread: one just started is known.
         async with self._ending:
             for _ in range(_GENERATIONS if self._adopts else 0):
-                left = orphans.children() - self._workers.keys() - {self._guard.pid, *self._kept}
-                if not left:
+                orphans = list_children() - self._workers.keys() - {self._warden.pid, *self._kept}
+                if not orphans:
                     break
-                _log.debug("orphans_ended", count=len(left))
-                await anyio.to_thread.run_sync(orphans.end, left)
+                _log.debug("orphans_ended", count=len(orphans))
+                await anyio.to_thread.run_sync(kill_and_reap, orphans)
 
     async def _kill_all(self) -> None:
         for worker in list(self._workers.values()):
@@ -221,3 +226,27 @@ class LocalExecutor(Executor):
             for worker in list(self._workers.values()):
                 await worker.gone.wait()
                 await self._bury(worker)
+
+
+def list_children() -> set[int]:
+    """Return our children, adopted ones too; none where the kernel lists none (without ``CONFIG_PROC_CHILDREN``)."""
+    found: set[int] = set()
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(OSError), open(f"/proc/self/task/{thread}/children", encoding="ascii") as stream:
+            found.update(map(int, stream.read().split()))
+    return found
+
+
+def kill_and_reap(pids: Collection[int]) -> None:
+    """SIGKILL adopted processes and reap them. Blocks until they are gone."""
+    for pid in pids:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    for pid in pids:
+        with suppress(OSError):
+            descriptor = os.pidfd_open(pid)
+            try:
+                select.select([descriptor], [], [], _ORPHAN_REAP_S)
+            finally:
+                os.close(descriptor)
+            os.waitpid(pid, os.WNOHANG)

@@ -13,7 +13,7 @@ _READ_BYTES = 1 << 16
 _PIPEFULS = 4
 
 
-class Tail(msgspec.Struct):
+class OutputTail(msgspec.Struct):
     """The last bytes of a stream; its writer never blocks, however much it writes."""
 
     fd: int

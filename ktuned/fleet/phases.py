@@ -1,7 +1,19 @@
-"""The phases of a worker's request: which one it is in, since when, and whether its deadline is over.
+"""The phases of a worker's request: which one it is in, since when, and whether its deadline has passed.
 
-A worker writes them into its journal, where they are looked up when they are needed. One of an earlier version sends
-them as messages.
+A worker writes each phase that it enters into its journal (:mod:`ktuned.ipc.journal`), and tells nobody: a message for
+each would wake the daemon half a dozen times in a trial of milliseconds. So the daemon looks instead:
+
+- It looks when a deadline *may* have passed. A phase that began unseen since the last look has at least the shortest of
+  the request's deadlines, so a look after that long comes before any such phase is over. Most requests end before their
+  first look.
+- It reads what has arrived before it looks: a reply that lies in the pipe is no expired deadline, however late the
+  event loop comes to it.
+- It looks once more when the worker has died, so that the error names the phase.
+
+User code runs in the worker and may write nonsense into the journal. Entries that are out of order, of another time or
+of no known phase are ignored; the phase that was known goes on, with its deadline.
+
+A worker of an earlier version has no journal, and sends its phases as messages.
 """
 
 from __future__ import annotations
@@ -10,9 +22,11 @@ import asyncio
 from collections.abc import Callable, Mapping
 from time import monotonic
 
-from ktuned.fleet.expiry import Expiry
 from ktuned.ipc import Entered, Held, Journal
 from ktuned.model import Phase
+
+LEAST_S = 0.01
+"""Shortest interval between two looks, where a deadline is shorter than that."""
 
 
 class Phases:
@@ -34,7 +48,7 @@ class Phases:
         self.keeps_journal = False
         self._journal: Journal | None = journal
         self._before_look = before_look
-        self._expiry = Expiry(loop, on_over, self._look)
+        self._timer = DeadlineTimer(loop, on_over, self._look)
         self._deadlines: Mapping[str, float] = {}
         self._entered = [Entered(Phase.SPAWN, clock())]
         self._held = Held(0, b"")
@@ -52,7 +66,7 @@ class Phases:
     @property
     def is_over(self) -> bool:
         """True once that deadline has passed."""
-        return self._expiry.is_over
+        return self._timer.is_over
 
     def begin(self, request: int, phase: Phase, deadlines: Mapping[str, float]) -> None:
         """Begin a request in a phase."""
@@ -61,7 +75,7 @@ class Phases:
         self._held = Held(0, b"")
         if self._journal is not None:
             self._journal.begin(request, phase)
-        self._expiry.begin(min(deadlines.values()))
+        self._timer.begin(min(deadlines.values()))
 
     def enter(self, phase: Phase) -> None:
         """Note a phase that was named in a message."""
@@ -73,7 +87,7 @@ class Phases:
 
     def end(self) -> None:
         """End the request: no deadline is watched any more."""
-        self._expiry.end()
+        self._timer.end()
 
     def follow(self) -> None:
         """Take in what the journal says by now."""
@@ -102,7 +116,7 @@ class Phases:
 
     def close(self) -> None:
         """Leave neither timer nor journal behind; what they said last stays known."""
-        self._expiry.close()
+        self._timer.close()
         self.follow()
         if self._journal is not None:
             self._journal.close()
@@ -112,3 +126,60 @@ class Phases:
         self._before_look()
         self.follow()
         return self._entered[-1].at + self.deadline_s
+
+
+class DeadlineTimer:
+    """Calls ``wake`` when the deadline of a request's present phase has passed, which ``look`` returns.
+
+    One timer serves all requests of a worker: it is left to run from one request to the next.
+    """
+
+    __slots__ = ("_fires_at", "_is_on", "_least_s", "_look", "_loop", "_timer", "_wake", "is_over")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None], look: Callable[[], float]) -> None:
+        self._loop = loop
+        self._wake = wake
+        self._look = look
+        self._timer: asyncio.Handle | None = None
+        # What the timer was asked for: uvloop's own times are rounded, and a timer that is due at once has none.
+        self._fires_at = 0.0
+        self._least_s = 0.0
+        self._is_on = False
+        self.is_over = False
+
+    def begin(self, shortest_s: float) -> None:
+        """Watch phases from now on, of which none may be over within less than ``shortest_s``."""
+        self._least_s = max(LEAST_S, shortest_s)
+        self._is_on = True
+        self.is_over = False
+        at = self._loop.time() + self._least_s
+        if self._timer is None or self._fires_at > at:
+            self.close()
+            self._set_timer(at)
+
+    def end(self) -> None:
+        """Watch no deadline any more."""
+        self._is_on = False
+
+    def close(self) -> None:
+        """Leave no timer behind."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self, at: float) -> None:
+        self._fires_at = at
+        self._timer = self._loop.call_at(at, self._fire)
+
+    def _fire(self) -> None:
+        self._timer = None
+        if not self._is_on:
+            return
+        # One that was late has seen all that began until now.
+        now = max(self._fires_at, self._loop.time())
+        ends_at = self._look()
+        if ends_at > now:
+            self._set_timer(min(ends_at, now + self._least_s))
+            return
+        self.is_over = True
+        self._wake()

@@ -31,7 +31,7 @@ def aged(level: int, waited_s: float, step_s: float) -> int:
     return level + LEVEL * int(max(0.0, waited_s) // step_s)
 
 
-class _Waiting(msgspec.Struct, eq=False):
+class _Waiter(msgspec.Struct, eq=False):
     job: int
     number: int
     since: float
@@ -77,7 +77,7 @@ class Turns:
         self.borrowed_tokens = 0
         self._total = total_tokens
         self._clock = clock
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_Waiter] = []
         self._count = 0
 
     @property
@@ -122,7 +122,7 @@ class Turns:
             self._enter()
             return
         self._count += 1
-        waiting = _Waiting(job, self._count, self._clock())
+        waiting = _Waiter(job, self._count, self._clock())
         self._waiting.append(waiting)
         try:
             await waiting.turn.wait()
@@ -154,5 +154,5 @@ class Turns:
             self._enter()
             first.turn.set()
 
-    def _order(self, waiting: _Waiting) -> tuple[int, int]:
+    def _order(self, waiting: _Waiter) -> tuple[int, int]:
         return -aged(self._rank_of(waiting.job), self._clock() - waiting.since, TURN_AGE_S), waiting.number

@@ -23,8 +23,8 @@ import anyio
 from ktuned import observer
 from ktuned.fleet import memory, warden
 from ktuned.fleet.executor import Environment, I, R, Worker
-from ktuned.fleet.failures import DeadlineExpired, Output, RequestFailed, Unwatched, WorkerDied
-from ktuned.fleet.output_tail import Tail
+from ktuned.fleet.failures import DeadlineExpired, JournalFailed, Output, RequestFailed, WorkerDied
+from ktuned.fleet.output_tail import OutputTail
 from ktuned.fleet.phases import Phases
 from ktuned.ipc import (
     JOURNAL_VARIABLE,
@@ -106,7 +106,7 @@ class WorkerProcess(Worker):
         self._returncode: int | None = None
         self._stopped = ""
         self._fault = ""
-        self._tails = [Tail(process.stdout.fileno()), Tail(process.stderr.fileno())]
+        self._tails = [OutputTail(process.stdout.fileno()), OutputTail(process.stderr.fileno())]
         for descriptor in (read_fd, write_fd, *(tail.fd for tail in self._tails)):
             os.set_blocking(descriptor, False)
         self._loop.add_reader(read_fd, self._on_message)
@@ -175,7 +175,7 @@ class WorkerProcess(Worker):
         except OSError as error:
             # A limit on the size of files, which came after this worker's start.
             self.kill()
-            raise Unwatched(error.strerror or str(error), phase) from error
+            raise JournalFailed(error.strerror or str(error), phase) from error
 
     async def _send(self, data: bytes, deadline_s: float) -> None:
         view = memoryview(data)
@@ -252,7 +252,7 @@ class WorkerProcess(Worker):
             for message in self._decoder.feed(data):
                 self._take_in(message)
         except (frames.FrameError, InvalidMessage):
-            self.stop(_NO_ANSWERS)
+            self.kill(_NO_ANSWERS)
             data = b""
         if not data or len(self._inbox) > _INBOX_LIMIT:
             self._loop.remove_reader(self._read_fd)
@@ -305,7 +305,7 @@ class WorkerProcess(Worker):
         self._inbox.append(answer)
         self._wake()
 
-    def _on_output(self, tail: Tail) -> None:
+    def _on_output(self, tail: OutputTail) -> None:
         if not tail.read_some():
             self._loop.remove_reader(tail.fd)
 
@@ -347,16 +347,12 @@ class WorkerProcess(Worker):
         """Set :attr:`memory_bytes` to what the process and its descendants have resident."""
         self.memory_bytes = memory.tree_bytes(self.pid)
 
-    def kill(self) -> None:
+    def kill(self, why: str = "") -> None:
         """SIGKILL the whole process group; :attr:`gone` is set when the kernel has let go of the worker."""
+        self._stopped = why or self._stopped
         if self._returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
-
-    def stop(self, why: str) -> None:
-        """Kill the worker for what it does; ``why`` is the error of the request under way."""
-        self._stopped = why
-        self.kill()
 
     def bury(self) -> None:
         """After :attr:`gone`: kill what left the group, remove the scratch directory. Blocks for some ms."""

@@ -188,7 +188,7 @@ class _Suite:
             tasks.start_soon(hang)
             # Another request is not taken meanwhile; the worker is busy when it is stopped.
             await anyio.sleep(BRIEF_S)
-            worker.stop("out of patience")
+            worker.kill("out of patience")
         _require("out of patience" in stopped[0].message, f"the reason is lost: {stopped[0].message}")
         _require(not stopped[0].is_outside_kill, "a stop is taken for a kill from outside")
         await self._gone(worker, [])

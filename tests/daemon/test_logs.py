@@ -8,13 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ktuned.daemon.logs import Form, choose, leads_to_journal
+from ktuned.daemon.logs import LogFormat, choose, leads_to_journal
 from tests.e2e.harness import Daemon, kernel_text
 
 SAYS = """
 import structlog, sys
 from ktuned.daemon import logs
-logs.configure("info", logs.Form[sys.argv[1]])
+logs.configure("info", logs.LogFormat[sys.argv[1]])
 log = structlog.get_logger()
 with structlog.contextvars.bound_contextvars(job=3, trial=14):
     log.debug("unheard")
@@ -66,10 +66,10 @@ def test_the_journal_is_known_by_its_stream(tmp_path: Path) -> None:
     try:
         found = os.fstat(writer)
         environ = {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
-        assert choose(environ, writer, as_json=False) is Form.JOURNAL
+        assert choose(environ, writer, as_json=False) is LogFormat.JOURNAL
         with (tmp_path / "file").open("w") as other:
-            assert choose(environ, other.fileno(), as_json=True) is Form.JSON
-            assert choose({}, other.fileno(), as_json=False) is Form.LOGFMT
+            assert choose(environ, other.fileno(), as_json=True) is LogFormat.JSON
+            assert choose({}, other.fileno(), as_json=False) is LogFormat.LOGFMT
             gone = other.fileno()
         assert not leads_to_journal(environ, gone)
     finally:

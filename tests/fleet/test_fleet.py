@@ -300,7 +300,7 @@ async def test_leftovers_of_a_killed_daemon_are_cleared(run_fleet: RunFleet, tmp
             r"cannot run a worker: .*: No module named ktuned\ninstall ktuned into that interpreter",
         ),
         ("kill -9 $$", WorkerError, r"cannot run a worker: .* SIGKILL during spawn\nlook in the kernel's log"),
-        ("exec sleep 1000", DeadlineExpired, r"^spawn was not over after 0\.2 s$"),
+        ("exec sleep 1000", DeadlineExpired, r"^spawn timed out after 0\.2 s$"),
     ],
     ids=["no-ktuned", "killed", "silent"],
 )

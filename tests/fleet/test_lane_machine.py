@@ -41,18 +41,18 @@ from ktuned.fleet.lane_machine import (
     TOLERATED_FAILURES,
     AwaitSpare,
     Bench,
-    Close,
-    End,
+    CloseData,
+    EndWorker,
     Fail,
     FleetLimits,
     Instruction,
     LaneMachine,
     LaneRecord,
     LaneState,
-    Lend,
+    LendWorker,
     MakeSpare,
-    TakeDevice,
     Trust,
+    WarmSpare,
 )
 from ktuned.ipc import requests
 from ktuned.ipc.replies import Failure, Measurement
@@ -118,13 +118,10 @@ class Played(Worker):
     def is_alive(self) -> bool:
         return not self.gone.is_set()
 
-    def kill(self) -> None:
+    def kill(self, why: str = "") -> None:
         self.is_killed = True
 
     async def exchange(self, request: Any, deadlines: Mapping[str, float], **callbacks: Any) -> Any:
-        raise NotImplementedError
-
-    def stop(self, why: str) -> None:
         raise NotImplementedError
 
     def measure_memory(self) -> None: ...
@@ -151,7 +148,7 @@ class World:
         self.stuck: set[Worker] = set()
         self.told: list[str] = []
         self.making: list[MakeSpare] = []
-        self.waiting: list[TakeDevice] = []
+        self.waiting: list[WarmSpare] = []
         self.closing: list[Worker] = []
 
     def start(self, role: Role = Role.BENCH, device: str = "", code: KernelCode | None = None) -> Played:
@@ -165,13 +162,13 @@ class World:
         mine = []
         for instruction in instructions:
             match instruction:
-                case End(worker):
+                case EndWorker(worker):
                     worker.kill()
-                case Close(workers):
+                case CloseData(workers):
                     self.closing += workers
                 case MakeSpare():
                     self.making.append(instruction)
-                case TakeDevice():
+                case WarmSpare():
                     self.waiting.append(instruction)
                 case _:
                     mine.append(instruction)
@@ -187,7 +184,7 @@ class World:
     def acquire(self, device: str = "", code: KernelCode | None = None) -> Worker:
         """Have a worker lent, or started."""
         match self.carry_out(self.machine.lend(*BENCH, device, code, waits=False)):
-            case Lend(worker):
+            case LendWorker(worker):
                 return worker
             case Fail(error):
                 raise error
@@ -391,7 +388,7 @@ def play(random: Random, world: World) -> None:
         case 1 if world.waiting:
             turn = world.waiting.pop(random.randrange(len(world.waiting)))
             lent = world.carry_out(machine.take_spare_to_warm(turn.environment, turn.device))
-            if isinstance(lent, Lend):
+            if isinstance(lent, LendWorker):
                 warmed: WorkerError | None = random.choice([None, None, BROKEN, DIED])
                 world.carry_out(machine.note_warmed(lent.worker, turn.device, warmed))
         case 2 if world.closing:
@@ -826,7 +823,7 @@ def test_spares_of_a_gpu_are_warmed_one_after_the_other() -> None:
     for error in (None, NO_MEMORY):
         world.waiting.clear()
         lent = world.carry_out(world.machine.take_spare_to_warm(HERE, GPU))
-        assert isinstance(lent, Lend)
+        assert isinstance(lent, LendWorker)
         world.carry_out(world.machine.note_warmed(lent.worker, GPU, error))
     assert (world.waiting, [worker.device for worker in world.machine.idle]) == ([], [GPU.name] * 2)
     assert world.machine.notices[0].startswith("no warm spare on cuda:0")
@@ -851,7 +848,7 @@ def test_what_one_gpu_has_under_way_is_not_the_other_s() -> None:
         world.carry_out(world.machine.order_spares(*BENCH, "fake", 2, device))
     assert len(world.making) == 4
     made(world, 4)
-    assert isinstance(world.carry_out(world.machine.take_spare_to_warm(HERE, GPU)), Lend)
+    assert isinstance(world.carry_out(world.machine.take_spare_to_warm(HERE, GPU)), LendWorker)
     world.carry_out(world.machine.order_spares(*BENCH, "fake", 3, GPU))
     assert len(world.making) == 1
 
@@ -865,7 +862,7 @@ def test_a_spare_under_way_is_waited_for_by_one() -> None:
     assert world.carry_out(world.machine.lend(*BENCH)) is None
     world.machine.note_awaited(BENCH)
     made(world, 1)
-    assert world.carry_out(world.machine.lend(*BENCH)) == Lend(world.workers[0])
+    assert world.carry_out(world.machine.lend(*BENCH)) == LendWorker(world.workers[0])
 
 
 def test_only_the_first_spare_of_all_may_make_its_context_early() -> None:

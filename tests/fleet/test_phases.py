@@ -12,7 +12,7 @@ import pytest
 from ktuned.fleet.phases import Phases
 from ktuned.ipc import Journal
 from ktuned.model.keys import Phase
-from tests.fleet.test_expiry import Loop
+from tests.fleet.test_deadline_timer import Loop
 
 DEADLINES: dict[str, float] = {Phase.LOAD: 60.0, Phase.FIRST_LAUNCH: 2.0, Phase.CHECK: 30.0}
 

@@ -14,14 +14,14 @@ import pytest
 from ktuned.fleet.executor import Environment
 from ktuned.fleet.failures import (
     DeadlineExpired,
+    JournalFailed,
     Output,
     RequestFailed,
-    Unwatched,
     WorkerDied,
     describe_exit,
     signal_name,
 )
-from ktuned.fleet.output_tail import TAIL_BYTES, Tail
+from ktuned.fleet.output_tail import TAIL_BYTES, OutputTail
 from ktuned.fleet.process import WorkerProcess, spawn
 from ktuned.ipc import Places, replies, requests
 from ktuned.model.errors import WorkerError
@@ -136,7 +136,7 @@ async def test_items_sent_before_a_death_are_kept(worker: WorkerProcess, playgro
 async def test_a_phase_past_its_deadline_kills_the_worker(worker: WorkerProcess, playground: Playground) -> None:
     """The error names phase, deadline and last words, and the process is gone at once."""
     body = f"import sys\nprint('waiting for the lock', file=sys.stderr, flush=True)\n{HANG}"
-    with pytest.raises(DeadlineExpired, match=r"^inspect was not over after 4 s: waiting for the lock$") as caught:
+    with pytest.raises(DeadlineExpired, match=r"^inspect timed out after 4 s: waiting for the lock$") as caught:
         await ask(worker, playground.request(body), inspect=SPOKEN_S)
     assert (caught.value.phase, caught.value.deadline_s) == ("inspect", SPOKEN_S)
     assert caught.value.output.stderr == "waiting for the lock\n"
@@ -186,7 +186,7 @@ async def test_a_worker_whose_deadlines_cannot_be_watched_is_killed(
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
-        with pytest.raises(Unwatched, match=r"^the journal of a worker cannot be written: File too large$"):
+        with pytest.raises(JournalFailed, match=r"^the journal of a worker cannot be written: File too large$"):
             await ask(worker, request)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -229,7 +229,7 @@ async def test_a_flood_that_outlives_the_worker_blocks_nobody(worker: WorkerProc
 def test_an_endless_stream_is_not_read_to_its_end() -> None:
     """Anyone who fills a pipe faster than it is read away does not hold up the loop that serves everyone."""
     with open("/dev/zero", "rb", buffering=0) as endless:
-        tail = Tail(endless.fileno())
+        tail = OutputTail(endless.fileno())
         tail.read_rest()
         assert tail.take() == "\0" * TAIL_BYTES
 
@@ -392,7 +392,7 @@ async def test_a_worker_that_is_never_ready_is_killed(
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexec sleep 1000\n")
     python.chmod(0o755)
-    with pytest.raises(DeadlineExpired, match=r"^spawn was not over after 0\.2 s$"):
+    with pytest.raises(DeadlineExpired, match=r"^spawn timed out after 0\.2 s$"):
         await start_worker(msgspec.structs.replace(environment, python=str(python)), ready_s=BRIEF_S)
 
 

@@ -158,7 +158,7 @@ async def test_a_stranger_is_refused() -> None:
     listener = direct.Listener(SECRET)
     async with asyncio.timeout(20):
         port = await listener.start("127.0.0.1")
-        with pytest.raises(direct.NotDirect):
+        with pytest.raises(direct.NoDirectConnection):
             await direct.connect("127.0.0.1", port, b"another")
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(bytes(2 * direct.SECRET_BYTES))
@@ -167,7 +167,7 @@ async def test_a_stranger_is_refused() -> None:
         writer.close()
         _, ours = await direct.connect("127.0.0.1", port, SECRET)
         _, theirs = await listener.connected
-        with pytest.raises(direct.NotDirect):
+        with pytest.raises(direct.NoDirectConnection):
             await direct.connect("127.0.0.1", port, SECRET)
     for one in (ours, theirs):
         one.close()
@@ -183,7 +183,7 @@ async def test_a_false_keeper_is_refused() -> None:
         writer.close()
 
     async with asyncio.timeout(20), await asyncio.start_server(pretend, "127.0.0.1", 0) as server:
-        with pytest.raises(direct.NotDirect, match="does not know the secret"):
+        with pytest.raises(direct.NoDirectConnection, match="does not know the secret"):
             await direct.connect("127.0.0.1", server.sockets[0].getsockname()[1], SECRET)
         said = await heard.get()
     assert len(said) == 2 * direct.SECRET_BYTES
@@ -196,7 +196,7 @@ async def test_nothing_listens_for_long() -> None:
     port = await listener.start("127.0.0.1", wait_s=0.0)
     with pytest.raises(asyncio.CancelledError):
         await listener.connected
-    with pytest.raises(direct.NotDirect):
+    with pytest.raises(direct.NoDirectConnection):
         await direct.connect("127.0.0.1", port, SECRET)
 
 

@@ -63,9 +63,7 @@ class Hung:
 async def test_strategy_that_hangs_is_named() -> None:
     """The phase alone would not say what took so long."""
     explorer = Explorer(Hung(), "slowpoke", {})  # type: ignore[arg-type]
-    with pytest.raises(
-        WorkerError, match=r"^while the strategy 'slowpoke' chose configs: inspect was not over after 2 s"
-    ):
+    with pytest.raises(WorkerError, match=r"^while the strategy 'slowpoke' chose configs: inspect timed out after 2 s"):
         await explorer.ask([], 1)
 
 
@@ -73,12 +71,12 @@ async def test_strategy_that_hangs_is_named() -> None:
 @pytest.mark.parametrize(
     ("phase", "words"),
     [
-        (Phase.PRIOR, "(?m)^/p/tune_gemm.py:7: gemm: prior was not over after 2 s$"),
+        (Phase.PRIOR, "(?m)^/p/tune_gemm.py:7: gemm: prior timed out after 2 s$"),
         (
             Phase.STRATEGY,
             "^/p/tune_gemm.py:7: gemm: as the strategy 'guided' began, which also asks `where`: strategy was not",
         ),
-        (Phase.INSPECT, "^inspect was not over after 2 s$"),
+        (Phase.INSPECT, "^inspect timed out after 2 s$"),
     ],
 )
 async def test_whatever_hangs_as_a_space_is_opened_is_named(phase: Phase, words: str) -> None:

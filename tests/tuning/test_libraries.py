@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from ktuned.fleet import FrontEndKey
-from ktuned.fleet.front_ends import MOST
+from ktuned.fleet.front_ends import MAX_FRONT_ENDS
 from ktuned.ipc import requests
 from ktuned.model import WorkerError
 from ktuned.model.plan import Plan
@@ -153,7 +153,7 @@ async def test_one_that_hangs_delays_no_other(libraries: Libraries) -> None:
             assert len(translators(await libraries.compile(await libraries.work(), fine, "work", "work"))) == 1
             assert not errors
         assert len(errors) == 4
-        assert set(errors) == {f"inspect was not over after {IMPORT_S:.3g} s"}
+        assert set(errors) == {f"inspect timed out after {IMPORT_S:.3g} s"}
 
 
 async def test_after_an_edit_it_is_imported_again(libraries: Libraries) -> None:
@@ -197,7 +197,7 @@ async def test_idle_ones_are_let_go(parts: Parts, libraries: Libraries) -> None:
 async def test_only_so_many_are_kept(libraries: Libraries) -> None:
     """The longest idle make room for others."""
     with libraries.in_use():
-        some = [libraries.write(f"library_{number}") for number in range(MOST + 1)]
+        some = [libraries.write(f"library_{number}") for number in range(MAX_FRONT_ENDS + 1)]
         fronts = [translators(await libraries.compile(await libraries.work(), one, "work")) for one in some]
         again = translators(await libraries.compile(await libraries.work(), some[-1], "work"))
         assert again == fronts[-1]

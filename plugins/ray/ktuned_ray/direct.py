@@ -31,7 +31,7 @@ MAX_STRANGERS: Final = 16
 """Connections that may be about to prove the secret: others of the network may try."""
 
 
-class NotDirect(Exception):
+class NoDirectConnection(Exception):
     """There is no such connection; the message says why."""
 
 
@@ -90,7 +90,7 @@ async def connect(host: str, port: int, secret: bytes) -> Streams:
     """Connect to a keeper's actor that listens.
 
     Raises:
-        NotDirect: it cannot be reached, or does not know the secret.
+        NoDirectConnection: it cannot be reached, or does not know the secret.
     """
     writer: asyncio.StreamWriter | None = None
     try:
@@ -107,7 +107,7 @@ async def connect(host: str, port: int, secret: bytes) -> Streams:
     if writer is not None:
         with contextlib.suppress(OSError):
             writer.close()
-    raise NotDirect(f"{host}:{port}: {failure}")
+    raise NoDirectConnection(f"{host}:{port}: {failure}")
 
 
 def _proof(secret: bytes, role: bytes, *nonces: bytes) -> bytes:

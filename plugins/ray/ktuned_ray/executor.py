@@ -181,7 +181,7 @@ class ClusterExecutor(RemoteExecutor):
             limit_bytes if self._limits_are_given else 0,
             deadline_s,
         )
-        starting = _Starting()
+        starting = _PendingWorker()
         self._tasks.start_soon(self._hold, call, link, role, environment, starting)
         try:
             with anyio.fail_after(deadline_s + GRACE_S):
@@ -197,7 +197,7 @@ class ClusterExecutor(RemoteExecutor):
         return starting.worker
 
     async def _hold(
-        self, call: node_calls.Start, link: NodeLink, role: Role, environment: Environment, starting: _Starting
+        self, call: node_calls.Start, link: NodeLink, role: Role, environment: Environment, starting: _PendingWorker
     ) -> None:
         """Hold a worker's call until it has ended."""
 
@@ -245,7 +245,7 @@ class ClusterExecutor(RemoteExecutor):
             self._events.on_changed(environment.host, changed.reason)
 
 
-class _Starting(msgspec.Struct, eq=False):
+class _PendingWorker(msgspec.Struct, eq=False):
     """A worker on its way: ``known`` is set when it is there, or has failed."""
 
     known: anyio.Event = msgspec.field(default_factory=anyio.Event)

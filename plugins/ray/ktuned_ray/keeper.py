@@ -27,7 +27,7 @@ import anyio.to_thread
 import msgspec
 
 from ktuned.backends import cpu
-from ktuned.bridge import Call, CallFailed, Host, Send, Service
+from ktuned.bridge import Call, CallFailed, CallServer, Send, Service
 from ktuned.fleet import DeadlineExpired, Environment, LocalExecutor, Output, RequestFailed, Worker, WorkerDied, memory
 from ktuned.ipc import Trust, first_changed, replies, requests, to_message
 from ktuned.model import Record, Role, WorkerError
@@ -44,7 +44,7 @@ WATCH_S: Final = 2.0
 _OTHERS = ("KTUNED_HOME", "KTUNED_SOCKET")
 
 
-class _Seat(msgspec.Struct, frozen=True, eq=False):
+class _LimitedWorker(msgspec.Struct, frozen=True, eq=False):
     """A worker with its limit of memory."""
 
     worker: Worker
@@ -70,7 +70,7 @@ class Keeper(Service):
         self._executor = executor
         self._layouts = NodeLayouts(home)
         self._laying_out = anyio.Lock()
-        self._seats: dict[int, _Seat] = {}
+        self._seats: dict[int, _LimitedWorker] = {}
         self._numbers = itertools.count(1)
         self._cores = sorted(os.sched_getaffinity(0))
         self._granted = memory.default_limits(max(1, len(self._cores) - 1))
@@ -129,7 +129,7 @@ class Keeper(Service):
         except WorkerError as error:
             raise CallFailed("worker", error.message, hint=error.hint) from error
         number = next(self._numbers)
-        self._seats[number] = _Seat(worker, limit)
+        self._seats[number] = _LimitedWorker(worker, limit)
         try:
             await send(node_calls.Started(number, worker.pid))
             await worker.gone.wait()
@@ -140,12 +140,8 @@ class Keeper(Service):
 
     def _kill(self, call: node_calls.Kill) -> None:
         seat = self._seats.get(call.worker)
-        if seat is None:
-            return
-        if call.why:
-            seat.worker.stop(call.why)
-        else:
-            seat.worker.kill()
+        if seat is not None:
+            seat.worker.kill(call.why)
 
     async def _exchange(self, call: node_calls.Exchange, send: Send) -> node_calls.Exchanged:
         seat = self._seats.get(call.worker)
@@ -195,7 +191,7 @@ class Keeper(Service):
             for seat in list(self._seats.values()):
                 seat.worker.measure_memory()
                 if seat.worker.memory_bytes > seat.limit_bytes:
-                    seat.worker.stop(memory.exceeded(seat.worker.memory_bytes, seat.limit_bytes))
+                    seat.worker.kill(memory.exceeded(seat.worker.memory_bytes, seat.limit_bytes))
             await anyio.sleep(MEMORY_S)
 
 
@@ -247,10 +243,10 @@ async def keep(descriptor: int, home: Path) -> None:
         # Closed by the transport.
         connection = socket.socket(fileno=descriptor)
         loop = asyncio.get_running_loop()
-        _, host = await loop.create_connection(lambda: Host(lambda name: keeper), sock=connection)
-        loop.add_signal_handler(signal.SIGTERM, host.connection_lost, None)
-        await host.closed
-        await host.close()
+        _, server = await loop.create_connection(lambda: CallServer(lambda name: keeper), sock=connection)
+        loop.add_signal_handler(signal.SIGTERM, server.connection_lost, None)
+        await server.closed
+        await server.close()
         tasks.cancel_scope.cancel()
 
 

@@ -77,7 +77,7 @@ class NodeLink:
                 await self._bridge.exchange(cluster_calls.Attach(self.info.id), math.inf, on_item=self._take)
         except* (BridgeDown, BridgeSlow, CallFailed) as group:
             self.reason = self._fault or _first(group)
-        except* _Lost as group:
+        except* _LinkLost as group:
             self.reason = self._fault or _first(group)
         finally:
             self.reason = self.reason or "the daemon has left it"
@@ -136,10 +136,10 @@ class NodeLink:
         try:
             return await self._calls.exchange(call, deadline_s)
         except BridgeSlow:
-            raise _Lost(f"its keeper gave no sign of life for {deadline_s:.0f} s") from None
+            raise _LinkLost(f"its keeper gave no sign of life for {deadline_s:.0f} s") from None
 
 
-class _Lost(Exception):
+class _LinkLost(Exception):
     """The link is given up; the message says why."""
 
 

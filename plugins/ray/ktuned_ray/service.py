@@ -265,7 +265,7 @@ async def _streams(actor: Any) -> direct.Streams | None:
     host, port = await answer(actor.listen.remote(secret), ANSWER_S)
     try:
         return await direct.connect(host, port, secret)
-    except direct.NotDirect as error:
+    except direct.NoDirectConnection as error:
         sys.stderr.write(f"ktuned-bridge: calls of Ray carry what is sent to a node: {error}\n")
         return None
 

@@ -38,7 +38,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     left_out: int = 0
 
 
-class _Found(msgspec.Struct):
+class _SnapshotDraft(msgspec.Struct):
     files: dict[str, str] = msgspec.field(default_factory=dict)
     executable: list[str] = msgspec.field(default_factory=list)
     directories: list[str] = msgspec.field(default_factory=list)
@@ -55,7 +55,7 @@ class Snapshots:
 
     def take(self, listed: Iterable[str] = ()) -> Snapshot:
         """Return the root's files as they are now, and those ``listed`` by a context (relative paths). Blocks."""
-        found = _Found()
+        found = _SnapshotDraft()
         seen: dict[str, tuple[tuple[int, ...], str]] = {}
         for place in (*self._below(self._root, found), *(absolute(name, self._root) for name in listed)):
             name = relative(place, self._root)
@@ -64,7 +64,7 @@ class Snapshots:
         self._known = seen
         return Snapshot(found.files, tuple(found.executable), tuple(found.directories), found.left_out)
 
-    def _below(self, top: str, found: _Found) -> Iterator[str]:
+    def _below(self, top: str, found: _SnapshotDraft) -> Iterator[str]:
         for directory, directories, files in os.walk(top):
             directories[:] = sorted(name for name in directories if not name.startswith("."))
             found.directories += (relative(os.path.join(directory, name), self._root) for name in directories)
@@ -76,7 +76,7 @@ class Snapshots:
                     continue
                 yield place
 
-    def _add(self, name: str, place: str, found: _Found, seen: dict[str, tuple[tuple[int, ...], str]]) -> None:
+    def _add(self, name: str, place: str, found: _SnapshotDraft, seen: dict[str, tuple[tuple[int, ...], str]]) -> None:
         try:
             state = os.stat(place)
             if not stat.S_ISREG(state.st_mode):

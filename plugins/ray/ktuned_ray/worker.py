@@ -184,16 +184,12 @@ class RemoteWorker(Worker):
             stopped = ended.stopped or self._stopped
             raise WorkerDied(ended.returncode, Phase(ended.phase), self.output(), stopped, ended.fault)
 
-    def kill(self) -> None:
+    def kill(self, why: str = "") -> None:
         """End the worker and all that it started; :attr:`gone` is set when it has."""
+        self._stopped = why or self._stopped
         if self.is_alive:
             self._is_killed = True
             self._executor.end(self._link, self._number, self._stopped)
-
-    def stop(self, why: str) -> None:
-        """Kill the worker for what it does."""
-        self._stopped = why
-        self.kill()
 
     def measure_memory(self) -> None:
         """Leave :attr:`memory_bytes` as its last answer said: the keeper watches the limit."""

@@ -23,7 +23,7 @@ _REAP_S: Final = 5.0
 """Time for a warden to sweep and end, once its daemon has no worker any more."""
 
 
-class Guard:
+class WardenProcess:
     """The warden: kills whatever bears ``mark`` (``NAME=value``) and removes ``scratch`` when this process is gone.
 
     If that was not in order, a line about how it ended goes into the file ``last_end``.

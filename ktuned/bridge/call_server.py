@@ -28,7 +28,7 @@ CLOSE_S: Final = 2.0
 """Time for services to let go when the daemon closes the socket; then the process ends."""
 
 
-class Host(asyncio.Protocol):
+class CallServer(asyncio.Protocol):
     """The bridge's end of the socket; :attr:`closed` is done when the daemon has closed its own."""
 
     def __init__(self, load: Callable[[str], Service] = load_service) -> None:
@@ -71,7 +71,7 @@ class Host(asyncio.Protocol):
 
     def _take(self, message: dict[str, Any]) -> None:
         asked = messages.decode_asked(message)
-        if isinstance(asked, messages.Cancelled):
+        if isinstance(asked, messages.CallCancellation):
             task = self._tasks.get(asked.number)
             if task is not None:
                 task.cancel()
@@ -86,7 +86,7 @@ class Host(asyncio.Protocol):
         self._tasks[number] = task
         task.add_done_callback(lambda _: self._tasks.pop(number, None))
 
-    async def _heed(self, asked: messages.Asked) -> None:
+    async def _heed(self, asked: messages.ReceivedCall) -> None:
         """Carry out a call that has no answers."""
 
         async def send(item: Record) -> None:
@@ -97,7 +97,7 @@ class Host(asyncio.Protocol):
         except KtunedError as error:
             sys.stderr.write(f"ktuned-bridge: {asked.operation}: {error.message}\n")
 
-    async def _carry_out(self, asked: messages.Asked, number: int) -> None:
+    async def _carry_out(self, asked: messages.ReceivedCall, number: int) -> None:
 
         async def send(item: Record) -> None:
             await self._writable.wait()
@@ -112,7 +112,7 @@ class Host(asyncio.Protocol):
             answer = messages.encode_fault(number, replies.Fault("service", f"{type(error).__name__}: {text}"))
         self._transport.write(answer)
 
-    async def _reply(self, asked: messages.Asked, send: Callable[[Record], Any]) -> Record:
+    async def _reply(self, asked: messages.ReceivedCall, send: Callable[[Record], Any]) -> Record:
         if asked.operation == Hello.operation:
             return Versions(os.getpid(), platform.python_version(), sys.executable)
         service = await self._service(asked.operation.partition(".")[0])
@@ -150,10 +150,10 @@ async def serve(descriptor: int) -> None:
     """Serve the socket until the daemon closes it."""
     # Closed by the transport.
     connection = socket.socket(fileno=descriptor)
-    _, host = await asyncio.get_running_loop().create_connection(Host, sock=connection)
-    await host.closed
+    _, server = await asyncio.get_running_loop().create_connection(CallServer, sock=connection)
+    await server.closed
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(host.close(), CLOSE_S)
+        await asyncio.wait_for(server.close(), CLOSE_S)
 
 
 def main(argv: list[str]) -> NoReturn:
