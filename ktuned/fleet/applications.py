@@ -1,7 +1,7 @@
-"""The applications that work on GPUs while their tunings go on.
+"""Applications that work on a GPU while ktuned tunes there.
 
-An application that asks for a tuning and goes on meanwhile names its process. While it lives and works on a GPU, lanes
-there use at most a tenth of the time, and only as much memory as is free (``ktuned.worker.room``).
+An application that asks for a tuning and continues meanwhile names its process. While it lives and works on a GPU,
+lanes there use at most a tenth of the time, and only as much memory as is free (``ktuned.worker.room``).
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import Final
 from ktuned.model import Device
 
 MAX_APPLICATIONS: Final = 1000
-"""Processes that are remembered; those that ended make room."""
+"""Processes that are remembered at once; those that have ended make room."""
 
 
 def process_identity(pid: int) -> str:
-    """Return the start time of a process, by which its number is not taken for a later one; empty without it."""
+    """Return the start time of a process, which tells it from a later one of the same number; empty if it is gone."""
     try:
         behind = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
         return behind.split()[19]
@@ -29,7 +29,9 @@ def process_identity(pid: int) -> str:
 class Applications:
     """The processes of applications, while they live.
 
-    ``is_used`` says whether another program works on a device now; where that is unknown, it does.
+    Args:
+        identity: Returns what tells a process from a later one of the same number; empty if there is none.
+        is_used: Returns whether another program works on a device now; without it, one always may.
     """
 
     def __init__(
@@ -43,20 +45,20 @@ class Applications:
         self._known: dict[int, str] = {}
 
     def note(self, pid: int) -> None:
-        """Remember a process; one that has ended already is none."""
+        """Remember a process, unless it has ended already."""
         identity = self._identity(pid)
         if identity and pid != os.getpid() and len(self.present()) < MAX_APPLICATIONS:
             self._known[pid] = identity
 
     def present(self) -> tuple[int, ...]:
-        """Return those that live."""
+        """Return the ids of the processes that live."""
         self._known = {pid: identity for pid, identity in self._known.items() if self._identity(pid) == identity}
         return tuple(self._known)
 
     def beside(self, device: Device) -> tuple[int, ...]:
-        """Return those that may be at work on a device: on a GPU of this machine."""
+        """Return the living processes that may be at work on a device: all on a GPU of this machine, none elsewhere."""
         return self.present() if device.kind == "cuda" and not device.host else ()
 
     async def work_on(self, device: Device) -> bool:
-        """Return whether one of them works on a device now, as far as that is known."""
+        """Return whether an application may be at work on a device now."""
         return bool(self.beside(device)) and (self._is_used is None or await self._is_used(device))

@@ -19,7 +19,7 @@ from ktuned.fleet.output_tail import OutputTail
 from ktuned.ipc import InvalidMessage, frames
 
 CLOSED_S: Final = 1.0
-"""Time for a process that has closed its socket to end by itself."""
+"""Time for a process that has closed its socket to end; then it is killed."""
 
 
 class BridgeProcess(asyncio.Protocol):
@@ -51,15 +51,15 @@ class BridgeProcess(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Expect its end, which says more than the socket; one that goes on without it is killed."""
+        """Wait for the process's end, which says more than the socket's; a process that lives on is killed."""
         self._loop.call_later(CLOSED_S, self.kill, "it closed its socket")
 
     def pause_writing(self) -> None:
-        """Hold calls back until it has read those before."""
+        """Hold calls back until the process has read those before."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Let calls be sent again."""
         self._writable.set()
 
     def data_received(self, data: bytes) -> None:
@@ -79,7 +79,7 @@ class BridgeProcess(asyncio.Protocol):
             self._loop.remove_reader(self._tail.fd)
 
     def end_soon(self) -> None:
-        """Have it let go of what it holds, and end."""
+        """Close our side of the socket: the process releases what it holds, and ends."""
         if self._transport is not None and not self._transport.is_closing():
             self.end = "the daemon is ending"
             self._is_ending = True
@@ -93,7 +93,7 @@ class BridgeProcess(asyncio.Protocol):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def _on_exit(self) -> None:
-        # Its children, while its process group is still its own.
+        # Kills its children. Not later: once the process is reaped, its group's number may be another's.
         self.kill()
         self._tail.read_rest()
         for descriptor in (self._pidfd, self._tail.fd):

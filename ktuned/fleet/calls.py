@@ -1,6 +1,8 @@
 """Calls under way over one stream to another process: numbers, deadlines, answers.
 
-Each has a number, and a deadline that begins again with each of its answers.
+Calls run side by side. Each has a number, which its answers carry, and a deadline, which begins again with each answer.
+A call whose deadline passes, or whose caller is cancelled, is cancelled on the other side too; an answer that comes
+later finds no call, and is dropped. When the other side ends, all calls fail with the reason.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class BridgeDown(KtunedError):
 
 
 class BridgeSlow(KtunedError):
-    """A call took longer than its deadline; it is taken back, and the other side lives on."""
+    """A call took longer than its deadline. It is cancelled, and the other side lives on."""
 
     code = "bridge_deadline"
 
@@ -45,9 +47,12 @@ class _Pending(msgspec.Struct, eq=False):
 
 
 class Calls:
-    """Makes calls with ``send``, which takes frames in order and raises :class:`BridgeDown` where it cannot.
+    """Makes calls over a stream.
 
-    ``writable`` waits until the stream takes more; ``name`` is the other side in messages.
+    Args:
+        name: What error messages call the other side.
+        send: Sends a frame, in order; raises :class:`BridgeDown` if it cannot.
+        writable: Waits until the stream takes more.
     """
 
     def __init__(self, name: str, send: Callable[[bytes], None], writable: Callable[[], Awaitable[Any]]) -> None:
@@ -60,10 +65,10 @@ class Calls:
         self._numbers = itertools.count(1)
 
     def feed(self, data: bytes) -> None:
-        """Take bytes of the stream, and each answer that they complete.
+        """Take in bytes of the stream; hand each answer that they complete to its caller.
 
         Raises:
-            FrameError, InvalidMessage: they are no answers; the stream cannot be read on.
+            FrameError, InvalidMessage: they are no answers; nothing further can be read from the stream.
         """
         for message in self._decoder.feed(data):
             self._take(messages.decode_answer(message))
@@ -71,7 +76,7 @@ class Calls:
     def _take(self, answer: messages.Answer) -> None:
         pending = self._pending.get(answer.number)
         if pending is None or pending.done.done():
-            # Taken back meanwhile.
+            # Cancelled meanwhile.
             return
         pending.last_at = monotonic()
         if answer.fault is not None:
@@ -85,7 +90,7 @@ class Calls:
             pending.on_item(value)
 
     async def exchange(self, call: Call[R, I], deadline_s: float, on_item: Callable[[I], None] | None = None) -> R:
-        """Send a call and wait for its reply, as :meth:`ktuned.fleet.Bridge.exchange`."""
+        """Send a call and wait for its reply, as :meth:`ktuned.fleet.Bridge.call_service`."""
         number = next(self._numbers)
         pending = _Pending(type(call), self._loop.create_future(), on_item, monotonic())
         data = messages.encode_service_call(number, call)
@@ -105,7 +110,7 @@ class Calls:
                 if is_sent:
                     self._take_back(number)
             elif not pending.done.cancelled():
-                # Seen, also where the caller was cancelled as it came.
+                # Look at the exception, or asyncio complains where the caller was cancelled as it came.
                 pending.done.exception()
         return reply
 
@@ -131,14 +136,14 @@ class Calls:
 
     async def _reply(self, pending: _Pending, deadline_s: float) -> Any:
         while not pending.done.done():
-            left_s = pending.last_at + deadline_s - monotonic()
-            if left_s <= 0:
+            remaining_s = pending.last_at + deadline_s - monotonic()
+            if remaining_s <= 0:
                 raise BridgeSlow(f"{self._name}: {pending.call.operation} timed out after {deadline_s:.3g} s")
-            await asyncio.wait([pending.done], timeout=None if left_s == math.inf else left_s)
+            await asyncio.wait([pending.done], timeout=None if remaining_s == math.inf else remaining_s)
         return pending.done.result()
 
     def fail(self, reason: str) -> None:
-        """Fail all calls under way: the other side has ended."""
+        """Fail all calls under way, because the other side has ended."""
         for pending in self._pending.values():
             if not pending.done.done():
                 pending.done.set_exception(BridgeDown(reason))

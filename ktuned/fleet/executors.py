@@ -17,8 +17,8 @@ from ktuned.model import Phase, Role
 
 
 class Executors(Executor):
-    """Starts each worker where its environment says: on this machine by ``local``, on a host by the executor that has
-    reported it. ``events`` are told of hosts.
+    """Starts each worker on its environment's machine: on this one by ``local``, on a host by the executor that has
+    reported the host. Hosts that come and go are passed on to ``events``.
     """
 
     def __init__(self, local: Executor, surroundings: Surroundings, events: HostEvents) -> None:
@@ -31,7 +31,7 @@ class Executors(Executor):
         self._tasks: anyio.abc.TaskGroup | None = None
 
     def follow(self, tables: Mapping[str, msgspec.Struct], *, limits_are_given: bool) -> None:
-        """Have executors follow their tables of ``config.toml``; one is imported when its table is there first."""
+        """Give each plugin's executor its table of ``config.toml``; one is imported when its table first appears."""
         for name in tables.keys() - self.remotes.keys():
             self._add(name, load_executor(name))
         for name, remote in self.remotes.items():
@@ -48,7 +48,7 @@ class Executors(Executor):
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
-        """Hold all of them."""
+        """Let all executors run workers for the length of the block."""
         async with self._local.running(), anyio.create_task_group() as tasks:
             self._tasks = tasks
             for remote in self.remotes.values():
@@ -77,19 +77,19 @@ class Executors(Executor):
             yield from list(executor.workers)
 
     def leave_cores(self, lanes: int) -> None:
-        """Keep compilers off so many cores of this machine."""
+        """Leave cores of this machine to lanes."""
         self._local.leave_cores(lanes)
 
     async def settled(self) -> None:
-        """Wait, not longer than a while, until it is known which hosts there are."""
+        """Wait until it is known which hosts there are; give up after a while."""
         for remote in list(self.remotes.values()):
             await remote.settled()
 
     def describe(self) -> dict[str, Any]:
-        """Return the executors of other machines for a status, by name; those without settings are left out."""
+        """Return the executors of other machines for ``status``, by name; those without settings are left out."""
         return {name: found for name, remote in self.remotes.items() if (found := remote.describe())}
 
     @property
     def notices(self) -> list[str]:
-        """What keeps hosts from being used, one line each."""
+        """Why hosts cannot be used, one line each."""
         return [line for remote in self.remotes.values() for line in remote.notices]

@@ -1,6 +1,15 @@
-"""All workers of a daemon, as the :mod:`~ktuned.fleet.lane_machine` says: started, lent, closed and ended.
+"""The fleet: all workers of a daemon, on this machine and on hosts.
 
-A :class:`Fleet` carries out and decides nothing, but for what is no worker's: compile slots, and the gate of each host.
+The :mod:`~ktuned.fleet.lane_machine` decides which worker is lent, kept or ended. A :class:`Fleet` carries that out,
+and owns what belongs to no single worker:
+
+- each machine's *compile slots*, and its *gate* between compiles and timing;
+- the *turns* on each device, which all of its lanes share;
+- two background tasks: one ends workers that have idled too long, the other kills workers that outgrow their memory.
+
+A caller borrows a worker for a block (:meth:`Fleet.lend_worker`), or acquires it and releases it later. A worker whose
+caller fails or is cancelled is killed: nobody can see what state it is in, and a new one costs less than a wrong
+result.
 """
 
 from __future__ import annotations
@@ -59,8 +68,9 @@ _MEMORY_S = 0.2
 def compilers_for(slots: int) -> int:
     """Return how many compile workers have work at once for so many slots.
 
-    A slot is the next one's as soon as its compiler is done: it takes 4 to 10 ms more until an artifact is on the disk,
-    which is some hundredths of a compile. Of two workers besides one is free at nearly all times, of one too seldom.
+    A slot goes to the next compile as soon as the compiler is done. Its worker needs another 4 to 10 ms to write the
+    artifact, some hundredths of a compile, so more workers than slots have work. With two more for eight slots, one is
+    nearly always free; with one more, too seldom.
     """
     return slots + slots // 4
 
@@ -73,10 +83,18 @@ class _Host(msgspec.Struct, frozen=True, eq=False):
 
 
 class Fleet:
-    """Lends workers, keeps the idle ones, and stops those that outgrow their memory.
+    """Lends workers, keeps the idle ones, and kills those that outgrow their memory.
 
-    ``spawn_s`` is how long one may take to start, and may be changed at any time. Spares import ``spare_modules`` and
-    their backend. ``front_ends`` are those that import what users wrote.
+    Args:
+        executor: Starts workers, here and on hosts.
+        compile_slots: Compiles that may run at once on this machine.
+        spawn_s: How long a worker may take to start, in seconds; may be changed at any time.
+        memory_limits: Bytes that a bench worker and a compile worker may use; by default a share of the machine's.
+        keeps_spares: Whether workers are started before they are needed.
+        rank_of: Returns a job's rank, by which slots and devices are handed out.
+        spare_modules: Modules that a spare bench worker imports besides its backend.
+        cores: Cores that compiles and timing share; without it no timing waits for a compile.
+        limits: Limits of the idle workers.
     """
 
     def __init__(
@@ -97,7 +115,7 @@ class Fleet:
         self._wide = 0
         self.gate = QuietGate(cores, on_wide=self._widen)
         self.compile_slots = Turns(compile_slots, rank_of=rank_of, most_inside_of=compilers_for)
-        # This machine's name is empty.
+        # This machine's own name is empty.
         self._hosts = {"": _Host(self.gate, self.compile_slots)}
         self._rank_of = rank_of
         self._turns: dict[str, Turns] = {}
@@ -129,10 +147,10 @@ class Fleet:
                 self._tasks.cancel_scope.cancel()
 
     def add_host(self, host: str, cores: int) -> None:
-        """Count on a host: it keeps one of its cores for a lane, and compiles on the others."""
+        """Use a host from now on: one of its cores is for a lane, the others are compile slots."""
         slots = max(1, cores - 1)
         if host in self._hosts:
-            # It was there before, and jobs hold its turns.
+            # The host is back: jobs hold turns of its slots, so these must stay the same object.
             self._hosts[host].slots.total_tokens = slots
         else:
             self._hosts[host] = _Host(QuietGate(cores), Turns(slots, rank_of=self._rank_of))
@@ -143,9 +161,9 @@ class Fleet:
 
     @asynccontextmanager
     async def quiet(self, devices: Iterable[Device]) -> AsyncIterator[None]:
-        """Let nothing compile on the machines of some devices."""
+        """Let nothing compile on the machines of some devices for the length of the block."""
         async with AsyncExitStack() as machines:
-            # In one order for all, so that two that wait do not each hold what the other one wants.
+            # Every caller takes the gates in the same order: two of them cannot wait for each other.
             for device in {device.host: device for device in sorted(devices, key=lambda device: device.host)}.values():
                 await machines.enter_async_context(self.gate_of(device).quiet())
             yield
@@ -155,17 +173,17 @@ class Fleet:
         return self._host(environment.host).slots
 
     def turns_on(self, device: Device) -> Turns:
-        """Return the turns of all that work on a device: backends may see it as several models."""
+        """Return the turns of a device, one object for all lanes: two backends may see it as two models."""
         return self._turns.setdefault(device.name, Turns(rank_of=self._rank_of))
 
     def _host(self, host: str) -> _Host:
         if host not in self._hosts:
-            # Known from an earlier daemon, and not there yet.
+            # An earlier daemon knew it; it has not come yet.
             self.add_host(host, 1)
         return self._hosts[host]
 
     def resize(self, compile_slots: int, memory_limits: tuple[int, int]) -> None:
-        """Follow new settings; what runs goes on, and counts under the new limits."""
+        """Apply new settings. Running work continues, and counts under the new limits."""
         self.compile_slots.total_tokens = compile_slots
         self._limit_memory(*memory_limits)
 
@@ -173,7 +191,7 @@ class Fleet:
         self.machine.memory_limits |= dict.fromkeys(Role, bench_bytes) | {Role.COMPILE: compile_bytes}
 
     def leave_cores(self, lanes: int) -> None:
-        """Keep compilers off one core for each lane, and off those that a lane holds besides, as far as there are."""
+        """Keep compilers off one core for each lane, and off the further cores that a wide timing holds."""
         self._lanes = lanes
         self._executor.leave_cores(lanes + self._wide)
 
@@ -183,16 +201,16 @@ class Fleet:
 
     @asynccontextmanager
     async def lend(self, role: Role, environment: Environment) -> AsyncIterator[Worker]:
-        """Lend a worker for some requests; one that is still alive afterwards is kept for the next.
+        """Lend a worker for the block. It is kept for the next caller if it is still alive afterwards.
 
         Raises:
-            WorkerError: it cannot be started.
+            WorkerError: no worker can be started.
         """
         worker = await self.acquire(role, environment)
         try:
             yield worker
         except BaseException:
-            # Its state cannot be known; a new worker costs less than a wrong result.
+            # Also when the caller is cancelled: the worker is then in the middle of something.
             worker.kill()
             raise
         self.release(worker)
@@ -200,13 +218,14 @@ class Fleet:
     async def acquire(
         self, role: Role, environment: Environment, device: str = "", code: KernelCode | None = None
     ) -> Worker:
-        """Return an idle worker of that role and environment, or a new one; give it back by :meth:`release`.
+        """Return an idle worker of a role and environment, or a new one; give it back by :meth:`release`.
 
-        It is the one that has opened ``code`` on ``device``, or else one that has opened nothing, preferably with a
-        context there. Those that hold an earlier state of that kernel file end.
+        Preferred is the worker that has opened ``code`` on ``device``, then one that has opened nothing and has its
+        context there, then any that has opened nothing. Idle workers that hold an earlier state of the same kernel file
+        end.
 
         Raises:
-            WorkerError: it cannot be started, or could not so often that it is not tried again yet.
+            WorkerError: no worker can be started, or starts failed so often that the next one has to wait.
         """
         waits = True
         while True:
@@ -224,7 +243,7 @@ class Fleet:
                     return worker
 
     async def _await_spare(self, kind: WorkerKind) -> bool:
-        """Wait until one is there, or has failed; return whether it did not take too long."""
+        """Wait until a spare is ready or has failed; return whether that came within the time to start."""
         with anyio.move_on_after(self.spawn_s) as waiting:
             try:
                 await self._spare_news.setdefault(kind, anyio.Event()).wait()
@@ -233,7 +252,7 @@ class Fleet:
         return not waiting.cancelled_caught
 
     def release(self, worker: Worker) -> None:
-        """Take a worker back; it idles until it is lent again, or has idled for too long."""
+        """Take a worker back. It idles until it is lent again, or has idled for too long."""
         if not worker.settled_bytes:
             worker.settle()
         self.carry_out(self.machine.release(worker))
@@ -286,15 +305,20 @@ class Fleet:
         device: Device | None = None,
         with_context: bool = False,
     ) -> None:
-        """Have ``count`` spares of a role stand by, if spares are kept: for a ``device`` each with its context there.
+        """Start spares in the background until ``count`` of a role stand by; does nothing where none are kept.
 
-        They have imported ``backend``, if it is known yet, and what it compiles and loads with, as kernel files do; one
-        that measures also the spare modules. One ``with_context`` makes it while it imports, if no worker has one yet.
+        Args:
+            role: What the spares will do.
+            environment: Where they run.
+            backend: The backend that they import, with what it compiles and loads with; empty if not known yet.
+            count: How many are to stand by, those that are idle now included.
+            device: Each makes its context on this device, in turns with the lanes there.
+            with_context: One may make its context while it imports, if no worker has a context yet.
         """
         self.carry_out(self.machine.order_spares(role, environment, backend, count, device, with_context=with_context))
 
     def prepare_compilers(self, environment: Environment, backend: str, *, besides: int = 0) -> None:
-        """Have compile workers stand by, all that have work at once and ``besides``."""
+        """Start as many compile workers in the background as can have work at once, and ``besides`` more."""
         self.carry_out(self.machine.order_compilers(environment, backend, besides))
 
     async def _make_spare(self, order: MakeSpare) -> None:
@@ -311,15 +335,15 @@ class Fleet:
                 else:
                     worker.kill()
         except WorkerError as error:
-            # The lane meets the same error when it needs the worker, and reports it.
+            # Not reported here: the lane that needs the worker meets the same error.
             _log.info("spare_failed", role=order.role, reason=error.message)
         finally:
             self.carry_out(self.machine.note_spare(order.kind, spare))
-            # Those that wait for one ask again.
+            # Whoever waits for this spare asks the machine again, also after a failure.
             self._spare_news.pop(order.kind, anyio.Event()).set()
 
     async def _warm_spare(self, environment: Environment, device: Device) -> None:
-        """Have a spare make its context on a device, in turns with its lanes: a timing beside it would be stretched."""
+        """Have a spare make its context on a device. It takes a turn there: beside it, a timing would be stretched."""
         async with self.turns_on(device).hold(NO_JOB):
             lent = self.carry_out(self.machine.take_spare_to_warm(environment, device))
             if isinstance(lent, LendWorker):
@@ -328,13 +352,15 @@ class Fleet:
                 self.carry_out(self.machine.note_warmed(lent.worker, device, error))
 
     def outdate_workers(self, environment: Environment | None = None) -> None:
-        """Lend no worker of an environment, or (None) of any, again that has started before now: what it was started
-        with, or has imported, has changed.
+        """Lend no worker again that was started before now: what it was started with, or has imported, has changed.
+
+        Args:
+            environment: The environment whose workers are meant; None for those of all.
         """
         self.carry_out(self.machine.outdate_workers(environment))
 
     def is_worn(self, worker: Worker, most_requests: int | None = None) -> bool:
-        """Return whether a worker is due to be replaced, between two requests."""
+        """Return whether a worker is to be replaced before its next request."""
         return self.machine.is_worn(worker, most_requests)
 
     @property
@@ -369,7 +395,7 @@ class Fleet:
             self.front_ends.end_idle(idle_s)
 
     async def _watch_memory(self) -> None:
-        """Stop the worker that outgrows its limit, before the machine suffers."""
+        """Kill workers that outgrow their limit, before the machine runs short."""
         while True:
             idle = set(self.machine.idle)
             busy = [worker for worker in self._executor.workers if worker not in idle]

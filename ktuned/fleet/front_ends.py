@@ -1,13 +1,15 @@
 """Front ends: workers that import what users wrote, and translate functions for compile workers, which import nothing.
 
 A module of an application may import torch and a model library: 20 seconds and a GiB. One worker imports it for all
-jobs that need it, one after the other in the order of their ranks. What is imported is a kernel file, or a library that
-Builds name, whatever their kernel files.
+jobs that need it, and serves them one after the other in the order of their ranks. It imports a kernel file, or a
+library that Builds name, whatever their kernel files.
 
-A front end stays while a job has work for it, and ends after it has idled, like other workers. It is replaced
-when it is worn, has died or has hung: then the unit that it worked on is to blame, and the next one goes on in another.
-Where the import of a library itself fails or hangs, no unit is to blame: the jobs that need it end with that error, for
-a while without another try, after pauses that grow. Other libraries have other workers, and are not held up.
+*Life.* A front end stays while a job has work for it, and ends after it has idled, like other workers. Its worker is
+replaced when it is worn, has died or has hung.
+
+*Blame.* If the worker dies or hangs in the translation of a unit, that unit is to blame, and the next one gets another
+worker. If the import of a library itself fails or hangs, no unit is: the jobs that need the library end with the error,
+and it is not tried again before a pause, which grows. Other libraries have other workers, and are not held up.
 """
 
 from __future__ import annotations
@@ -48,14 +50,14 @@ LIBRARY = "library"
 """The field of a Build that says, as plain data, what its function is found in; without one that is the kernel file."""
 
 MAX_FRONT_ENDS = 4
-"""Front ends that are kept at once, more only where jobs under way need them: each may hold a GiB."""
+"""Front ends that are kept at once: each may hold a GiB. Running jobs may need more, and get them."""
 
 MOST_REQUESTS = 20_000
-"""Requests after which one is replaced: a whole library has 2,000 configs, and to import it again takes long."""
+"""Requests after which a worker is replaced: a whole library has 2,000 configs, and importing it again takes long."""
 
 
 class FrontEndKey(msgspec.Struct, frozen=True):
-    """All that is the same for what one front end translates: where it runs, the backend, and what it has imported."""
+    """What all units of one front end have in common: where it runs, the backend, and what it has imported."""
 
     environment: Environment
     backend: str
@@ -65,7 +67,7 @@ class FrontEndKey(msgspec.Struct, frozen=True):
     def of(
         cls, environment: Environment, backend: str, kernel_file: str, library: Mapping[str, Any] | None
     ) -> FrontEndKey:
-        """Return the key of a Build's front end; ``library`` is what the Build names, if it does."""
+        """Return the key of a Build's front end: by the ``library`` that the Build names, else by its kernel file."""
         return cls(environment, backend, canonical(library) if library else kernel_file)
 
 
@@ -80,14 +82,14 @@ class FrontEnds:
     def prepare(
         self, environment: Environment, backend: str, library: Mapping[str, Any], deadlines: Mapping[str, float]
     ) -> None:
-        """Have a library imported before there is a job that needs it, in the background."""
+        """Import a library in the background, before there is a job that needs it."""
         key = FrontEndKey.of(environment, backend, "", library)
         self._fleet.start_soon(self.open, key, requests.OpenFrontEnd(backend, library=library), NO_JOB, deadlines)
 
     async def open(
         self, key: FrontEndKey, opening: requests.OpenFrontEnd, job: int, deadlines: Mapping[str, float]
     ) -> None:
-        """Have what a job needs imported before it has a unit; a failure is left to the first unit."""
+        """Import what a job needs before it has a unit to translate. A failure is left to its first unit."""
         await self._of(key, job).open(opening, job, deadlines)
 
     async def lower(
@@ -97,7 +99,13 @@ class FrontEnds:
         job: int,
         deadlines: Mapping[str, float],
     ) -> replies.Lowered:
-        """Translate a unit's function on the first machine that is there, by its request.
+        """Translate a unit's function, on the first of some machines that is there.
+
+        Args:
+            places: The front end of each machine, and the request that it would get.
+            opening: What the front end must have imported.
+            job: The job, by whose rank the unit waits.
+            deadlines: Seconds for each phase, by its name.
 
         Raises:
             WorkerDied, DeadlineExpired, RequestFailed: as with other requests; the next unit gets another worker.
@@ -114,7 +122,7 @@ class FrontEnds:
         raise absent
 
     def leave(self, job: int) -> None:
-        """Take note that a job has no more work: what only it has used may end once it has idled."""
+        """Forget a job that has no more work: front ends that it alone has used may end once they have idled."""
         for found in self._known.values():
             found.leave(job)
 
@@ -162,14 +170,14 @@ class _FrontEnd:
         return not self.jobs and not self._turns.is_full
 
     def leave(self, job: int) -> None:
-        """Have a job use it no more."""
+        """Forget a job that has no more work here."""
         if job in self.jobs:
             self.jobs.remove(job)
             self._opened_for.discard(job)
             self.used_at = monotonic()
 
     async def open(self, opening: requests.OpenFrontEnd, job: int, deadlines: Mapping[str, float]) -> None:
-        """Import what it is for, if that is not done; a failure is left to the first unit."""
+        """Import what a job needs, if that is not done yet. A failure is left to its first unit."""
         async with self._turns.hold(job):
             try:
                 await self._opened(opening, job, deadlines)
@@ -183,7 +191,7 @@ class _FrontEnd:
         """Translate a unit's function, as :meth:`FrontEnds.lower`."""
         async with self._turns.hold(job):
             worker = await self._opened(opening, job, deadlines)
-            # Not around the import: one that hangs would keep others from having quiet.
+            # The gate is not held for the import: one that hangs would keep finalists from having quiet.
             async with self._compiling():
                 lowered, _ = await self._exchange(worker, request, deadlines)
             self.used_at = monotonic()
@@ -193,10 +201,10 @@ class _FrontEnd:
         return self._fleet.gate_of(self.key.environment).compiling()
 
     async def _opened(self, opening: requests.OpenFrontEnd, job: int, deadlines: Mapping[str, float]) -> Worker:
-        """Return the worker, which has imported what it is for, and what a job's first Build needs besides.
+        """Return the worker, with everything imported that the front end is for and that a job's first Build needs.
 
         Raises:
-            WorkerError: it cannot; where that is the library itself, nothing is tried for a while.
+            WorkerError: it cannot be imported. If the library itself failed, it is not tried again for a while.
         """
         if self._worker is not None and (
             not self._worker.is_alive or self._fleet.is_worn(self._worker, most_requests=MOST_REQUESTS)
@@ -220,20 +228,20 @@ class _FrontEnd:
         return self._worker
 
     async def _import(self, worker: Worker, opening: requests.OpenFrontEnd, deadlines: Mapping[str, float]) -> None:
-        # Of a kernel file that cannot be imported the unit's own request says so.
+        # A kernel file that cannot be imported is reported by the unit's own request.
         with suppress(RequestFailed):
             async with self._fleet.gate_of(self.key.environment).computing(COURTESY_S):
                 await self._exchange(worker, opening, deadlines)
-        # Only what comes on top of what it has imported wears it out.
+        # What it has imported does not wear it out; only what comes on top counts as growth.
         worker.settle()
 
     async def _exchange(
         self, worker: Worker, request: requests.Request[R, Any], deadlines: Mapping[str, float]
     ) -> tuple[R, Output]:
-        """Have a request done; a worker that did not answer it is not used again.
+        """Send a request; a worker that did not answer is not used again.
 
         Raises:
-            WorkerError: the library cannot be imported, or what the request itself ended with.
+            WorkerError: the library cannot be imported, or the request's own failure.
         """
         try:
             return await worker.exchange(request, deadlines)
@@ -249,10 +257,10 @@ class _FrontEnd:
             raise
 
     def _raise_if_import(self, error: WorkerDied | DeadlineExpired | RequestFailed) -> None:
-        """Raise the error of a library that cannot be imported, which no unit is to blame for.
+        """Turn a failure of the import into an error of the library, for which no unit is to blame.
 
         Raises:
-            WorkerError: it is one.
+            WorkerError: the failure is one of the import.
         """
         if error.phase is Phase.INSPECT and not isinstance(error, HostLost) and not is_outside_kill(error):
             _log.warning("library_not_imported", imports=self.key.imported, reason=error.message)

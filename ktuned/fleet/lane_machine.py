@@ -147,18 +147,19 @@ class LaneState(StrEnum):
     """Where a lane is on its way to an open problem, and what it is to do there."""
 
     VACANT = "vacant"
-    """It has no worker. Nothing is to be done."""
+    """The lane has no worker, and has nothing to do."""
     RESTING = "resting"
-    """It is sick: wait for its pause to pass."""
+    """The lane is sick: wait until its pause is over."""
     TAKING = "taking"
-    """Have a worker lent for ``bench``, and wait a moment for the end of ``ending``. Comes with the worker, or the
-    error."""
+    """Get a worker lent for ``bench``, and wait a moment until those ``ending`` have ended. The outcome is the worker,
+    or the error."""
     PROVING = "proving"
-    """Have the worker run the canary. Comes with the error, if there is one."""
+    """Have the worker run the canary. The outcome is the error, if there is one."""
     OPENING = "opening"
-    """Have ``closing`` close their data, and the worker open ``bench``. Comes with the error, if there is one."""
+    """Have those ``closing`` close their data, then have the worker open ``bench``. The outcome is the error, if there
+    is one."""
     OPEN = "open"
-    """It can measure. Comes with the error of a request."""
+    """The lane can measure. The outcome is the error of a request."""
 
 
 _S = LaneState
@@ -203,19 +204,19 @@ class LaneRecord(msgspec.Struct, eq=False):
         return self.device.kind != "cpu"
 
     def require_state(self, *states: LaneState) -> None:
-        """Refuse what makes no sense for the lane as it is.
+        """Refuse an event that is legal in some states alone.
 
         Raises:
-            IllegalMove: it is in no such state.
+            IllegalMove: the lane is in none of them.
         """
         if self.state not in states:
             raise IllegalMove(f"lane {self.device.name} is {self.state}, and not {' or '.join(states)}")
 
     def move_to(self, state: LaneState) -> None:
-        """Go to another state.
+        """Go to another state, along :data:`MOVES`.
 
         Raises:
-            IllegalMove: no way leads there; the lane has not moved.
+            IllegalMove: no way leads there; the lane stays where it was.
         """
         if state not in MOVES[self.state]:
             raise IllegalMove(f"lane {self.device.name} is {self.state}, and cannot be {state} next")
@@ -249,7 +250,7 @@ class MakeSpare(msgspec.Struct, frozen=True):
 
     @property
     def kind(self) -> WorkerKind:
-        """Its role and environment."""
+        """The role and environment of the spare."""
         return self.role, self.environment
 
 
@@ -261,19 +262,19 @@ class WarmSpare(msgspec.Struct, frozen=True):
 
 
 class LendWorker(msgspec.Struct, frozen=True):
-    """Here is the worker."""
+    """Give the caller this worker."""
 
     worker: Worker
 
 
 class AwaitSpare(msgspec.Struct, frozen=True):
-    """Wait until a spare of this kind is there or has failed, and ask again."""
+    """Have the caller wait until a spare of this kind is there or has failed, and ask again."""
 
     kind: WorkerKind
 
 
 class Fail(msgspec.Struct, frozen=True):
-    """Raise an error."""
+    """Raise this error at the caller."""
 
     error: WorkerError
 
@@ -332,7 +333,15 @@ class LaneMachine:
     def need_problem(
         self, lane: LaneRecord, bench: Bench, *, waits: bool = True, has_stand_in: bool = False, is_shared: bool = False
     ) -> Iterator[Instruction]:
-        """A job that holds a lane needs a problem open there."""
+        """A job that holds a lane needs a problem open there.
+
+        Args:
+            lane: The lane, vacant or open.
+            bench: The problem.
+            waits: Whether the job waits while the lane is sick.
+            has_stand_in: Whether the job has another lane that works.
+            is_shared: Whether an application may be at work on the device.
+        """
         lane.require_state(LaneState.VACANT, LaneState.OPEN)
         before, lane.bench = lane.bench, bench
         lane.waits, lane.has_stand_in, lane.is_shared = waits, has_stand_in, is_shared
@@ -342,8 +351,9 @@ class LaneMachine:
             has_same_code = (before.environment, before.code) == (bench.environment, bench.code)
             if has_same_code and before.identity == bench.identity and trust is not Trust.SPENT:
                 return
-            # Another problem's reference must not run where the last config of this one may have done damage. What a
-            # kernel file did to its process (torch's default dtype, its threads, its flags) is not for another file.
+            # A doubtful worker opens nothing: its last config may have damaged what the reference is computed with. And
+            # a worker stays with its file: what that did to the process (torch's default dtype, threads, flags) would
+            # reach another file's results.
             if has_same_code and trust is Trust.SOUND:
                 yield from self._open(lane)
                 return
@@ -351,7 +361,11 @@ class LaneMachine:
         lane.move_to(LaneState.RESTING if waits and lane.health.pause_s else LaneState.TAKING)
 
     def advance_lane(self, lane: LaneRecord, outcome: Worker | WorkerError | None = None) -> Iterator[Instruction]:
-        """A lane has done what its state says."""
+        """A lane has done what its state says; ``outcome`` is the worker that it got, or the error that it met.
+
+        Raises:
+            IllegalMove: the state has no such outcome.
+        """
         match lane.state, outcome:
             case LaneState.RESTING, None:
                 lane.move_to(LaneState.TAKING)
@@ -377,7 +391,8 @@ class LaneMachine:
             case LaneState.OPENING, None:
                 lane.move_to(LaneState.OPEN)
                 lane.health.succeeded()
-                # Not earlier: without a recent failure, their starts would slow this opening, on 16 cores by 0.2 s.
+                # Only now: their starts would have slowed this opening, by 0.2 s on 16 cores. After a recent failure
+                # they were ordered before it.
                 yield from self._order_spares_of(lane)
             case ((LaneState.TAKING | LaneState.OPENING), WorkerError()):
                 yield from self._judge_opening(lane, outcome)
@@ -439,9 +454,9 @@ class LaneMachine:
             yield from self._order_spares_of(lane)
 
     def _judge_opening(self, lane: LaneRecord, error: WorkerError) -> Iterator[Instruction]:
-        """Find out whether an opening that failed says something about the problem."""
+        """Decide whether an opening that failed says something about the problem, or is to be tried once more."""
         if isinstance(error, ReferenceUnusable):
-            # Nothing is wrong with the worker, which may open the problem with another artifact.
+            # The worker is sound; with another artifact it may open the problem.
             lane.health.succeeded()
             yield from self._release_from(lane)
             yield self._fail(lane, error)
@@ -449,16 +464,19 @@ class LaneMachine:
         is_refused = isinstance(error, RequestFailed) and error.code != SOURCE_CHANGED
         ended: list[Worker] = []
         if is_refused and lane.is_gpu and not lane.is_second_try:
-            # Idle workers may hold the memory that it lacks; spares, too, where the error says so.
-            and_spares = _NO_MEMORY in error.message
-            ended = self._take_idle(lambda one: one.device == lane.device.name and (and_spares or one.code is not None))
+            # Idle workers of the device may hold the memory that was lacking. Spares hold less: they end only where the
+            # error says that memory ran out.
+            ends_spares = _NO_MEMORY in error.message
+            ended = self._take_idle(
+                lambda one: one.device == lane.device.name and (ends_spares or one.code is not None)
+            )
             lane.ending += ended
             yield from map(EndWorker, ended)
-        # Some modules cannot be imported twice.
+        # A used worker may be the reason: some modules cannot be imported twice.
         may_be_worker = is_refused and bool(ended or lane.was_used)
         may_be_device = lane.is_gpu and lane.has_stand_in and error.code not in (SOURCE_CHANGED, CROWDED)
         if isinstance(error, HostLost):
-            # This says nothing about the problem; the lane waits for its machine, or another one stands in.
+            # That says nothing about the problem: the lane waits for its machine, or another one stands in.
             yield from self._lose(lane)
             yield from self._fall_sick(lane, LaneSick(error.message), error)
         elif (may_be_worker or may_be_device) and not lane.is_second_try:
@@ -518,9 +536,12 @@ class LaneMachine:
         *,
         waits: bool = True,
     ) -> Iterator[Instruction]:
-        """Someone needs a worker: the one that has opened ``code`` on ``device``, or else one that has opened nothing,
-        of the device or of none. One that is half started is waited for: each serves one caller. Without an instruction
-        to the caller itself one is to be started.
+        """Someone needs a worker; without an instruction for the caller (lend, await a spare, fail) a new one is
+        started.
+
+        Idle workers are tried in this order: one that has opened ``code`` on ``device``, one that has opened nothing
+        and has its context there, one that has opened nothing at all. A spare that is half started is waited for, by
+        one caller each, unless the caller no longer ``waits``.
         """
         kind = role, environment
         if code is not None:
@@ -540,10 +561,10 @@ class LaneMachine:
                 f"{environment.python} failed to run a worker {health.failures} times in a row and is left alone "
                 f"for {health.pause_s:.0f} s: {health.reason}"
             )
-            yield Fail(WorkerError(message, hint="mend that interpreter; `ktuned doctor` says more"))
+            yield Fail(WorkerError(message, hint="repair that interpreter; `ktuned doctor` says more"))
 
     def note_awaited(self, kind: WorkerKind) -> None:
-        """Someone has waited for a spare, which came, or failed, or took too long."""
+        """A caller waits for a spare no longer: it came, failed, or took too long."""
         self._awaited[kind] -= 1
 
     def note_started(self, kind: WorkerKind, error: WorkerError | None = None) -> None:
@@ -554,7 +575,7 @@ class LaneMachine:
             self._starts_of(kind).failed(error.message)
 
     def release(self, worker: Worker) -> Iterator[Instruction]:
-        """A worker is needed no more. It idles if it may be lent again; what is too much then ends."""
+        """A worker is no longer needed. It idles if it may be lent again; beyond the limits the longest idle end."""
         if not worker.is_alive or self.is_worn(worker):
             yield EndWorker(worker)
             return
@@ -572,17 +593,17 @@ class LaneMachine:
             self.idle.append(worker)
 
     def outdate_workers(self, environment: Environment | None = None) -> Iterator[Instruction]:
-        """What workers of an environment, or of all, were started with or have imported has changed."""
+        """Something has changed that workers of an environment (None: of all) were started with, or have imported."""
         self._outdated_at[environment] = self._clock()
         yield from self._end_idle(lambda worker: environment in (None, worker.environment))
 
     def review_idle(self) -> Iterator[Instruction]:
-        """Time has passed."""
+        """Time has passed: end the workers that have idled for too long."""
         now = self._clock()
         yield from self._end_idle(lambda worker: now >= worker.idle_until)
 
     def is_worn(self, worker: Worker, most_requests: int | None = None) -> bool:
-        """Return whether a worker is due to be replaced, between two requests."""
+        """Return whether a worker is to be replaced before its next request: it is outdated, old, or has grown."""
         outdated_at = max(self._outdated_at.get(key, -math.inf) for key in (None, worker.environment))
         is_old = worker.requests >= (most_requests or self.limits.max_requests)
         grown = worker.memory_bytes - worker.settled_bytes
@@ -590,10 +611,11 @@ class LaneMachine:
         return worker.started <= outdated_at or is_old or is_large
 
     def _end_excess(self, newest: Worker) -> Iterator[EndWorker]:
-        """End the longest idle, until they are few enough and hold little enough; the newest one stays."""
-        # One besides translates functions for compile workers.
+        """End the longest idle workers until the rest is within the limits; the newest one always stays."""
+        # One more than the compile workers: it translates functions for them.
         most, most_bytes = self.limits.max_idle + self._compilers_of("") + 1, self.limits.max_idle_bytes
-        # Never less than what they hold: it is counted where it seems to be too much.
+        # An upper bound of what they hold, since those that left are not subtracted. Only when the bound is over the
+        # limit are they counted, which would be too slow after each request.
         self._idle_bytes += _bytes_here(newest)
         if len(self.idle) <= most and self._idle_bytes <= most_bytes:
             return
@@ -610,20 +632,20 @@ class LaneMachine:
         return [worker for worker in self.idle if worker.device == device and worker.code is not None]
 
     def _end_opened(self, device: str, kept: int) -> Iterator[EndWorker]:
-        """End those but the ``kept`` newest."""
+        """End the idle workers that have opened a kernel file on a device, but for the ``kept`` newest."""
         opened = self._opened_on(device)
         surplus = opened[: max(0, len(opened) - kept)]
         yield from self._end_idle(lambda worker: worker in surplus)
 
     def _take_data_holders(self, device: str) -> list[Worker]:
-        """Take those out that hold a problem's data on a device: none is lent while it gives that up."""
+        """Take the idle workers out that hold a problem's data on a device: none is lent while it closes its data."""
         holders = self._take_idle(lambda worker: worker.device == device and worker.holds_data)
         for worker in holders:
             worker.holds_data = False
         return holders
 
     def _take_newest(self, kind: WorkerKind, device: str, code: KernelCode | None) -> Worker | None:
-        # Seldom a search: with thousands of compile slots nearly all that idle are alike.
+        # From the newest on, and seldom far: even with thousands of compile slots nearly all idle workers are alike.
         for place in range(len(self.idle) - 1, -1, -1):
             worker = self.idle[place]
             if (worker.device, worker.code) == (device, code) and kind_of(worker) == kind and worker.is_alive:
@@ -641,7 +663,7 @@ class LaneMachine:
         yield from map(EndWorker, self._take_idle(is_ended))
 
     def _count_unused(self, kind: WorkerKind, device: str) -> int:
-        """Return how many live ones of a kind have opened no kernel file: on a device, or (empty) on none yet."""
+        """Return how many live idle workers of a kind have opened no kernel file, on a device or (empty) on none."""
         state = device, None
         return sum((one.device, one.code) == state and kind_of(one) == kind and one.is_alive for one in self.idle)
 
@@ -657,7 +679,7 @@ class LaneMachine:
         *,
         with_context: bool = False,
     ) -> Iterator[Instruction]:
-        """So many spares are to stand by: on a ``device`` each with its context there, else without one."""
+        """Make spares until ``count`` stand by; with a ``device``, each is to have its context there."""
         kind = role, environment
         if not self.keeps_spares or self._starts_of(kind).pause_s:
             return
@@ -666,28 +688,31 @@ class LaneMachine:
             warming.missing = max(warming.missing, count - self._count_unused(kind, device.name))
             places = [one for place, one in self._warming.items() if place[0] == environment]
             count = sum(one.missing - one.is_at_work for one in places)
-        # Those that are warm for a device are that device's, and do not count.
+        # A spare that is warm belongs to its device, and does not count among those without one.
         for number in range(self._count_unused(kind, "") + self.spares_under_way[kind], count):
             self.spares_under_way[kind] += 1
             yield MakeSpare(role, environment, backend, with_context and number == 0)
         yield from self._warm_next(environment)
 
     def order_compilers(self, environment: Environment, backend: str, besides: int = 0) -> Iterator[Instruction]:
-        """As many compile workers are to stand by as have work at once, and ``besides``; of an unknown backend one."""
-        # On another host, whose cores others may need, none starts before there is something to compile.
+        """Make compile workers until as many stand by as can have work at once, and ``besides`` more.
+
+        While the backend is unknown, one is enough. None is made on another host before there is something to compile:
+        others may need its cores.
+        """
         if not environment.host:
             count = min(self._compilers_of(""), EARLY_COMPILERS) if backend else 1
             yield from self.order_spares(Role.COMPILE, environment, backend, count + besides)
 
     def note_spare(self, kind: WorkerKind, worker: Worker | None) -> Iterator[Instruction]:
-        """A spare was made, or could not be."""
+        """A spare was made, or (None) could not be."""
         self.spares_under_way[kind] -= 1
         if worker is not None:
             yield from self.release(worker)
         yield from self._warm_next(kind[1])
 
     def take_spare_to_warm(self, environment: Environment, device: Device) -> Iterator[Instruction]:
-        """A spare may work on a device now. A lane may have taken the last one meanwhile."""
+        """The turn on a device has come for a spare that is to make its context. A lane may have taken the last one."""
         warming = self._warming[environment, device.name]
         warming.waits = False
         worker = self._take_newest((Role.BENCH, environment), "", None)
@@ -702,7 +727,7 @@ class LaneMachine:
         warming = self._warming[worker.environment, device.name]
         warming.missing, warming.is_at_work = warming.missing - 1, False
         if error is None or isinstance(error, RequestFailed):
-            # Cold or warm it is this device's: counted among its spares, and not tried again.
+            # Also a spare that the GPU refused belongs to the device now: it counts as one, and is not tried again.
             self._cold.pop(device.name, None)
             if error is not None:
                 self._cold[device.name] = error.message
@@ -713,7 +738,7 @@ class LaneMachine:
         yield from self._warm_next(worker.environment)
 
     def _warm_next(self, environment: Environment) -> Iterator[Instruction]:
-        """Have spares wait for the devices that are to have some, one for each at a time."""
+        """Have the next spare of each device wait for a turn there, one at a time."""
         kind = Role.BENCH, environment
         for place, warming in list(self._warming.items()):
             if place[0] != environment or warming.waits or warming.is_at_work:
@@ -722,13 +747,13 @@ class LaneMachine:
                 warming.waits = True
                 yield WarmSpare(environment, warming.device)
             elif not warming.missing or not self.spares_under_way[kind]:
-                # They are there, or cannot be made, or lanes have taken them. The next opening orders others.
+                # All are there, or cannot be made, or lanes have taken them. The next opening orders new ones.
                 del self._warming[place]
 
     def _order_spares_of(self, lane: LaneRecord) -> Iterator[Instruction]:
         assert lane.bench is not None
         wanted = SPARES_IN_TROUBLE if self._is_in_trouble(lane) else SPARES
-        # Beside an application a warm spare would take memory that this may need.
+        # No context beside an application: it would take memory that the application may need.
         device = lane.device if lane.is_gpu and not lane.is_shared else None
         count, bench = wanted.get(lane.device.kind, 1), lane.bench
         yield from self.order_spares(Role.BENCH, bench.environment, bench.backend, count, device)
@@ -739,18 +764,21 @@ class LaneMachine:
     # Applications, and what people are told
 
     def note_use(self, device: Device, began: float, ended: float, *, is_shared: bool) -> None:
-        """A lane has used a device; times in s, of the machine's clock."""
+        """A lane has used a device from ``began`` to ``ended``, in seconds of the machine's clock.
+
+        Beside an application each use is followed by a pause of nine times its length (:data:`DUTY`).
+        """
         free_at = max(self._free_at.pop(device.name, 0.0), began) + (ended - began) / DUTY
         if is_shared:
             self._free_at[device.name] = free_at
 
     def pause_s(self, device: Device) -> float:
-        """Return how long a device is to be left alone, so that its use beside an application stays within a share."""
+        """Return for how many seconds a device is to be left to the application beside which it was used."""
         return max(0.0, self._free_at.get(device.name, 0.0) - self._clock())
 
     @property
     def notices(self) -> list[str]:
-        """Reasons why workers cannot be started now, or spares not be kept warm, one line each."""
+        """Why workers cannot be started now, and why spares are not warm: one line each."""
         return [
             f"no warm spare on {device}: after a failure its lane takes longer to come back: {reason}"
             for device, reason in self._cold.items()

@@ -1,6 +1,14 @@
 """Lanes: one device's measuring position each, on which at most one trial is measured at any time.
 
-A :class:`Lane` carries out what the :mod:`~ktuned.fleet.lane_machine` says, and decides nothing.
+A :class:`Lane` carries out what the :mod:`~ktuned.fleet.lane_machine` says, and decides nothing. A job uses it in this
+order::
+
+    async with lane.hold(job):  # the device is the job's, for one request or a few
+        await lane.open_problem(bench, deadlines)  # a worker has the problem open; often it has already
+        await lane.send_request(request, deadlines)  # the worker measures
+    lane.release_worker()  # when no job needs the lane any more
+
+Whatever is raised or cancelled in between leaves the lane without a worker, and the next opening gets another one.
 """
 
 from __future__ import annotations
@@ -31,15 +39,23 @@ REAP_S = 1.0
 """Time for a killed worker to end: a process in an endless GPU kernel was seen to take 0.15 s."""
 
 LOOK_S: Final = 2.0
-"""Interval at which a lane that waits for its turn looks whether the application rests or has ended."""
+"""Interval at which a lane that leaves its device to an application looks whether that rests or has ended."""
 
 
 class Lane:
-    """One device, which a job holds by :meth:`hold` while it measures.
+    """One device, which a job holds by :meth:`hold` while it measures. Lanes of one device take turns.
 
-    Lanes of one device take turns. ``on_state`` is called when the lane becomes sick, and when it is well again.
-    ``is_waited_for`` says whether a client waits for a job: that one has its turn at once beside an application, too.
-    ``data`` is the digest of the data that is open (:class:`~ktuned.ipc.replies.Opened`).
+    ``data`` is the digest of the data that is open (:class:`~ktuned.ipc.replies.Opened`), ``busy_s`` for how many
+    seconds the lane was held in all, ``job`` who holds it now.
+
+    Args:
+        device: The device; several lanes may have the same one.
+        fleet: Lends the workers.
+        on_state: Called when the lane becomes sick, and when it is well again.
+        health: Failures of the device and the pauses after them.
+        reap_s: How long a killed worker may take to end before the device counts as sick, in seconds.
+        applications: The applications that may be at work on the device.
+        is_waited_for: Returns whether a client waits for a job; such a job does not make way for an application.
     """
 
     def __init__(
@@ -71,7 +87,7 @@ class Lane:
 
     @property
     def health(self) -> Health:
-        """Whether the device works, and else for how long it is left alone."""
+        """Whether the device works, and if not, for how long it is left alone."""
         return self.record.health
 
     @property
@@ -99,7 +115,7 @@ class Lane:
 
     @property
     def pace(self) -> Pace:
-        """The pace of all work on results."""
+        """The pace at which results are worked on, one for all lanes."""
         return self._fleet.pace
 
     @property
@@ -125,9 +141,9 @@ class Lane:
                 self.job = None
 
     async def use_cores(self, cores: int) -> int:
-        """Have cores that no other part of ktuned uses until the lane is left; the caller holds it. Returns how many.
+        """Reserve cores for a timing until the caller leaves the lane; return how many there are.
 
-        A GPU's lane needs one for the host's side of its launches.
+        Nothing else of ktuned uses them meanwhile. A GPU's lane needs one, for the host's side of its launches.
         """
         if self._cores < cores:
             self._give_cores()
@@ -140,20 +156,25 @@ class Lane:
             self._cores = 0
 
     def prepare(self, environment: Environment, backend: str) -> None:
-        """Have the worker start that the lane will need."""
+        """Start in the background the worker that the lane will need."""
         self._fleet.prepare(Role.BENCH, environment, backend, with_context=self.record.is_gpu)
 
     async def open(
         self, bench: Bench, deadlines: Mapping[str, float], *, waits: bool = True, has_stand_in: bool = False
     ) -> None:
-        """Have a worker ready that has opened ``bench``; the caller holds the lane. With ``waits``, wait while it is
-        sick. ``has_stand_in`` says that the job has another lane that works.
+        """Have a worker ready that has opened a problem; the caller holds the lane.
+
+        Args:
+            bench: The problem.
+            deadlines: Seconds for each phase, by its name.
+            waits: Whether to wait while the lane is sick.
+            has_stand_in: Whether the job has another lane that works.
 
         Raises:
             CannotOpen: the kernel file, its inputs or its reference fail, hang or crash.
-            ReferenceUnusable: another artifact is wanted; the lane has no worker until it is opened again.
+            ReferenceUnusable: the problem needs another reference; the lane has no worker until it is opened again.
             LaneCrowded: an application leaves too little memory.
-            LaneSick: the device does not work, and that is not waited for.
+            LaneSick: the device does not work, and the caller does not wait.
         """
         self._deadlines = deadlines
         lane, is_shared = self.record, bool(self.applications)
@@ -176,7 +197,7 @@ class Lane:
         """Have the opened worker measure something; the caller holds the lane.
 
         Raises:
-            WorkerDied, DeadlineExpired, RequestFailed: the worker has ended; the next :meth:`open` takes another.
+            WorkerDied, DeadlineExpired, RequestFailed: the worker has ended; the next opening takes another.
         """
         began = monotonic()
         try:
@@ -184,6 +205,7 @@ class Lane:
                 try:
                     reply, output = await self._worker.exchange(request, deadlines, on_item=on_item)
                 except WorkerError as error:
+                    # Raises the error, unless the machine gives the request another worker.
                     await self._follow(self._machine.advance_lane(self.record, error))
                     continue
                 if isinstance(reply, replies.Measurement):
@@ -196,11 +218,11 @@ class Lane:
             self._machine.note_use(self.device, began, monotonic(), is_shared=bool(self.applications))
 
     def output(self) -> Output:
-        """Return what the worker has printed since it was asked last; the caller holds the lane."""
+        """Return what the worker's code has printed since this was last called; the caller holds the lane."""
         return Output() if self.record.worker is None else self.record.worker.output()
 
     def release(self) -> None:
-        """Give up the worker when no job needs the lane, and beside an application the device's memory."""
+        """Give up the worker when no job needs the lane; beside an application also the device's memory."""
         self._carry_out(self._machine.release_lane(self.record, is_shared=bool(self.applications)))
 
     def _carry_out(self, instructions: Iterable[Instruction]) -> None:
@@ -217,10 +239,10 @@ class Lane:
             raise mine.error
 
     async def _follow(self, instructions: Iterable[Instruction]) -> None:
-        """Do what the machine and then each of the lane's states says, until the problem is open.
+        """Do what the machine says, then what each state of the lane says, until the problem is open.
 
         Raises:
-            WorkerError: it cannot be.
+            WorkerError: it cannot be opened now, or at all.
         """
         lane = self.record
         self._carry_out(instructions)
@@ -265,11 +287,12 @@ class Lane:
         request = bench.request
         if isinstance(request, requests.Open):
             request = replace(request, is_shared=bool(self.applications))
-        # Imports and references may use every core; what this lane has timed so far is over.
+        # What this lane has timed so far is over. Its cores go back: the opening's imports and references may use every
+        # core, and a lane that still held all of them would wait for itself at the gate.
         self._give_cores()
         async with self.gate.computing(COURTESY_S):
             reply, _ = await worker.exchange(request, self._deadlines)
-        # The problem's data is its to keep; only what comes on top wears a worker out.
+        # The problem's data does not wear a worker out; only what comes on top counts as growth.
         worker.settle()
         if isinstance(request, requests.Open) and request.reference is not None and reply.unusable:
             raise ReferenceUnusable(reply.unusable, request.reference.key, is_damaged=reply.is_damaged)

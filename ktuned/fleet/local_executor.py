@@ -1,4 +1,14 @@
-"""Workers on this machine: started, put aside from what is measured, and buried with all that they left behind."""
+"""Workers on this machine: started, kept away from what is measured, and buried with all that they left behind.
+
+User code starts processes, and these detach. Nothing of a worker may outlive it, and nothing of a daemon may outlive
+the daemon, however either ends. Four nets catch what the one before misses:
+
+1. The worker's process group is killed with it (:mod:`~ktuned.fleet.process`).
+2. What left the group bears the worker's mark in its environment, and is killed by that (:mod:`~ktuned.fleet.warden`).
+3. What has cleared its environment as well is re-parented to the daemon, because a worker is the subreaper of its
+   descendants and the daemon that of its workers. The daemon kills every child that it did not start.
+4. If the daemon itself is killed, the warden, a process of its own, kills whatever bears the daemon's mark.
+"""
 
 from __future__ import annotations
 
@@ -31,30 +41,41 @@ from ktuned.model import Role, WorkerError
 _log = structlog.get_logger()
 
 COMPILE_NICENESS = 10
-"""The niceness of compilers, so that they yield to what people do on the machine."""
+"""The niceness of compile workers, so that they yield to what people do on the machine."""
 
 _ASIDE = (Role.COMPILE, Role.EXPLORE)
-"""Roles whose workers keep off the cores of what is measured: they work while it is."""
+"""Roles that work while something is measured: their workers keep off its cores."""
 
 _REAP_S = 5.0
-"""Time that an ending daemon gives its workers to end; one that sits in a driver must not hold it up."""
+"""Time that an ending daemon gives its killed workers to end; one that is stuck in a driver must not hold it up."""
 
 _GENERATIONS = 20
-"""Searches for orphans after a worker's end: those that are killed may leave orphans of their own."""
+"""How often orphans are searched for after a worker's end: those that are killed may leave orphans of their own."""
 
 _ORPHAN_REAP_S = 1.0
 """Time for a killed orphan to end."""
 
 WARDEN_S = 15.0
-"""Interval between checks of the warden, which is started again if it was killed."""
+"""Interval in seconds at which a warden that was killed is started again."""
 
 
 class LocalExecutor(Executor):
     """Starts worker processes, and removes every trace of those that have ended.
 
-    One that ``adopts`` also ends detached descendants: it kills every child of this process that it did not start, but
-    for those that are ``kept`` now. Where all that is below a ``private`` directory is this process's own, the warden
-    removes that. ``start_process`` starts a worker's process.
+    Args:
+        scratch: Below it each worker gets a temporary directory. What an earlier daemon left there is removed.
+        cache: Where backends keep what they can make again.
+        artifacts: The directory of sealed artifacts.
+        captures: The directory of captured inputs.
+        base_env: The environment of workers.
+        compile_cores: The cores that compilers and explorers may use; all if empty.
+        adopts: Whether to kill every child of this process that it did not start, but for those ``kept`` now.
+        trust: Directories that others may write and workers may read nevertheless.
+        kept: Processes that are no orphans.
+        private: A directory of this process alone, which the warden removes; by default the scratch directory.
+        last_end: The file in which the warden notes how this process ended, if not in order.
+        warden_s: Interval of looks at the warden, in seconds.
+        start_process: Starts a worker's process.
     """
 
     def __init__(
@@ -100,7 +121,7 @@ class LocalExecutor(Executor):
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
-        """Hold the warden and the tasks that bury workers; on leaving, every worker is killed and reaped."""
+        """Run the warden and the tasks that bury workers; on leaving, every worker is killed and reaped."""
         shutil.rmtree(self.scratch.parent, ignore_errors=True)
         self.scratch.mkdir(parents=True)
         if self._adopts:
@@ -124,7 +145,7 @@ class LocalExecutor(Executor):
         """
         self._count += 1
         scratch, places = self.scratch / str(self._count), self._places(environment)
-        # In a thread: the first time, a compiler may make the observer's library.
+        # In a thread, because a compiler may have to build the observer's library first.
         await anyio.to_thread.run_sync(observer.prepare)
         worker = spawn(
             environment,
@@ -154,11 +175,11 @@ class LocalExecutor(Executor):
         return worker
 
     def leave_cores(self, lanes: int) -> None:
-        """Keep compilers and explorers, those that run too, off so many cores, as far as there are cores.
+        """Leave cores to lanes: keep compilers and explorers off them, the running ones as well.
 
-        The first lane's core is not among the cores that the executor was made with.
+        The first lane's core is not among the compile cores, so the first lane takes none of these.
         """
-        # A core that the daemon may not use any more is none for its workers.
+        # Only cores that the daemon itself may still use.
         cores = sorted(self._all_compile_cores & os.sched_getaffinity(0))
         before, self._compile_cores = self._compile_cores, frozenset(cores[max(0, min(lanes, len(cores)) - 1) :])
         if self._compile_cores != before:
@@ -176,7 +197,7 @@ class LocalExecutor(Executor):
         )
 
     def _put_aside(self, worker: WorkerProcess) -> None:
-        """Keep a worker, and all that it starts, out of the way of what is measured."""
+        """Keep a worker, and all that it will start, out of the way of what is measured."""
         if worker.role is Role.COMPILE:
             try:
                 os.setpriority(os.PRIO_PROCESS, worker.pid, COMPILE_NICENESS)
@@ -185,7 +206,7 @@ class LocalExecutor(Executor):
         self._pin(worker)
 
     def _pin(self, worker: WorkerProcess) -> None:
-        """Keep every thread of a worker, and of what it has started, on the compilers' cores."""
+        """Pin every thread of a worker, and of what it has started, to the compile cores."""
         for thread in memory.tree_threads(worker.pid) if self._compile_cores else ():
             try:
                 os.sched_setaffinity(thread, self._compile_cores)
@@ -199,7 +220,7 @@ class LocalExecutor(Executor):
             self._warden.keep()
 
     async def _watch(self, worker: WorkerProcess) -> None:
-        """Bury a worker once it is gone, whatever else happens to the daemon meanwhile."""
+        """Wait until a worker is gone, and bury it."""
         await worker.gone.wait()
         await self._bury(worker)
 
@@ -210,7 +231,8 @@ class LocalExecutor(Executor):
                 await self._end_orphans()
 
     async def _end_orphans(self) -> None:
-        # Looked for here, where workers are started, and in no thread: one just started is known.
+        # The search runs on the event loop, where workers are started, and not in a thread: a worker that was just
+        # started is then in the table, and not taken for an orphan.
         async with self._ending:
             for _ in range(_GENERATIONS if self._adopts else 0):
                 orphans = list_children() - self._workers.keys() - {self._warden.pid, *self._kept}

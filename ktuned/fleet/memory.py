@@ -1,10 +1,9 @@
 """Memory of a worker and its descendants, and its limits.
 
 Two things keep a worker within its limit. The fleet looks five times a second at what a worker and all its descendants
-have resident, and stops the one that has too much: its outcome is ``crashed (out of memory)``, and its limit is for all
-of its processes together. Between two looks a process can take gigabytes, so the kernel bounds each process as well
-(:func:`cap`). If the machine still runs short, workers are killed first (``oom_score_adj``, which a
-worker raises itself).
+have resident together, and kills the one that has too much; the outcome is ``crashed (out of memory)``. Between two
+looks a process can take gigabytes, so the kernel bounds each process as well (:func:`limit_data_size`). If the machine
+still runs short, workers are killed first (``oom_score_adj``, which a worker raises itself).
 """
 
 from __future__ import annotations
@@ -22,20 +21,22 @@ def total_bytes() -> int:
 
 
 def default_limits(compilers: int) -> tuple[int, int]:
-    """Return how many bytes a bench worker and each of the compile workers may use: together never more than the
-    machine has.
+    """Return how many bytes a bench worker, and each of so many compile workers, may use by default.
+
+    Half of the machine's memory is for the bench worker, half for all compile workers, of which each gets at least 2
+    GiB.
     """
     half = total_bytes() // 2
     return half, max(2 << 30, half // compilers)
 
 
 def cap(pid: int, limit_bytes: int) -> None:
-    """Have the kernel refuse a process, and each that it starts, private memory beyond its limit and a half.
+    """Have the kernel refuse a process, and each that it starts, private memory beyond one and a half times its limit.
 
     ``RLIMIT_DATA`` counts private writable memory. ``RLIMIT_AS`` would count address space, of which a sanitizer or a
-    CUDA driver reserves terabytes. A worker that measures gets no such limit at all: what a driver maps writable
-    differs from version to version, and an allocation that fails there looks like the config's fault. The half on top
-    leaves the first word to the fleet, which counts a worker's processes together.
+    CUDA driver reserves terabytes. Workers that measure get no such limit: what a driver maps writable differs from
+    version to version, and an allocation that fails there looks like the config's fault. The half on top lets the fleet
+    act first, which counts a worker's processes together.
     """
     bound = limit_bytes + limit_bytes // 2
     with suppress(OSError, ValueError):
@@ -43,7 +44,7 @@ def cap(pid: int, limit_bytes: int) -> None:
 
 
 def exceeded(used: int, limit: int) -> str:
-    """Return why a worker is stopped that outgrew its limit."""
+    """Return the reason for which a worker is killed that outgrew its limit."""
     return f"out of memory: the worker used {used / 2**30:.1f} GiB of the {limit / 2**30:.1f} GiB it may"
 
 
@@ -73,7 +74,7 @@ def tree_threads(pid: int) -> list[int]:
 
 
 def _words(path: str) -> list[bytes]:
-    # Five times a second for each thread of a worker: a file object would make twice as many system calls.
+    # Called five times a second for each thread of each worker: a file object would make twice as many system calls.
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
     try:
         parts = []

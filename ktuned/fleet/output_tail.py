@@ -20,7 +20,7 @@ class OutputTail(msgspec.Struct):
     kept: bytearray = msgspec.field(default_factory=bytearray)
 
     def read_some(self) -> bool:
-        """Take what is there; return whether the stream goes on and had something."""
+        """Read what is there; return False if there was nothing, or the stream has ended."""
         try:
             data = os.read(self.fd, _READ_BYTES)
         except BlockingIOError:
@@ -31,7 +31,7 @@ class OutputTail(msgspec.Struct):
         return bool(data)
 
     def read_rest(self) -> None:
-        """Take what lies in the pipe; bounded, because code may print without end."""
+        """Read what lies in the pipe, up to a bound: code may print without end."""
         for _ in range(_PIPEFULS):
             if not self.read_some():
                 break

@@ -1,7 +1,7 @@
-"""Pace of the work that many lanes and slots bring at once: one step of it in each round of the event loop.
+"""Pace of the work on results: one step in each round of the event loop.
 
-A group of commits, or one message from another host, lets dozens of tasks go on together. The loop would run them all
-before it looks at its sockets again, and each lookup would wait for all of them; so it waits for one.
+A group of commits, or one message from another host, wakes dozens of tasks at once. The loop would run them all before
+it looks at its sockets again, and every lookup would wait for all of them. With a pace it waits for one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import deque
 
 
 class Pace:
-    """Lets tasks go on one by one, first come first served; a lone one goes on at once."""
+    """Lets tasks go on one by one, first come first served. A task that is alone goes on at once."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()

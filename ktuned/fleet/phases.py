@@ -30,9 +30,16 @@ LEAST_S = 0.01
 
 
 class Phases:
-    """Follows one request after another. ``on_over`` is called when a phase's deadline has passed.
+    """The phases of one worker's requests, one request after another.
 
-    ``before_look`` is called before the journal is read for that: what has arrived meanwhile may be the reply.
+    ``keeps_journal`` is set when the worker says that it writes its journal.
+
+    Args:
+        loop: The event loop, for timers.
+        journal: The daemon's side of the worker's journal.
+        on_over: Called when the deadline of the present phase has passed.
+        before_look: Called before each look: reads what has arrived, which may be the reply.
+        clock: The clock of the journal, in seconds.
     """
 
     def __init__(
@@ -55,21 +62,21 @@ class Phases:
 
     @property
     def now(self) -> Phase:
-        """The phase that was entered last, as far as it is known."""
+        """The phase that was entered last, as of the last look."""
         return self._entered[-1].phase
 
     @property
     def deadline_s(self) -> float:
-        """Its deadline."""
+        """The present phase's deadline, in seconds."""
         return self._deadlines[self.now]
 
     @property
     def is_over(self) -> bool:
-        """True once that deadline has passed."""
+        """True once the present phase's deadline has passed."""
         return self._timer.is_over
 
     def begin(self, request: int, phase: Phase, deadlines: Mapping[str, float]) -> None:
-        """Begin a request in a phase."""
+        """Begin a request in a phase, with the seconds that each of its phases may take."""
         self._entered = [Entered(phase, self._clock())]
         self._deadlines = deadlines
         self._held = Held(0, b"")
@@ -78,7 +85,7 @@ class Phases:
         self._timer.begin(min(deadlines.values()))
 
     def enter(self, phase: Phase) -> None:
-        """Note a phase that was named in a message."""
+        """Take in a phase that a message named."""
         self._entered.append(Entered(phase, self._clock()))
 
     def knows(self, phase: Phase) -> bool:
@@ -90,19 +97,19 @@ class Phases:
         self._timer.end()
 
     def follow(self) -> None:
-        """Take in what the journal says by now."""
+        """Take in what the journal says now; nothing if the worker keeps none."""
         if self._journal is None or not self.keeps_journal:
             return
         found, self._held = self._journal.read()
         began, until = self._entered[0], self._clock()
         known = [one for one in found if began.at <= one.at <= until and one.phase in self._deadlines]
-        # Code that runs in the worker may have written nonsense: then the phase that was known goes on.
+        # User code may have written nonsense. Then the phase that was known goes on.
         if known and known[-1].at >= self._entered[-1].at:
             self._entered = [began, *known] if known[0].at > began.at else known
 
     @property
     def held(self) -> Held:
-        """The messages that the worker held back when it was last followed."""
+        """The messages that the worker was holding back when its journal was last read."""
         return self._held
 
     def timeline(self) -> dict[str, float]:
@@ -115,7 +122,7 @@ class Phases:
         return spent
 
     def close(self) -> None:
-        """Leave neither timer nor journal behind; what they said last stays known."""
+        """Read the journal once more and close it, and leave no timer behind. What was read stays known."""
         self._timer.close()
         self.follow()
         if self._journal is not None:
@@ -141,14 +148,14 @@ class DeadlineTimer:
         self._wake = wake
         self._look = look
         self._timer: asyncio.Handle | None = None
-        # What the timer was asked for: uvloop's own times are rounded, and a timer that is due at once has none.
+        # Kept here, not read from the timer: uvloop rounds its times, and a timer that is due at once has none.
         self._fires_at = 0.0
         self._least_s = 0.0
         self._is_on = False
         self.is_over = False
 
     def begin(self, shortest_s: float) -> None:
-        """Watch phases from now on, of which none may be over within less than ``shortest_s``."""
+        """Watch a request from now on; ``shortest_s`` is the shortest of its phases' deadlines."""
         self._least_s = max(LEAST_S, shortest_s)
         self._is_on = True
         self.is_over = False
@@ -158,7 +165,7 @@ class DeadlineTimer:
             self._set_timer(at)
 
     def end(self) -> None:
-        """Watch no deadline any more."""
+        """Watch no request; the timer may run on."""
         self._is_on = False
 
     def close(self) -> None:
@@ -175,7 +182,7 @@ class DeadlineTimer:
         self._timer = None
         if not self._is_on:
             return
-        # One that was late has seen all that began until now.
+        # A timer that was late has still seen everything that began until now.
         now = max(self._fires_at, self._loop.time())
         ends_at = self._look()
         if ends_at > now:

@@ -1,7 +1,17 @@
 """One worker process: spawned as a group of its own, served over a private pipe pair, SIGKILLed as a whole.
 
-A request has a deadline for each phase. When one passes, when the worker dies, or when the calling task is cancelled,
-the worker is killed: its state cannot be known any more, and nothing is lost with it.
+The worker runs user code, so nothing that it does may block or mislead the daemon:
+
+- *It has one request at a time*, and each phase of that a deadline (:mod:`~ktuned.fleet.phases`). When one passes, when
+  the worker dies, or when the calling task is cancelled, it is killed: nobody can see what state it is in, and nothing
+  is lost with it. Only a worker that answers, even that it cannot, lives on.
+- *Descriptors never block.* A request is written as the pipe takes it. What the worker prints is read at once and kept
+  as a tail; a flood of output stops no one. Answers are read until :data:`_INBOX_LIMIT` of them wait for the caller.
+- *Answers are checked.* User code may write into the pipe; a message that is no answer to the present request ends the
+  worker.
+- *Its end is seen by a pidfd*, whatever happens to the pipes. The group is killed while its number is still ours; then
+  the rest of the answers and of the output is read, so that items which came before a death count.
+- *What left the group* (by ``setsid``) bears the worker's mark in its environment, and is killed by that.
 """
 
 from __future__ import annotations
@@ -179,7 +189,7 @@ class WorkerProcess(Worker):
 
     async def _send(self, data: bytes, deadline_s: float) -> None:
         view = memoryview(data)
-        # The pipe of a worker that waits for a request is empty, and most requests fit: no deadline need be watched.
+        # The pipe of a worker that waits for a request is empty, and most requests fit: most need no timer for this.
         if self._returncode is None:
             with contextlib.suppress(BlockingIOError, BrokenPipeError):
                 view = view[os.write(self._write_fd, view) :]
@@ -237,7 +247,7 @@ class WorkerProcess(Worker):
         return WorkerDied(returncode, self._phases.now, self.output(), self._stopped, self._fault)
 
     def output(self) -> Output:
-        """Return what was printed since the request began, what still lies in the pipes included."""
+        """Return, and forget, what was printed since the request began, including what still lies in the pipes."""
         for tail in self._tails:
             if self._returncode is None:
                 tail.read_rest()
@@ -260,28 +270,28 @@ class WorkerProcess(Worker):
             self._wake()
 
     def _catch_up(self) -> None:
-        """Read what has arrived, though the loop has not come to it yet."""
+        """Read what has arrived, even if the loop has not come to it yet."""
         if self._reading and self._returncode is None:
             self._on_message()
 
     def _on_over(self) -> None:
-        """End the request under way, whose deadline has passed; what the worker has held back was done before."""
+        """End the request under way, whose deadline has passed. Items that the worker held back still count."""
         self._take_held()
         self._wake()
 
     def _take_held(self) -> None:
-        """Take in the items that the worker has done in this request and not sent yet."""
+        """Take in the items that the worker has finished in this request and not sent yet."""
         held = self._phases.held
         if self._answer_types is None or not held.frames:
             return
-        # A worker that dies while it sends them has not crossed them out yet.
+        # A worker that dies while it sends items has not crossed them out yet: skip those that came.
         known = max(0, self._items - held.first)
         with contextlib.suppress(frames.FrameError, InvalidMessage):
             for message in list(frames.Decoder().feed(held.frames))[known:]:
                 self._take_in(message)
 
     def _take_in(self, message: dict[str, Any]) -> None:
-        """Follow a phase, and an end of computing, at once, without waking the caller; keep anything else for it."""
+        """Act on one message: on phases and faults at once, without waking the caller; keep items and ends for it."""
         if self._answer_types is None:
             raise InvalidMessage("an answer without a request")
         answer = replies.decode(message, *self._answer_types)
@@ -300,7 +310,7 @@ class WorkerProcess(Worker):
         if isinstance(answer, replies.Item):
             self._items += 1
             if not self._phases.keeps_journal:
-                # The phase begins again: the next item has the whole deadline.
+                # Without a journal an item is the only sign of progress: the next one has the whole deadline.
                 self._phases.enter(self._phases.now)
         self._inbox.append(answer)
         self._wake()
@@ -310,7 +320,8 @@ class WorkerProcess(Worker):
             self._loop.remove_reader(tail.fd)
 
     def _on_exit(self) -> None:
-        self.kill()  # Its children, while its process group is still its own.
+        # Kills its children. Not later: once the process is reaped, its group's number may be another's.
+        self.kill()
         while self._reading and self._decode_rest():
             pass
         for tail in self._tails:
@@ -355,7 +366,7 @@ class WorkerProcess(Worker):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def bury(self) -> None:
-        """After :attr:`gone`: kill what left the group, remove the scratch directory. Blocks for some ms."""
+        """After :attr:`gone`: kill what left the group, and remove the scratch directory. Blocks for some ms."""
         warden.sweep(self._mark)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
@@ -417,7 +428,7 @@ def spawn(
                 f"cannot start a worker with {environment.python} in {environment.cwd}: {error.strerror}",
                 hint=_MENDS.get(error.errno or 0, interpreter),
             ) from error
-        # The worker's from now on.
+        # The worker's object closes them from now on.
         ours.pop_all()
     mark = f"{WORKER_MARK}={worker_id}"
     return WorkerProcess(
@@ -426,7 +437,7 @@ def spawn(
 
 
 def _pipe(reading: contextlib.ExitStack, writing: contextlib.ExitStack) -> tuple[int, int]:
-    """Make a pipe, whose ends are closed with the one and the other."""
+    """Make a pipe; ``reading`` closes its one end, ``writing`` the other."""
     read_fd, write_fd = os.pipe()
     reading.callback(os.close, read_fd)
     writing.callback(os.close, write_fd)

@@ -40,14 +40,14 @@ class CpuUse(msgspec.Struct, frozen=True):
 
 
 class Usage:
-    """Reads what a machine does; ``root`` is where its /proc and /sys are, ``pid`` the first of our processes."""
+    """Reads the use of a machine whose /proc and /sys are below ``root``; ours are ``pid`` and its descendants."""
 
     def __init__(self, root: Path = Path("/"), pid: int | None = None) -> None:
         self._root = root
         self._pid = os.getpid() if pid is None else pid
 
     def cpu(self, at_us: int) -> CpuUse | None:
-        """Return the CPUs' use at a time (µs of a clock that does not jump); ``None`` where there is no /proc."""
+        """Return the CPUs' use now, which the caller's clock calls ``at_us`` (µs); ``None`` where there is no /proc."""
         ticks = read_ticks(self._root / "proc/stat")
         if ticks is None:
             return None
@@ -62,7 +62,7 @@ class Usage:
         return False
 
     def pids(self) -> set[int]:
-        """Return our processes: the daemon, its workers, their descendants."""
+        """Return the ids of our processes: the daemon, its workers, their descendants."""
         found: set[int] = set()
         waiting = [self._pid]
         while waiting:
@@ -75,7 +75,7 @@ class Usage:
         return found
 
     def _own(self) -> int:
-        """Return our processes' ticks, with those of ended children, which their parents inherit."""
+        """Return the ticks that our processes used, including those of ended children, which parents inherit."""
         ticks = 0
         for pid in self.pids():
             _, _, behind = _word(self._root / f"proc/{pid}/stat").rpartition(")")
@@ -93,7 +93,7 @@ class Usage:
 
 
 def _word(path: Path) -> str:
-    """Return a small file's text; nothing if it is gone or not readable."""
+    """Return a small file's text; empty if it is gone or not readable."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):
