@@ -2,7 +2,7 @@
 
 The daemon's side is :class:`ktuned.fleet.Bridge`. This package is what both sides share, and the process itself:
 ``python -m ktuned.bridge``, under an interpreter of its own. It imports the standard library and msgpack; its services
-import what they need. Names of the process's side are imported when they are first used: the daemon needs none of them.
+import what they need. The process's own modules are imported when they are first used: the daemon needs none of them.
 """
 
 from importlib import import_module

@@ -1,6 +1,10 @@
 """The bridge's process: reads calls from the daemon's socket, has services carry them out, sends the answers.
 
-It ends with the daemon: when the socket closes, or by the kernel's signal when the daemon dies.
+Each call is a task of one event loop; calls run side by side, and a cancelled one has its task cancelled. The first
+call of a service imports it in a thread, which takes seconds; its other calls wait in their order, those of other
+services do not. Whatever a service raises becomes the failure of its call, and never the end of the process.
+
+The process ends with the daemon: when the socket closes, or by a signal from the kernel when the daemon dies.
 """
 
 from __future__ import annotations
@@ -22,10 +26,10 @@ from ktuned.ipc import InvalidMessage, frames, from_plain, parent, replies
 from ktuned.model import KtunedError, Record
 
 MAX_CALLS: Final = 4096
-"""Calls under way at once: two for each worker of the largest fleet. More means that the daemon has lost count."""
+"""Calls under way at once: two for each worker of the largest fleet. More is a fault of the daemon."""
 
 CLOSE_S: Final = 2.0
-"""Time for services to let go when the daemon closes the socket; then the process ends."""
+"""Time for services to close when the daemon closes the socket; then the process ends."""
 
 
 class CallServer(asyncio.Protocol):
@@ -53,11 +57,11 @@ class CallServer(asyncio.Protocol):
             self.closed.set_result(None)
 
     def pause_writing(self) -> None:
-        """Hold back items until the daemon has read what was sent."""
+        """Hold items back until the daemon has read what was sent."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Let items be sent again."""
         self._writable.set()
 
     def data_received(self, data: bytes) -> None:
@@ -126,14 +130,15 @@ class CallServer(asyncio.Protocol):
         )
 
     async def _service(self, name: str) -> Service:
-        """Return a service; importing what it needs takes seconds, and others answer meanwhile."""
-        # In turns: a call that comes as the import ends overtakes none that waited for it, and posts keep their order.
+        """Return a service, imported at its first call. Other services answer meanwhile."""
+        # One by one: a call that comes as the import ends must not overtake those that waited, or posts lose their
+        # order.
         async with self._turns.setdefault(name, asyncio.Lock()):
             loading = self._services.get(name)
             if loading is None or (loading.done() and loading.exception() is not None):
                 loading = asyncio.ensure_future(asyncio.to_thread(self._load, name))
                 self._services[name] = loading
-            # Shielded: the next call waits for it, too.
+            # Shielded: if this call is cancelled, the next one still waits for the import.
             return await asyncio.shield(loading)
 
     async def close(self) -> None:
@@ -163,6 +168,6 @@ def main(argv: list[str]) -> NoReturn:
     parent.adopt_descendants()
     os.set_inheritable(descriptor, False)
     asyncio.new_event_loop().run_until_complete(serve(descriptor))
-    # Threads of libraries must not hold the process up.
+    # Not sys.exit, which waits for the threads of libraries.
     sys.stderr.flush()
     os._exit(0)

@@ -1,7 +1,7 @@
-"""Clean-up of artifacts: keeps them within their cap, by itself and by the method ``gc``.
+"""Clean-up of artifacts: keeps them within their cap, in the background and by the method ``gc``.
 
-Only artifacts go. Trials and winners stay until ``forget``: an edit that is undone finds its results again, and they
-are small.
+Only artifacts are removed. Trials and winners are small and stay until ``forget``: an edit that is undone finds its
+results again.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ArtifactCleanup:
         return {"gc": Method(CollectParams, self.gc)}
 
     def due(self) -> None:
-        """Note that there may be more artifacts than there may be."""
+        """Check the cap soon: there are new artifacts, or the cap has changed."""
         self._due.set()
 
     async def run(self) -> None:
@@ -52,7 +52,7 @@ class ArtifactCleanup:
             await self._due.wait()
 
     async def gc(self, wanted: CollectParams, connection: Connection) -> dict[str, Any]:
-        """Remove the least recently served artifacts, winners' last, until so many bytes are left."""
+        """Remove the least recently served artifacts, those of winners last, until so many bytes are left."""
         if wanted.keep_gib is not None and not 0 <= wanted.keep_gib < math.inf:
             raise UsageError(f"keep_gib is {wanted.keep_gib}", hint="give GiB, 0 for none")
         bytes_kept = self._artifacts.cap_bytes if wanted.keep_gib is None else int(wanted.keep_gib * GIB)
@@ -61,8 +61,8 @@ class ArtifactCleanup:
             count, freed = len(surplus), sum(surplus.values())
         else:
             count, freed = await self._collect(bytes_kept)
-        left = await anyio.to_thread.run_sync(lambda: self._artifacts.size)
-        return {"artifacts": count, "freed_bytes": freed, "bytes": left, "cap_bytes": self._artifacts.cap_bytes}
+        size = await anyio.to_thread.run_sync(lambda: self._artifacts.size)
+        return {"artifacts": count, "freed_bytes": freed, "bytes": size, "cap_bytes": self._artifacts.cap_bytes}
 
     async def _collect(self, bytes_kept: int) -> tuple[int, int]:
         removed = await self._artifacts.collect_garbage(self._won(), bytes_kept)

@@ -1,7 +1,11 @@
 """The composition root: every part of a daemon, built once, each from those before it.
 
-No part is completed after its construction. What would be a cycle is broken by the order: those that act on events
-(caches, clean-up, probes) come before the router, those that publish come after it.
+No part is completed after its construction, and nothing runs before all are built. Two things would be cycles:
+
+- *Events.* Parts that act on events (caches, clean-up, probes) are built before the router, those that publish after
+  it.
+- *Callbacks.* A part that calls one built later gets a function of this module. It is first called when the daemon
+  runs.
 """
 
 from __future__ import annotations
@@ -99,12 +103,11 @@ from ktuned.watch import Watcher
 
 
 class Replacements(msgspec.Struct, frozen=True, kw_only=True):
-    """Parts that a test or a benchmark brings itself; ``None`` leaves the daemon's own.
+    """Parts that a test or a benchmark brings along; ``None`` leaves the daemon's own.
 
-    ``executor`` returns the one that is used, over the daemon's own. ``read`` gives readings of the machine,
-    ``base_env`` is the workers' environment; a fleet that ``adopts`` takes every child of the process for its own.
-    Spare workers import ``spare_modules``; timing and compiles share ``cores``. ``start_process`` starts a worker's
-    process.
+    ``executor`` wraps the daemon's executor of this machine. ``read`` gives readings of the machine. ``base_env`` is
+    the workers' environment. An executor that ``adopts`` kills every child of the process that it did not start. Spare
+    workers import ``spare_modules``, timing and compiles share ``cores``, ``start_process`` starts a worker's process.
     """
 
     adopts: bool = True
@@ -123,7 +126,7 @@ class Replacements(msgspec.Struct, frozen=True, kw_only=True):
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """All parts of a daemon; ``methods`` are the protocol's, by their names on the wire.
 
-    Setting ``stopping`` ends the daemon; the next one takes up what is unfinished.
+    Setting ``stopping`` ends the daemon; the next one continues what is unfinished.
     """
 
     activity: Activity
@@ -179,16 +182,21 @@ def assemble(
 ) -> Parts:
     """Build a daemon's parts over a store; nothing runs yet.
 
-    ``watchdog_s`` is how often the service manager expects a sign of life (0 for never), ``idle_exit_s`` after how much
-    inactivity the daemon ends where the settings leave that open; ``last_end`` is how the one before ended, if not in
-    order.
+    Args:
+        settings: What ``config.toml``, the environment and the arguments say.
+        store: The open store.
+        notifier: Reports to the service manager.
+        watchdog_s: How often the service manager expects a sign of life, in seconds; 0 is never.
+        idle_exit_s: Seconds of inactivity after which the daemon ends, where the settings leave that open; 0 is never.
+        last_end: How the daemon before this one ended, if not in order.
+        replacements: Parts of a test or a benchmark.
     """
     replaced = replacements or Replacements()
     current = CurrentSettings(settings, idle_exit_s)
     deadlines = current.deadlines
     stopping = anyio.Event()
 
-    # Who runs, and where.
+    # What runs workers: policy, executors, the fleet.
     idle_policy = IdlePolicy(settings.policy)
     job_machine = JobMachine(pauses=store.load_pauses(), refuse=idle_policy.refuse_job)
     trust = Trust(settings.trusted_directories)
@@ -210,7 +218,7 @@ def assemble(
     bridge = Bridge(python=sys.executable, directory=settings.state, base_env=base_env, mark=executor.mark, kept=kept)
     surroundings = Surroundings(settings.artifacts, settings.captures, settings.state, base_env, executor.mark, kept)
 
-    # Called when the daemon runs: what they act on is made below.
+    # Called when the daemon runs; the parts that they act on are built below.
     def host_up(host: str, cores: int) -> None:
         fleet.add_host(host, cores)
         probes.host_up(host)

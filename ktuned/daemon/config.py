@@ -1,4 +1,9 @@
-"""Settings: where things are, and what ``config.toml`` says. Read once, checked as a whole, then frozen."""
+"""Settings: where things are, and what ``config.toml`` says. Read once, checked as a whole, then frozen.
+
+A file that cannot be followed changes nothing: not at a start, which fails, nor at a reload, which keeps the settings
+before. The error names the file, the field, and what it takes. A table that is none of ours belongs to the plugin that
+registered its name as an executor, which checks it itself.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +39,7 @@ _KINDS: Mapping[type, str] = {
 
 
 class RootSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One ``[[roots]]`` entry: a directory to watch, its project's name, its interpreter, its environment, how."""
+    """One ``[[roots]]`` entry: a directory to watch, its project's name, interpreter and variables, how to watch."""
 
     path: str
     name: str = ""
@@ -63,9 +68,9 @@ class ConfigFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """The settings of a daemon. ``state`` is kept, ``cache`` can be made again.
+    """The settings of a daemon. What is below ``state`` must be kept; what is below ``cache`` can be made again.
 
-    ``file`` is what ``config.toml`` says, ``executors`` are its tables for executors of other machines; ``asked`` and
+    ``file`` is what ``config.toml`` says, ``executors`` are its tables of plugins' executors. ``asked`` and
     ``no_share`` are what the daemon was started with.
     """
 
@@ -105,7 +110,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> ShareSettings:
-        """The shared store; none for a daemon that was started without it."""
+        """The settings of the team store; empty for a daemon that was started without it."""
         return ShareSettings() if self.no_share else self.file.share
 
     @property
@@ -119,7 +124,7 @@ class Settings(msgspec.Struct, frozen=True):
         return self.cache / "tmp"
 
     def again(self) -> Settings:
-        """Return the settings as ``config.toml`` says them now.
+        """Return the settings by what ``config.toml`` says now.
 
         Raises:
             SettingsError: it cannot be followed.
@@ -127,7 +132,7 @@ class Settings(msgspec.Struct, frozen=True):
         return load_settings(*self.asked, no_share=self.no_share)
 
     def changed_since(self, before: Settings) -> list[str]:
-        """Return the names of what ``config.toml`` says otherwise than it did."""
+        """Return the names of the settings that ``config.toml`` has changed."""
         changed = [
             name for name in ConfigFile.__struct_fields__ if getattr(self.file, name) != getattr(before.file, name)
         ]
@@ -145,6 +150,15 @@ def load_settings(
     no_share: bool = False,
 ) -> Settings:
     """Return the settings that arguments, environment and ``config.toml`` give, in that order of precedence.
+
+    Args:
+        home: The directory of state, cache and ``config.toml``; by default ``KTUNED_HOME``, else the system's
+            directories.
+        socket: The daemon's socket.
+        config: The path of ``config.toml``; it must exist.
+        idle_exit_s: Seconds of inactivity after which the daemon ends; 0 is never.
+        environment: The variables; by default the process's own.
+        no_share: Whether to ignore the team store.
 
     Raises:
         SettingsError: one of them cannot be followed; names the file and the field.
@@ -196,7 +210,7 @@ def load_settings(
 def _read(path: Path, *, must_exist: bool) -> tuple[ConfigFile, Mapping[str, msgspec.Struct]]:
     try:
         if path.exists() and not path.is_file():
-            # A pipe would be waited at.
+            # Reading a pipe would wait for a writer.
             raise SettingsError(f"{path} cannot be read: it is no regular file", hint="put one in its place")
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
@@ -204,7 +218,7 @@ def _read(path: Path, *, must_exist: bool) -> tuple[ConfigFile, Mapping[str, msg
             raise SettingsError(f"{path} does not exist", hint="name a file that does, or leave out --config") from None
         return ConfigFile(), {}
     except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror}", hint="mend its mode or its owner") from error
+        raise SettingsError(f"{path} cannot be read: {error.strerror}", hint="correct its mode or its owner") from error
     try:
         table = msgspec.toml.decode(text)
         executors = _take_executors(table)
@@ -231,7 +245,7 @@ def _read(path: Path, *, must_exist: bool) -> tuple[ConfigFile, Mapping[str, msg
 
 
 def _take_executors(table: dict[str, Any]) -> dict[str, msgspec.Struct]:
-    """Take the tables of installed executors out of a file's; return their settings.
+    """Take the tables of installed executors out of a file's tables; return their settings by name.
 
     Raises:
         _ConfigError: one cannot be followed.
@@ -240,7 +254,7 @@ def _take_executors(table: dict[str, Any]) -> dict[str, msgspec.Struct]:
         name for name, value in table.items() if isinstance(value, dict) and name not in ConfigFile.__struct_fields__
     ]
     found = {}
-    # Which plugins are installed is asked where there is such a table alone: it takes a tenth of a second.
+    # Plugins are listed only if there is such a table: that takes a tenth of a second.
     for name in set(unknown) & set(executor_names() if unknown else ()):
         executor, values = load_executor(name), table.pop(name)
         _check(values, executor.settings, name)

@@ -1,7 +1,8 @@
-"""Event router: what is published reaches the parts that it concerns, and then the subscribers.
+"""Event router: an event reaches the parts that it concerns, and then the subscribers.
 
-:func:`routes` is the one table of which event goes to which part. The parts in it are built before the router and those
-that publish after it, so that neither needs the other afterwards.
+:func:`list_routes` is the one table of which event goes to which part. Parts come first, so that a client that hears of
+a change and asks is answered accordingly. A route is called in the middle of what publishes: it must neither block nor
+publish.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ from ktuned.scheduling import DueKernels
 from ktuned.serve import Events, TrialCount
 
 Route = Callable[[Mapping[str, Any]], None]
-"""Takes an event's fields; it must neither block nor publish."""
+"""Acts on an event, given its fields; neither blocks nor publishes."""
 
 
 class EventRouter:
-    """Publishes events; parts come first, so that a client that hears of a change is answered accordingly."""
+    """Publishes events to parts and subscribers."""
 
     def __init__(self, events: Events, table: Mapping[str, Sequence[Route]]) -> None:
         self._events = events

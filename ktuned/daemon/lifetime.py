@@ -15,7 +15,7 @@ AUTO_IDLE_EXIT_S: Final = 1800.0
 """Idle time after which a daemon that was started on demand ends; the next command starts another."""
 
 TICK_S: Final = 5.0
-"""Time between two looks: rarely enough to cost nothing, often enough for figures per minute."""
+"""Interval of looks in seconds: rarely enough to cost nothing, often enough for figures per minute."""
 
 LOOKS_KEPT: Final = 13
 """Looks that rates reach back over: a minute of them."""
@@ -33,9 +33,12 @@ class Idleness:
         self._activity = -1
 
     def is_over(self, busy: Sequence[str], activity: int, now: float) -> bool:
-        """Record what keeps the daemon busy and a count of all it has done; return whether it is to end.
+        """Return whether the daemon is to end.
 
-        The count reveals a client that came and went between two looks.
+        Args:
+            busy: What keeps the daemon from ending.
+            activity: A count of all that it has done, which reveals a client that came and went between two looks.
+            now: The time, in seconds.
         """
         if busy or activity != self._activity:
             self._since, self._activity = now, activity
@@ -44,10 +47,16 @@ class Idleness:
 
 
 class Lifetime:
-    """Feeds the watchdog, and calls ``stop`` after ``idle_exit_s`` without activity.
+    """Feeds the watchdog, and calls ``stop`` after ``idle_exit_s`` seconds without activity.
 
-    ``counters`` are totals since the start, ``busy`` names what keeps the daemon from ending, ``describe`` is one
-    line for the service manager. ``watchdog_s`` is the watchdog's period, 0 for none.
+    Args:
+        notifier: Reports to the service manager.
+        watchdog_s: The watchdog's period in seconds; 0 for none.
+        idle_exit_s: Seconds without activity after which the daemon ends; 0 is never.
+        busy: Names what keeps the daemon from ending.
+        counters: Returns totals of all activity since the start.
+        describe: Returns one line for the service manager.
+        stop: Ends the daemon.
     """
 
     def __init__(
@@ -107,7 +116,7 @@ class Lifetime:
             tasks.start_soon(self._look_often)
 
     async def _feed(self) -> None:
-        # From the event loop that serves, so that the watchdog notices when it hangs.
+        # On the event loop that serves clients, so that the watchdog notices when that hangs.
         while True:
             self._notifier.alive()
             await anyio.sleep(self._watchdog_s / FEEDS_PER_PERIOD)

@@ -1,6 +1,6 @@
 """Format of the daemon's log: one event a line on stderr, for a person, a program or the journal.
 
-What belongs to a job or a trial says so: its ids are bound once, where its task begins (structlog.contextvars).
+Events of a job or a trial carry its ids, which are bound once, where its task begins (structlog.contextvars).
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ class LogFormat(Enum):
 
 
 def choose(environ: Mapping[str, str], descriptor: int, *, as_json: bool) -> LogFormat:
-    """Return the form for a log to ``descriptor``: the journal's if that is where it leads, else as asked."""
+    """Return the format of a log to ``descriptor``: the journal's if it leads there, else JSON or logfmt as asked."""
     if leads_to_journal(environ, descriptor):
         return LogFormat.JOURNAL
     return LogFormat.JSON if as_json else LogFormat.LOGFMT
 
 
 def leads_to_journal(environ: Mapping[str, str], descriptor: int) -> bool:
-    """Return whether a descriptor is the journal's own stream: ``JOURNAL_STREAM`` names it (systemd.exec(5))."""
+    """Return whether a descriptor is the journal's stream, which ``JOURNAL_STREAM`` names (systemd.exec(5))."""
     try:
         found = os.fstat(descriptor)
     except OSError:
         return False
-    # Inherited by every child, whose stderr may long lead somewhere else: the variable alone says nothing.
+    # Every child inherits the variable, and its stderr may lead elsewhere: the variable alone proves nothing.
     return environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
 
 
 class _LossyStderr:
-    """Standard error, of which what cannot be written is lost: a log on a full disk must not end the daemon."""
+    """Standard error that drops what cannot be written: a log on a full disk must not end the daemon."""
 
     def write(self, line: str) -> None:
         with contextlib.suppress(OSError):
@@ -72,7 +72,7 @@ def _processors(form: LogFormat) -> list[Processor]:
     stamp: Processor = structlog.processors.TimeStamper(fmt="iso")
     as_json: Processor = structlog.processors.JSONRenderer()
     if form is LogFormat.JOURNAL:
-        # Which stamps the lines itself.
+        # The journal stamps lines itself.
         return [explain, _prioritized(structlog.processors.JSONRenderer())]
     if form is LogFormat.JSON:
         return [stamp, explain, as_json]

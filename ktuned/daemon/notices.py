@@ -1,4 +1,4 @@
-"""Notices: what keeps parts of the daemon from doing well, one line each, for ``status`` and ``doctor``."""
+"""Notices: what is wrong with parts of the daemon, one line each, for ``status`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ktuned.watch import Watcher
 
 
 class Notices:
-    """Collects the notices of the parts that have some."""
+    """Collects the notices of all parts."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class Notices:
         self._watcher = watcher
 
     def lines(self) -> list[str]:
-        """Return the notices of now."""
+        """Return what is wrong now."""
         return list(filter(None, self._lines()))
 
     def _lines(self) -> Iterator[str]:

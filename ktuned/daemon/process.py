@@ -1,4 +1,15 @@
-"""The daemon's process: takes the socket, the lock and the store, runs the parts, takes them down in order."""
+"""The daemon's process: takes the socket, the lock and the store, runs the parts, ends them in order.
+
+*Start.* Lock the state, open the socket, open the store, build the parts, start the fleet, then serve. Clients are
+answered from the first moment, from what the store knows, while three things follow one another in the background:
+
+1. devices are probed, so that answers stand on the drivers of today;
+2. jobs that the last daemon left run again; meanwhile the watcher finds what was saved while no daemon was there;
+3. when it has caught up, what changed is renewed: sources first, then drivers and toolchains.
+
+*End.* Stop taking requests, answer those under way, cancel all tasks, kill all workers, close the store. Jobs stay in
+the store, and the next daemon continues them.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +41,7 @@ from ktuned.store import STORE_NAME, Store
 _log = structlog.get_logger()
 
 _HAS_UVLOOP = importlib.util.find_spec("uvloop") is not None
-"""It halves the daemon's part of a lookup; where it cannot be installed, asyncio's own loop does the same work."""
+"""uvloop halves the daemon's part of a lookup; without it, asyncio's own loop does the same work."""
 
 
 _COLLECTIONS = (700, 3, 100)
@@ -38,17 +49,20 @@ _COLLECTIONS = (700, 3, 100)
 full collections, which take 20 to 40, come a third as often."""
 
 _SWITCH_S = 0.001
-"""Time after which the store's thread gives way to the loop; by default a lookup may wait for 5 ms."""
+"""Time in seconds after which the store's thread gives way to the loop; by default a lookup may wait for 5 ms."""
 
 
 def run(settings: Settings, *, starts_by_itself: bool = False, replacements: Replacements | None = None) -> int:
     """Run a daemon until it is stopped; return the exit code.
 
-    One that ``starts_by_itself`` when it is needed ends when it is idle, unless the settings say otherwise; so does
-    one whose socket a service manager holds.
+    Args:
+        settings: Where it runs, and what ``config.toml`` says.
+        starts_by_itself: Whether a command starts it when it is needed. Then it ends when it is idle, unless the
+            settings say otherwise; so does a daemon whose socket a service manager holds.
+        replacements: Parts of a test or a benchmark.
 
     Raises:
-        KtunedError: it cannot start, or cannot go on; says what mends it.
+        KtunedError: it cannot start, or cannot continue; says what to do.
     """
     os.umask(state_directory.PRIVATE_UMASK)
     gc.set_threshold(*_COLLECTIONS)
@@ -88,7 +102,8 @@ async def serve(
                 last_end=last_end,
                 replacements=replacements,
             )
-            # A full collection would scan all modules and the store's indexes for 20 to 60 ms, and every lookup waits.
+            # Without this a full collection scans all modules and the store's indexes, for 20 to 60 ms, and every
+            # lookup waits.
             gc.freeze()
             async with parts.fleet.running(), parts.bridge.running():
                 await Daemon(parts).run(listening, is_bound=descriptor is None)
@@ -101,7 +116,7 @@ class Daemon:
         self.parts = parts
 
     async def run(self, listening: socket.socket, *, is_bound: bool) -> None:
-        """Run every part until the daemon is to stop; ``is_bound`` if the socket's file is ours to keep."""
+        """Run every part until the daemon is to stop; ``is_bound`` says that the socket's file is ours to keep."""
         parts = self.parts
         place = parts.current.settings.socket
         parts.artifacts.clean_staging()
@@ -141,23 +156,23 @@ class Daemon:
                     self.parts.stopping.set()
 
     async def _take_up(self) -> None:
-        """Go on with the work that was left, once it is known what the machine is now."""
+        """Continue the work that was left, once it is known what the machine is now."""
         if self.parts.catalog.roots:
             await self.parts.probes.reports()
-            # What was served in doubt of an older report is known now.
+            # Answers from before the probe may stand on an older report.
             self.parts.lookups.caches.forget_all_answers()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.parts.jobs.run_until_cancelled)
             tasks.start_soon(self._catch_up)
-            # Not before it is known which kernels there are.
+            # Not earlier: adoptions need to know which kernels there are.
             tasks.start_soon(self.parts.adoptions.run)
 
     async def _catch_up(self) -> None:
-        """Have renewed what changed while no daemon was there: sources first, then drivers and toolchains."""
+        """Renew what changed while no daemon was there: sources first, then drivers and toolchains."""
         await self.parts.watcher.caught_up.wait()
         self.parts.lookups.caught_up()
         await self.parts.reverification.queue_reverification()
-        # Contexts are what they are now, and jobs wait no longer for a first look.
+        # Only now: what is shared must stand on today's contexts.
         await self.parts.share_exchange.run_until_cancelled()
 
 

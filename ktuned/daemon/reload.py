@@ -1,4 +1,9 @@
-"""Reload of ``config.toml``: on SIGHUP and by the method ``reload``; what cannot be followed changes nothing."""
+"""Reload of ``config.toml``: on SIGHUP and by the method ``reload``.
+
+The new file is read and checked as a whole first. If it cannot be followed nothing changes, and a notice says why,
+until a reload succeeds. Otherwise each part gets its new settings at once, and running work continues under them. The
+socket and the directories stay as they were at the start.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +33,11 @@ _log = structlog.get_logger()
 class CurrentSettings:
     """The settings that are in force, and a ``notice`` if the last reload was refused.
 
-    ``deadlines`` is one map for every part that watches deadlines, so that a reload reaches them all.
-    ``idle_exit_s`` is the default of a daemon that was started in this way.
+    ``deadlines`` is one map that all parts share which watch deadlines, so that a reload reaches them all.
+
+    Args:
+        settings: The settings at the start.
+        idle_exit_s: Idle time before the end where the settings leave that open; depends on how the daemon was started.
     """
 
     def __init__(self, settings: Settings, idle_exit_s: float) -> None:
@@ -51,7 +59,7 @@ class CurrentSettings:
 
 
 class Reload:
-    """Has every part follow the file as it is now; ``describe`` is one line for the service manager."""
+    """Gives every part its settings when the file has changed; ``describe`` is one line for the service manager."""
 
     def __init__(
         self,
@@ -105,7 +113,7 @@ class Reload:
         return {"path": str(self._current.settings.config_path), "changed": changed}
 
     async def run(self) -> list[str]:
-        """Follow ``config.toml`` as it is now, and return the names of what it says otherwise.
+        """Apply ``config.toml`` as it is now; return the names of the settings that changed.
 
         Raises:
             SettingsError: it cannot be followed; nothing has changed.
@@ -127,17 +135,17 @@ class Reload:
     async def _follow(self, settings: Settings) -> None:
         current = self._current
         current.notice = ""
-        # The socket stays where it is, no matter where it came from.
+        # The daemon listens already: a new socket counts from its next start.
         current.settings = msgspec.structs.replace(settings, socket=current.settings.socket)
         current.deadlines.update(settings.deadlines)
         self._preparation.settings = current.job_settings
         self._lifetime.idle_exit_s = current.idle_exit_s
         self._idle_policy.policy = settings.policy
         self._jobs.request_review()
-        # With more time or memory it may work.
+        # With more time or memory a config that failed may work.
         self._jobs.forget_failures()
         if self._trust.allow(settings.trusted_directories):
-            # Workers are given them when they start.
+            # Workers learn them at their start alone.
             self._fleet.outdate_workers()
         self._fleet.resize(settings.compile_slots, (settings.bench_bytes, settings.compile_bytes))
         self._fleet.spawn_s = settings.deadlines["spawn"]
@@ -163,7 +171,7 @@ class Reload:
 
 
 def watched_roots(settings: Settings, store: Store) -> list[Root]:
-    """Return what is to be watched: the roots of ``config.toml``, and those that requests have added."""
+    """Return the roots to watch: those of ``config.toml``, and those that requests have added."""
     configured = {root.path for root in settings.roots}
     roots = [*settings.roots, *(root for root in store.load_roots() if root.path not in configured)]
     return known_roots(roots, store.projects.load_names(), Trust(settings.trusted_directories))

@@ -27,7 +27,11 @@ _VARIABLES: Final = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "NOTIFY_SOCKE
 
 
 class Handover(msgspec.Struct, frozen=True):
-    """The manager's variables for this process: ``descriptor`` of a listening socket, where to notify, how often."""
+    """What the service manager hands over to this process.
+
+    ``descriptor`` is a listening socket, ``notify_path`` the socket for reports, ``watchdog_s`` how often the manager
+    wants to hear of us; each is empty if there is none.
+    """
 
     descriptor: int | None = None
     notify_path: str = ""
@@ -35,7 +39,8 @@ class Handover(msgspec.Struct, frozen=True):
 
     @classmethod
     def take(cls, environ: MutableMapping[str, str], pid: int) -> Self:
-        """Take what is meant for the process ``pid``, and all of it out of ``environ``: children are not meant.
+        """Read the manager's variables for the process ``pid``, and remove them from ``environ``: children must not use
+        them.
 
         Raises:
             SettingsError: what was handed over cannot be used; names the variable.
@@ -51,7 +56,7 @@ class Handover(msgspec.Struct, frozen=True):
 class Notifier:
     """Reports the daemon's state to the service manager; without one, nothing is sent.
 
-    A manager that is gone or does not read is no reason to stop: what cannot be said at once is not said.
+    A manager that is gone or does not read must not stop the daemon: a report that cannot be sent at once is dropped.
     """
 
     def __init__(self, path: str = "") -> None:
@@ -77,24 +82,24 @@ class Notifier:
         return self._socket is not None
 
     def ready(self, status: str) -> None:
-        """Say that the daemon serves, at its start or again after a reload."""
+        """Report that the daemon serves, at its start or again after a reload."""
         self._send("READY=1", f"STATUS={_line(status)}")
 
     def reloading(self) -> None:
-        """Say that the settings are being read again; ``ready`` says that they have been."""
-        # CLOCK_MONOTONIC is what sd_notify(3) asks for, so that reloads can be distinguished.
+        """Report that the settings are being read again, until :meth:`report_ready`."""
+        # sd_notify(3) asks for CLOCK_MONOTONIC, by which it tells reloads apart.
         self._send("RELOADING=1", f"MONOTONIC_USEC={clock_gettime_ns(CLOCK_MONOTONIC) // 1000}")
 
     def stopping(self) -> None:
-        """Say that the daemon is on its way out."""
+        """Report that the daemon is ending."""
         self._send("STOPPING=1", "STATUS=stopping")
 
     def alive(self) -> None:
-        """Say that the loop still turns."""
+        """Report that the event loop still runs."""
         self._send("WATCHDOG=1")
 
     def status(self, status: str) -> None:
-        """Say in a line what the daemon does."""
+        """Report in a line what the daemon does."""
         self._send(f"STATUS={_line(status)}")
 
     def _send(self, *lines: str) -> None:
@@ -150,7 +155,7 @@ def _is_listening(descriptor: int) -> bool:
 
 
 def _watchdog_s(pid_word: str, period_word: str, pid: int) -> float:
-    """Return within how long the manager wants to hear of us; 0 when it does not."""
+    """Return within how many seconds the manager wants to hear of us; 0 if it does not."""
     if not period_word or pid_word not in ("", str(pid)):
         return 0.0
     if not (period_word.isascii() and period_word.isdigit()) or int(period_word) == 0:

@@ -1,4 +1,9 @@
-"""The machine's devices and toolchains: which of them a job aims at, and the context of a measurement there."""
+"""The machine's devices and toolchains: which of them a job aims at, and the context of a measurement there.
+
+All answers are computed from the reports of :class:`~ktuned.devices.environments.Environments`; nothing here starts a
+worker. Devices are *alike*, and share a job's work and each other's winners, if model, target, fingerprint and the
+toolchain of their machine are equal.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +33,12 @@ from ktuned.model import (
 
 
 def is_named(device: Device, name: str) -> bool:
-    """Return whether a name of config.toml's ``devices`` means a device: its name, its host, its kind, or a part of its
-    model.
-    """
+    """Return whether a name in config.toml's ``devices`` means a device: its name, host, kind, or part of its model."""
     return name in (device.name, device.kind, device.host or None) or name.casefold() in device.model.casefold()
 
 
 class Aim(msgspec.Struct, frozen=True):
-    """The target of a job's configs, and the devices that measure them; without devices ``absence`` may say why."""
+    """What a job's configs are compiled for, and the devices that measure them; ``absence`` says why there are none."""
 
     target: str
     devices: tuple[Device, ...] = ()
@@ -43,7 +46,7 @@ class Aim(msgspec.Struct, frozen=True):
 
     @property
     def model(self) -> Device:
-        """The device that stands for all of them; where there is none, one that has the target for its model."""
+        """A device that stands for all; without devices, one that has the target for its model."""
         return (
             self.devices[0] if self.devices else Device(DeviceName(""), DeviceModel(self.target), Target(self.target))
         )
@@ -52,9 +55,11 @@ class Aim(msgspec.Struct, frozen=True):
 class Machine:
     """Chooses among the backends and devices of environments.
 
-    ``captured`` returns the digest of the inputs that were captured for a kernel's problem, empty if none were.
-    ``arch`` is what is compiled for where a backend has no device (the backend's own default if empty); ``chosen``
-    names the devices that may be used (all if empty).
+    Args:
+        environments: Their reports.
+        arch: What to compile for where a backend has no device; its own default if empty.
+        chosen: Names of the devices that may be used; all if empty.
+        captured: Returns the digest of the inputs that were captured for a kernel's problem; empty if none were.
     """
 
     def __init__(
@@ -71,9 +76,9 @@ class Machine:
         self._captured = captured
 
     def devices(self, environment: Environment, backend: str) -> list[Device]:
-        """Return the devices that a backend may use, those of this machine first, then those known of other hosts.
+        """Return the devices that a backend may use, those of this machine first, then those known of hosts.
 
-        None when it has none, or has not been asked yet.
+        Empty if it has none, or was not probed yet.
         """
         return [device for device in self._found(environment, backend) if self._is_chosen(device)]
 
@@ -91,12 +96,12 @@ class Machine:
         return not device.host or device.host in self.environments.hosts
 
     def _backend(self, environment: Environment, backend: str) -> replies.BackendReport:
-        """Return what is known of a backend; nothing of one that is unknown."""
+        """Return what is known of a backend; an empty report if nothing is."""
         report = self.environments.report(environment)
         return _UNKNOWN if report is None else report.backends.get(backend, _UNKNOWN)
 
     def group_size(self, environment: Environment, backend: str) -> int:
-        """Return how many units a backend gains from compiling at once."""
+        """Return how many units a backend compiles best in one request."""
         return self._backend(environment, backend).group_size
 
     def lowers(self, environment: Environment, backend: str) -> bool:
@@ -122,9 +127,13 @@ class Machine:
         return self.arch or known.target
 
     def aim(self, environment: Environment, backend: str, wanted: str, *, compile_only: bool = False) -> Aim:
-        """Return where the configs of a job for the device ``wanted`` are measured, on all devices that are alike.
+        """Return what a job's configs are compiled for, and all devices that may measure them.
 
-        With ``compile_only`` they are compiled for the target ``wanted``, without any device for :meth:`target`.
+        Args:
+            environment: The job's environment.
+            backend: The backend's name.
+            wanted: The device's name or model; with ``compile_only`` the target.
+            compile_only: Whether nothing is to be measured.
 
         Raises:
             BackendError: the backend has no device here and cannot compile without one.
@@ -154,7 +163,7 @@ class Machine:
         return fingerprint_digest(self._backend(environment.beside(device), backend).fingerprint)
 
     def compilers(self, environment: Environment, backend: str, toolchain: str) -> list[Environment]:
-        """Return where there is a toolchain by its digest: here first, then on the hosts that are there."""
+        """Return the environments that have the toolchain of a digest: here first, then on the hosts that are there."""
         return [
             site
             for site in self.environments.sites(environment)
@@ -172,7 +181,7 @@ class Machine:
         """Return the device that a request means: by name (``cpu:0``), by model, or the backend's first.
 
         Raises:
-            BackendError: the backend is missing, or has no device here; says why and what mends it.
+            BackendError: the backend is missing, or has no device here; says why and what to do.
             NotFound: it has devices, but not that one.
         """
         devices = self.devices(environment, backend)
@@ -219,7 +228,7 @@ class Machine:
         )
 
     def is_outdated(self, environment: Environment, backend: str, context: Context) -> bool:
-        """Return whether a context has another toolchain, or another driver of its device, than is known now."""
+        """Return whether a context's toolchain, or the driver of its device, differs from those of now."""
         alike = [device for device in self._found(environment, backend) if device.model == context.device]
         if not alike:
             return context.toolchain != fingerprint_digest(self._backend(environment, backend).fingerprint)
@@ -230,13 +239,13 @@ class Machine:
         )
 
     def digest(self, kernel: KernelInfo, specialized: str) -> str:
-        """Return what a kernel means for a specialised problem (canonical text), whose captured inputs belong to it."""
+        """Return a kernel's digest for a specialised problem (canonical text), with that of its captured inputs."""
         return with_captured(kernel.digest, self._captured(kernel.name, specialized))
 
     def device_models(self, environment: Environment | None = None) -> dict[str, set[str]]:
-        """Return the devices that are known, of one environment or of all: their models by their names.
+        """Return the models of all known devices, of one environment or of all, by the devices' names.
 
-        Two backends may know one device by two models.
+        Two backends may call one device by two models.
         """
         reports = (
             self.environments.reports if environment is None else filter(None, [self.environments.report(environment)])
@@ -249,7 +258,7 @@ class Machine:
 
     @property
     def notices(self) -> list[str]:
-        """Differences from config.toml and from the workers' ktuned, and reasons why figures are not judged."""
+        """What does not fit config.toml or the workers' ktuned, and why timings are not judged: one line each."""
         return [*self._unknown_names(), *_unjudged(self.environments.probed), *self.environments.notices]
 
     def _unknown_names(self) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Probes of backends and devices: on request, and after a device has failed."""
+"""Probes of backends and devices: on request, when a device has failed, and when a host has come."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ from ktuned.fleet import Environment
 
 
 class Probes:
-    """Has every environment probed that a root has; ``directory`` is where a worker of none runs.
+    """Probes the environments of all roots.
 
-    ``changed`` is called when hosts were probed, and what :meth:`when_hosts_come` was given: answers may be others now.
+    Args:
+        catalog: Knows the roots.
+        environments: Probes one environment.
+        directory: Where a worker runs if there is no root.
+        changed: Called when hosts were probed: answers may differ now.
     """
 
     def __init__(
@@ -46,24 +50,24 @@ class Probes:
         return self.environments() or [Environment(sys.executable, self._directory)]
 
     async def reports(self) -> list[dict[str, Any]]:
-        """Return what every environment's backends are; without a root, those of the daemon's interpreter."""
+        """Probe every root's environment, or else the daemon's interpreter; return the reports for the wire."""
         found = [await self._environments.probe(one) for one in self.asked()]
-        # Roots that share an interpreter share its report.
+        # Roots that share an interpreter share its report, which is listed once.
         return [report.to_wire() for report in {id(one): one for one in found}.values()]
 
     def device_failed(self) -> None:
-        """Note that a device may be gone: the next job must not count on it."""
+        """Probe all devices again soon: one may be gone, and the next job must not count on it."""
         self._has_failed = True
         self._news.set()
 
     def host_up(self, host: str) -> None:
-        """Note that workers can be started on a host."""
+        """Probe a host soon, which takes workers from now on."""
         self._environments.host_up(host)
         self._due.add(host)
         self._news.set()
 
     def when_hosts_come(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` when hosts have come, and their devices are known."""
+        """Call ``listener`` whenever hosts have come and their devices are known."""
         self._listeners.append(listener)
 
     def _news_of_roots(self) -> None:
@@ -87,6 +91,6 @@ class Probes:
                 listener()
 
     async def _probe_host(self, environment: Environment, host: str) -> None:
-        # Its packages are compared with those here.
+        # This machine's first: the host's packages are compared with those here.
         await self._environments.probe(environment)
         await self._environments.probe(replace(environment, host=host))

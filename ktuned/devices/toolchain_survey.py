@@ -1,7 +1,7 @@
-"""Survey of toolchains: compilers, libraries and installed distributions, looked at as sources are, on other hosts too.
+"""Survey of toolchains: compilers, libraries and installed distributions are looked at as sources are, also on hosts.
 
-One that changed is probed again in a new worker. Until then lookups of its kernels are stale; afterwards what stands on
-other fingerprints is renewed.
+A toolchain that has changed is probed again in a new worker. Until then lookups of its kernels are stale. Afterwards
+what stands on other fingerprints is renewed; if the probe finds the same ones, the answers are fresh again.
 """
 
 from __future__ import annotations
@@ -26,18 +26,22 @@ _Fingerprints = dict[str, Mapping[str, Any]]
 
 
 class SurveyIntervals(msgspec.Struct, frozen=True):
-    """Intervals between looks: at the toolchains of kernels that are in use (``recent_s``), and at all (``all_s``)."""
+    """Seconds between looks at the toolchains of kernels in use (``recent_s``), and at all toolchains (``all_s``)."""
 
     recent_s: float = 2.0
     all_s: float = 30.0
 
 
 class ToolchainSurvey:
-    """Surveys the toolchains of all roots until cancelled.
+    """Surveys the toolchains of all roots.
 
-    ``in_use`` returns the kernels that were looked up lately or are tuned. ``doubted`` is called when answers are stale
-    because a toolchain must be probed again. ``probed`` gets the kernels whose toolchain was, and of these the ones
-    that have another fingerprint now.
+    Args:
+        catalog: Knows roots and kernels.
+        environments: Knows the reports, and probes.
+        in_use: Returns the kernels that were looked up lately or are tuned.
+        doubted: Called when answers are stale because a toolchain must be probed again.
+        probed: Called after the probe, with the kernels of the root, and those whose fingerprints differ now.
+        intervals: How often to look.
     """
 
     def __init__(
@@ -62,11 +66,11 @@ class ToolchainSurvey:
         environments.when_host_changes(self.wake)
 
     def wake(self) -> None:
-        """Have all toolchains looked at now."""
+        """Look at all toolchains now."""
         self._wake.set()
 
     async def run(self) -> None:
-        """Look at toolchains until cancelled; what they are at first is taken as known."""
+        """Look at toolchains until cancelled. What they are at first counts as known."""
         for root in self._catalog.roots:
             self._seen[root.path] = self._fingerprints(root)
         all_at = monotonic() + self._intervals.all_s
@@ -93,7 +97,7 @@ class ToolchainSurvey:
         present = self._fingerprints(root)
         before = self._seen.get(root.path, {})
         self._seen[root.path] = present
-        # A first probe changes nothing, nor does a host that comes.
+        # A first probe is no change, nor is a host that comes.
         known = [host for host in present if before.get(host)]
         if not is_doubted and all(before[host] == present[host] for host in known):
             return
@@ -117,7 +121,7 @@ class ToolchainSurvey:
         return list(used.values())
 
     def _fingerprints(self, root: Root) -> _Fingerprints:
-        """Return what decides the contexts of each backend's kernels, by host."""
+        """Return, for each host, the fingerprints on which the contexts of each backend's kernels stand."""
         found: _Fingerprints = {}
         for environment in self._environments.sites(environment_of(root)):
             report = self._environments.report(environment)
