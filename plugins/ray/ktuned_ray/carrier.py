@@ -1,6 +1,13 @@
-"""Files that a request needs on a node of a cluster: carried there before it, and artifacts brought back.
+"""Files that a request needs on a node of a cluster: carried there before the request, and artifacts brought back.
 
-Projects travel by content, each file once; artifacts and captured inputs by key.
+A *project* travels by content: a snapshot lists its files by digest, the node says which it lacks, and these are
+carried, each once. A snapshot counts for :data:`SNAPSHOT_S`, and only if it has the very contents that the request's
+kernel was inspected with. A file that is saved meanwhile is found out by its digest, on the node, and the work is done
+again.
+
+*Artifacts* and captured inputs travel by key, as parcels. What is small goes along with the request, because each call
+before it costs a lane a millisecond. The carrier remembers what the node has; if the node finds one damaged it is
+forgotten, and carried again. An artifact that comes back is checked before it is sealed here.
 """
 
 from __future__ import annotations
@@ -29,13 +36,13 @@ from ktuned_ray.snapshot import Snapshot, Snapshots, holds
 _log = structlog.get_logger()
 
 CARRY_S = 120.0
-"""Time for files to travel: a hundred MiB over a slow network."""
+"""Time for files to travel, in seconds: a hundred MiB over a slow network."""
 
 SNAPSHOT_S = 1.0
-"""For this long a snapshot counts, as long as it has what a request names."""
+"""How long a snapshot counts, in seconds, provided that it has what a request names."""
 
 MAX_SEALED = 4096
-"""Artifacts that a node is known to have; they are carried again when they are forgotten."""
+"""Parcels that a node is known to have; a forgotten one is carried again."""
 
 
 class _Project(msgspec.Struct, eq=False):
@@ -59,12 +66,12 @@ class Carrier:
         self._parcels: dict[str, None] = {}
 
     async def provide(self, request: requests.Request[Any, Any], environment: Environment) -> Mapping[str, bytes]:
-        """Have the node hold all that a request names, but for the small parcels that are returned: they go with it.
+        """Carry what a request names to the node; return the small parcels, which go along with the request.
 
         Raises:
             BridgeDown, BridgeSlow, CallFailed: it cannot be carried there.
         """
-        # By what it names, not by a list of operations, of which the next one would be missing.
+        # By what a request names, not by its type: a list of types would lack the next one.
         kernel = getattr(request, "kernel", None)
         if isinstance(kernel, requests.KernelRef):
             await self._lay_out(environment, kernel.digests)
@@ -94,7 +101,7 @@ class Carrier:
             del self._parcels[next(iter(self._parcels))]
 
     def note(self, answer: object, request: requests.Request[Any, Any]) -> None:
-        """Carry a request's artifacts again the next time, if one of them is damaged on the node."""
+        """Forget a request's artifacts if the answer says that one is damaged on the node: they are carried again."""
         is_damaged = isinstance(answer, replies.Measurement) and answer.outcome is None
         if not is_damaged and not (isinstance(answer, replies.Opened) and answer.is_damaged):
             return
@@ -102,9 +109,9 @@ class Carrier:
             self._parcels.pop(f"artifact-{key}", None)
 
     async def bring(self, unit: replies.CompiledUnit, packed: bytes = b"") -> replies.CompiledUnit:
-        """Keep a compiled unit's artifact here; return the unit with the bytes that were added to this disk.
+        """Seal a compiled unit's artifact here; return the unit with the bytes that were added to this disk.
 
-        One that did not come with its item is fetched.
+        An artifact that was too large to come with its item is fetched.
         """
         if unit.outcome is not None:
             return unit
@@ -148,12 +155,12 @@ class Carrier:
                 return
             files = {f"file-{digest}": places[digest] for digest in lacking}
             await self._bridge.exchange(cluster_calls.Give(self._link.info.id, files), CARRY_S)
-        # Saved while it was carried: the request finds that out by the digests.
+        # Files were saved while others were carried. The request finds that out by their digests.
         _log.info("project_not_laid_out", node=self._link.info.name, project=environment.project)
 
 
 def _measured(request: requests.Request[Any, Any]) -> list[str]:
-    """Return the keys of the artifacts that a request has loaded."""
+    """Return the keys of the artifacts that a request has the worker load."""
     if isinstance(request, requests.Trial):
         return [unit.key for unit in request.units]
     if isinstance(request, requests.Open):
@@ -164,18 +171,18 @@ def _measured(request: requests.Request[Any, Any]) -> list[str]:
 def _small(lacking: Mapping[str, str]) -> dict[str, bytes]:
     """Return the parcels that are small enough to travel with a request; those that cannot be read are left out."""
     small: dict[str, bytes] = {}
-    left = parcels.MAX_ALL_IN_FRAME_BYTES
+    remaining_bytes = parcels.MAX_ALL_IN_FRAME_BYTES
     for name, place in lacking.items():
         with contextlib.suppress(OSError):
             packed = parcels.pack_small(Path(place))
-            if packed is not None and len(packed) <= left:
+            if packed is not None and len(packed) <= remaining_bytes:
                 small[name] = packed
-                left -= len(packed)
+                remaining_bytes -= len(packed)
     return small
 
 
 def _seal_carried(staging: Path, place: Path, packed: bytes) -> int:
-    """Check a carried artifact and move it into its place, one that came ``packed`` too; return its size."""
+    """Check a carried artifact, unpack it if it came ``packed``, and move it into its place; return its size."""
     try:
         if packed:
             parcels.unpack_directory(packed, staging)

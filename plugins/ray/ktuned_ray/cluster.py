@@ -1,6 +1,13 @@
-"""A cluster: joined in the background, left when it is lost, and tried again with pauses that grow.
+"""A cluster: joined in the background, and joined again when it is lost, with pauses that grow.
 
-Local tuning goes on meanwhile. Each node has a keeper of its own, which is started again likewise while its node lives.
+Two loops, one inside the other, each with failures and pauses of its own:
+
+- *The cluster.* Join it and receive news of its nodes until it is lost. A join that brings no news within
+  :data:`JOIN_S` hangs, and only killing the bridge ends it.
+- *Each node*, for as long as the news list it: start a keeper there and keep the link to it until it is lost.
+
+Tuning on this machine goes on meanwhile. A job without a device here waits for the cluster, but not longer than
+:data:`SETTLED_S`: until each node was tried once, or the cluster itself.
 """
 
 from __future__ import annotations
@@ -21,17 +28,17 @@ from ktuned_ray.node_link import NodeLink
 _log = structlog.get_logger()
 
 JOIN_S: Final = 60.0
-"""Time for a cluster to say which nodes it has; longer, and joining it hangs."""
+"""Time for a cluster to say which nodes it has; after that, joining it counts as hung."""
 
 SETTLED_S: Final = 30.0
-"""Time that a first job waits for the cluster, where this machine has no device for it."""
+"""How long a job waits for the cluster if this machine has no device for it, in seconds."""
 
 MAX_NODES: Final = 256
-"""Nodes that are used; each has its keeper and its lanes."""
+"""Nodes that are used at most; each has its keeper and its lanes."""
 
 
 class Cluster:
-    """The nodes of one cluster; ``on_up`` is called when a node's keeper takes calls, ``on_down`` when no more."""
+    """The nodes of one cluster; ``on_up`` is called when a node's keeper takes calls, ``on_down`` when it stops."""
 
     def __init__(
         self,
@@ -56,7 +63,7 @@ class Cluster:
         self._runtime_env = ""
 
     async def settled(self) -> None:
-        """Wait until each node of the cluster was tried once, or the cluster itself; not longer than a while."""
+        """Wait until each node of the cluster was tried once, or the cluster itself; give up after a while."""
         if self.address:
             with anyio.move_on_after(SETTLED_S):
                 await self._settled.wait()
@@ -67,7 +74,7 @@ class Cluster:
             self._settled.set()
 
     def follow(self, address: str, runtime_env: str = "") -> None:
-        """Join another cluster from now on, or none where the address is empty."""
+        """Leave the cluster and join the one at an address; none if it is empty."""
         if (address, runtime_env) == (self.address, self._runtime_env):
             return
         self.address, self._runtime_env = address, runtime_env
@@ -77,7 +84,7 @@ class Cluster:
             self._scope.cancel()
 
     async def run(self) -> None:
-        """Be in the cluster that the settings name, until cancelled."""
+        """Stay in the cluster that the settings name, until cancelled."""
         while True:
             self._settings = anyio.Event()
             if self.address:
@@ -106,7 +113,7 @@ class Cluster:
             await anyio.sleep(pause_s)
 
     async def _member(self) -> None:
-        """Be in the cluster until it is lost."""
+        """Join the cluster and keep its nodes until it is lost."""
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self._join, tasks)
             known: set[str] = set()
@@ -140,7 +147,7 @@ class Cluster:
         return self.news is not None and any(node.id == info.id for node in self.news.nodes)
 
     async def _keep(self, info: cluster_calls.NodeInfo) -> None:
-        """Have a keeper on a node for as long as the node lives."""
+        """Keep a link to a node for as long as the cluster lists it."""
         health = Health()
         while self._is_listed(info):
             link = NodeLink(self._bridge, info)
@@ -202,7 +209,7 @@ class Cluster:
 
     @property
     def notices(self) -> Iterator[str]:
-        """The parts of the cluster that cannot be used, one line each."""
+        """Why the cluster or its nodes cannot be used, one line each."""
         if self._health.is_sick:
             yield (
                 f"the cluster {self.address} cannot be used, tried again in {self._health.pause_s:.0f} s: "

@@ -64,7 +64,7 @@ class ClusterExecutor(RemoteExecutor):
 
     @classmethod
     def check_settings(cls, settings: ClusterSettings) -> str:
-        """Return whether the runtime environment is no JSON."""
+        """Return what is wrong with the runtime environment; empty if it is JSON."""
         try:
             json.loads(settings.runtime_env or "{}")
         except ValueError as error:
@@ -92,7 +92,7 @@ class ClusterExecutor(RemoteExecutor):
         self._tasks: anyio.abc.TaskGroup | None = None
 
     def follow(self, settings: ClusterSettings | None, *, limits_are_given: bool) -> None:
-        """Be in the cluster of the settings from now on, or in none."""
+        """Join the cluster of the settings, or leave it if they name none."""
         found = settings or ClusterSettings()
         self._limits_are_given = limits_are_given
         python = os.path.expanduser(found.python) or sys.executable
@@ -103,7 +103,7 @@ class ClusterExecutor(RemoteExecutor):
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[Self]:
-        """Be in the cluster; on leaving, every worker is killed."""
+        """Stay in the cluster for the length of the block; on leaving, every worker is killed."""
         async with self.bridge.running(), anyio.create_task_group() as tasks:
             self._tasks = tasks
             tasks.start_soon(self.leases.run)
@@ -112,11 +112,11 @@ class ClusterExecutor(RemoteExecutor):
                 yield self
             finally:
                 self._tasks = None
-                # With its call a worker is killed.
+                # Cancels the calls that hold workers, and with its call each worker is killed.
                 tasks.cancel_scope.cancel()
 
     async def settled(self) -> None:
-        """Wait, not longer than a while, until each node was tried once, or the cluster itself."""
+        """Wait until each node was tried once, or the cluster itself; give up after a while."""
         await self.cluster.settled()
 
     def describe(self) -> dict[str, Any]:
@@ -125,7 +125,7 @@ class ClusterExecutor(RemoteExecutor):
 
     @property
     def notices(self) -> list[str]:
-        """The parts of the cluster that cannot be used, one line each."""
+        """Why the bridge, the cluster or its nodes cannot be used, one line each."""
         return [*self.bridge.notices, *self.cluster.notices]
 
     def _up(self, link: NodeLink) -> None:
@@ -134,7 +134,7 @@ class ClusterExecutor(RemoteExecutor):
         self._events.on_up(link.info.name, link.cores)
 
     def _down(self, link: NodeLink) -> None:
-        """Forget a node that was lost; all of its workers have ended, and its leases go back."""
+        """Forget a node that was lost: its workers have ended, and its leases are given back."""
         for lease in self.leases.drop(link):
             if self._tasks is not None:
                 self._tasks.start_soon(self.leases.release, lease)
@@ -143,7 +143,7 @@ class ClusterExecutor(RemoteExecutor):
             self._events.on_lost(link.info.name)
 
     def _end_device(self, device: str) -> None:
-        """End the workers on a device that others may have from now on."""
+        """Kill the workers on a device whose lease is given back."""
         for worker in self._workers:
             if worker.device == device:
                 worker.kill()
@@ -199,7 +199,7 @@ class ClusterExecutor(RemoteExecutor):
     async def _hold(
         self, call: node_calls.Start, link: NodeLink, role: Role, environment: Environment, starting: _PendingWorker
     ) -> None:
-        """Hold a worker's call until it has ended."""
+        """Hold the call that runs a worker until the worker has ended."""
 
         def started(item: node_calls.Started) -> None:
             starting.worker = RemoteWorker(role, environment, item, self, link)
@@ -220,7 +220,7 @@ class ClusterExecutor(RemoteExecutor):
             starting.known.set()
 
     def end(self, link: NodeLink, number: int, why: str) -> None:
-        """Have a worker killed, as soon as its keeper hears of it."""
+        """Have a worker's keeper kill it, in the background."""
         if self._tasks is not None and not link.reason:
             self._tasks.start_soon(self._kill, link, number, why)
 
@@ -229,7 +229,7 @@ class ClusterExecutor(RemoteExecutor):
             await link.exchange(node_calls.Kill(number, why), CALL_S)
 
     def watch_toolchain(self, link: NodeLink, environment: Environment, observed: replies.Observed) -> None:
-        """Have a node's keeper watch the toolchain that a probe saw there, in place of what an earlier one saw."""
+        """Have a node's keeper watch the toolchain that a probe saw there; an earlier probe's no longer counts."""
         if self._tasks is not None:
             self._watched[environment] = observed
             self._tasks.start_soon(self._watch, link, environment, observed)
@@ -246,7 +246,7 @@ class ClusterExecutor(RemoteExecutor):
 
 
 class _PendingWorker(msgspec.Struct, eq=False):
-    """A worker on its way: ``known`` is set when it is there, or has failed."""
+    """A worker that is being started; ``known`` is set when it is ready or has failed."""
 
     known: anyio.Event = msgspec.field(default_factory=anyio.Event)
     scope: anyio.CancelScope = msgspec.field(default_factory=anyio.CancelScope)

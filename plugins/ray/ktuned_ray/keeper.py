@@ -1,7 +1,8 @@
-"""A node's keeper: a process that runs workers there as a daemon does, for one that is on another machine.
+"""A node's keeper: a process that runs workers there as a daemon does, for a daemon on another machine.
 
-``python -m ktuned_ray.keeper SOCKET_FD DIRECTORY``. It has its own executor and warden, watches deadlines and
-memory itself, and ends with everything that it started when its socket closes. ``DIRECTORY`` is private, and removed.
+``python -m ktuned_ray.keeper SOCKET_FD DIRECTORY``. It has an executor and a warden of its own, and watches deadlines
+and memory itself, so that the network has no part in them. When its socket closes it ends, with everything that it
+started. ``DIRECTORY`` is private, and removed at the end.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from ktuned_ray.node_artifacts import NodeArtifacts
 from ktuned_ray.node_layout import NodeLayouts
 
 MEMORY_S: Final = 0.2
-"""Interval between two looks at workers' memory, as in a daemon."""
+"""Interval of looks at workers' memory, in seconds, as in a daemon."""
 
 WATCH_S: Final = 2.0
-"""Interval between two looks at a toolchain's files, as at those in use on a daemon's own machine."""
+"""Interval of looks at a toolchain's files, in seconds, as for those in use on a daemon's own machine."""
 
 _OTHERS = ("KTUNED_HOME", "KTUNED_SOCKET")
 
@@ -98,7 +99,7 @@ class Keeper(Service):
         raise AssertionError(call)
 
     async def _watch(self, call: node_calls.Watch) -> node_calls.Changed:
-        # The environment of this process, and so of its workers, stays what it is.
+        # Files and CPUs alone: the environment of this process, and so of its workers, cannot change.
         while cpu.limits() == call.limits:
             if changed := await anyio.to_thread.run_sync(first_changed, call.files):
                 return node_calls.Changed(f"{changed} changed")
@@ -118,7 +119,7 @@ class Keeper(Service):
         )
 
     async def _run(self, call: node_calls.Start, send: Send) -> node_calls.Ended:
-        """Run a worker until it has ended, or is not wanted any more."""
+        """Run a worker until it has ended, or the call is cancelled."""
         role = Role(call.role)
         root = self._layouts.root(call.project, call.root)
         root.mkdir(parents=True, exist_ok=True)
@@ -165,7 +166,7 @@ class Keeper(Service):
                 news.clear()
                 while waiting:
                     await send(await self._item(*waiting[0]))
-                    # Not before: it is still to be sent where this is cancelled.
+                    # Removed only now: if this task is cancelled in the send, the item still goes with the reply.
                     waiting.popleft()
 
         passing = asyncio.ensure_future(pass_on())
@@ -173,20 +174,20 @@ class Keeper(Service):
             ended = await _ended(worker, request, call.deadlines, on_item)
         finally:
             passing.cancel()
-        left = [await self._item(*one) for one in waiting]
-        if sum(len(item.artifact) for item in left) > parcels.MAX_ALL_IN_FRAME_BYTES:
-            for item in left:
+        last = [await self._item(*one) for one in waiting]
+        if sum(len(item.artifact) for item in last) > parcels.MAX_ALL_IN_FRAME_BYTES:
+            for item in last:
                 await send(item)
-            left = []
-        # Results that come together travel as one answer: each costs a call of an actor.
-        return replace(ended, last=tuple(left), seconds=monotonic() - began)
+            last = []
+        # Items that came with the end travel in its answer: each answer may cost a call of an actor.
+        return replace(ended, last=tuple(last), seconds=monotonic() - began)
 
     async def _item(self, value: Any, output: Output) -> node_calls.Item:
         artifact = await self.artifacts.packed(value)
         return node_calls.Item(to_message(value), output.stdout, output.stderr, artifact)
 
     async def watch_memory(self) -> None:
-        """Stop workers that outgrow their limits, until cancelled."""
+        """Kill workers that outgrow their limits, until cancelled."""
         while True:
             for seat in list(self._seats.values()):
                 seat.worker.measure_memory()
@@ -198,7 +199,7 @@ class Keeper(Service):
 async def _ended(
     worker: Worker, request: requests.Request[Any, Any], deadlines: Mapping[str, float], on_item: Any
 ) -> node_calls.Exchanged:
-    """Have a worker carry a request out; return how that ended as data."""
+    """Have a worker carry a request out; return its reply or its failure as data."""
     try:
         reply, output = await worker.exchange(request, deadlines, on_item=on_item)
     except WorkerDied as error:
@@ -233,7 +234,7 @@ async def keep(descriptor: int, home: Path) -> None:
         compile_cores=cores[1:],
         adopts=True,
         trust=Trust((str(home),)),
-        # Ray kills the children of an actor that it ends.
+        # Ray kills the children of an actor that it ends, so the warden removes the whole directory.
         private=home,
     )
     async with executor.running(), anyio.create_task_group() as tasks:

@@ -1,7 +1,12 @@
 """The actor on each node: starts one keeper process there, and relays bytes between it and the bridge.
 
-The keeper starts the workers, from its main thread: the kernel ends a worker with the thread that started it, and an
-actor's threads come and go. It ends when the actor does, because its socket closes.
+Why a process of its own: the kernel ends a worker with the *thread* that started it, and an actor's threads come and
+go. The keeper starts workers from its main thread. It ends when the actor does, because its socket closes.
+
+Bytes travel over a direct connection (:mod:`~ktuned_ray.direct`), or else in calls of :meth:`KeeperActor.relay_bytes`.
+An actor cannot call back, so the bridge always has some calls waiting here, and answers go to the one that has waited
+longest. Ray may run calls in another order than they were made: each has a number for what it brings, and each answer
+has a place in the stream.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ POLL_S: Final = 10.0
 """Longest wait of one call for answers: a bridge that was killed leaves no call behind for longer."""
 
 MAX_WAITING: Final = 32
-"""Calls that wait for answers; beyond, the first returns without, long before Ray lets no more begin."""
+"""Calls that wait for answers at once. With more the first returns empty, long before Ray's limit of running calls."""
 
 _READ_BYTES: Final = 1 << 18
 
@@ -32,7 +37,7 @@ MAX_BYTES: Final = 8 << 20
 """Bytes that one call returns."""
 
 RAYLET_S: Final = 1.0
-"""Interval of looks whether the node's raylet lives."""
+"""Interval in seconds at which the actor looks whether the node's raylet lives."""
 
 _OF_RAY = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "NVIDIA_VISIBLE_DEVICES")
 """Variables that Ray sets for actors by rules that differ by version; workers get the node's own."""
@@ -79,7 +84,7 @@ class KeeperActor:
         )
 
     async def listen(self, secret: bytes, host: str = "") -> tuple[str, int]:
-        """Listen for the bridge, which connects before it relays anything; return the address."""
+        """Listen for the bridge, which connects before it relays anything; return host and port."""
         if not host:
             import ray
 
@@ -90,22 +95,26 @@ class KeeperActor:
         return host, port
 
     async def _splice(self, listener: direct.Listener) -> None:
-        """Pass on what the bridge sends; what the keeper answers goes the same way back."""
+        """Pass on what the bridge sends over the connection, until that ends. Answers go back the same way."""
         with contextlib.suppress(asyncio.CancelledError, OSError):
             reader, self._direct = await listener.connected
             while data := await reader.read(_READ_BYTES):
                 self._writer.write(data)
                 await self._writer.drain()
         if self._direct is not None:
-            # The bridge has ended, or took too long to prove itself and calls this actor instead.
+            # The bridge has ended, or it gave the connection up and calls this actor instead.
             self._direct.close()
             self._direct = None
 
     async def relay(self, number: int, data: bytes) -> tuple[int, bytes]:
-        """Pass calls on to the keeper, then return its next answers, with their place: the first of those calls that
-        wait has them. One without answers returns after a while, with no bytes.
+        """Pass bytes on to the keeper, then wait for its next answers.
 
-        ``number`` counts up from 0, and is the order of what is passed on.
+        Args:
+            number: The place of ``data`` in the stream to the keeper, from 0.
+            data: Bytes for the keeper; may be empty.
+
+        Returns:
+            The answers' place in the stream from the keeper, and their bytes. Empty if none came for a while.
 
         Raises:
             RuntimeError: the keeper has ended.
@@ -146,7 +155,7 @@ class KeeperActor:
         """Let the first call that waits go on; return whether there is one."""
         while self._waiting:
             first = self._waiting.popleft()
-            # One whose time is over may not have left yet.
+            # A call whose time is over may still be in the queue.
             if not first.done():
                 first.set_result(None)
                 return True
@@ -182,7 +191,7 @@ class KeeperActor:
         """
         while os.getppid() == raylet:  # noqa: ASYNC110 - no event reports another parent
             await asyncio.sleep(RAYLET_S)
-        # The keeper ends its workers when its socket closes.
+        # This closes the keeper's socket, and the keeper ends its workers.
         os._exit(1)
 
     def take(self, parcel: Mapping[str, bytes]) -> None:
@@ -191,7 +200,7 @@ class KeeperActor:
             parcels.unpack(name, data, self._home)
 
     def take_one(self, name: str, data: bytes) -> None:
-        """Put one parcel there, whose bytes come from Ray's object store."""
+        """Put one parcel where the keeper finds it; its bytes come from Ray's object store."""
         self.take({name: data})
 
     def pack(self, name: str) -> bytes:
@@ -200,7 +209,7 @@ class KeeperActor:
 
 
 def node_environment(pid: int) -> Mapping[str, str]:
-    """Return the environment that a node was started with: its raylet's, the parent of all of its actors."""
+    """Return the environment that a node was started with: that of its raylet, the process ``pid``."""
     try:
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -210,7 +219,7 @@ def node_environment(pid: int) -> Mapping[str, str]:
 
 
 def environment(own: Mapping[str, str], node: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a keeper: the actor's, with a runtime environment's variables, without Ray's rules."""
+    """Return a keeper's environment: the actor's, which has the runtime environment's variables, without Ray's own."""
     kept: dict[str, Any] = {name: value for name, value in own.items() if not name.startswith("RAY_")}
     for name in _OF_RAY:
         kept.pop(name, None)

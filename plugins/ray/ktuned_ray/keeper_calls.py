@@ -1,6 +1,7 @@
-"""The way to one keeper: a connection to its actor, or else calls of it, which take bytes there and bring answers back.
+"""The way to one keeper: a direct connection to its actor, or else calls of the actor that carry bytes both ways.
 
-One call is always under way: Ray ends it with the actor.
+At least one call is always under way, also beside a connection: Ray ends it with the actor, and says why. Calls may end
+in another order than they began, so answers are passed on by their places in the stream.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ktuned_ray.failures import hint_of, line_of
 from ktuned_ray.keeper_actor import POLL_S
 
 ANSWER_S: Final = 10.0
-"""Time for an actor's answer beyond what it waits itself; longer, and its node is taken for lost."""
+"""Time for an actor's answer beyond what the actor itself waits; after that its node counts as lost."""
 
 REASON_S: Final = 5.0
 """Time for Ray to say why an actor has ended, after the connection to it was lost."""
@@ -27,10 +28,7 @@ _READ_BYTES: Final = 1 << 18
 
 
 class KeeperCalls:
-    """The calls of a keeper's ``actor`` under way, at least one; their answers go to ``send`` in order.
-
-    Where there are ``streams`` to the actor, they carry all bytes.
-    """
+    """Calls of a keeper's ``actor``; its answers go to ``send`` in order. ``streams``, if set, carry all bytes."""
 
     def __init__(self, actor: Any, send: Send) -> None:
         self.actor = actor
@@ -47,7 +45,7 @@ class KeeperCalls:
         """Pass answers on until the keeper is lost.
 
         Raises:
-            CallFailed: it is; says how.
+            CallFailed: the keeper is lost; says why.
         """
         try:
             self._call(b"")
@@ -65,7 +63,7 @@ class KeeperCalls:
                 self.streams[1].close()
 
     async def relay(self, data: bytes) -> None:
-        """Send bytes to the keeper, in the order of these calls."""
+        """Send bytes to the keeper, in the order in which this is called."""
         if self.streams is None:
             self._call(data)
             return
@@ -77,7 +75,7 @@ class KeeperCalls:
         with contextlib.suppress(OSError):
             while data := await reader.read(_READ_BYTES):
                 await self._send(cluster_calls.Chunk(data))
-        # The call under way knows better.
+        # The call under way may still say why.
         await asyncio.sleep(REASON_S)
         self._ready.put_nowait(CallFailed("node_lost", "the connection to its keeper was lost"))
 
@@ -106,7 +104,7 @@ class KeeperCalls:
             self._ready.put_nowait(self._early.pop(self._taken))
             self._taken += 1
         if not self._under_way:
-            # The next answers need a call to come with.
+            # An actor cannot call back: the next answers need a call to come with.
             self._call(b"")
 
 

@@ -1,6 +1,6 @@
-"""Artifacts on a node: those that came with requests, or were compiled there, below a keeper's directory.
+"""Artifacts on a node, below a keeper's directory: those that came with requests, and those compiled there.
 
-They are kept within a cap by removing the oldest; one that is needed again is carried again.
+Beyond a cap the oldest are removed; one that is needed again is carried again.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ktuned.store import Artifacts
 from ktuned_ray import parcels
 
 CAP_BYTES: Final = 4 << 30
-"""Bytes of artifacts on a node: a large job's, and little beside the disk of a machine with GPUs."""
+"""Bytes of artifacts on a node: enough for a large job, and little on the disk of a machine with GPUs."""
 
 LOOK_S: Final = 10.0
-"""Interval of looks at their size while some came."""
+"""Interval of looks at their size, in seconds, as long as new ones come."""
 
 
 class NodeArtifacts:
@@ -36,10 +36,10 @@ class NodeArtifacts:
         self._news = anyio.Event()
 
     async def take(self, given: Mapping[str, bytes]) -> None:
-        """Put parcels that came with a request where workers find them.
+        """Unpack parcels that came with a request to where workers find them.
 
         Raises:
-            CallFailed: one cannot be written, or is none.
+            CallFailed: one cannot be written, or is no parcel.
         """
 
         def write() -> None:
@@ -53,7 +53,7 @@ class NodeArtifacts:
         self._news.set()
 
     async def packed(self, item: Any) -> bytes:
-        """Return a compiled unit's artifact, to travel with the item; nothing of another item, or of a large one."""
+        """Return the packed artifact of a compiled unit; empty if it is too large, or the item is no compiled unit."""
         if not isinstance(item, replies.CompiledUnit) or item.outcome is not None:
             return b""
         self._news.set()
@@ -63,7 +63,7 @@ class NodeArtifacts:
         return b""
 
     async def run(self) -> None:
-        """Keep them within the cap, until cancelled."""
+        """Keep artifacts within the cap, until cancelled."""
         while True:
             await self._news.wait()
             self._news = anyio.Event()

@@ -1,7 +1,8 @@
 """Projects on a node: the files that a daemon lists, by content, in a directory that stands for the root.
 
-The directory repeats the root's absolute path below a private one, so that a file beside the root has its place, too. A
-file's bytes come as a parcel; they are checked by their digest, and the parcel becomes the file.
+The directory repeats the root's absolute path below a private one, so that files outside the root have their place too.
+A file's bytes come as a parcel, are checked by their digest, and become the file. A layout is made as a whole: as long
+as bytes are missing, nothing changes.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ class NodeLayouts:
         return Path(f"{self._home}/projects/{identity}{os.path.normpath(root)}")
 
     def lay_out(self, call: node_calls.LayOut) -> tuple[str, ...]:
-        """Make a project's files those of the call; return the digests of those that are missing. Blocks."""
+        """Make a project's files those of the call; return the digests of the missing ones. Blocks."""
         top = str(self.root(call.project, call.root))
         private = top.removesuffix(os.path.normpath(call.root))
         wanted: dict[Path, str] = {}
         for name, digest in call.files.items():
             path = absolute(name, top)
-            # More `..` than there are directories would leave the private one.
+            # With more `..` than there are directories, a path would lead out of the private one.
             if path.startswith(f"{private}/") and digest:
                 wanted[Path(path)] = digest
         known = {digest: place for place, digest in self._files.items()}
@@ -48,7 +49,7 @@ class NodeLayouts:
         for directory in (top, *(absolute(name, top) for name in call.directories)):
             if directory.startswith(f"{private}/"):
                 os.makedirs(directory, exist_ok=True)
-        # Read before any is replaced: a renamed file's bytes are at its earlier place.
+        # Read all before any is replaced: a renamed file's bytes lie at its earlier place.
         contents = {digest: self._read(digest, known) for digest in set(fresh.values())}
         executable = {absolute(name, top) for name in call.executable}
         for place, digest in fresh.items():
@@ -66,7 +67,7 @@ class NodeLayouts:
         return parcels.place_of(f"file-{digest}", self._home)
 
     def _has(self, digest: str) -> bool:
-        """Return whether a parcel is there and has the bytes that its name promises; a wrong one is removed."""
+        """Return whether a parcel is there with the bytes that its name promises; a wrong one is removed."""
         place = self._parcel(digest)
         try:
             if hashlib.sha256(place.read_bytes()).hexdigest() == digest:

@@ -1,4 +1,10 @@
-"""Link to the keeper of one node: calls over the bridge, signs of life, and the end of it all."""
+"""Link to the keeper of one node: calls over the bridge, heartbeats, and the reason of its end.
+
+Calls are frames in a queue, which a task relays through the bridge in the order of the calls; with too much in the
+queue new calls wait. The link is up when the keeper has described its node, and lost when the bridge's call ends or the
+keeper is silent for :data:`SILENCE_S`. A lost link never comes back: its calls fail with the reason, and the cluster
+makes another one.
+"""
 
 from __future__ import annotations
 
@@ -23,22 +29,22 @@ ATTACH_S: Final = 120.0
 """Time for a keeper to take calls: Ray may first have to install a runtime environment."""
 
 CALL_S: Final = 30.0
-"""Time for the bridge, or a keeper, to answer what takes no time."""
+"""Time for the bridge, or a keeper, to answer what costs no work."""
 
 BEAT_S: Final = 5.0
 SILENCE_S: Final = 20.0
-"""Interval of signs of life of a keeper, and the silence after which it is given up: it hangs, or the network is
-parted."""
+"""Interval of a keeper's heartbeats, and the silence after which the link is given up: the keeper hangs, or the network
+is cut."""
 
 MAX_WAITING_BYTES: Final = 32 << 20
-"""Bytes of calls that may wait for the bridge: two frames."""
+"""Bytes that may wait for the bridge: two frames."""
 
 MAX_RELAYED_BYTES: Final = 4 << 20
-"""Bytes that are relayed at once."""
+"""Bytes that are relayed with one call."""
 
 
 class NodeLink:
-    """The keeper of a node while it lives; :meth:`run` starts it, and returns the reason why it has ended."""
+    """The keeper of a node while it lives. :meth:`run_until_lost` starts it, and returns the reason why it ended."""
 
     def __init__(self, bridge: Bridge, info: cluster_calls.NodeInfo) -> None:
         self.info = info
@@ -59,17 +65,17 @@ class NodeLink:
 
     @property
     def cores(self) -> int:
-        """The cores that workers may use there: as many as Ray counts, and as there are."""
+        """The cores that workers may use there: as many as Ray counts, but not more than there are."""
         cores = self.info.cpus if self.report is None else min(self.info.cpus, self.report.cores)
         return max(1, cores)
 
     def gpu(self, index: int) -> str:
-        """Return Ray's id of the GPU that workers there know by an index."""
+        """Return Ray's id of the GPU that workers there call by an index."""
         visible = () if self.report is None else self.report.gpus
         return visible[index] if index < len(visible) else str(index)
 
     async def run(self, on_up: Callable[[NodeLink], None]) -> str:
-        """Keep the link until it is lost; ``on_up`` is called when the keeper takes calls. Returns why it was lost."""
+        """Keep the link until it is lost; return why. ``on_up`` is called when the keeper takes calls."""
         try:
             async with anyio.create_task_group() as tasks:
                 tasks.start_soon(self._pump)

@@ -1,7 +1,8 @@
 """Parcels: files and directories as they travel to a node, each by a name that its content decides.
 
 ``file-SHA256`` is a file of a project, ``artifact-KEY`` a sealed artifact, ``capture-SHA256`` an application's captured
-inputs. A directory travels as one MessagePack map of its files. Content from a node is checked before it is used.
+inputs. A directory travels as one MessagePack map of its files. Names and content from the other side are checked
+before they are used: no parcel may name a place outside its directory.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _NAME = re.compile(r"(file|artifact|capture)-([0-9A-Za-z_.]{1,200})")
 
 
 class BadParcel(Exception):
-    """A parcel's name, size or content is not what one may have."""
+    """A parcel's name, size or content is not allowed."""
 
 
 def place_of(name: str, home: Path) -> Path:
@@ -63,7 +64,7 @@ def pack(path: Path) -> bytes:
 
 
 def pack_small(path: Path) -> bytes | None:
-    """Return what :func:`pack` does, or nothing for what is too large to travel with a call.
+    """Return what :func:`pack_parcel` does, or None if it is too large to travel with a call.
 
     Raises:
         OSError: it cannot be read.
@@ -86,16 +87,16 @@ def _packed(path: Path, most: int) -> bytes | None:
 def files_below(directory: Path) -> dict[str, str]:
     """Return the places of a directory's files by their names relative to it, in order."""
     top = os.fspath(directory)
-    # By strings: each trial's artifact is listed, and paths as objects cost half a millisecond.
+    # As strings: each trial's artifact is listed, and Path objects would cost half a millisecond.
     places = [f"{at}/{name}" for at, _, names in os.walk(top) for name in names]
     return {place[len(top) + 1 :]: place for place in sorted(places) if os.path.isfile(place)}
 
 
 def unpack(name: str, data: bytes, home: Path) -> None:
-    """Put a parcel in its place below a keeper's directory.
+    """Write a parcel to its place below a keeper's directory.
 
     Raises:
-        BadParcel: it has no place there, or is none.
+        BadParcel: it has no place there, or is no parcel.
     """
     place = place_of(name, home)
     if name.startswith("artifact-"):
@@ -114,10 +115,10 @@ def unpack_file(data: bytes, place: Path) -> None:
 
 
 def unpack_directory(data: bytes, place: Path) -> None:
-    """Make a directory of the files that :func:`pack` took; ``place`` must not exist, or be empty.
+    """Make a directory of the files that :func:`pack_parcel` packed; ``place`` must not exist, or be empty.
 
     Raises:
-        BadParcel: it is no such thing, or names files outside.
+        BadParcel: the data is no packed directory, or names files outside.
     """
     try:
         files = msgpack.unpackb(data, raw=False)
@@ -138,5 +139,5 @@ def unpack_directory(data: bytes, place: Path) -> None:
             with open(path, "xb") as stream:
                 stream.write(content)
         except (FileExistsError, FileNotFoundError):
-            # One that may be in use, or that has a directory of its own.
+            # The file exists and may be in use, or its directory does not exist yet.
             unpack_file(content, path)

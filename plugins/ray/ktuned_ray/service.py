@@ -1,7 +1,8 @@
 """The bridge's service ``cluster``: joins a Ray cluster, and reaches the keepers on its nodes.
 
-Whatever of Ray blocks runs in threads of its own, with deadlines. When the cluster's head is lost Ray may end this
-process; the daemon starts it again.
+Ray blocks, and hangs when the cluster's head is gone, so its functions run in threads, and each wait has a deadline.
+When the head is lost Ray may end this process; the daemon starts it again. Keepers and leases are actors: they end with
+the call that holds them, and all of them with the cluster.
 """
 
 from __future__ import annotations
@@ -113,11 +114,11 @@ class Cluster(Service):
         self._leases.clear()
         self._parcels.clear()
         self._kinds.clear()
-        # In a thread that is not waited for: it asks a head that may be gone.
+        # In a thread that nobody waits for: it asks a head that may be gone.
         self._threads.submit(ray.shutdown)
 
     async def _blocking(self, work: Callable[[], T], deadline_s: float, failure: str) -> T:
-        """Do in a thread what blocks.
+        """Run what blocks in a thread; ``failure`` says what the cluster did not do, for the error.
 
         Raises:
             CallFailed: it raised, or took too long.
@@ -215,11 +216,10 @@ class Cluster(Service):
         return replies.Empty()
 
     def _actor(self, kind: type, node: str, cpus: int, gpus: int) -> Any:
-        """Start an actor on a node; it is not started again, nor are its calls."""
-        # Of the same name in any version of Ray: no node but this one.
+        """Start an actor on a node and on no other. Neither it nor its calls are ever repeated."""
         strategy = NodeAffinitySchedulingStrategy(node, soft=False)
         if kind not in self._kinds:
-            # Once for a cluster: pickling a class takes a tenth of a second of CPU, and there are many leases.
+            # Once for a cluster: Ray pickles the class, in a tenth of a second of CPU, and there are many leases.
             self._kinds[kind] = ray.remote(max_restarts=0, max_task_retries=0)(kind)
         remote = self._kinds[kind].options(
             num_cpus=cpus, num_gpus=gpus, scheduling_strategy=strategy, max_concurrency=100
@@ -238,13 +238,13 @@ class Cluster(Service):
 
 
 _INLINE_BYTES = 64 << 10
-"""A parcel of this size travels with its call; Ray would do the same with an object."""
+"""A parcel up to this size travels with its call; Ray would do the same with an object."""
 
 _GROUP_BYTES = 4 << 20
 
 
 def _groups(small: dict[str, bytes]) -> Iterable[dict[str, bytes]]:
-    """Return parcels in groups that travel with one call each."""
+    """Return parcels in groups, each of which travels with one call."""
     group: dict[str, bytes] = {}
     size = 0
     for name, data in small.items():
@@ -258,7 +258,7 @@ def _groups(small: dict[str, bytes]) -> Iterable[dict[str, bytes]]:
 
 
 async def _streams(actor: Any) -> direct.Streams | None:
-    """Return a connection to a keeper's actor, if there can be one."""
+    """Return a direct connection to a keeper's actor, or None if there can be none."""
     if not direct.is_wanted(os.environ):
         return None
     secret = secrets.token_bytes(direct.SECRET_BYTES)
@@ -288,7 +288,7 @@ def _nodes() -> tuple[cluster_calls.NodeInfo, ...]:
             continue
         host = str(entry.get("NodeManagerHostname") or entry["NodeManagerAddress"])
         given = str(entry.get("NodeName") or "")
-        # Without a name of its own Ray names a node by its address.
+        # A node that was given no name is named by its address; its host's name says more.
         name = host if given in ("", entry["NodeManagerAddress"]) else given
         name = name.replace("/", "-").replace(":", "-")
         if name in names:

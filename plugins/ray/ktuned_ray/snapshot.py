@@ -1,7 +1,7 @@
 """Snapshot of a project's root: its files by content, so that another machine can have the same.
 
-All regular files below the root belong to it, up to a limit, without what editors, version control and package
-managers keep; and those that a kernel's context lists, wherever they are.
+It has all regular files below the root, up to limits, without what editors, version control and package managers keep;
+and every file that a kernel's context lists, wherever that is.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ MAX_BYTES: Final = 256 << 20
 """Limits of what travels besides a context's own files: sources, and small data; not checkpoints and build trees."""
 
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages"})
-"""Directories that are never part of a project's code; those whose names begin with a dot are not either."""
+"""Directories that are never part of a project's code. Nor are those whose names begin with a dot."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A root's files as they were: SHA-256 by path relative to the root, which of them can be executed, directories.
+    """A root's files at one time: their SHA-256 by relative path, those that are executable, and the directories.
 
     ``left_out`` counts the files beyond the limits.
     """
@@ -47,14 +47,14 @@ class _SnapshotDraft(msgspec.Struct):
 
 
 class Snapshots:
-    """Takes snapshots of one root; a file that looks as before is not read again."""
+    """Takes snapshots of one root. A file whose size, times and inode are the same is not read again."""
 
     def __init__(self, root: str) -> None:
         self._root = root
         self._known: dict[str, tuple[tuple[int, ...], str]] = {}
 
     def take(self, listed: Iterable[str] = ()) -> Snapshot:
-        """Return the root's files as they are now, and those ``listed`` by a context (relative paths). Blocks."""
+        """Return the root's files as they are now, and those that a context has ``listed`` (relative paths). Blocks."""
         found = _SnapshotDraft()
         seen: dict[str, tuple[tuple[int, ...], str]] = {}
         for place in (*self._below(self._root, found), *(absolute(name, self._root) for name in listed)):
@@ -97,7 +97,7 @@ class Snapshots:
 
 
 def holds(snapshot: Snapshot, digests: Mapping[str, str]) -> bool:
-    """Return whether a snapshot has every file of a context with the content that it lists."""
+    """Return whether a snapshot has every file of a context, with the content that the context lists."""
     files = {name: held for name, held in digests.items() if held != DIRECTORY and not held.startswith(LISTING)}
     return all(snapshot.files.get(name, "") == digest for name, digest in files.items())
 

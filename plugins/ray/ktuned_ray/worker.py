@@ -1,8 +1,8 @@
-"""A worker on a node: the same process with the same requests and replies as here, which its node's keeper starts.
+"""A worker on a node: the same process as here, with the same requests and replies, started by the node's keeper.
 
-Before a request that names files of a project, or artifacts, they are put there; after a compile its artifacts are
-brought here. The keeper watches the deadlines, so that the way to it has no part in them. All under way on a node that
-is lost fails with :class:`~ktuned.fleet.HostLost`.
+A request takes these steps: lease the device or a CPU, carry the files that the request names, pass the request to the
+keeper, bring compiled artifacts back. The keeper watches the deadlines, so that the way to it has no part in them. If
+the node is lost, whatever is under way fails with :class:`~ktuned.fleet.HostLost`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 
 GRACE_S: Final = 10.0
-"""Time that an answer may take beyond its phases' deadlines, which the keeper watches."""
+"""Time that an answer may take beyond the deadlines of its phases, which the keeper watches."""
 
 
 class RemoteWorker(Worker):
@@ -74,12 +74,11 @@ class RemoteWorker(Worker):
         on_item: Callable[[Any], None] | None = None,
         on_computed: Callable[[], None] | None = None,
     ) -> tuple[Any, Output]:
-        """Send a request; return its reply, and what the worker's code printed meanwhile. Its keeper passes no
-        ``on_computed`` on.
+        """Send a request and wait for its reply, as :meth:`Worker.send_request`; ``on_computed`` is never called.
 
         Raises:
-            WorkerDied, DeadlineExpired, RequestFailed: as :meth:`Worker.exchange`; :class:`HostLost` with the node, or
-                where others have the device.
+            WorkerDied, DeadlineExpired, RequestFailed: as there.
+            HostLost: the node is lost, or others have the device.
         """
         self.requests += 1
         self._said = []
@@ -102,7 +101,7 @@ class RemoteWorker(Worker):
 
     @property
     def _resource(self) -> str | None:
-        """What a request needs of the cluster's account: the device, a CPU (an empty name), or nothing."""
+        """What a request must lease: the device, a CPU (an empty name), or nothing."""
         if self.role is Role.COMPILE:
             return ""
         return self.device or None
@@ -147,13 +146,13 @@ class RemoteWorker(Worker):
             pass_on(value, output)
 
         call = node_calls.Exchange(self._number, requests.plain(_local(request)), dict(deadlines), small or None)
-        # The deadline is begun again by each item, as a phase is.
+        # Each item begins the deadline again, as it does for a phase.
         ended = await self._link.exchange(call, sum(deadlines.values()) + GRACE_S, take)
         for item in ended.last:
             take(item)
         ended_at = monotonic()
         for value, packed in brought:
-            # Bounded by the group that was compiled.
+            # At most the group of units that was compiled.
             pass_on(await files.bring(value, packed), Output())
         self._said.append(Output(ended.stdout, ended.stderr))
         self._phases = ended.phases or {}
@@ -192,10 +191,10 @@ class RemoteWorker(Worker):
             self._executor.end(self._link, self._number, self._stopped)
 
     def measure_memory(self) -> None:
-        """Leave :attr:`memory_bytes` as its last answer said: the keeper watches the limit."""
+        """Keep :attr:`memory_bytes` as the last answer said: the keeper watches the limit."""
 
     def output(self) -> Output:
-        """Return what was printed since this was last asked."""
+        """Return what was printed since this was last called."""
         said, self._said = self._said, []
         return Output("".join(one.stdout for one in said), "".join(one.stderr for one in said))
 
