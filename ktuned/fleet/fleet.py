@@ -279,7 +279,7 @@ class Fleet:
         waiting = list(workers)
         try:
             while waiting:
-                error = await self._ask(waiting[0], requests.CloseData(), CLOSE_S)
+                error = await self._ask(waiting[0], requests.Close(), CLOSE_S)
                 self.carry_out(self.machine.note_closed(waiting.pop(0), error))
         finally:
             # Cancelled: what could not be asked any more ends.
