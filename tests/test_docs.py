@@ -21,7 +21,7 @@ from ktuned.cli.commands import jobs, results, watch
 from ktuned.cli.exit_status import Exit
 from ktuned.cli.program import COMMANDS, cli
 from ktuned.daemon import config
-from ktuned.daemon.assembly import Replacements, assemble
+from ktuned.daemon.assembly import Replacements, assemble_parts
 from ktuned.daemon.lifetime import AUTO_IDLE_EXIT_S
 from ktuned.daemon.process import Daemon
 from ktuned.daemon.systemd import Notifier
@@ -70,10 +70,10 @@ def _words(cell: str) -> list[str]:
 async def daemon(parts: Parts, tmp_path: Path) -> AsyncGenerator[Daemon]:
     """Run a daemon of the parts' store and workers in this process."""
     settings = config.load_settings(tmp_path / "home", tmp_path / "run" / "k.sock", environment={})
-    made = Daemon(assemble(settings, parts.store, Notifier(), replacements=Replacements(adopts=False)))
+    made = Daemon(assemble_parts(settings, parts.store, Notifier(), replacements=Replacements(adopts=False)))
     with bind_socket(settings.socket) as listening:
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(partial(made.run, listening, is_bound=False))
+            tasks.start_soon(partial(made.run_until_stopped, listening, is_bound=False))
             yield made
             made.parts.stopping.set()
 

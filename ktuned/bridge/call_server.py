@@ -68,13 +68,13 @@ class CallServer(asyncio.Protocol):
         """Begin each call that the bytes complete."""
         try:
             for message in self._decoder.feed(data):
-                self._take(message)
+                self._take_message(message)
         except (frames.FrameError, InvalidMessage) as error:
             sys.stderr.write(f"ktuned-bridge: {error}\n")
             self._transport.abort()
 
-    def _take(self, message: dict[str, Any]) -> None:
-        asked = messages.decode_asked(message)
+    def _take_message(self, message: dict[str, Any]) -> None:
+        asked = messages.decode_call(message)
         if isinstance(asked, messages.CallCancellation):
             task = self._tasks.get(asked.number)
             if task is not None:
@@ -83,32 +83,32 @@ class CallServer(asyncio.Protocol):
         if len(self._tasks) >= MAX_CALLS:
             raise InvalidMessage(f"more than {MAX_CALLS} calls at once")
         if asked.number is None:
-            number, work = next(self._notes), self._heed(asked)
+            number, work = next(self._notes), self._carry_out_post(asked)
         else:
-            number, work = asked.number, self._carry_out(asked, asked.number)
+            number, work = asked.number, self._answer_call(asked, asked.number)
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[number] = task
         task.add_done_callback(lambda _: self._tasks.pop(number, None))
 
-    async def _heed(self, asked: messages.ReceivedCall) -> None:
+    async def _carry_out_post(self, asked: messages.ReceivedCall) -> None:
         """Carry out a call that has no answers."""
 
         async def send(item: Record) -> None:
             raise AssertionError(f"{asked.operation} has no items")
 
         try:
-            await self._reply(asked, send)
+            await self._find_reply(asked, send)
         except KtunedError as error:
             sys.stderr.write(f"ktuned-bridge: {asked.operation}: {error.message}\n")
 
-    async def _carry_out(self, asked: messages.ReceivedCall, number: int) -> None:
+    async def _answer_call(self, asked: messages.ReceivedCall, number: int) -> None:
 
         async def send(item: Record) -> None:
             await self._writable.wait()
             self._transport.write(messages.encode_item(number, item))
 
         try:
-            answer = messages.encode_reply(number, await self._reply(asked, send))
+            answer = messages.encode_reply(number, await self._find_reply(asked, send))
         except KtunedError as error:
             answer = messages.encode_fault(number, replies.Fault(error.code, error.message, error.hint))
         except Exception as error:
@@ -116,10 +116,10 @@ class CallServer(asyncio.Protocol):
             answer = messages.encode_fault(number, replies.Fault("service", f"{type(error).__name__}: {text}"))
         self._transport.write(answer)
 
-    async def _reply(self, asked: messages.ReceivedCall, send: Callable[[Record], Any]) -> Record:
+    async def _find_reply(self, asked: messages.ReceivedCall, send: Callable[[Record], Any]) -> Record:
         if asked.operation == Hello.operation:
             return Versions(os.getpid(), platform.python_version(), sys.executable)
-        service = await self._service(asked.operation.partition(".")[0])
+        service = await self._get_service(asked.operation.partition(".")[0])
         for call in service.calls:
             if call.operation == asked.operation:
                 return await service.carry_out(from_plain(call, asked.fields), send)
@@ -129,7 +129,7 @@ class CallServer(asyncio.Protocol):
             hint="install one version of ktuned and its plugins everywhere",
         )
 
-    async def _service(self, name: str) -> Service:
+    async def _get_service(self, name: str) -> Service:
         """Return a service, imported at its first call. Other services answer meanwhile."""
         # One by one: a call that comes as the import ends must not overtake those that waited, or posts lose their
         # order.
@@ -151,7 +151,7 @@ class CallServer(asyncio.Protocol):
                     await loading.result().close()
 
 
-async def serve(descriptor: int) -> None:
+async def serve_daemon(descriptor: int) -> None:
     """Serve the socket until the daemon closes it."""
     # Closed by the transport.
     connection = socket.socket(fileno=descriptor)
@@ -167,7 +167,7 @@ def main(argv: list[str]) -> NoReturn:
     parent.die_with(daemon_pid)
     parent.adopt_descendants()
     os.set_inheritable(descriptor, False)
-    asyncio.new_event_loop().run_until_complete(serve(descriptor))
+    asyncio.new_event_loop().run_until_complete(serve_daemon(descriptor))
     # Not sys.exit, which waits for the threads of libraries.
     sys.stderr.flush()
     os._exit(0)

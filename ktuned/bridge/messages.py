@@ -84,7 +84,7 @@ def encode_service_call(number: int, call: Call[Any, Any]) -> bytes:
     return frames.encode({"id": number, "op": call.operation, "call": to_plain(call)})
 
 
-def encode_note(call: Call[replies.Empty, Never]) -> bytes:
+def encode_post(call: Call[replies.Empty, Never]) -> bytes:
     """Return the frame of a post.
 
     Raises:
@@ -121,7 +121,7 @@ def encode_fault(number: int, fault: replies.Fault) -> bytes:
     return frames.encode({"id": number, "failed": to_plain(fault)})
 
 
-def decode_asked(data: Mapping[str, Any]) -> ReceivedCall | CallCancellation:
+def decode_call(data: Mapping[str, Any]) -> ReceivedCall | CallCancellation:
     """Return the call, or the cancellation of one, that the daemon sent.
 
     Raises:
@@ -153,7 +153,7 @@ def decode_answer(data: Mapping[str, Any]) -> Answer:
     raise InvalidMessage(f"no answer: a message of {', '.join(map(str, data)) or 'nothing'}"[:200])
 
 
-def value_of(call: type[Call[Any, Any]], answer: Answer) -> Any:
+def decode_value(call: type[Call[Any, Any]], answer: Answer) -> Any:
     """Return an item or a reply as the type that its call states.
 
     Raises:

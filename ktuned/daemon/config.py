@@ -19,7 +19,7 @@ import platformdirs
 
 from ktuned.backends import cpu
 from ktuned.catalog import make_root
-from ktuned.fleet import compilers_for, executor_names, load_executor, memory
+from ktuned.fleet import count_compile_workers, list_executor_names, load_executor, memory
 from ktuned.model import Root, SettingsError, listed
 from ktuned.scheduling import POLICIES, default_compile_slots
 from ktuned.sharing import ShareSettings
@@ -123,7 +123,7 @@ class Settings(msgspec.Struct, frozen=True):
         """The directory of workers' temporary files; a daemon that starts clears it."""
         return self.cache / "tmp"
 
-    def again(self) -> Settings:
+    def load_again(self) -> Settings:
         """Return the settings by what ``config.toml`` says now.
 
         Raises:
@@ -131,7 +131,7 @@ class Settings(msgspec.Struct, frozen=True):
         """
         return load_settings(*self.asked, no_share=self.no_share)
 
-    def changed_since(self, before: Settings) -> list[str]:
+    def list_changes_since(self, before: Settings) -> list[str]:
         """Return the names of the settings that ``config.toml`` has changed."""
         changed = [
             name for name in ConfigFile.__struct_fields__ if getattr(self.file, name) != getattr(before.file, name)
@@ -163,7 +163,7 @@ def load_settings(
     Raises:
         SettingsError: one of them cannot be followed; names the file and the field.
     """
-    asked = (_text(home), _text(socket), _text(config), idle_exit_s)
+    asked = (_as_text(home), _as_text(socket), _as_text(config), idle_exit_s)
     env = os.environ if environment is None else environment
     home = home or env.get("KTUNED_HOME")
     if home:
@@ -174,9 +174,9 @@ def load_settings(
         cache = Path(platformdirs.user_cache_dir("ktuned"))
         config_dir = Path(platformdirs.user_config_dir("ktuned"))
     config_path = Path(config) if config else config_dir / "config.toml"
-    file, executors = _read(config_path, must_exist=config is not None)
+    file, executors = _read_config(config_path, must_exist=config is not None)
     slots = file.compile_slots or default_compile_slots(cpu.cores())
-    bench_bytes, compile_bytes = memory.default_limits(compilers_for(slots))
+    bench_bytes, compile_bytes = memory.choose_default_limits(count_compile_workers(slots))
     cores = sorted(os.sched_getaffinity(0))
     # The first core is a lane's: compilers keep off it where there is another. Further lanes are known later.
     compile_cores = frozenset(cores[1:])
@@ -185,8 +185,8 @@ def load_settings(
         state=state,
         cache=cache,
         config_path=config_path,
-        roots=_roots(file, config_path),
-        deadlines=_deadlines(file, config_path),
+        roots=_make_roots(file, config_path),
+        deadlines=_merge_deadlines(file, config_path),
         compile_slots=slots,
         slots_are_given=file.compile_slots is not None,
         compile_cores=compile_cores,
@@ -196,10 +196,10 @@ def load_settings(
         keeps_spares=file.spares,
         arch=file.arch,
         devices=file.devices,
-        bench_bytes=_bytes(file.bench_memory_gib, bench_bytes),
-        compile_bytes=_bytes(file.compile_memory_gib, compile_bytes),
+        bench_bytes=_to_bytes(file.bench_memory_gib, bench_bytes),
+        compile_bytes=_to_bytes(file.compile_memory_gib, compile_bytes),
         idle_exit_s=file.idle_exit_s if idle_exit_s is None else idle_exit_s,
-        trusted_directories=_absolute(file.trusted_directories, config_path),
+        trusted_directories=_expand_directories(file.trusted_directories, config_path),
         file=file,
         executors=executors,
         no_share=no_share,
@@ -207,7 +207,7 @@ def load_settings(
     )
 
 
-def _read(path: Path, *, must_exist: bool) -> tuple[ConfigFile, Mapping[str, msgspec.Struct]]:
+def _read_config(path: Path, *, must_exist: bool) -> tuple[ConfigFile, Mapping[str, msgspec.Struct]]:
     try:
         if path.exists() and not path.is_file():
             # Reading a pipe would wait for a writer.
@@ -222,7 +222,7 @@ def _read(path: Path, *, must_exist: bool) -> tuple[ConfigFile, Mapping[str, msg
     try:
         table = msgspec.toml.decode(text)
         executors = _take_executors(table)
-        _check(table, ConfigFile, "")
+        _check_value(table, ConfigFile, "")
     except (msgspec.DecodeError, UnicodeDecodeError, _ConfigError) as error:
         raise SettingsError(f"{path}: {error}", hint="see docs/settings.md") from error
     file = msgspec.convert(table, ConfigFile)
@@ -255,9 +255,9 @@ def _take_executors(table: dict[str, Any]) -> dict[str, msgspec.Struct]:
     ]
     found = {}
     # Plugins are listed only if there is such a table: that takes a tenth of a second.
-    for name in set(unknown) & set(executor_names() if unknown else ()):
+    for name in set(unknown) & set(list_executor_names() if unknown else ()):
         executor, values = load_executor(name), table.pop(name)
-        _check(values, executor.settings, name)
+        _check_value(values, executor.settings, name)
         found[name] = msgspec.convert(values, executor.settings)
         if fault := executor.check_settings(found[name]):
             raise _ConfigError(f"[{name}] {fault}")
@@ -272,7 +272,7 @@ class _ConfigError(Exception):
     """A value of ``config.toml`` that cannot be followed; the message says which one and why."""
 
 
-def _check(value: object, wanted: Any, place: str) -> None:
+def _check_value(value: object, wanted: Any, place: str) -> None:
     """Check a decoded value against a type of :class:`ConfigFile`; ``place`` is its name, nothing for the whole file.
 
     Raises:
@@ -291,10 +291,10 @@ def _check(value: object, wanted: Any, place: str) -> None:
         _check_table(value, wanted, place)
     elif isinstance(value, dict):
         for key, item in value.items():
-            _check(item, get_args(wanted)[1], f"{place}.{key}")
+            _check_value(item, get_args(wanted)[1], f"{place}.{key}")
     elif isinstance(value, list):
         for position, item in enumerate(value):
-            _check(item, get_args(wanted)[0], f"{place}[{position}]")
+            _check_value(item, get_args(wanted)[0], f"{place}[{position}]")
 
 
 def _check_table(table: Mapping[str, object], wanted: type[msgspec.Struct], place: str) -> None:
@@ -303,21 +303,21 @@ def _check_table(table: Mapping[str, object], wanted: type[msgspec.Struct], plac
         if name not in kinds:
             lacks = f"{place} has no setting" if place else "there is no setting"
             raise _ConfigError(f"{lacks} {name!r} {listed(kinds, near=name)}")
-        _check(value, kinds[name], f"{place}.{name}" if place else name)
+        _check_value(value, kinds[name], f"{place}.{name}" if place else name)
     for field in msgspec.structs.fields(wanted):
         if field.required and field.name not in table:
             raise _ConfigError(f"{place} lacks `{field.name}`")
 
 
-def _text(given: str | Path | None) -> str | None:
+def _as_text(given: str | Path | None) -> str | None:
     return None if given is None else str(given)
 
 
-def _bytes(gib: float | None, default: int) -> int:
+def _to_bytes(gib: float | None, default: int) -> int:
     return default if gib is None else int(gib * 2**30)
 
 
-def _absolute(directories: tuple[str, ...], path: Path) -> tuple[str, ...]:
+def _expand_directories(directories: tuple[str, ...], path: Path) -> tuple[str, ...]:
     expanded = tuple(map(os.path.expanduser, directories))
     for directory in expanded:
         if not os.path.isabs(directory):
@@ -327,7 +327,7 @@ def _absolute(directories: tuple[str, ...], path: Path) -> tuple[str, ...]:
     return expanded
 
 
-def _deadlines(file: ConfigFile, path: Path) -> Mapping[str, float]:
+def _merge_deadlines(file: ConfigFile, path: Path) -> Mapping[str, float]:
     for phase, seconds in file.deadlines.items():
         if phase not in DEFAULT_DEADLINES:
             raise SettingsError(
@@ -338,7 +338,7 @@ def _deadlines(file: ConfigFile, path: Path) -> Mapping[str, float]:
     return {**DEFAULT_DEADLINES, **file.deadlines}
 
 
-def _roots(file: ConfigFile, path: Path) -> tuple[Root, ...]:
+def _make_roots(file: ConfigFile, path: Path) -> tuple[Root, ...]:
     roots: list[Root] = []
     for entry in file.roots:
         directory = os.path.expanduser(entry.path)

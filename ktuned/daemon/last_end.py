@@ -30,28 +30,28 @@ _MOST_CHARS = 500
 
 
 @contextmanager
-def recorded_end(state: Path) -> Iterator[str]:
+def record_end(state: Path) -> Iterator[str]:
     """Return the line about the last daemon's end; leave one about this daemon if it does not stop in order.
 
     The caller holds the lock of the state's directory.
     """
     notice = _take_notice(state)
     place = state / END_NAME
-    _write(place, f"{RUNS} {os.getpid()}")
-    with _dumping_stacks(state / STACKS_NAME):
+    _write_line(place, f"{RUNS} {os.getpid()}")
+    with _dump_stacks_on_signal(state / STACKS_NAME):
         try:
             yield notice
         except BaseException as error:
             when = time.strftime("%Y-%m-%d %H:%M:%S")
             what = f"the last daemon (pid {os.getpid()}) was ended by an error, at {when}: {_describe_error(error)}"
-            _write(place, what)
+            _write_line(place, what)
             raise
     with suppress(OSError):
         place.unlink()
 
 
 @contextmanager
-def _dumping_stacks(place: Path) -> Iterator[None]:
+def _dump_stacks_on_signal(place: Path) -> Iterator[None]:
     """Have a fatal signal write all threads' stacks into a file."""
     if faulthandler.is_enabled():
         # Somebody else has asked for them elsewhere.
@@ -87,7 +87,7 @@ def _take_notice(state: Path) -> str:
     return found[:_MOST_CHARS]
 
 
-def _write(place: Path, line: str) -> None:
+def _write_line(place: Path, line: str) -> None:
     with suppress(OSError):
         place.write_text(f"{line}\n", encoding="utf-8")
 

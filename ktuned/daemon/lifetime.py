@@ -91,7 +91,7 @@ class Lifetime:
         self._idleness.limit_s = limit_s
         self._changed.set()
 
-    def rates(self, now: float | None = None) -> dict[str, float]:
+    def compute_rates(self, now: float | None = None) -> dict[str, float]:
         """Return each counter's rise per second over the last minute; 0 before the first look."""
         now = monotonic() if now is None else now
         counters = self._counters()
@@ -99,37 +99,37 @@ class Lifetime:
         span_s = max(now - then, 1e-9)
         return {name: round((value - before[name]) / span_s, 3) for name, value in counters.items()}
 
-    def look(self, now: float) -> bool:
+    def check_end(self, now: float) -> bool:
         """Record the counters, describe the daemon to the service manager, and return whether it is to end."""
         counters = self._counters()
         self._looks.append((now, dict(counters)))
         if self._notifier.is_heard and (line := self._describe()) != self._described:
             self._described = line
-            self._notifier.status(line)
+            self._notifier.report_status(line)
         return self._idleness.is_over(self._busy(), sum(counters.values()), now)
 
-    async def run(self) -> None:
+    async def run_until_cancelled(self) -> None:
         """Feed the watchdog and look at the daemon, until cancelled."""
         async with anyio.create_task_group() as tasks:
             if self._watchdog_s and self._notifier.is_heard:
-                tasks.start_soon(self._feed)
-            tasks.start_soon(self._look_often)
+                tasks.start_soon(self._feed_watchdog)
+            tasks.start_soon(self._check_end_periodically)
 
-    async def _feed(self) -> None:
+    async def _feed_watchdog(self) -> None:
         # On the event loop that serves clients, so that the watchdog notices when that hangs.
         while True:
-            self._notifier.alive()
+            self._notifier.report_alive()
             await anyio.sleep(self._watchdog_s / FEEDS_PER_PERIOD)
 
-    async def _look_often(self) -> None:
+    async def _check_end_periodically(self) -> None:
         while True:
             self._changed = anyio.Event()
-            if self.look(monotonic()):
+            if self.check_end(monotonic()):
                 self._stop()
                 return
-            with anyio.move_on_after(self._tick_s()):
+            with anyio.move_on_after(self._choose_tick_s()):
                 await self._changed.wait()
 
-    def _tick_s(self) -> float:
+    def _choose_tick_s(self) -> float:
         limit_s = self._idleness.limit_s
         return min(TICK_S, limit_s / 4) if limit_s else TICK_S

@@ -28,7 +28,7 @@ class LogFormat(Enum):
     JOURNAL = "journal"
 
 
-def choose(environ: Mapping[str, str], descriptor: int, *, as_json: bool) -> LogFormat:
+def choose_format(environ: Mapping[str, str], descriptor: int, *, as_json: bool) -> LogFormat:
     """Return the format of a log to ``descriptor``: the journal's if it leads there, else JSON or logfmt as asked."""
     if leads_to_journal(environ, descriptor):
         return LogFormat.JOURNAL
@@ -57,23 +57,27 @@ class _LossyStderr:
             sys.stderr.flush()
 
 
-def configure(level: str, form: LogFormat) -> None:
+def configure_logging(level: str, form: LogFormat) -> None:
     """Send log events of ``level`` and above to stderr."""
     structlog.configure(
-        processors=[structlog.contextvars.merge_contextvars, structlog.processors.add_log_level, *_processors(form)],
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            *_list_processors(form),
+        ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
         logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _LossyStderr())),
         cache_logger_on_first_use=True,
     )
 
 
-def _processors(form: LogFormat) -> list[Processor]:
+def _list_processors(form: LogFormat) -> list[Processor]:
     explain: Processor = structlog.processors.format_exc_info
     stamp: Processor = structlog.processors.TimeStamper(fmt="iso")
     as_json: Processor = structlog.processors.JSONRenderer()
     if form is LogFormat.JOURNAL:
         # The journal stamps lines itself.
-        return [explain, _prioritized(structlog.processors.JSONRenderer())]
+        return [explain, _prefix_priority(structlog.processors.JSONRenderer())]
     if form is LogFormat.JSON:
         return [stamp, explain, as_json]
     return [
@@ -83,12 +87,12 @@ def _processors(form: LogFormat) -> list[Processor]:
     ]
 
 
-def _prioritized(render: structlog.processors.JSONRenderer) -> Processor:
+def _prefix_priority(render: structlog.processors.JSONRenderer) -> Processor:
     """Return a renderer whose lines begin with their priority, ``<4>`` (sd-daemon(3))."""
 
-    def rendered(logger: Any, name: str, event: MutableMapping[str, Any]) -> str:
+    def render_line(logger: Any, name: str, event: MutableMapping[str, Any]) -> str:
         priority = PRIORITIES.get(event.get("level", "info"), PRIORITIES["info"])
         line = render(logger, name, event)
         return f"<{priority}>{line if isinstance(line, str) else line.decode()}"
 
-    return rendered
+    return render_line

@@ -49,11 +49,11 @@ class Notices:
         self._shared = shared
         self._watcher = watcher
 
-    def lines(self) -> list[str]:
+    def collect_notices(self) -> list[str]:
         """Return what is wrong now."""
-        return list(filter(None, self._lines()))
+        return list(filter(None, self._iterate_notices()))
 
-    def _lines(self) -> Iterator[str]:
+    def _iterate_notices(self) -> Iterator[str]:
         store = self._store
         yield self._last_end
         yield from (store.notice, store.lost, store.damaged)

@@ -28,11 +28,11 @@ import msgspec
 import structlog
 
 from ktuned.daemon import state_directory
-from ktuned.daemon.assembly import Parts, Replacements, assemble
+from ktuned.daemon.assembly import Parts, Replacements, assemble_parts
 from ktuned.daemon.config import Settings
-from ktuned.daemon.last_end import recorded_end
+from ktuned.daemon.last_end import record_end
 from ktuned.daemon.lifetime import AUTO_IDLE_EXIT_S
-from ktuned.daemon.reload import watched_roots
+from ktuned.daemon.reload import list_watched_roots
 from ktuned.daemon.systemd import Handover, Notifier
 from ktuned.model import KtunedError
 from ktuned.serve import bind_socket, inherit_socket, keep_reachable
@@ -67,16 +67,16 @@ def run(settings: Settings, *, starts_by_itself: bool = False, replacements: Rep
     os.umask(state_directory.PRIVATE_UMASK)
     gc.set_threshold(*_COLLECTIONS)
     sys.setswitchinterval(_SWITCH_S)
-    handover = Handover.take(os.environ, os.getpid())
+    handover = Handover.take_from_environ(os.environ, os.getpid())
     try:
-        serving = functools.partial(serve, replacements=replacements)
+        serving = functools.partial(serve_until_stopped, replacements=replacements)
         anyio.run(serving, settings, handover, starts_by_itself, backend_options={"use_uvloop": _HAS_UVLOOP})
     except* KtunedError as group:
-        raise _first(group) from None
+        raise _first_error(group) from None
     return 0
 
 
-async def serve(
+async def serve_until_stopped(
     settings: Settings, handover: Handover, starts_by_itself: bool, *, replacements: Replacements | None = None
 ) -> None:
     """Serve until SIGTERM, SIGINT or a ``shutdown`` request, or until it has been idle for long enough."""
@@ -85,15 +85,15 @@ async def serve(
     idle_exit_s = AUTO_IDLE_EXIT_S if starts_by_itself or descriptor is not None else 0.0
     with (
         Notifier(handover.notify_path) as notifier,
-        state_directory.held(settings.state, settings.cache),
-        recorded_end(settings.state) as last_end,
+        state_directory.hold_directories(settings.state, settings.cache),
+        record_end(settings.state) as last_end,
         socket_of as listening,
     ):
         settings = msgspec.structs.replace(settings, socket=listening.getsockname())
         async with Store.open(settings.state / STORE_NAME) as store:
             # Before anything is read by a kernel's name.
-            await store.projects.save_names({root.path: root.name for root in watched_roots(settings, store)})
-            parts = assemble(
+            await store.projects.save_names({root.path: root.name for root in list_watched_roots(settings, store)})
+            parts = assemble_parts(
                 settings,
                 store,
                 notifier,
@@ -105,8 +105,8 @@ async def serve(
             # Without this a full collection scans all modules and the store's indexes, for 20 to 60 ms, and every
             # lookup waits.
             gc.freeze()
-            async with parts.fleet.running(), parts.bridge.running():
-                await Daemon(parts).run(listening, is_bound=descriptor is None)
+            async with parts.fleet.run_workers(), parts.bridge.accept_calls():
+                await Daemon(parts).run_until_stopped(listening, is_bound=descriptor is None)
 
 
 class Daemon:
@@ -115,7 +115,7 @@ class Daemon:
     def __init__(self, parts: Parts) -> None:
         self.parts = parts
 
-    async def run(self, listening: socket.socket, *, is_bound: bool) -> None:
+    async def run_until_stopped(self, listening: socket.socket, *, is_bound: bool) -> None:
         """Run every part until the daemon is to stop; ``is_bound`` says that the socket's file is ours to keep."""
         parts = self.parts
         place = parts.current.settings.socket
@@ -123,7 +123,7 @@ class Daemon:
         async with anyio.create_task_group() as tasks:
             await tasks.start(self._await_signals)
             await tasks.start(parts.server.serve_until_cancelled, listening)
-            parts.notifier.ready(parts.activity.describe_activity())
+            parts.notifier.report_ready(parts.activity.describe_activity())
             _log.info("ready", socket=place, pid=os.getpid())
             for work in (
                 parts.lookups.run_until_cancelled,
@@ -131,16 +131,16 @@ class Daemon:
                 parts.watcher.watch_until_cancelled,
                 parts.renewal.retry_unrecorded,
                 parts.root_expiry.check_periodically,
-                parts.artifact_cleanup.run,
-                parts.probes.run,
-                parts.toolchain_survey.run,
-                self._take_up,
-                parts.lifetime.run,
+                parts.artifact_cleanup.run_until_cancelled,
+                parts.probes.run_until_cancelled,
+                parts.toolchain_survey.run_until_cancelled,
+                self._take_up_work,
+                parts.lifetime.run_until_cancelled,
                 *([functools.partial(keep_reachable, place, parts.server.accept_from)] if is_bound else ()),
             ):
                 tasks.start_soon(work)
             await parts.stopping.wait()
-            parts.notifier.stopping()
+            parts.notifier.report_stopping()
             _log.info("stopping")
             await parts.server.drain_requests()
             tasks.cancel_scope.cancel()
@@ -151,23 +151,23 @@ class Daemon:
             async for number in signals:
                 if number == signal.SIGHUP:
                     with suppress(KtunedError):
-                        await self.parts.reload.run()
+                        await self.parts.reload.reload_settings()
                 else:
                     self.parts.stopping.set()
 
-    async def _take_up(self) -> None:
+    async def _take_up_work(self) -> None:
         """Continue the work that was left, once it is known what the machine is now."""
         if self.parts.catalog.roots:
-            await self.parts.probes.reports()
+            await self.parts.probes.collect_reports()
             # Answers from before the probe may stand on an older report.
             self.parts.lookups.caches.forget_all_answers()
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.parts.jobs.run_until_cancelled)
-            tasks.start_soon(self._catch_up)
+            tasks.start_soon(self._renew_changes)
             # Not earlier: adoptions need to know which kernels there are.
             tasks.start_soon(self.parts.adoptions.run)
 
-    async def _catch_up(self) -> None:
+    async def _renew_changes(self) -> None:
         """Renew what changed while no daemon was there: sources first, then drivers and toolchains."""
         await self.parts.watcher.caught_up.wait()
         self.parts.lookups.caught_up()
@@ -176,7 +176,7 @@ class Daemon:
         await self.parts.share_exchange.run_until_cancelled()
 
 
-def _first(group: BaseExceptionGroup[KtunedError]) -> KtunedError:
+def _first_error(group: BaseExceptionGroup[KtunedError]) -> KtunedError:
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

@@ -103,36 +103,36 @@ class Reload:
         self._trust = trust
         self._lock = anyio.Lock()
 
-    def table(self) -> dict[str, Method[Any]]:
+    def list_methods(self) -> dict[str, Method[Any]]:
         """Return the methods by their names on the wire."""
-        return {"reload": Method(NoParams, self.answer)}
+        return {"reload": Method(NoParams, self.handle_reload)}
 
-    async def answer(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+    async def handle_reload(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
         """Reload, and return the names of the settings that changed."""
-        changed = await self.run()
+        changed = await self.reload_settings()
         return {"path": str(self._current.settings.config_path), "changed": changed}
 
-    async def run(self) -> list[str]:
+    async def reload_settings(self) -> list[str]:
         """Apply ``config.toml`` as it is now; return the names of the settings that changed.
 
         Raises:
             SettingsError: it cannot be followed; nothing has changed.
         """
         async with self._lock:
-            self._notifier.reloading()
+            self._notifier.report_reloading()
             try:
-                settings = self._current.settings.again()
-                changed = settings.changed_since(self._current.settings)
-                await self._follow(settings)
+                settings = self._current.settings.load_again()
+                changed = settings.list_changes_since(self._current.settings)
+                await self._apply_settings(settings)
             except KtunedError as error:
                 self._current.notice = f"config.toml was not taken in: {error.message}"
                 _log.error("config_wrong", reason=error.message, hint=error.hint)
                 raise
             finally:
-                self._notifier.ready(self._describe())
+                self._notifier.report_ready(self._describe())
         return changed
 
-    async def _follow(self, settings: Settings) -> None:
+    async def _apply_settings(self, settings: Settings) -> None:
         current = self._current
         current.notice = ""
         # The daemon listens already: a new socket counts from its next start.
@@ -147,20 +147,20 @@ class Reload:
         if self._trust.allow(settings.trusted_directories):
             # Workers learn them at their start alone.
             self._fleet.outdate_workers()
-        self._fleet.resize(settings.compile_slots, (settings.bench_bytes, settings.compile_bytes))
+        self._fleet.apply_limits(settings.compile_slots, (settings.bench_bytes, settings.compile_bytes))
         self._fleet.spawn_s = settings.deadlines["spawn"]
         self._fleet.machine.keeps_spares = settings.keeps_spares
         self._artifacts.cap_bytes = settings.artifacts_bytes
         self._machine.arch, self._machine.chosen = settings.arch, settings.devices
-        self._artifact_cleanup.due()
+        self._artifact_cleanup.request_collection()
         self._share_exchange.apply_settings(settings.share)
-        self._executors.follow(settings.executors, limits_are_given=settings.limits_are_given)
-        await self._follow_roots(settings)
+        self._executors.apply_settings(settings.executors, limits_are_given=settings.limits_are_given)
+        await self._apply_roots(settings)
 
-    async def _follow_roots(self, settings: Settings) -> None:
+    async def _apply_roots(self, settings: Settings) -> None:
         known = self._catalog.roots
         paths = {root.path for root in settings.roots}
-        configured = [root for root in watched_roots(settings, self._store) if root.path in paths]
+        configured = [root for root in list_watched_roots(settings, self._store) if root.path in paths]
         for root in configured:
             await self._renewal.react_to_changes(await self._inspector.adopt_root(root), saved=False)
         kept = {root.path for root in (*settings.roots, *self._store.load_roots())}
@@ -170,7 +170,7 @@ class Reload:
         await self._renewal.look_around([root for root in configured if root not in known and root.path in before])
 
 
-def watched_roots(settings: Settings, store: Store) -> list[Root]:
+def list_watched_roots(settings: Settings, store: Store) -> list[Root]:
     """Return the roots to watch: those of ``config.toml``, and those that requests have added."""
     configured = {root.path for root in settings.roots}
     roots = [*settings.roots, *(root for root in store.load_roots() if root.path not in configured)]

@@ -27,7 +27,7 @@ _PRIVATE_DIRECTORY: Final = 0o700
 
 
 @contextmanager
-def held(state: Path, cache: Path) -> Iterator[None]:
+def hold_directories(state: Path, cache: Path) -> Iterator[None]:
     """Make the directories, and hold the lock of the state for the length of the block.
 
     Raises:

@@ -65,7 +65,7 @@ class EnvironmentReport(Record):
             return None
 
 
-def difference(observed: replies.Observed | None, variables: Mapping[str, str], limits: Mapping[str, str]) -> str:
+def find_difference(observed: replies.Observed | None, variables: Mapping[str, str], limits: Mapping[str, str]) -> str:
     """Return what a report depends on that has changed, the first such thing as a line; empty while the report holds.
 
     Takes some 2 µs for each file.
@@ -93,7 +93,7 @@ def fingerprint_digest(fingerprint: Mapping[str, Any]) -> str:
     return hashlib.sha256(canonical(fingerprint).encode()).hexdigest()[:16]
 
 
-def difference_of_host(here: EnvironmentReport | None, there: replies.ProbeReport) -> dict[str, str]:
+def find_host_difference(here: EnvironmentReport | None, there: replies.ProbeReport) -> dict[str, str]:
     """Return how a host's interpreter differs from this machine's in what is installed here; empty if it does not.
 
     What only the host has does not count: code that was inspected here does not import it.

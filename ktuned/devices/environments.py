@@ -36,7 +36,12 @@ import msgspec
 import structlog
 
 from ktuned.backends import cpu, extra_of
-from ktuned.devices.environment_report import EnvironmentReport, difference, difference_of_host, fingerprint_digest
+from ktuned.devices.environment_report import (
+    EnvironmentReport,
+    find_difference,
+    find_host_difference,
+    fingerprint_digest,
+)
 from ktuned.fleet import Environment, Fleet
 from ktuned.ipc import replies, requests
 from ktuned.model import DeviceName, Role, StoreError, UsageError, WorkerError, canonical, suggested
@@ -51,7 +56,7 @@ MAX_ENVIRONMENTS = 256
 """Keys of environments that are kept in memory: more than anyone has roots."""
 
 
-async def _no_hosts_come() -> None:
+async def _await_no_hosts() -> None:
     """Wait for no host: there is this machine alone."""
 
 
@@ -74,7 +79,7 @@ class Environments:
         *,
         deadlines: Mapping[str, float],
         base_env: Mapping[str, str] | None = None,
-        settled: Callable[[], Awaitable[None]] = _no_hosts_come,
+        settled: Callable[[], Awaitable[None]] = _await_no_hosts,
         look_s: float = LOOK_S,
     ) -> None:
         self._look_s = look_s
@@ -105,15 +110,15 @@ class Environments:
         return iter(self._reports.values())
 
     @property
-    def probed(self) -> list[EnvironmentReport]:
+    def probed_reports(self) -> list[EnvironmentReport]:
         """The reports that this daemon's own probes made, in a constant order."""
         return [self._reports[key] for key in sorted(self._probed)]
 
-    def report(self, environment: Environment) -> EnvironmentReport | None:
+    def get_report(self, environment: Environment) -> EnvironmentReport | None:
         """Return the last known report of an environment, if there is one."""
         return self._reports.get(_environment_key(environment))
 
-    async def probe(self, environment: Environment, *, again: bool = False) -> EnvironmentReport:
+    async def probe_environment(self, environment: Environment, *, again: bool = False) -> EnvironmentReport:
         """Return an environment's report; ask a worker, unless this daemon has and the report still holds.
 
         Args:
@@ -125,19 +130,19 @@ class Environments:
         """
         key = _environment_key(environment)
         async with self._locks.setdefault(key, anyio.Lock()):
-            if key in self._probed and not again and not self.look(environment):
+            if key in self._probed and not again and not self.check_toolchain(environment):
                 return self._reports[key]
             known = self._reports.get(key, EnvironmentReport(environment.python, host=environment.host))
-            if self.look(environment):
+            if self.check_toolchain(environment):
                 # Idle workers have imported the libraries that were there before.
                 self._fleet.outdate_workers(environment)
             try:
-                async with self._fleet.lend(Role.INSPECT, environment) as worker:
+                async with self._fleet.lend_worker(Role.INSPECT, environment) as worker:
                     request = requests.Probe(tuple(name for name, _ in environment.env))
-                    found, _ = await worker.exchange(request, self._deadlines)
+                    found, _ = await worker.send_request(request, self._deadlines)
                 report = EnvironmentReport(
                     found.executable if environment.host else environment.python,
-                    self._placed(found, environment),
+                    self._place_devices(found, environment),
                     None,
                     found.version,
                     found.nvml,
@@ -163,7 +168,7 @@ class Environments:
             if report != self._reports.get(key):
                 self._reports[key] = report
                 try:
-                    await self._store.save_versions(_fingerprints(report))
+                    await self._store.save_versions(_list_fingerprints(report))
                     await self._store.save_probe(key, report.to_json())
                 except StoreError as error:
                     _log.warning("probe_not_recorded", python=environment.python, reason=error.message)
@@ -173,23 +178,23 @@ class Environments:
         """Record whether this daemon doubts the new report for the very reason for which it was asked."""
         before = self._doubts.pop(key, "")
         observed = report.observed
-        reason = self._difference(None if observed is None else replace(observed, files={}), environment)
+        reason = self._find_difference(None if observed is None else replace(observed, files={}), environment)
         self._disagreements[key] = reason if reason == before else ""
         if self._disagreements[key]:
             _log.warning("daemon_outdated", python=environment.python, reason=reason)
 
-    def _difference(self, observed: replies.Observed | None, environment: Environment) -> str:
-        return difference(observed, self.variables(environment), cpu.limits())
+    def _find_difference(self, observed: replies.Observed | None, environment: Environment) -> str:
+        return find_difference(observed, self.list_variables(environment), cpu.limits())
 
-    def variables(self, environment: Environment) -> dict[str, str]:
+    def list_variables(self, environment: Environment) -> dict[str, str]:
         """Return the variables that workers of an environment are started with on this machine."""
         return {**self._base_env, **dict(environment.env)}
 
-    def outdated(self, environment: Environment) -> str:
+    def describe_outdated(self, environment: Environment) -> str:
         """Return a line if an interpreter's ktuned is another one than this daemon's; else an empty text."""
-        return self._outdated(_environment_key(environment))
+        return self._describe_outdated(_environment_key(environment))
 
-    def _outdated(self, key: str) -> str:
+    def _describe_outdated(self, key: str) -> str:
         if not (reason := self._disagreements.get(key)):
             return ""
         return (
@@ -200,9 +205,11 @@ class Environments:
     @property
     def notices(self) -> list[str]:
         """A line for each interpreter whose ktuned is another one than this daemon's."""
-        return [*dict.fromkeys(filter(None, map(self._outdated, self._disagreements)))]
+        return [*dict.fromkeys(filter(None, map(self._describe_outdated, self._disagreements)))]
 
-    def _placed(self, found: replies.ProbeReport, environment: Environment) -> Mapping[str, replies.BackendReport]:
+    def _place_devices(
+        self, found: replies.ProbeReport, environment: Environment
+    ) -> Mapping[str, replies.BackendReport]:
         """Return the backends that a probe found; a host's devices get the host into their names.
 
         A host's interpreter is part of the context: how it differs from this machine's goes into its devices'
@@ -210,8 +217,8 @@ class Environments:
         """
         if not environment.host:
             return found.backends
-        here = self.report(msgspec.structs.replace(environment, host=""))
-        packages = difference_of_host(here, found)
+        here = self.get_report(msgspec.structs.replace(environment, host=""))
+        packages = find_host_difference(here, found)
         return {
             name: replace(
                 backend,
@@ -231,7 +238,7 @@ class Environments:
         """Call ``listener`` whenever the toolchain of a host has changed and must be probed again."""
         self._listeners.append(listener)
 
-    def host_changed(self, host: str, reason: str) -> None:
+    def doubt_host(self, host: str, reason: str) -> None:
         """Doubt the reports of a host until it is probed again."""
         for key in self._probed:
             if self._reports[key].host == host:
@@ -239,12 +246,12 @@ class Environments:
         for listener in self._listeners:
             listener()
 
-    def host_up(self, host: str) -> None:
+    def add_host(self, host: str) -> None:
         """Use a host from now on; its environments must be probed."""
         self._hosts[host] = None
         self._probed -= {key for key in self._probed if self._reports[key].host == host}
 
-    def host_lost(self, host: str) -> None:
+    def remove_host(self, host: str) -> None:
         """Use a host no longer; what was measured there stays known."""
         self._hosts.pop(host, None)
 
@@ -257,19 +264,19 @@ class Environments:
         """Wait for hosts, and probe an environment on each that is there."""
         await self._settled()
         async with anyio.create_task_group() as tasks:
-            for site in self.sites(environment)[1:]:
-                tasks.start_soon(self.probe, site)
+            for site in self.list_sites(environment)[1:]:
+                tasks.start_soon(self.probe_environment, site)
 
-    def sites(self, environment: Environment) -> list[Environment]:
+    def list_sites(self, environment: Environment) -> list[Environment]:
         """Return an environment on this machine, and on each host that is there now."""
         return [environment, *(msgspec.structs.replace(environment, host=host) for host in self._hosts)]
 
-    def known_sites(self, environment: Environment) -> list[Environment]:
+    def list_known_sites(self, environment: Environment) -> list[Environment]:
         """Return an environment on this machine, and on each host that was ever there."""
         hosts = dict.fromkeys((*self._hosts, *(report.host for report in self._reports.values() if report.host)))
         return [environment, *(msgspec.structs.replace(environment, host=host) for host in hosts)]
 
-    def look(self, environment: Environment) -> str:
+    def check_toolchain(self, environment: Environment) -> str:
         """Look whether an environment's report still holds; return why not, or an empty text.
 
         The files are looked at once in :data:`LOOK_S` at most: that takes some 100 µs, and many kernels of one request
@@ -287,7 +294,7 @@ class Environments:
         ):
             return self._doubts.get(key, "")
         self._looked_at[key] = monotonic()
-        reason = self._difference(report.observed, environment)
+        reason = self._find_difference(report.observed, environment)
         if reason == self._disagreements.get(key):
             # Another probe would find the same.
             return ""
@@ -295,7 +302,7 @@ class Environments:
             self._doubts[key] = reason
         return reason
 
-    def doubt(self, environment: Environment) -> str:
+    def find_doubt(self, environment: Environment) -> str:
         """Return why an environment's report may not hold, as of the last look, or an empty text.
 
         Only the report of an earlier daemon is looked at now.
@@ -305,15 +312,15 @@ class Environments:
             return f"{environment.host} has come, and was not asked yet"
         if key in self._probed or key in self._looked_at:
             return self._doubts.get(key, "")
-        return self.look(environment)
+        return self.check_toolchain(environment)
 
     def is_probed(self, environment: Environment) -> bool:
         """Return whether this daemon has probed an environment."""
         return _environment_key(environment) in self._probed
 
-    def toolchain_files(self, environment: Environment) -> Mapping[str, str]:
+    def list_toolchain_files(self, environment: Environment) -> Mapping[str, str]:
         """Return the files that an environment's toolchain consists of, with their stamps at the probe."""
-        report = self.report(environment)
+        report = self.get_report(environment)
         return {} if report is None or report.observed is None else report.observed.files
 
     async def check_strategy(self, environment: Environment, name: str) -> None:
@@ -322,10 +329,10 @@ class Environments:
         Raises:
             UsageError: the strategy is not installed there.
         """
-        names = (await self.probe(environment)).strategies
+        names = (await self.probe_environment(environment)).strategies
         if names is not None and name not in names:
             # It may have been installed since the probe.
-            names = (await self.probe(environment, again=True)).strategies
+            names = (await self.probe_environment(environment, again=True)).strategies
         if names is not None and name not in names:
             # A plugin's strategies begin with its name: optuna_tpe.
             extra = extra_of(name.partition("_")[0]) if "_" in name else ""
@@ -335,7 +342,7 @@ class Environments:
                 hint=f"{environment.python} -m pip install '{extra}'" if extra else other,
             )
 
-    def expect_measuring(self, environment: Environment, backend: str = "") -> None:
+    def prepare_first_job(self, environment: Environment, backend: str = "") -> None:
         """Start the workers of an environment's first job now, beside its first probe and inspection.
 
         That saves seconds, in which they import ``backend``, if it is known or guessed, and what it compiles with. Done
@@ -347,20 +354,20 @@ class Environments:
             return
         self._expected.add(key)
         # In the order in which they are needed: on a machine with many cores the compilers' starts take a while.
-        self._fleet.prepare(Role.INSPECT, environment)
-        report = self.report(environment)
+        self._fleet.prepare_spares(Role.INSPECT, environment)
+        report = self.get_report(environment)
         if report is None or any(known.devices for known in report.backends.values()):
             # Only one, which makes its context meanwhile. A second, without a context, could be ready and taken first.
-            self._fleet.prepare(Role.BENCH, environment, backend, with_context=True)
-        self._fleet.prepare(Role.EXPLORE, environment, backend)
+            self._fleet.prepare_spares(Role.BENCH, environment, backend, with_context=True)
+        self._fleet.prepare_spares(Role.EXPLORE, environment, backend)
         self._fleet.prepare_compilers(environment, backend)
 
-    def describe(self) -> list[dict[str, Any]]:
+    def describe_environments(self) -> list[dict[str, Any]]:
         """Return every environment's report, for a status."""
         return [report.to_wire() for report in self._reports.values()]
 
 
-def _fingerprints(report: EnvironmentReport) -> dict[str, Mapping[str, Any]]:
+def _list_fingerprints(report: EnvironmentReport) -> dict[str, Mapping[str, Any]]:
     """Return the toolchains' and the devices' fingerprints in a report, by their digests."""
     found = [backend.fingerprint for backend in report.backends.values()]
     found += [device.fingerprint for backend in report.backends.values() for device in backend.devices]

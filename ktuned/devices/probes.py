@@ -39,30 +39,30 @@ class Probes:
         self._news = anyio.Event()
         self._has_failed = False
         self._due: set[str] = set()
-        catalog.when_roots_change(self._news_of_roots)
+        catalog.when_roots_change(self._probe_hosts_again)
 
-    def environments(self) -> list[Environment]:
+    def list_environments(self) -> list[Environment]:
         """Return the environments of all roots, each once."""
         return list(dict.fromkeys(environment_of(root) for root in self._catalog.roots))
 
-    def asked(self) -> list[Environment]:
+    def list_probed_environments(self) -> list[Environment]:
         """Return the environments of all roots; without a root, the daemon's interpreter."""
-        return self.environments() or [Environment(sys.executable, self._directory)]
+        return self.list_environments() or [Environment(sys.executable, self._directory)]
 
-    async def reports(self) -> list[dict[str, Any]]:
+    async def collect_reports(self) -> list[dict[str, Any]]:
         """Probe every root's environment, or else the daemon's interpreter; return the reports for the wire."""
-        found = [await self._environments.probe(one) for one in self.asked()]
+        found = [await self._environments.probe_environment(one) for one in self.list_probed_environments()]
         # Roots that share an interpreter share its report, which is listed once.
         return [report.to_wire() for report in {id(one): one for one in found}.values()]
 
-    def device_failed(self) -> None:
+    def probe_after_failure(self) -> None:
         """Probe all devices again soon: one may be gone, and the next job must not count on it."""
         self._has_failed = True
         self._news.set()
 
-    def host_up(self, host: str) -> None:
+    def add_host(self, host: str) -> None:
         """Probe a host soon, which takes workers from now on."""
-        self._environments.host_up(host)
+        self._environments.add_host(host)
         self._due.add(host)
         self._news.set()
 
@@ -70,20 +70,20 @@ class Probes:
         """Call ``listener`` whenever hosts have come and their devices are known."""
         self._listeners.append(listener)
 
-    def _news_of_roots(self) -> None:
+    def _probe_hosts_again(self) -> None:
         self._due.update(self._environments.hosts)
         self._news.set()
 
-    async def run(self) -> None:
+    async def run_until_cancelled(self) -> None:
         """Probe all devices again whenever one fails, and hosts when they come; until cancelled."""
         while True:
             await self._news.wait()
             self._news = anyio.Event()
             has_failed, self._has_failed = self._has_failed, False
             due, self._due = self._due & set(self._environments.hosts), set()
-            for environment in self.environments():
+            for environment in self.list_environments():
                 if has_failed:
-                    await self._environments.probe(environment, again=True)
+                    await self._environments.probe_environment(environment, again=True)
                 async with anyio.create_task_group() as tasks:
                     for host in sorted(due):
                         tasks.start_soon(self._probe_host, environment, host)
@@ -92,5 +92,5 @@ class Probes:
 
     async def _probe_host(self, environment: Environment, host: str) -> None:
         # This machine's first: the host's packages are compared with those here.
-        await self._environments.probe(environment)
-        await self._environments.probe(replace(environment, host=host))
+        await self._environments.probe_environment(environment)
+        await self._environments.probe_environment(replace(environment, host=host))

@@ -62,17 +62,17 @@ class ToolchainSurvey:
         self._intervals = intervals or SurveyIntervals()
         self._wake = anyio.Event()
         self._seen: dict[str, _Fingerprints] = {}
-        catalog.when_roots_change(self.wake)
-        environments.when_host_changes(self.wake)
+        catalog.when_roots_change(self.survey_now)
+        environments.when_host_changes(self.survey_now)
 
-    def wake(self) -> None:
+    def survey_now(self) -> None:
         """Look at all toolchains now."""
         self._wake.set()
 
-    async def run(self) -> None:
+    async def run_until_cancelled(self) -> None:
         """Look at toolchains until cancelled. What they are at first counts as known."""
         for root in self._catalog.roots:
-            self._seen[root.path] = self._fingerprints(root)
+            self._seen[root.path] = self._read_fingerprints(root)
         all_at = monotonic() + self._intervals.all_s
         while True:
             with anyio.move_on_after(self._intervals.recent_s):
@@ -81,20 +81,20 @@ class ToolchainSurvey:
             self._wake = anyio.Event()
             if is_all:
                 all_at = monotonic() + self._intervals.all_s
-            for root in self._catalog.roots if is_all else self._used_roots():
-                await self._look(root)
+            for root in self._catalog.roots if is_all else self._list_used_roots():
+                await self._survey_root(root)
 
-    async def _look(self, root: Root) -> None:
+    async def _survey_root(self, root: Root) -> None:
         is_doubted = False
-        for environment in self._environments.sites(environment_of(root)):
+        for environment in self._environments.list_sites(environment_of(root)):
             was_probed = self._environments.is_probed(environment)
-            reason = self._environments.look(environment) if was_probed else ""
+            reason = self._environments.check_toolchain(environment) if was_probed else ""
             if reason:
                 _log.info("toolchain_changed", root=root.path, reason=reason)
                 self._doubted()
-                await self._environments.probe(environment)
+                await self._environments.probe_environment(environment)
                 is_doubted = True
-        present = self._fingerprints(root)
+        present = self._read_fingerprints(root)
         before = self._seen.get(root.path, {})
         self._seen[root.path] = present
         # A first probe is no change, nor is a host that comes.
@@ -111,7 +111,7 @@ class ToolchainSurvey:
         ]
         await self._probed(kernels, changed)
 
-    def _used_roots(self) -> list[Root]:
+    def _list_used_roots(self) -> list[Root]:
         used = {}
         for name in self._in_use():
             with suppress(NotFound, AmbiguousName):
@@ -120,11 +120,11 @@ class ToolchainSurvey:
                     used[root.path] = root
         return list(used.values())
 
-    def _fingerprints(self, root: Root) -> _Fingerprints:
+    def _read_fingerprints(self, root: Root) -> _Fingerprints:
         """Return, for each host, the fingerprints on which the contexts of each backend's kernels stand."""
         found: _Fingerprints = {}
-        for environment in self._environments.sites(environment_of(root)):
-            report = self._environments.report(environment)
+        for environment in self._environments.list_sites(environment_of(root)):
+            report = self._environments.get_report(environment)
             found[environment.host] = {
                 name: (backend.fingerprint, [(device.name, device.fingerprint) for device in backend.devices])
                 for name, backend in ({} if report is None else report.backends).items()

@@ -17,7 +17,7 @@ MAX_APPLICATIONS: Final = 1000
 """Processes that are remembered at once; those that have ended make room."""
 
 
-def process_identity(pid: int) -> str:
+def read_process_identity(pid: int) -> str:
     """Return the start time of a process, which tells it from a later one of the same number; empty if it is gone."""
     try:
         behind = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
@@ -36,7 +36,7 @@ class Applications:
 
     def __init__(
         self,
-        identity: Callable[[int], str] = process_identity,
+        identity: Callable[[int], str] = read_process_identity,
         *,
         is_used: Callable[[Device], Awaitable[bool]] | None = None,
     ) -> None:
@@ -44,21 +44,21 @@ class Applications:
         self._is_used = is_used
         self._known: dict[int, str] = {}
 
-    def note(self, pid: int) -> None:
+    def add_process(self, pid: int) -> None:
         """Remember a process, unless it has ended already."""
         identity = self._identity(pid)
-        if identity and pid != os.getpid() and len(self.present()) < MAX_APPLICATIONS:
+        if identity and pid != os.getpid() and len(self.list_living()) < MAX_APPLICATIONS:
             self._known[pid] = identity
 
-    def present(self) -> tuple[int, ...]:
+    def list_living(self) -> tuple[int, ...]:
         """Return the ids of the processes that live."""
         self._known = {pid: identity for pid, identity in self._known.items() if self._identity(pid) == identity}
         return tuple(self._known)
 
-    def beside(self, device: Device) -> tuple[int, ...]:
+    def list_on_device(self, device: Device) -> tuple[int, ...]:
         """Return the living processes that may be at work on a device: all on a GPU of this machine, none elsewhere."""
-        return self.present() if device.kind == "cuda" and not device.host else ()
+        return self.list_living() if device.kind == "cuda" and not device.host else ()
 
-    async def work_on(self, device: Device) -> bool:
+    async def is_device_used(self, device: Device) -> bool:
         """Return whether an application may be at work on a device now."""
-        return bool(self.beside(device)) and (self._is_used is None or await self._is_used(device))
+        return bool(self.list_on_device(device)) and (self._is_used is None or await self._is_used(device))

@@ -106,7 +106,7 @@ class Bridge:
         self._tasks: anyio.abc.TaskGroup | None = None
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Self]:
+    async def accept_calls(self) -> AsyncIterator[Self]:
         """Let calls start the process for the length of the block; on leaving, the process has ended or is killed."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
@@ -118,13 +118,13 @@ class Bridge:
                 process = self._process
                 if process is not None:
                     with anyio.CancelScope(shield=True):
-                        process.end_soon()
+                        process.request_end()
                         with anyio.move_on_after(CLOSE_S):
                             await process.gone.wait()
                         process.kill()
                         with anyio.move_on_after(REAP_S):
                             await process.gone.wait()
-                            await anyio.to_thread.run_sync(warden.sweep, process.mark)
+                            await anyio.to_thread.run_sync(warden.kill_marked, process.mark)
 
     @property
     def pid(self) -> int | None:
@@ -150,7 +150,9 @@ class Bridge:
         if self._process is not None:
             self._process.kill(why)
 
-    async def exchange(self, call: Call[R, I], deadline_s: float, *, on_item: Callable[[I], None] | None = None) -> R:
+    async def call_service(
+        self, call: Call[R, I], deadline_s: float, *, on_item: Callable[[I], None] | None = None
+    ) -> R:
         """Call a service and wait for its reply.
 
         Args:
@@ -164,20 +166,20 @@ class Bridge:
             BridgeSlow: the deadline passed.
             CallFailed: the service says that it cannot.
         """
-        process = await self._up()
-        return await process.calls.exchange(call, deadline_s, on_item)
+        process = await self._get_process()
+        return await process.calls.send_call(call, deadline_s, on_item)
 
-    async def post(self, call: Call[replies.Empty, Never], deadline_s: float) -> None:
+    async def post_call(self, call: Call[replies.Empty, Never], deadline_s: float) -> None:
         """Send a call that has no answers; return as soon as it is sent.
 
         Raises:
             BridgeDown: as :meth:`call_service`.
             BridgeSlow: it cannot be sent within the deadline.
         """
-        process = await self._up()
-        await process.calls.post(call, deadline_s)
+        process = await self._get_process()
+        await process.calls.post_call(call, deadline_s)
 
-    async def _up(self) -> BridgeProcess:
+    async def _get_process(self) -> BridgeProcess:
         """Return the process; start it if there is none."""
         async with self._starting:
             if self._process is not None:
@@ -188,36 +190,36 @@ class Bridge:
                 raise BridgeDown(
                     f"ktuned-bridge ended: {self._health.reason}; it is started again in {self._health.pause_s:.0f} s"
                 )
-            process = await self._start()
-            self._tasks.start_soon(self._attend, process)
+            process = await self._start_process()
+            self._tasks.start_soon(self._watch_process, process)
             try:
-                hello = await process.calls.exchange(Hello(), START_S)
+                hello = await process.calls.send_call(Hello(), START_S)
             except BaseException as error:
                 process.kill("" if isinstance(error, BridgeDown) else "it did not answer")
                 raise
             _log.info("bridge_started", pid=hello.pid, python=hello.python, executable=hello.executable)
             return process
 
-    async def _start(self) -> BridgeProcess:
+    async def _start_process(self) -> BridgeProcess:
         self._starts += 1
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                popen, mark = self._spawn(theirs.fileno())
+                popen, mark = self._spawn_process(theirs.fileno())
             except OSError as error:
                 ours.close()
                 reason = f"{self.python} cannot be started: {error.strerror}"
-                self._health.failed(reason)
+                self._health.record_failure(reason)
                 raise BridgeDown(
                     f"ktuned-bridge: {reason}",
                     hint=self._mend,
                 ) from error
         self._kept.add(popen.pid)
-        process = self._process = BridgeProcess(popen, mark, self._ended)
+        process = self._process = BridgeProcess(popen, mark, self._on_process_end)
         await asyncio.get_running_loop().create_connection(lambda: process, sock=ours)
         return process
 
-    def _spawn(self, descriptor: int) -> tuple[subprocess.Popen[bytes], str]:
+    def _spawn_process(self, descriptor: int) -> tuple[subprocess.Popen[bytes], str]:
         """Start a process; return it and its mark."""
         name = f"{self._id}.{self._own_id}.{self._starts}"
         # -P: a module in the working directory must not shadow those of the bridge itself.
@@ -233,29 +235,29 @@ class Bridge:
         )
         return popen, f"{BRIDGE_MARK}={name}"
 
-    def _ended(self, process: BridgeProcess) -> None:
+    def _on_process_end(self, process: BridgeProcess) -> None:
         self._kept.discard(process.pid)
         self._process = None
         if self._tasks is None:
             return
         if monotonic() - process.started >= SOUND_S:
-            self._health.succeeded()
-        self._health.failed(process.end)
+            self._health.record_success()
+        self._health.record_failure(process.end)
         _log.warning("bridge_ended", pid=process.pid, reason=process.end)
 
-    async def _attend(self, process: BridgeProcess) -> None:
+    async def _watch_process(self, process: BridgeProcess) -> None:
         """Send heartbeats to the process until it is gone, then kill what it left behind."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._beat, process)
+            tasks.start_soon(self._send_heartbeats, process)
             await process.gone.wait()
             tasks.cancel_scope.cancel()
-        await anyio.to_thread.run_sync(warden.sweep, process.mark)
+        await anyio.to_thread.run_sync(warden.kill_marked, process.mark)
 
-    async def _beat(self, process: BridgeProcess) -> None:
+    async def _send_heartbeats(self, process: BridgeProcess) -> None:
         while True:
             await anyio.sleep(self._beat_s)
             try:
-                await process.calls.exchange(Hello(), self._silence_s)
+                await process.calls.send_call(Hello(), self._silence_s)
             except BridgeSlow:
                 process.kill(f"it gave no sign of life for {self._silence_s:.0f} s")
             except BridgeDown:

@@ -41,7 +41,7 @@ class BridgeProcess(asyncio.Protocol):
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
         self._writable.set()
-        self.calls = Calls("ktuned-bridge", self._send, self._writable.wait)
+        self.calls = Calls("ktuned-bridge", self._send_frame, self._writable.wait)
         os.set_blocking(self._tail.fd, False)
         self._loop.add_reader(self._pidfd, self._on_exit)
         self._loop.add_reader(self._tail.fd, self._on_output)
@@ -69,16 +69,16 @@ class BridgeProcess(asyncio.Protocol):
         except (frames.FrameError, InvalidMessage) as error:
             self.kill(f"it sent what is no answer: {error}")
 
-    def _send(self, data: bytes) -> None:
+    def _send_frame(self, data: bytes) -> None:
         if self._transport is None or self._transport.is_closing() or self._is_ending:
-            raise BridgeDown(self._down())
+            raise BridgeDown(self._describe_end())
         self._transport.write(data)
 
     def _on_output(self) -> None:
-        if not self._tail.read_some():
+        if not self._tail.read_available():
             self._loop.remove_reader(self._tail.fd)
 
-    def end_soon(self) -> None:
+    def request_end(self) -> None:
         """Close our side of the socket: the process releases what it holds, and ends."""
         if self._transport is not None and not self._transport.is_closing():
             self.end = "the daemon is ending"
@@ -101,16 +101,16 @@ class BridgeProcess(asyncio.Protocol):
         os.close(self._pidfd)
         self._pidfd = -1
         returncode = self._process.wait()
-        lines = self._tail.take().strip().splitlines()
+        lines = self._tail.take_text().strip().splitlines()
         said = f": {lines[-1][:200]}" if lines and not self.end else ""
         self.end = self.end or f"it {describe_exit(returncode)}{said}"
         assert self._process.stdout is not None
         self._process.stdout.close()
         if self._transport is not None:
             self._transport.abort()
-        self.calls.fail(self._down())
+        self.calls.fail_all(self._describe_end())
         self.gone.set()
         self._on_gone(self)
 
-    def _down(self) -> str:
+    def _describe_end(self) -> str:
         return f"ktuned-bridge is gone: {self.end or 'it has ended'}"

@@ -71,9 +71,9 @@ class Calls:
             FrameError, InvalidMessage: they are no answers; nothing further can be read from the stream.
         """
         for message in self._decoder.feed(data):
-            self._take(messages.decode_answer(message))
+            self._take_answer(messages.decode_answer(message))
 
-    def _take(self, answer: messages.Answer) -> None:
+    def _take_answer(self, answer: messages.Answer) -> None:
         pending = self._pending.get(answer.number)
         if pending is None or pending.done.done():
             # Cancelled meanwhile.
@@ -83,13 +83,13 @@ class Calls:
             fault = answer.fault
             pending.done.set_exception(CallFailed(fault.code, fault.message, hint=fault.hint))
             return
-        value = messages.value_of(pending.call, answer)
+        value = messages.decode_value(pending.call, answer)
         if answer.is_last:
             pending.done.set_result(value)
         elif pending.on_item is not None:
             pending.on_item(value)
 
-    async def exchange(self, call: Call[R, I], deadline_s: float, on_item: Callable[[I], None] | None = None) -> R:
+    async def send_call(self, call: Call[R, I], deadline_s: float, on_item: Callable[[I], None] | None = None) -> R:
         """Send a call and wait for its reply, as :meth:`ktuned.fleet.Bridge.call_service`."""
         number = next(self._numbers)
         pending = _Pending(type(call), self._loop.create_future(), on_item, monotonic())
@@ -102,25 +102,25 @@ class Calls:
             if not pending.done.done():
                 self._send(data)
                 is_sent = True
-            reply: R = await self._reply(pending, deadline_s)
+            reply: R = await self._await_reply(pending, deadline_s)
         finally:
             del self._pending[number]
             if not pending.done.done():
                 pending.done.cancel()
                 if is_sent:
-                    self._take_back(number)
+                    self._cancel_call(number)
             elif not pending.done.cancelled():
                 # Look at the exception, or asyncio complains where the caller was cancelled as it came.
                 pending.done.exception()
         return reply
 
-    async def post(self, call: Call[replies.Empty, Never], deadline_s: float) -> None:
+    async def post_call(self, call: Call[replies.Empty, Never], deadline_s: float) -> None:
         """Send a call that has no answers, once the stream takes it.
 
         Raises:
             BridgeDown, BridgeSlow: it cannot be sent.
         """
-        data = messages.encode_note(call)
+        data = messages.encode_post(call)
         try:
             with anyio.fail_after(deadline_s):
                 await self._writable()
@@ -128,13 +128,13 @@ class Calls:
             raise BridgeSlow(f"{self._name}: {call.operation} could not be sent for {deadline_s:.3g} s") from None
         self._send(data)
 
-    def _take_back(self, number: int) -> None:
+    def _cancel_call(self, number: int) -> None:
         try:
             self._send(messages.encode_cancel(number))
         except BridgeDown:
             return
 
-    async def _reply(self, pending: _Pending, deadline_s: float) -> Any:
+    async def _await_reply(self, pending: _Pending, deadline_s: float) -> Any:
         while not pending.done.done():
             remaining_s = pending.last_at + deadline_s - monotonic()
             if remaining_s <= 0:
@@ -142,7 +142,7 @@ class Calls:
             await asyncio.wait([pending.done], timeout=None if remaining_s == math.inf else remaining_s)
         return pending.done.result()
 
-    def fail(self, reason: str) -> None:
+    def fail_all(self, reason: str) -> None:
         """Fail all calls under way, because the other side has ended."""
         for pending in self._pending.values():
             if not pending.done.done():

@@ -37,7 +37,7 @@ class Environment(msgspec.Struct, frozen=True):
     project: str = ""
     host: str = ""
 
-    def beside(self, device: Device) -> Environment:
+    def with_host_of(self, device: Device) -> Environment:
         """Return the same environment on a device's machine."""
         return self if device.host == self.host else msgspec.structs.replace(self, host=device.host)
 
@@ -89,7 +89,7 @@ class Worker(ABC):
         return self.makes_context or kind_of(self.device) == "cuda"
 
     @abstractmethod
-    async def exchange(
+    async def send_request(
         self,
         request: requests.Request[R, I],
         deadlines: Mapping[str, float],
@@ -129,14 +129,14 @@ class Worker(ABC):
         """Set :attr:`memory_bytes` to what the worker and its children use now."""
 
     @abstractmethod
-    def output(self) -> Output:
+    def take_output(self) -> Output:
         """Return, and forget, what the worker's code has printed so far; also between two items of a request."""
 
     @abstractmethod
-    def timeline(self) -> Mapping[str, float]:
+    def read_phase_durations(self) -> Mapping[str, float]:
         """Return the seconds that each phase of the last request took, by its name, for the log."""
 
-    def settle(self) -> None:
+    def settle_memory(self) -> None:
         """Take the memory that the worker uses now as what it needs; anything beyond that is growth."""
         self.measure_memory()
         self.settled_bytes = self.memory_bytes
@@ -146,11 +146,13 @@ class Executor(ABC):
     """Runs workers on one machine, or on several. None of them outlives the block of :meth:`run_workers`."""
 
     @abstractmethod
-    def running(self) -> AbstractAsyncContextManager[object]:
+    def run_workers(self) -> AbstractAsyncContextManager[object]:
         """Let workers be started for the length of the block; on leaving, each is killed and has ended."""
 
     @abstractmethod
-    async def start(self, role: Role, environment: Environment, *, limit_bytes: int, deadline_s: float) -> Worker:
+    async def start_worker(
+        self, role: Role, environment: Environment, *, limit_bytes: int, deadline_s: float
+    ) -> Worker:
         """Start a worker and wait until it takes requests.
 
         Args:

@@ -48,7 +48,7 @@ class WorkerDied(WorkerError):
             super().__init__(f"{stopped} during {phase}")
             return
         # After a signal the last line is one of a stack dump, which says nothing alone.
-        words = output.last_line() if returncode >= 0 else ""
+        words = output.quote_last_line() if returncode >= 0 else ""
         died = f"the worker {describe_exit(returncode)} during {phase}{words}"
         super().__init__(f"{fault}; {died}" if fault else died)
 
@@ -95,7 +95,7 @@ class DeadlineExpired(WorkerError):
         self.phase = phase
         self.deadline_s = deadline_s
         self.output = output
-        super().__init__(f"{phase} timed out after {deadline_s:.3g} s{output.last_line()}")
+        super().__init__(f"{phase} timed out after {deadline_s:.3g} s{output.quote_last_line()}")
 
 
 class RequestFailed(WorkerError):
@@ -143,7 +143,7 @@ class Output(msgspec.Struct, frozen=True):
     stdout: str = ""
     stderr: str = ""
 
-    def last_line(self) -> str:
+    def quote_last_line(self) -> str:
         """Return the last line of stderr as the end of a sentence, or nothing."""
         lines = self.stderr.strip().splitlines()
         return f": {lines[-1][:200]}" if lines else ""

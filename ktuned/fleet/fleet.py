@@ -65,7 +65,7 @@ _MEMORY_S = 0.2
 """Interval between two looks at workers' memory."""
 
 
-def compilers_for(slots: int) -> int:
+def count_compile_workers(slots: int) -> int:
     """Return how many compile workers have work at once for so many slots.
 
     A slot goes to the next compile as soon as the compiler is done. Its worker needs another 4 to 10 ms to write the
@@ -113,8 +113,8 @@ class Fleet:
         self.pace = Pace()
         self._lanes = 1
         self._wide = 0
-        self.gate = QuietGate(cores, on_wide=self._widen)
-        self.compile_slots = Turns(compile_slots, rank_of=rank_of, most_inside_of=compilers_for)
+        self.gate = QuietGate(cores, on_wide=self._leave_wide_cores)
+        self.compile_slots = Turns(compile_slots, rank_of=rank_of, most_inside_of=count_compile_workers)
         # This machine's own name is empty.
         self._hosts = {"": _Host(self.gate, self.compile_slots)}
         self._rank_of = rank_of
@@ -123,11 +123,11 @@ class Fleet:
         self._executor = executor
         self._spare_modules = tuple(spare_modules)
         self.machine = LaneMachine(
-            limits or FleetLimits(max_idle_bytes=IDLE_SHARE * memory.total_bytes()),
-            compilers_of=lambda host: self._host(host).slots.most_inside,
+            limits or FleetLimits(max_idle_bytes=IDLE_SHARE * memory.read_total_bytes()),
+            compilers_of=lambda host: self._get_host(host).slots.most_inside,
             keeps_spares=keeps_spares,
         )
-        self._limit_memory(*(memory_limits or memory.default_limits(compilers_for(compile_slots))))
+        self._limit_memory(*(memory_limits or memory.choose_default_limits(count_compile_workers(compile_slots))))
         self.front_ends = FrontEnds(self, rank_of)
         self._spare_news: dict[WorkerKind, anyio.Event] = {}
         self._busy = anyio.Event()
@@ -135,9 +135,9 @@ class Fleet:
         self._tasks: anyio.abc.TaskGroup
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Self]:
+    async def run_workers(self) -> AsyncIterator[Self]:
         """Hold the fleet's tasks and its executor; on leaving, every worker is killed and reaped."""
-        async with self._executor.running(), anyio.create_task_group() as self._tasks:
+        async with self._executor.run_workers(), anyio.create_task_group() as self._tasks:
             self._tasks.start_soon(self._review_idle)
             self._tasks.start_soon(self._watch_memory)
             try:
@@ -157,32 +157,32 @@ class Fleet:
 
     def gate_of(self, place: Environment | Device) -> QuietGate:
         """Return the gate between compiles and timing on the machine of an environment or a device."""
-        return self._host(place.host).gate
+        return self._get_host(place.host).gate
 
     @asynccontextmanager
-    async def quiet(self, devices: Iterable[Device]) -> AsyncIterator[None]:
+    async def hold_quiet(self, devices: Iterable[Device]) -> AsyncIterator[None]:
         """Let nothing compile on the machines of some devices for the length of the block."""
         async with AsyncExitStack() as machines:
             # Every caller takes the gates in the same order: two of them cannot wait for each other.
             for device in {device.host: device for device in sorted(devices, key=lambda device: device.host)}.values():
-                await machines.enter_async_context(self.gate_of(device).quiet())
+                await machines.enter_async_context(self.gate_of(device).hold_quiet())
             yield
 
     def slots_of(self, environment: Environment) -> Turns:
         """Return the compile slots of an environment's machine."""
-        return self._host(environment.host).slots
+        return self._get_host(environment.host).slots
 
     def turns_on(self, device: Device) -> Turns:
         """Return the turns of a device, one object for all lanes: two backends may see it as two models."""
         return self._turns.setdefault(device.name, Turns(rank_of=self._rank_of))
 
-    def _host(self, host: str) -> _Host:
+    def _get_host(self, host: str) -> _Host:
         if host not in self._hosts:
             # An earlier daemon knew it; it has not come yet.
             self.add_host(host, 1)
         return self._hosts[host]
 
-    def resize(self, compile_slots: int, memory_limits: tuple[int, int]) -> None:
+    def apply_limits(self, compile_slots: int, memory_limits: tuple[int, int]) -> None:
         """Apply new settings. Running work continues, and counts under the new limits."""
         self.compile_slots.total_tokens = compile_slots
         self._limit_memory(*memory_limits)
@@ -195,30 +195,30 @@ class Fleet:
         self._lanes = lanes
         self._executor.leave_cores(lanes + self._wide)
 
-    def _widen(self, cores: int) -> None:
+    def _leave_wide_cores(self, cores: int) -> None:
         self._wide = cores
         self.leave_cores(self._lanes)
 
     @asynccontextmanager
-    async def lend(self, role: Role, environment: Environment) -> AsyncIterator[Worker]:
+    async def lend_worker(self, role: Role, environment: Environment) -> AsyncIterator[Worker]:
         """Lend a worker for the block. It is kept for the next caller if it is still alive afterwards.
 
         Raises:
             WorkerError: no worker can be started.
         """
-        worker = await self.acquire(role, environment)
+        worker = await self.acquire_worker(role, environment)
         try:
             yield worker
         except BaseException:
             # Also when the caller is cancelled: the worker is then in the middle of something.
             worker.kill()
             raise
-        self.release(worker)
+        self.release_worker(worker)
 
-    async def acquire(
+    async def acquire_worker(
         self, role: Role, environment: Environment, device: str = "", code: KernelCode | None = None
     ) -> Worker:
-        """Return an idle worker of a role and environment, or a new one; give it back by :meth:`release`.
+        """Return an idle worker of a role and environment, or a new one; give it back by :meth:`release_worker`.
 
         Preferred is the worker that has opened ``code`` on ``device``, then one that has opened nothing and has its
         context there, then any that has opened nothing. Idle workers that hold an earlier state of the same kernel file
@@ -229,7 +229,7 @@ class Fleet:
         """
         waits = True
         while True:
-            match self.carry_out(self.machine.lend(role, environment, device, code, waits=waits)):
+            match self.carry_out(self.machine.lend_worker(role, environment, device, code, waits=waits)):
                 case LendWorker(worker):
                     self._busy.set()
                     return worker
@@ -238,7 +238,7 @@ class Fleet:
                 case Fail(error):
                     raise error
                 case _:
-                    worker = await self._start(role, environment)
+                    worker = await self._start_worker(role, environment)
                     worker.device = device
                     return worker
 
@@ -248,14 +248,14 @@ class Fleet:
             try:
                 await self._spare_news.setdefault(kind, anyio.Event()).wait()
             finally:
-                self.machine.note_awaited(kind)
+                self.machine.record_awaited_spare(kind)
         return not waiting.cancelled_caught
 
-    def release(self, worker: Worker) -> None:
+    def release_worker(self, worker: Worker) -> None:
         """Take a worker back. It idles until it is lent again, or has idled for too long."""
         if not worker.settled_bytes:
-            worker.settle()
-        self.carry_out(self.machine.release(worker))
+            worker.settle_memory()
+        self.carry_out(self.machine.release_worker(worker))
 
     def carry_out(self, instructions: Iterable[Instruction]) -> Instruction | None:
         """Do what the machine says; return the instruction that is for the caller, if there is one."""
@@ -279,23 +279,25 @@ class Fleet:
         waiting = list(workers)
         try:
             while waiting:
-                error = await self._ask(waiting[0], requests.Close(), CLOSE_S)
-                self.carry_out(self.machine.note_closed(waiting.pop(0), error))
+                error = await self._ask_worker(waiting[0], requests.Close(), CLOSE_S)
+                self.carry_out(self.machine.record_closed_data(waiting.pop(0), error))
         finally:
             # Cancelled: what could not be asked any more ends.
             for worker in waiting:
                 worker.kill()
 
-    async def _ask(self, worker: Worker, request: requests.Request[Any, Any], deadline_s: float) -> WorkerError | None:
+    async def _ask_worker(
+        self, worker: Worker, request: requests.Request[Any, Any], deadline_s: float
+    ) -> WorkerError | None:
         """Have a worker do something that no job waits for; return why it did not. Cancelled, the worker is killed."""
         try:
-            await worker.exchange(request, {Phase.LOAD: deadline_s})
+            await worker.send_request(request, {Phase.LOAD: deadline_s})
         except WorkerError as error:
             _log.info("worker_failed", pid=worker.pid, asked=type(request).__name__, reason=error.message)
             return error
         return None
 
-    def prepare(
+    def prepare_spares(
         self,
         role: Role,
         environment: Environment,
@@ -324,13 +326,13 @@ class Fleet:
     async def _make_spare(self, order: MakeSpare) -> None:
         spare: Worker | None = None
         try:
-            worker = await self._start(order.role, order.environment)
+            worker = await self._start_worker(order.role, order.environment)
             worker.makes_context = order.may_make_context and not self.has_contexts
             modules = self._spare_modules if order.role is Role.BENCH else ()
             wanted = requests.Prepare((order.backend,) if order.backend else (), modules, worker.makes_context)
-            with self.gate_of(order.environment).starting():
-                if await self._ask(worker, wanted, self.spawn_s) is None:
-                    worker.settle()
+            with self.gate_of(order.environment).hold_for_start():
+                if await self._ask_worker(worker, wanted, self.spawn_s) is None:
+                    worker.settle_memory()
                     spare = worker
                 else:
                     worker.kill()
@@ -338,18 +340,18 @@ class Fleet:
             # Not reported here: the lane that needs the worker meets the same error.
             _log.info("spare_failed", role=order.role, reason=error.message)
         finally:
-            self.carry_out(self.machine.note_spare(order.kind, spare))
+            self.carry_out(self.machine.record_spare(order.kind, spare))
             # Whoever waits for this spare asks the machine again, also after a failure.
             self._spare_news.pop(order.kind, anyio.Event()).set()
 
     async def _warm_spare(self, environment: Environment, device: Device) -> None:
         """Have a spare make its context on a device. It takes a turn there: beside it, a timing would be stretched."""
-        async with self.turns_on(device).hold(NO_JOB):
+        async with self.turns_on(device).hold_turn(NO_JOB):
             lent = self.carry_out(self.machine.take_spare_to_warm(environment, device))
             if isinstance(lent, LendWorker):
                 wanted = requests.Canary(device, warms_up=True)
-                error = await self._ask(lent.worker, wanted, min(WARM_S, self.spawn_s))
-                self.carry_out(self.machine.note_warmed(lent.worker, device, error))
+                error = await self._ask_worker(lent.worker, wanted, min(WARM_S, self.spawn_s))
+                self.carry_out(self.machine.record_warm_up(lent.worker, device, error))
 
     def outdate_workers(self, environment: Environment | None = None) -> None:
         """Lend no worker again that was started before now: what it was started with, or has imported, has changed.
@@ -372,19 +374,21 @@ class Fleet:
         """Run something until the fleet ends."""
         self._tasks.start_soon(work, *arguments)
 
-    async def _start(self, role: Role, environment: Environment) -> Worker:
+    async def _start_worker(self, role: Role, environment: Environment) -> Worker:
         self._starts_in_flight += 1
         self._busy.set()
         limit = self.machine.memory_limits[role]
         try:
-            with self.gate_of(environment).starting():
-                worker = await self._executor.start(role, environment, limit_bytes=limit, deadline_s=self.spawn_s)
+            with self.gate_of(environment).hold_for_start():
+                worker = await self._executor.start_worker(
+                    role, environment, limit_bytes=limit, deadline_s=self.spawn_s
+                )
         except WorkerError as error:
-            self.machine.note_started((role, environment), error)
+            self.machine.record_start((role, environment), error)
             raise
         finally:
             self._starts_in_flight -= 1
-        self.machine.note_started((role, environment))
+        self.machine.record_start((role, environment))
         return worker
 
     async def _review_idle(self) -> None:
@@ -406,10 +410,10 @@ class Fleet:
                 worker.measure_memory()
                 limit = self.machine.memory_limits[worker.role]
                 if worker.memory_bytes > limit:
-                    worker.kill(memory.exceeded(worker.memory_bytes, limit))
+                    worker.kill(memory.describe_excess(worker.memory_bytes, limit))
             await anyio.sleep(_MEMORY_S)
 
-    def describe(self) -> list[dict[str, Any]]:
+    def describe_workers(self) -> list[dict[str, Any]]:
         """Return every worker for a status: ``pid role state age_s requests memory_bytes``."""
         idle = set(self.machine.idle)
         return [

@@ -64,7 +64,7 @@ class FrontEndKey(msgspec.Struct, frozen=True):
     imported: str
 
     @classmethod
-    def of(
+    def for_build(
         cls, environment: Environment, backend: str, kernel_file: str, library: Mapping[str, Any] | None
     ) -> FrontEndKey:
         """Return the key of a Build's front end: by the ``library`` that the Build names, else by its kernel file."""
@@ -79,20 +79,22 @@ class FrontEnds:
         self._rank_of = rank_of
         self._known: dict[FrontEndKey, _FrontEnd] = {}
 
-    def prepare(
+    def prepare_library(
         self, environment: Environment, backend: str, library: Mapping[str, Any], deadlines: Mapping[str, float]
     ) -> None:
         """Import a library in the background, before there is a job that needs it."""
-        key = FrontEndKey.of(environment, backend, "", library)
-        self._fleet.start_soon(self.open, key, requests.OpenFrontEnd(backend, library=library), NO_JOB, deadlines)
+        key = FrontEndKey.for_build(environment, backend, "", library)
+        self._fleet.start_soon(
+            self.open_front_end, key, requests.OpenFrontEnd(backend, library=library), NO_JOB, deadlines
+        )
 
-    async def open(
+    async def open_front_end(
         self, key: FrontEndKey, opening: requests.OpenFrontEnd, job: int, deadlines: Mapping[str, float]
     ) -> None:
         """Import what a job needs before it has a unit to translate. A failure is left to its first unit."""
-        await self._of(key, job).open(opening, job, deadlines)
+        await self._get_front_end(key, job).import_for_job(opening, job, deadlines)
 
-    async def lower(
+    async def lower_function(
         self,
         places: Sequence[tuple[FrontEndKey, requests.Lower]],
         opening: requests.OpenFrontEnd,
@@ -115,21 +117,21 @@ class FrontEnds:
         absent: WorkerError | None = None
         for key, request in places:
             try:
-                return await self._of(key, job).lower(opening, request, job, deadlines)
+                return await self._get_front_end(key, job).lower_function(opening, request, job, deadlines)
             except HostLost as error:
                 absent = error
         assert absent is not None
         raise absent
 
-    def leave(self, job: int) -> None:
+    def forget_job(self, job: int) -> None:
         """Forget a job that has no more work: front ends that it alone has used may end once they have idled."""
         for found in self._known.values():
-            found.leave(job)
+            found.forget_job(job)
 
-    def _of(self, key: FrontEndKey, job: int = NO_JOB) -> _FrontEnd:
+    def _get_front_end(self, key: FrontEndKey, job: int = NO_JOB) -> _FrontEnd:
         if key not in self._known:
-            for surplus in self._idle()[: max(0, len(self._known) - MAX_FRONT_ENDS + 1)]:
-                self._end(surplus)
+            for surplus in self._list_idle()[: max(0, len(self._known) - MAX_FRONT_ENDS + 1)]:
+                self._end_front_end(surplus)
             self._known[key] = _FrontEnd(key, self._fleet, self._rank_of)
         if job != NO_JOB:
             self._known[key].jobs.add(job)
@@ -137,16 +139,16 @@ class FrontEnds:
 
     def end_idle(self, idle_s: float) -> None:
         """End those that have idled for so long."""
-        for one in self._idle():
+        for one in self._list_idle():
             if monotonic() - one.used_at >= idle_s:
-                self._end(one)
+                self._end_front_end(one)
 
-    def _idle(self) -> list[_FrontEnd]:
+    def _list_idle(self) -> list[_FrontEnd]:
         """Return those that no job has work for, the longest idle first."""
         return sorted((one for one in self._known.values() if one.is_idle), key=lambda one: one.used_at)
 
-    def _end(self, idle: _FrontEnd) -> None:
-        idle.end()
+    def _end_front_end(self, idle: _FrontEnd) -> None:
+        idle.end_worker()
         del self._known[idle.key]
 
 
@@ -169,38 +171,40 @@ class _FrontEnd:
         """True if no job has work for it."""
         return not self.jobs and not self._turns.is_full
 
-    def leave(self, job: int) -> None:
+    def forget_job(self, job: int) -> None:
         """Forget a job that has no more work here."""
         if job in self.jobs:
             self.jobs.remove(job)
             self._opened_for.discard(job)
             self.used_at = monotonic()
 
-    async def open(self, opening: requests.OpenFrontEnd, job: int, deadlines: Mapping[str, float]) -> None:
+    async def import_for_job(self, opening: requests.OpenFrontEnd, job: int, deadlines: Mapping[str, float]) -> None:
         """Import what a job needs, if that is not done yet. A failure is left to its first unit."""
-        async with self._turns.hold(job):
+        async with self._turns.hold_turn(job):
             try:
-                await self._opened(opening, job, deadlines)
+                await self._get_opened_worker(opening, job, deadlines)
             except WorkerError as error:
                 _log.info("front_end_not_open", imports=self.key.imported, reason=error.message)
             self.used_at = monotonic()
 
-    async def lower(
+    async def lower_function(
         self, opening: requests.OpenFrontEnd, request: requests.Lower, job: int, deadlines: Mapping[str, float]
     ) -> replies.Lowered:
-        """Translate a unit's function, as :meth:`FrontEnds.lower`."""
-        async with self._turns.hold(job):
-            worker = await self._opened(opening, job, deadlines)
+        """Translate a unit's function, as :meth:`FrontEnds.lower_function`."""
+        async with self._turns.hold_turn(job):
+            worker = await self._get_opened_worker(opening, job, deadlines)
             # The gate is not held for the import: one that hangs would keep finalists from having quiet.
-            async with self._compiling():
-                lowered, _ = await self._exchange(worker, request, deadlines)
+            async with self._hold_for_compile():
+                lowered, _ = await self._send_request(worker, request, deadlines)
             self.used_at = monotonic()
             return lowered
 
-    def _compiling(self) -> AbstractAsyncContextManager[None]:
-        return self._fleet.gate_of(self.key.environment).compiling()
+    def _hold_for_compile(self) -> AbstractAsyncContextManager[None]:
+        return self._fleet.gate_of(self.key.environment).hold_for_compile()
 
-    async def _opened(self, opening: requests.OpenFrontEnd, job: int, deadlines: Mapping[str, float]) -> Worker:
+    async def _get_opened_worker(
+        self, opening: requests.OpenFrontEnd, job: int, deadlines: Mapping[str, float]
+    ) -> Worker:
         """Return the worker, with everything imported that the front end is for and that a job's first Build needs.
 
         Raises:
@@ -209,33 +213,35 @@ class _FrontEnd:
         if self._worker is not None and (
             not self._worker.is_alive or self._fleet.is_worn(self._worker, most_requests=MOST_REQUESTS)
         ):
-            self.end()
+            self.end_worker()
         if self._worker is None:
             if self._health.pause_s:
                 raise WorkerError(self._health.reason)
-            self._worker = await self._fleet.acquire(Role.COMPILE, self.key.environment)
+            self._worker = await self._fleet.acquire_worker(Role.COMPILE, self.key.environment)
             try:
-                await self._import(self._worker, replace(opening, build=None), deadlines)
+                await self._import_code(self._worker, replace(opening, build=None), deadlines)
             except WorkerError as error:
-                self.end()
+                self.end_worker()
                 if not isinstance(error, WorkerDied | DeadlineExpired):
-                    self._health.failed(error.message)
+                    self._health.record_failure(error.message)
                 raise
-            self._health.succeeded()
+            self._health.record_success()
         if opening.build is not None and job not in self._opened_for:
-            await self._import(self._worker, opening, deadlines)
+            await self._import_code(self._worker, opening, deadlines)
             self._opened_for.add(job)
         return self._worker
 
-    async def _import(self, worker: Worker, opening: requests.OpenFrontEnd, deadlines: Mapping[str, float]) -> None:
+    async def _import_code(
+        self, worker: Worker, opening: requests.OpenFrontEnd, deadlines: Mapping[str, float]
+    ) -> None:
         # A kernel file that cannot be imported is reported by the unit's own request.
         with suppress(RequestFailed):
-            async with self._fleet.gate_of(self.key.environment).computing(COURTESY_S):
-                await self._exchange(worker, opening, deadlines)
+            async with self._fleet.gate_of(self.key.environment).hold_for_computing(COURTESY_S):
+                await self._send_request(worker, opening, deadlines)
         # What it has imported does not wear it out; only what comes on top counts as growth.
-        worker.settle()
+        worker.settle_memory()
 
-    async def _exchange(
+    async def _send_request(
         self, worker: Worker, request: requests.Request[R, Any], deadlines: Mapping[str, float]
     ) -> tuple[R, Output]:
         """Send a request; a worker that did not answer is not used again.
@@ -244,16 +250,16 @@ class _FrontEnd:
             WorkerError: the library cannot be imported, or the request's own failure.
         """
         try:
-            return await worker.exchange(request, deadlines)
+            return await worker.send_request(request, deadlines)
         except RequestFailed as error:
             self._raise_if_import(error)
             raise
         except (WorkerDied, DeadlineExpired) as error:
-            self.end()
+            self.end_worker()
             self._raise_if_import(error)
             raise
         except BaseException:
-            self.end()
+            self.end_worker()
             raise
 
     def _raise_if_import(self, error: WorkerDied | DeadlineExpired | RequestFailed) -> None:
@@ -266,7 +272,7 @@ class _FrontEnd:
             _log.warning("library_not_imported", imports=self.key.imported, reason=error.message)
             raise WorkerError(error.message, hint=error.hint) from error
 
-    def end(self) -> None:
+    def end_worker(self) -> None:
         """End the worker, if there is one."""
         if self._worker is not None:
             self._worker.kill()

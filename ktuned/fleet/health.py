@@ -38,7 +38,7 @@ class Health:
         """Seconds until the next try; 0 if it may be now."""
         return max(0.0, self._retry_at - self._clock()) if self.is_sick else 0.0
 
-    def failed(self, reason: str) -> None:
+    def record_failure(self, reason: str) -> None:
         """Count a failure with its reason, and begin the pause after it."""
         self._failures += 1
         self.reason = reason
@@ -46,7 +46,7 @@ class Health:
             doublings = min(self._failures - self._tolerated - 1, 10)
             self._retry_at = self._clock() + min(LAST_PAUSE_S, self._first_pause_s * 2**doublings)
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """Forget all failures."""
         self._failures = 0
         self.reason = ""

@@ -347,7 +347,7 @@ class LaneMachine:
         lane.waits, lane.has_stand_in, lane.is_shared = waits, has_stand_in, is_shared
         lane.is_second_try = False
         if lane.worker is not None and before is not None:
-            trust = self._trust(lane)
+            trust = self._judge_trust(lane)
             has_same_code = (before.environment, before.code) == (bench.environment, bench.code)
             if has_same_code and before.identity == bench.identity and trust is not Trust.SPENT:
                 return
@@ -355,9 +355,9 @@ class LaneMachine:
             # a worker stays with its file: what that did to the process (torch's default dtype, threads, flags) would
             # reach another file's results.
             if has_same_code and trust is Trust.SOUND:
-                yield from self._open(lane)
+                yield from self._open_problem(lane)
                 return
-            yield from self._part(lane)
+            yield from self._part_with_worker(lane)
         lane.move_to(LaneState.RESTING if waits and lane.health.pause_s else LaneState.TAKING)
 
     def advance_lane(self, lane: LaneRecord, outcome: Worker | WorkerError | None = None) -> Iterator[Instruction]:
@@ -372,7 +372,7 @@ class LaneMachine:
             case LaneState.TAKING, Worker() as worker:
                 lane.worker = worker
                 if stuck := [killed for killed in lane.ending if killed.is_alive]:
-                    yield from self._release_from(lane)
+                    yield from self._release_worker_of(lane)
                     message = f"worker {stuck[0].pid} was killed but does not end: it is stuck in the driver"
                     yield from self._fall_sick(lane, LaneSick(message))
                     return
@@ -380,45 +380,45 @@ class LaneMachine:
                 if lane.is_suspect and lane.is_gpu:
                     lane.move_to(LaneState.PROVING)
                 else:
-                    yield from self._open(lane)
+                    yield from self._open_problem(lane)
             case LaneState.PROVING, None:
                 lane.is_suspect = False
-                lane.health.succeeded()
-                yield from self._open(lane)
+                lane.health.record_success()
+                yield from self._open_problem(lane)
             case LaneState.PROVING, WorkerError():
-                yield from self._end_from(lane)
+                yield from self._end_worker_of(lane)
                 yield from self._fall_sick(lane, LaneSick(f"the canary failed: {outcome.message}"))
             case LaneState.OPENING, None:
                 lane.move_to(LaneState.OPEN)
-                lane.health.succeeded()
+                lane.health.record_success()
                 # Only now: their starts would have slowed this opening, by 0.2 s on 16 cores. After a recent failure
                 # they were ordered before it.
                 yield from self._order_spares_of(lane)
             case ((LaneState.TAKING | LaneState.OPENING), WorkerError()):
-                yield from self._judge_opening(lane, outcome)
+                yield from self._judge_failed_opening(lane, outcome)
             case LaneState.OPEN, RequestFailed(code=code) if code == OUTDATED and not lane.is_second_try:
                 lane.is_second_try = True
-                yield from self._end_from(lane)
+                yield from self._end_worker_of(lane)
                 lane.move_to(LaneState.TAKING)
             case LaneState.OPEN, WorkerError():
-                yield from self._lose(lane)
-                yield self._fail(lane, outcome)
+                yield from self._lose_worker(lane)
+                yield self._fail_lane(lane, outcome)
             case _:
                 raise IllegalMove(f"lane {lane.device.name} is {lane.state}, and has nothing to do with {outcome!r}")
 
-    def note_measured(self, lane: LaneRecord, last: replies.Measurement) -> Iterator[Instruction]:
+    def record_measurement(self, lane: LaneRecord, last: replies.Measurement) -> Iterator[Instruction]:
         """A lane's request is over; ``last`` is the measurement of its last config."""
         lane.require_state(LaneState.OPEN)
         failed_in_doubt = lane.trust is Trust.DOUBTFUL and last.outcome is Outcome.MISMATCH
         if last.is_unsound or failed_in_doubt or last.outcome is Outcome.LAUNCH_ERROR:
-            yield from self._lose(lane)
+            yield from self._lose_worker(lane)
             lane.move_to(LaneState.VACANT)
         elif lane.trust is not Trust.SPENT:
             lane.trust = Trust.SPENT if last.leftover else Trust.DOUBTFUL if last.is_guilty else Trust.SOUND
 
-    def stop(self, lane: LaneRecord) -> Iterator[Instruction]:
+    def stop_lane(self, lane: LaneRecord) -> Iterator[Instruction]:
         """What a lane did was cancelled, or failed in the daemon."""
-        yield from self._lose(lane)
+        yield from self._lose_worker(lane)
         if lane.state is not LaneState.VACANT:
             lane.move_to(LaneState.VACANT)
 
@@ -426,40 +426,42 @@ class LaneMachine:
         """No job needs a lane. Beside an application its device's memory is given up, too: data now, contexts later."""
         lane.require_state(LaneState.VACANT, LaneState.OPEN)
         if lane.worker is not None:
-            yield from self._part(lane)
+            yield from self._part_with_worker(lane)
             lane.move_to(LaneState.VACANT)
         if is_shared:
-            for worker in self._opened_on(lane.device.name):
+            for worker in self._list_opened_on(lane.device.name):
                 worker.idle_until = min(worker.idle_until, self._clock() + LINGER_S)
             yield CloseData(self._take_data_holders(lane.device.name))
 
-    def _trust(self, lane: LaneRecord) -> Trust:
+    def _judge_trust(self, lane: LaneRecord) -> Trust:
         assert lane.worker is not None
         return lane.trust if lane.worker.is_alive and not self.is_worn(lane.worker) else Trust.SPENT
 
-    def _part(self, lane: LaneRecord) -> Iterator[Instruction]:
+    def _part_with_worker(self, lane: LaneRecord) -> Iterator[Instruction]:
         """Release a lane's worker, or end it where it is not sound."""
-        yield from self._release_from(lane) if self._trust(lane) is Trust.SOUND else self._end_from(lane)
+        yield from (
+            self._release_worker_of(lane) if self._judge_trust(lane) is Trust.SOUND else self._end_worker_of(lane)
+        )
 
-    def _open(self, lane: LaneRecord) -> Iterator[Instruction]:
+    def _open_problem(self, lane: LaneRecord) -> Iterator[Instruction]:
         """Have a lane's worker open the problem; idle ones on the device make room for it."""
         assert lane.worker is not None
         assert lane.bench is not None
         lane.move_to(LaneState.OPENING)
-        yield from self._end_opened(lane.device.name, kept=KEPT_OPEN - 1)
+        yield from self._end_surplus_opened(lane.device.name, kept=KEPT_OPEN - 1)
         lane.closing = self._take_data_holders(lane.device.name)
         lane.was_used = lane.worker.code is not None
         lane.worker.code, lane.worker.holds_data = lane.bench.code, True
         if self._is_in_trouble(lane):
             yield from self._order_spares_of(lane)
 
-    def _judge_opening(self, lane: LaneRecord, error: WorkerError) -> Iterator[Instruction]:
+    def _judge_failed_opening(self, lane: LaneRecord, error: WorkerError) -> Iterator[Instruction]:
         """Decide whether an opening that failed says something about the problem, or is to be tried once more."""
         if isinstance(error, ReferenceUnusable):
             # The worker is sound; with another artifact it may open the problem.
-            lane.health.succeeded()
-            yield from self._release_from(lane)
-            yield self._fail(lane, error)
+            lane.health.record_success()
+            yield from self._release_worker_of(lane)
+            yield self._fail_lane(lane, error)
             return
         is_refused = isinstance(error, RequestFailed) and error.code != SOURCE_CHANGED
         ended: list[Worker] = []
@@ -477,49 +479,49 @@ class LaneMachine:
         may_be_device = lane.is_gpu and lane.has_stand_in and error.code not in (SOURCE_CHANGED, CROWDED)
         if isinstance(error, HostLost):
             # That says nothing about the problem: the lane waits for its machine, or another one stands in.
-            yield from self._lose(lane)
+            yield from self._lose_worker(lane)
             yield from self._fall_sick(lane, LaneSick(error.message), error)
         elif (may_be_worker or may_be_device) and not lane.is_second_try:
             lane.is_second_try = True
-            yield from self._lose(lane)
+            yield from self._lose_worker(lane)
             lane.move_to(LaneState.TAKING)
         elif is_refused and error.code == CROWDED:
-            yield from self._end_from(lane)
+            yield from self._end_worker_of(lane)
             yield from self._fall_sick(lane, LaneCrowded(error.message), error)
         else:
-            yield from self._lose(lane)
+            yield from self._lose_worker(lane)
             if error.code == SOURCE_CHANGED:
-                yield self._fail(lane, error)
+                yield self._fail_lane(lane, error)
             else:
-                yield self._fail(lane, CannotOpen(error.message, hint=error.hint), error)
+                yield self._fail_lane(lane, CannotOpen(error.message, hint=error.hint), error)
 
-    def _release_from(self, lane: LaneRecord) -> Iterator[Instruction]:
-        yield from self.release(self._detach(lane))
+    def _release_worker_of(self, lane: LaneRecord) -> Iterator[Instruction]:
+        yield from self.release_worker(self._detach_worker(lane))
 
-    def _end_from(self, lane: LaneRecord) -> Iterator[Instruction]:
-        worker = self._detach(lane)
+    def _end_worker_of(self, lane: LaneRecord) -> Iterator[Instruction]:
+        worker = self._detach_worker(lane)
         lane.ending.append(worker)
         yield EndWorker(worker)
 
-    def _detach(self, lane: LaneRecord) -> Worker:
+    def _detach_worker(self, lane: LaneRecord) -> Worker:
         worker, lane.worker, lane.trust = lane.worker, None, Trust.SOUND
         assert worker is not None
         return worker
 
-    def _lose(self, lane: LaneRecord) -> Iterator[Instruction]:
+    def _lose_worker(self, lane: LaneRecord) -> Iterator[Instruction]:
         """End a lane's worker after a failure that may have left it, or its device, in an unknown state."""
         if lane.worker is not None:
             lane.is_suspect, lane.lost_at = True, self._clock()
-            yield from self._end_from(lane)
+            yield from self._end_worker_of(lane)
 
     def _fall_sick(self, lane: LaneRecord, error: LaneSick, cause: WorkerError | None = None) -> Iterator[Instruction]:
-        lane.health.failed(error.message)
+        lane.health.record_failure(error.message)
         if lane.waits and not isinstance(error, LaneCrowded):
             lane.move_to(LaneState.RESTING)
         else:
-            yield self._fail(lane, error, cause)
+            yield self._fail_lane(lane, error, cause)
 
-    def _fail(self, lane: LaneRecord, error: WorkerError, cause: WorkerError | None = None) -> Fail:
+    def _fail_lane(self, lane: LaneRecord, error: WorkerError, cause: WorkerError | None = None) -> Fail:
         lane.move_to(LaneState.VACANT)
         if cause is not None:
             error.__cause__ = cause
@@ -527,7 +529,7 @@ class LaneMachine:
 
     # Workers that are lent
 
-    def lend(
+    def lend_worker(
         self,
         role: Role,
         environment: Environment,
@@ -552,7 +554,7 @@ class LaneMachine:
                 worker.device = device
                 yield LendWorker(worker)
                 return
-        health = self._starts_of(kind)
+        health = self._get_start_health(kind)
         if waits and self._awaited[kind] < self.spares_under_way[kind]:
             self._awaited[kind] += 1
             yield AwaitSpare(kind)
@@ -563,18 +565,18 @@ class LaneMachine:
             )
             yield Fail(WorkerError(message, hint="repair that interpreter; `ktuned doctor` says more"))
 
-    def note_awaited(self, kind: WorkerKind) -> None:
+    def record_awaited_spare(self, kind: WorkerKind) -> None:
         """A caller waits for a spare no longer: it came, failed, or took too long."""
         self._awaited[kind] -= 1
 
-    def note_started(self, kind: WorkerKind, error: WorkerError | None = None) -> None:
+    def record_start(self, kind: WorkerKind, error: WorkerError | None = None) -> None:
         """A worker was started, or the ``error`` says why it could not be."""
         if error is None:
-            self._starts_of(kind).succeeded()
+            self._get_start_health(kind).record_success()
         elif not is_outside_kill(error):
-            self._starts_of(kind).failed(error.message)
+            self._get_start_health(kind).record_failure(error.message)
 
-    def release(self, worker: Worker) -> Iterator[Instruction]:
+    def release_worker(self, worker: Worker) -> Iterator[Instruction]:
         """A worker is no longer needed. It idles if it may be lent again; beyond the limits the longest idle end."""
         if not worker.is_alive or self.is_worn(worker):
             yield EndWorker(worker)
@@ -583,9 +585,9 @@ class LaneMachine:
         self.idle.append(worker)
         yield from self._end_excess(worker)
         if worker.code is not None:
-            yield from self._end_opened(worker.device, kept=KEPT_OPEN)
+            yield from self._end_surplus_opened(worker.device, kept=KEPT_OPEN)
 
-    def note_closed(self, worker: Worker, error: WorkerError | None = None) -> Iterator[Instruction]:
+    def record_closed_data(self, worker: Worker, error: WorkerError | None = None) -> Iterator[Instruction]:
         """An idle worker has closed its problem's data, or the ``error`` says why not."""
         if error is not None:
             yield EndWorker(worker)
@@ -616,24 +618,24 @@ class LaneMachine:
         most, most_bytes = self.limits.max_idle + self._compilers_of("") + 1, self.limits.max_idle_bytes
         # An upper bound of what they hold, since those that left are not subtracted. Only when the bound is over the
         # limit are they counted, which would be too slow after each request.
-        self._idle_bytes += _bytes_here(newest)
+        self._idle_bytes += _count_bytes_here(newest)
         if len(self.idle) <= most and self._idle_bytes <= most_bytes:
             return
-        excess, held = 0, sum(map(_bytes_here, self.idle))
+        excess, held = 0, sum(map(_count_bytes_here, self.idle))
         while excess < len(self.idle) - 1 and (len(self.idle) - excess > most or held > most_bytes):
-            held -= _bytes_here(self.idle[excess])
+            held -= _count_bytes_here(self.idle[excess])
             excess += 1
         self._idle_bytes = held
         yield from map(EndWorker, self.idle[:excess])
         del self.idle[:excess]
 
-    def _opened_on(self, device: str) -> list[Worker]:
+    def _list_opened_on(self, device: str) -> list[Worker]:
         """Return the idle workers that have opened a kernel file on a device, the longest idle first."""
         return [worker for worker in self.idle if worker.device == device and worker.code is not None]
 
-    def _end_opened(self, device: str, kept: int) -> Iterator[EndWorker]:
+    def _end_surplus_opened(self, device: str, kept: int) -> Iterator[EndWorker]:
         """End the idle workers that have opened a kernel file on a device, but for the ``kept`` newest."""
-        opened = self._opened_on(device)
+        opened = self._list_opened_on(device)
         surplus = opened[: max(0, len(opened) - kept)]
         yield from self._end_idle(lambda worker: worker in surplus)
 
@@ -648,7 +650,7 @@ class LaneMachine:
         # From the newest on, and seldom far: even with thousands of compile slots nearly all idle workers are alike.
         for place in range(len(self.idle) - 1, -1, -1):
             worker = self.idle[place]
-            if (worker.device, worker.code) == (device, code) and kind_of(worker) == kind and worker.is_alive:
+            if (worker.device, worker.code) == (device, code) and worker_kind(worker) == kind and worker.is_alive:
                 return self.idle.pop(place)
         return None
 
@@ -665,7 +667,7 @@ class LaneMachine:
     def _count_unused(self, kind: WorkerKind, device: str) -> int:
         """Return how many live idle workers of a kind have opened no kernel file, on a device or (empty) on none."""
         state = device, None
-        return sum((one.device, one.code) == state and kind_of(one) == kind and one.is_alive for one in self.idle)
+        return sum((one.device, one.code) == state and worker_kind(one) == kind and one.is_alive for one in self.idle)
 
     # Spares
 
@@ -681,7 +683,7 @@ class LaneMachine:
     ) -> Iterator[Instruction]:
         """Make spares until ``count`` stand by; with a ``device``, each is to have its context there."""
         kind = role, environment
-        if not self.keeps_spares or self._starts_of(kind).pause_s:
+        if not self.keeps_spares or self._get_start_health(kind).pause_s:
             return
         if device is not None:
             warming = self._warming.setdefault((environment, device.name), _Warming(device))
@@ -704,11 +706,11 @@ class LaneMachine:
             count = min(self._compilers_of(""), EARLY_COMPILERS) if backend else 1
             yield from self.order_spares(Role.COMPILE, environment, backend, count + besides)
 
-    def note_spare(self, kind: WorkerKind, worker: Worker | None) -> Iterator[Instruction]:
+    def record_spare(self, kind: WorkerKind, worker: Worker | None) -> Iterator[Instruction]:
         """A spare was made, or (None) could not be."""
         self.spares_under_way[kind] -= 1
         if worker is not None:
-            yield from self.release(worker)
+            yield from self.release_worker(worker)
         yield from self._warm_next(kind[1])
 
     def take_spare_to_warm(self, environment: Environment, device: Device) -> Iterator[Instruction]:
@@ -722,7 +724,7 @@ class LaneMachine:
         else:
             yield from self._warm_next(environment)
 
-    def note_warmed(self, worker: Worker, device: Device, error: WorkerError | None = None) -> Iterator[Instruction]:
+    def record_warm_up(self, worker: Worker, device: Device, error: WorkerError | None = None) -> Iterator[Instruction]:
         """A spare has made its context on a device, or the ``error`` says why not."""
         warming = self._warming[worker.environment, device.name]
         warming.missing, warming.is_at_work = warming.missing - 1, False
@@ -732,7 +734,7 @@ class LaneMachine:
             if error is not None:
                 self._cold[device.name] = error.message
             worker.device = device.name
-            yield from self.release(worker)
+            yield from self.release_worker(worker)
         else:
             yield EndWorker(worker)
         yield from self._warm_next(worker.environment)
@@ -763,7 +765,7 @@ class LaneMachine:
 
     # Applications, and what people are told
 
-    def note_use(self, device: Device, began: float, ended: float, *, is_shared: bool) -> None:
+    def record_device_use(self, device: Device, began: float, ended: float, *, is_shared: bool) -> None:
         """A lane has used a device from ``began`` to ``ended``, in seconds of the machine's clock.
 
         Beside an application each use is followed by a pause of nine times its length (:data:`DUTY`).
@@ -788,13 +790,13 @@ class LaneMachine:
             if health.is_sick
         ]
 
-    def _starts_of(self, kind: WorkerKind) -> Health:
+    def _get_start_health(self, kind: WorkerKind) -> Health:
         return self._starts.setdefault(
             kind, Health(tolerated=TOLERATED_FAILURES, first_pause_s=self.limits.first_pause_s, clock=self._clock)
         )
 
 
-def kind_of(worker: Worker) -> WorkerKind:
+def worker_kind(worker: Worker) -> WorkerKind:
     """Return a worker's role and environment."""
     return worker.role, worker.environment
 
@@ -802,8 +804,8 @@ def kind_of(worker: Worker) -> WorkerKind:
 def _is_outdated(worker: Worker, kind: WorkerKind, code: KernelCode) -> bool:
     """Return whether a worker has opened an earlier state of a kernel file."""
     has_file = worker.code is not None and worker.code.file == code.file
-    return has_file and worker.code != code and kind_of(worker) == kind
+    return has_file and worker.code != code and worker_kind(worker) == kind
 
 
-def _bytes_here(worker: Worker) -> int:
+def _count_bytes_here(worker: Worker) -> int:
     return 0 if worker.environment.host else worker.memory_bytes

@@ -111,7 +111,7 @@ class Lane:
     @property
     def applications(self) -> tuple[int, ...]:
         """The applications that may be at work on the device."""
-        return self._applications.beside(self.device)
+        return self._applications.list_on_device(self.device)
 
     @property
     def pace(self) -> Pace:
@@ -127,16 +127,16 @@ class Lane:
     async def hold(self, job: int) -> AsyncIterator[None]:
         """Hold the device for one job's next request; beside an application that is at work, not too often."""
         while pause_s := self._machine.pause_s(self.device):
-            if self._is_waited_for(job) or not await self._applications.work_on(self.device):
+            if self._is_waited_for(job) or not await self._applications.is_device_used(self.device):
                 break
             await anyio.sleep(min(pause_s, LOOK_S))
-        async with self._turns.hold(job):
+        async with self._turns.hold_turn(job):
             self.job = job
             began = monotonic()
             try:
                 yield
             finally:
-                self._give_cores()
+                self._give_back_cores()
                 self.busy_s += monotonic() - began
                 self.job = None
 
@@ -146,20 +146,20 @@ class Lane:
         Nothing else of ktuned uses them meanwhile. A GPU's lane needs one, for the host's side of its launches.
         """
         if self._cores < cores:
-            self._give_cores()
-            self._cores = await self.gate.take(cores)
+            self._give_back_cores()
+            self._cores = await self.gate.take_cores(cores)
         return self._cores
 
-    def _give_cores(self) -> None:
+    def _give_back_cores(self) -> None:
         if self._cores:
-            self.gate.give(self._cores)
+            self.gate.give_back_cores(self._cores)
             self._cores = 0
 
-    def prepare(self, environment: Environment, backend: str) -> None:
+    def prepare_worker(self, environment: Environment, backend: str) -> None:
         """Start in the background the worker that the lane will need."""
-        self._fleet.prepare(Role.BENCH, environment, backend, with_context=self.record.is_gpu)
+        self._fleet.prepare_spares(Role.BENCH, environment, backend, with_context=self.record.is_gpu)
 
-    async def open(
+    async def open_problem(
         self, bench: Bench, deadlines: Mapping[str, float], *, waits: bool = True, has_stand_in: bool = False
     ) -> None:
         """Have a worker ready that has opened a problem; the caller holds the lane.
@@ -182,12 +182,12 @@ class Lane:
             lane, bench, waits=waits, has_stand_in=has_stand_in, is_shared=is_shared
         )
         try:
-            await self._follow(instructions)
+            await self._follow_states(instructions)
         except BaseException:
-            self._carry_out(self._machine.stop(lane))
+            self._carry_out(self._machine.stop_lane(lane))
             raise
 
-    async def exchange(
+    async def send_request(
         self,
         request: requests.Request[R, I],
         deadlines: Mapping[str, float],
@@ -203,25 +203,25 @@ class Lane:
         try:
             while True:
                 try:
-                    reply, output = await self._worker.exchange(request, deadlines, on_item=on_item)
+                    reply, output = await self._worker.send_request(request, deadlines, on_item=on_item)
                 except WorkerError as error:
                     # Raises the error, unless the machine gives the request another worker.
-                    await self._follow(self._machine.advance_lane(self.record, error))
+                    await self._follow_states(self._machine.advance_lane(self.record, error))
                     continue
                 if isinstance(reply, replies.Measurement):
-                    self._carry_out(self._machine.note_measured(self.record, reply))
+                    self._carry_out(self._machine.record_measurement(self.record, reply))
                 return reply, output
         except BaseException:
-            self._carry_out(self._machine.stop(self.record))
+            self._carry_out(self._machine.stop_lane(self.record))
             raise
         finally:
-            self._machine.note_use(self.device, began, monotonic(), is_shared=bool(self.applications))
+            self._machine.record_device_use(self.device, began, monotonic(), is_shared=bool(self.applications))
 
-    def output(self) -> Output:
+    def take_output(self) -> Output:
         """Return what the worker's code has printed since this was last called; the caller holds the lane."""
-        return Output() if self.record.worker is None else self.record.worker.output()
+        return Output() if self.record.worker is None else self.record.worker.take_output()
 
-    def release(self) -> None:
+    def release_worker(self) -> None:
         """Give up the worker when no job needs the lane; beside an application also the device's memory."""
         self._carry_out(self._machine.release_lane(self.record, is_shared=bool(self.applications)))
 
@@ -238,7 +238,7 @@ class Lane:
         if isinstance(mine, Fail):
             raise mine.error
 
-    async def _follow(self, instructions: Iterable[Instruction]) -> None:
+    async def _follow_states(self, instructions: Iterable[Instruction]) -> None:
         """Do what the machine says, then what each state of the lane says, until the problem is open.
 
         Raises:
@@ -255,9 +255,9 @@ class Lane:
                     case LaneState.TAKING:
                         outcome = await self._take_worker()
                     case LaneState.PROVING:
-                        await self._worker.exchange(requests.Canary(self.device), self._deadlines)
+                        await self._worker.send_request(requests.Canary(self.device), self._deadlines)
                     case LaneState.OPENING:
-                        await self._open_problem()
+                        await self._run_opening()
             except WorkerError as error:
                 outcome = error
             self._carry_out(self._machine.advance_lane(lane, outcome))
@@ -270,7 +270,7 @@ class Lane:
     async def _take_worker(self) -> Worker:
         lane = self.record
         assert lane.bench is not None
-        worker = await self._fleet.acquire(Role.BENCH, lane.bench.environment, self.device.name, lane.bench.code)
+        worker = await self._fleet.acquire_worker(Role.BENCH, lane.bench.environment, self.device.name, lane.bench.code)
         try:
             with anyio.move_on_after(self._reap_s):
                 for killed in lane.ending:
@@ -280,7 +280,7 @@ class Lane:
             raise
         return worker
 
-    async def _open_problem(self) -> None:
+    async def _run_opening(self) -> None:
         worker, bench, began = self._worker, self.record.bench, monotonic()
         assert bench is not None
         await self._fleet.close_data(self.record.closing)
@@ -289,20 +289,22 @@ class Lane:
             request = replace(request, is_shared=bool(self.applications))
         # What this lane has timed so far is over. Its cores go back: the opening's imports and references may use every
         # core, and a lane that still held all of them would wait for itself at the gate.
-        self._give_cores()
-        async with self.gate.computing(COURTESY_S):
-            reply, _ = await worker.exchange(request, self._deadlines)
+        self._give_back_cores()
+        async with self.gate.hold_for_computing(COURTESY_S):
+            reply, _ = await worker.send_request(request, self._deadlines)
         # The problem's data does not wear a worker out; only what comes on top counts as growth.
-        worker.settle()
+        worker.settle_memory()
         if isinstance(request, requests.Open) and request.reference is not None and reply.unusable:
             raise ReferenceUnusable(reply.unusable, request.reference.key, is_damaged=reply.is_damaged)
         self.data = reply.data if isinstance(request, requests.Open) else ""
         if bench.learn is not None:
             await bench.learn(reply.observed)
         took_s = round(monotonic() - began, 3)
-        _log.debug("lane_opened", device=self.device.name, pid=worker.pid, took_s=took_s, phases=worker.timeline())
+        _log.debug(
+            "lane_opened", device=self.device.name, pid=worker.pid, took_s=took_s, phases=worker.read_phase_durations()
+        )
 
-    def describe(self) -> dict[str, Any]:
+    def describe_lane(self) -> dict[str, Any]:
         """Return the lane for a status."""
         return {
             "device": self.device.name,

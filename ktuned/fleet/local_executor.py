@@ -33,7 +33,7 @@ from ktuned import observer
 from ktuned.fleet import memory
 from ktuned.fleet.executor import Environment, Executor
 from ktuned.fleet.failures import WorkerDied
-from ktuned.fleet.process import DAEMON_MARK, StartProcess, WorkerProcess, spawn
+from ktuned.fleet.process import DAEMON_MARK, StartProcess, WorkerProcess, spawn_worker
 from ktuned.fleet.warden_process import WardenProcess
 from ktuned.ipc import Places, Trust, parent
 from ktuned.model import Role, WorkerError
@@ -120,22 +120,22 @@ class LocalExecutor(Executor):
         return self._workers.values()
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Self]:
+    async def run_workers(self) -> AsyncIterator[Self]:
         """Run the warden and the tasks that bury workers; on leaving, every worker is killed and reaped."""
         shutil.rmtree(self.scratch.parent, ignore_errors=True)
         self.scratch.mkdir(parents=True)
         if self._adopts:
             parent.adopt_descendants()
-        async with self._warden.standing(), anyio.create_task_group() as self._tasks:
+        async with self._warden.keep_running(), anyio.create_task_group() as self._tasks:
             self._tasks.start_soon(self._keep_warden)
             try:
                 yield self
             finally:
                 self._tasks.cancel_scope.cancel()
                 with anyio.CancelScope(shield=True):
-                    await self._kill_all()
+                    await self._kill_workers()
 
-    async def start(
+    async def start_worker(
         self, role: Role, environment: Environment, *, limit_bytes: int, deadline_s: float
     ) -> WorkerProcess:
         """Start a worker and wait until it takes requests.
@@ -144,10 +144,10 @@ class LocalExecutor(Executor):
             WorkerError: it cannot be started, or is not ready within ``deadline_s``.
         """
         self._count += 1
-        scratch, places = self.scratch / str(self._count), self._places(environment)
+        scratch, places = self.scratch / str(self._count), self._build_places(environment)
         # In a thread, because a compiler may have to build the observer's library first.
         await anyio.to_thread.run_sync(observer.prepare)
-        worker = spawn(
+        worker = spawn_worker(
             environment,
             role=role,
             base_env=self._base_env,
@@ -157,13 +157,13 @@ class LocalExecutor(Executor):
             start_process=self._start_process,
         )
         self._workers[worker.pid] = worker
-        self._tasks.start_soon(self._watch, worker)
+        self._tasks.start_soon(self._bury_when_gone, worker)
         if role in _ASIDE:
             self._put_aside(worker)
         if role is not Role.BENCH:
-            memory.cap(worker.pid, limit_bytes)
+            memory.limit_data_size(worker.pid, limit_bytes)
         try:
-            await worker.ready(deadline_s)
+            await worker.await_ready(deadline_s)
         except WorkerDied as error:
             raise WorkerError(
                 f"{environment.python} cannot run a worker: {error.message}",
@@ -185,9 +185,9 @@ class LocalExecutor(Executor):
         if self._compile_cores != before:
             for worker in self._workers.values():
                 if worker.role in _ASIDE:
-                    self._pin(worker)
+                    self._pin_threads(worker)
 
-    def _places(self, environment: Environment) -> Places:
+    def _build_places(self, environment: Environment) -> Places:
         return Places(
             projects={environment.project: environment.cwd},
             artifacts=str(self._artifacts),
@@ -203,11 +203,11 @@ class LocalExecutor(Executor):
                 os.setpriority(os.PRIO_PROCESS, worker.pid, COMPILE_NICENESS)
             except OSError as error:
                 _log.debug("worker_not_put_aside", pid=worker.pid, reason=str(error))
-        self._pin(worker)
+        self._pin_threads(worker)
 
-    def _pin(self, worker: WorkerProcess) -> None:
+    def _pin_threads(self, worker: WorkerProcess) -> None:
         """Pin every thread of a worker, and of what it has started, to the compile cores."""
-        for thread in memory.tree_threads(worker.pid) if self._compile_cores else ():
+        for thread in memory.list_tree_threads(worker.pid) if self._compile_cores else ():
             try:
                 os.sched_setaffinity(thread, self._compile_cores)
             except OSError as error:
@@ -217,17 +217,17 @@ class LocalExecutor(Executor):
     async def _keep_warden(self) -> None:
         while True:
             await anyio.sleep(self._warden_s)
-            self._warden.keep()
+            self._warden.restart_if_killed()
 
-    async def _watch(self, worker: WorkerProcess) -> None:
+    async def _bury_when_gone(self, worker: WorkerProcess) -> None:
         """Wait until a worker is gone, and bury it."""
         await worker.gone.wait()
-        await self._bury(worker)
+        await self._bury_worker(worker)
 
-    async def _bury(self, worker: WorkerProcess) -> None:
+    async def _bury_worker(self, worker: WorkerProcess) -> None:
         if self._workers.pop(worker.pid, None) is not None:
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(worker.bury)
+                await anyio.to_thread.run_sync(worker.remove_traces)
                 await self._end_orphans()
 
     async def _end_orphans(self) -> None:
@@ -241,13 +241,13 @@ class LocalExecutor(Executor):
                 _log.debug("orphans_ended", count=len(orphans))
                 await anyio.to_thread.run_sync(kill_and_reap, orphans)
 
-    async def _kill_all(self) -> None:
+    async def _kill_workers(self) -> None:
         for worker in list(self._workers.values()):
             worker.kill()
         with anyio.move_on_after(_REAP_S):
             for worker in list(self._workers.values()):
                 await worker.gone.wait()
-                await self._bury(worker)
+                await self._bury_worker(worker)
 
 
 def list_children() -> set[int]:

@@ -19,7 +19,7 @@ class OutputTail(msgspec.Struct):
     fd: int
     kept: bytearray = msgspec.field(default_factory=bytearray)
 
-    def read_some(self) -> bool:
+    def read_available(self) -> bool:
         """Read what is there; return False if there was nothing, or the stream has ended."""
         try:
             data = os.read(self.fd, _READ_BYTES)
@@ -33,10 +33,10 @@ class OutputTail(msgspec.Struct):
     def read_rest(self) -> None:
         """Read what lies in the pipe, up to a bound: code may print without end."""
         for _ in range(_PIPEFULS):
-            if not self.read_some():
+            if not self.read_available():
                 break
 
-    def take(self) -> str:
+    def take_text(self) -> str:
         """Return the tail as text and clear it."""
         if not self.kept:
             return ""

@@ -22,7 +22,7 @@ class Pace:
         """The number of tasks that wait for their step."""
         return len(self._waiting)
 
-    async def step(self) -> None:
+    async def wait_for_step(self) -> None:
         """Wait for a round of the loop in which no other step is taken; the step lasts until the task waits again."""
         loop = asyncio.get_running_loop()
         if not self._is_taken:

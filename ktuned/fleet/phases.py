@@ -55,48 +55,48 @@ class Phases:
         self.keeps_journal = False
         self._journal: Journal | None = journal
         self._before_look = before_look
-        self._timer = DeadlineTimer(loop, on_over, self._look)
+        self._timer = DeadlineTimer(loop, on_over, self._find_phase_end)
         self._deadlines: Mapping[str, float] = {}
         self._entered = [Entered(Phase.SPAWN, clock())]
         self._held = Held(0, b"")
 
     @property
-    def now(self) -> Phase:
+    def current(self) -> Phase:
         """The phase that was entered last, as of the last look."""
         return self._entered[-1].phase
 
     @property
     def deadline_s(self) -> float:
         """The present phase's deadline, in seconds."""
-        return self._deadlines[self.now]
+        return self._deadlines[self.current]
 
     @property
     def is_over(self) -> bool:
         """True once the present phase's deadline has passed."""
         return self._timer.is_over
 
-    def begin(self, request: int, phase: Phase, deadlines: Mapping[str, float]) -> None:
+    def begin_request(self, request: int, phase: Phase, deadlines: Mapping[str, float]) -> None:
         """Begin a request in a phase, with the seconds that each of its phases may take."""
         self._entered = [Entered(phase, self._clock())]
         self._deadlines = deadlines
         self._held = Held(0, b"")
         if self._journal is not None:
             self._journal.begin(request, phase)
-        self._timer.begin(min(deadlines.values()))
+        self._timer.watch_request(min(deadlines.values()))
 
-    def enter(self, phase: Phase) -> None:
+    def enter_phase(self, phase: Phase) -> None:
         """Take in a phase that a message named."""
         self._entered.append(Entered(phase, self._clock()))
 
-    def knows(self, phase: Phase) -> bool:
+    def has_deadline(self, phase: Phase) -> bool:
         """Return whether a phase has a deadline."""
         return phase in self._deadlines
 
-    def end(self) -> None:
+    def end_request(self) -> None:
         """End the request: no deadline is watched any more."""
-        self._timer.end()
+        self._timer.end_watch()
 
-    def follow(self) -> None:
+    def read_journal(self) -> None:
         """Take in what the journal says now; nothing if the worker keeps none."""
         if self._journal is None or not self.keeps_journal:
             return
@@ -112,9 +112,9 @@ class Phases:
         """The messages that the worker was holding back when its journal was last read."""
         return self._held
 
-    def timeline(self) -> dict[str, float]:
+    def read_durations(self) -> dict[str, float]:
         """Return the seconds that each phase of the request took, until now."""
-        self.follow()
+        self.read_journal()
         spent: dict[str, float] = {}
         ends = [one.at for one in self._entered[1:]] + [self._clock()]
         for one, end in zip(self._entered, ends, strict=True):
@@ -124,14 +124,14 @@ class Phases:
     def close(self) -> None:
         """Read the journal once more and close it, and leave no timer behind. What was read stays known."""
         self._timer.close()
-        self.follow()
+        self.read_journal()
         if self._journal is not None:
             self._journal.close()
             self._journal = None
 
-    def _look(self) -> float:
+    def _find_phase_end(self) -> float:
         self._before_look()
-        self.follow()
+        self.read_journal()
         return self._entered[-1].at + self.deadline_s
 
 
@@ -154,7 +154,7 @@ class DeadlineTimer:
         self._is_on = False
         self.is_over = False
 
-    def begin(self, shortest_s: float) -> None:
+    def watch_request(self, shortest_s: float) -> None:
         """Watch a request from now on; ``shortest_s`` is the shortest of its phases' deadlines."""
         self._least_s = max(LEAST_S, shortest_s)
         self._is_on = True
@@ -164,7 +164,7 @@ class DeadlineTimer:
             self.close()
             self._set_timer(at)
 
-    def end(self) -> None:
+    def end_watch(self) -> None:
         """Watch no request; the timer may run on."""
         self._is_on = False
 
@@ -176,9 +176,9 @@ class DeadlineTimer:
 
     def _set_timer(self, at: float) -> None:
         self._fires_at = at
-        self._timer = self._loop.call_at(at, self._fire)
+        self._timer = self._loop.call_at(at, self._check_deadline)
 
-    def _fire(self) -> None:
+    def _check_deadline(self) -> None:
         self._timer = None
         if not self._is_on:
             return

@@ -31,7 +31,7 @@ TURN_AGE_S = 20.0
 """Waiting time in seconds that counts as a level: a few compiles of more important jobs."""
 
 
-def aged(level: int, waited_s: float, step_s: float) -> int:
+def age_rank(level: int, waited_s: float, step_s: float) -> int:
     """Return the rank of something that has waited: a level more for each ``step_s`` seconds, without an end.
 
     Levels are bounded and ranks are not, so that nothing waits forever behind what is more important.
@@ -99,7 +99,7 @@ class Turns:
     @total_tokens.setter
     def total_tokens(self, total: int) -> None:
         self._total = total
-        self._hand_out()
+        self._hand_out_turns()
 
     @property
     def most_inside(self) -> int:
@@ -114,23 +114,23 @@ class Turns:
     @property
     def waiting(self) -> list[int]:
         """The jobs that wait, in the order in which they would be served now."""
-        return [waiting.job for waiting in sorted(self._waiting, key=self._order)]
+        return [waiting.job for waiting in sorted(self._waiting, key=self._serving_order)]
 
     @asynccontextmanager
-    async def hold(self, job: int) -> AsyncIterator[Turn]:
+    async def hold_turn(self, job: int) -> AsyncIterator[Turn]:
         """Wait for a turn, and hold it for the length of the block at most."""
         await checkpoint_if_cancelled()
-        await self._take(job)
-        turn = Turn(self._give_back)
+        await self._wait_for_turn(job)
+        turn = Turn(self._end_turn)
         try:
             yield turn
         finally:
             turn.give_back()
-            self._leave()
+            self._leave_block()
 
-    async def _take(self, job: int) -> None:
+    async def _wait_for_turn(self, job: int) -> None:
         if not self.is_full and not self._waiting:
-            self._enter()
+            self._begin_turn()
             return
         self._count += 1
         waiting = _Waiter(job, self._count, self._clock())
@@ -142,28 +142,28 @@ class Turns:
                 self._waiting.remove(waiting)
             else:
                 # The turn came together with the cancellation: it is the next one's.
-                self._give_back()
-                self._leave()
+                self._end_turn()
+                self._leave_block()
             raise
 
-    def _enter(self) -> None:
+    def _begin_turn(self) -> None:
         self.borrowed_tokens += 1
         self._inside += 1
 
-    def _leave(self) -> None:
+    def _leave_block(self) -> None:
         self._inside -= 1
-        self._hand_out()
+        self._hand_out_turns()
 
-    def _give_back(self) -> None:
+    def _end_turn(self) -> None:
         self.borrowed_tokens -= 1
-        self._hand_out()
+        self._hand_out_turns()
 
-    def _hand_out(self) -> None:
+    def _hand_out_turns(self) -> None:
         while self._waiting and not self.is_full:
-            first = min(self._waiting, key=self._order)
+            first = min(self._waiting, key=self._serving_order)
             self._waiting.remove(first)
-            self._enter()
+            self._begin_turn()
             first.turn.set()
 
-    def _order(self, waiting: _Waiter) -> tuple[int, int]:
-        return -aged(self._rank_of(waiting.job), self._clock() - waiting.since, TURN_AGE_S), waiting.number
+    def _serving_order(self, waiting: _Waiter) -> tuple[int, int]:
+        return -age_rank(self._rank_of(waiting.job), self._clock() - waiting.since, TURN_AGE_S), waiting.number

@@ -83,7 +83,7 @@ class QuietGate:
         return self._waiting_for_cores
 
     @asynccontextmanager
-    async def compiling(self) -> AsyncIterator[None]:
+    async def hold_for_compile(self) -> AsyncIterator[None]:
         """Hold the gate for one compile, once it may run."""
         while not self._may_compile:
             await self._changed.wait()
@@ -92,10 +92,10 @@ class QuietGate:
             yield
         finally:
             self._compiling -= 1
-            self._notify()
+            self._wake_waiters()
 
     @contextmanager
-    def starting(self) -> Iterator[None]:
+    def hold_for_start(self) -> Iterator[None]:
         """Hold the gate for a worker's start. The start does not wait; a wide timing waits a while for it."""
         until = anyio.current_time() + self._patience_s
         self._starting.append(until)
@@ -103,10 +103,10 @@ class QuietGate:
             yield
         finally:
             self._starting.remove(until)
-            self._notify()
+            self._wake_waiters()
 
     @asynccontextmanager
-    async def computing(self, patience_s: float = math.inf) -> AsyncIterator[None]:
+    async def hold_for_computing(self, patience_s: float = math.inf) -> AsyncIterator[None]:
         """Hold the gate for a strategy's proposal, an inspection or a lane's opening.
 
         It begins when no timing has all cores or waits for them, and after ``patience_s`` in any case: trials may hang.
@@ -114,11 +114,11 @@ class QuietGate:
         with anyio.move_on_after(patience_s):
             while self._waiting_for_cores or (self._is_wide and sum(self._timed) >= self._cores):
                 await self._changed.wait()
-        with self.starting():
+        with self.hold_for_start():
             yield
 
     @asynccontextmanager
-    async def quiet(self) -> AsyncIterator[None]:
+    async def hold_quiet(self) -> AsyncIterator[None]:
         """Hold the gate while nothing compiles, once the running compiles are over."""
         self._waiting_for_quiet += 1
         try:
@@ -128,14 +128,14 @@ class QuietGate:
         finally:
             self._waiting_for_quiet -= 1
             # Also after a cancellation: nothing else would wake the compiles that waited for this one.
-            self._notify()
+            self._wake_waiters()
         try:
             yield
         finally:
             self._is_quiet = False
-            self._notify()
+            self._wake_waiters()
 
-    async def take(self, cores: int) -> int:
+    async def take_cores(self, cores: int) -> int:
         """Reserve cores for a timing, once they are free; return how many: at most as many as the machine has."""
         wanted = int(min(cores, self._cores))
         self._waiting_for_cores += wanted > 1
@@ -146,19 +146,19 @@ class QuietGate:
             self._timed.append(wanted)
         finally:
             self._waiting_for_cores -= wanted > 1
-            self._notify()
+            self._wake_waiters()
         if wanted > 1:
-            self._tell_width()
+            self._report_wide_cores()
         return wanted
 
-    def give(self, cores: int) -> None:
-        """Give back what :meth:`take` returned."""
+    def give_back_cores(self, cores: int) -> None:
+        """Give back what :meth:`take_cores` returned."""
         self._timed.remove(cores)
         if cores > 1:
-            self._tell_width()
-        self._notify()
+            self._report_wide_cores()
+        self._wake_waiters()
 
-    def _tell_width(self) -> None:
+    def _report_wide_cores(self) -> None:
         self._on_wide(sum(self._timed) - len(self._timed))
 
     @property
@@ -185,7 +185,7 @@ class QuietGate:
         now = anyio.current_time()
         return min((until for until in self._starting if until > now), default=math.inf)
 
-    def _notify(self) -> None:
+    def _wake_waiters(self) -> None:
         """Wake all waiters, to check again."""
         self._changed.set()
         self._changed = anyio.Event()

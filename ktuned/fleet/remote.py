@@ -76,7 +76,7 @@ class RemoteExecutor(Executor):
         """Prepare; nothing may run before :meth:`run_workers`."""
 
     @abstractmethod
-    def follow(self, settings: Any, *, limits_are_given: bool) -> None:
+    def apply_settings(self, settings: Any, *, limits_are_given: bool) -> None:
         """Follow new settings; None means that the table is gone, and all hosts are left.
 
         Workers get the memory limits of :meth:`start_worker` if ``limits_are_given``, else what the executor grants on
@@ -84,11 +84,11 @@ class RemoteExecutor(Executor):
         """
 
     @abstractmethod
-    async def settled(self) -> None:
+    async def await_hosts(self) -> None:
         """Wait until it is known which hosts there are; give up after a while."""
 
     @abstractmethod
-    def describe(self) -> Mapping[str, Any]:
+    def describe_hosts(self) -> Mapping[str, Any]:
         """Return the executor for ``status``: ``name``, ``version`` (empty while it reaches no hosts), ``mend`` and
         ``hosts``, each with ``name state cpus gpus interpreter python ktuned reason mend``.
         """
@@ -102,7 +102,7 @@ class RemoteExecutor(Executor):
         """Do nothing: lanes are counted on this machine alone."""
 
 
-def executor_names() -> list[str]:
+def list_executor_names() -> list[str]:
     """Return the names of the installed executors, those of their tables."""
     from importlib.metadata import entry_points
 

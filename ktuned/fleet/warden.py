@@ -23,7 +23,7 @@ _QUIET_SCANS = 2
 _SCANS = 50
 
 
-def marked(mark: str) -> list[int]:
+def list_marked_pids(mark: str) -> list[int]:
     """Return the ids of our processes whose environment holds ``mark`` (``NAME=value``), this one excepted."""
     wanted = mark.encode()
     found = []
@@ -40,12 +40,12 @@ def marked(mark: str) -> list[int]:
     return found
 
 
-def sweep(mark: str) -> int:
+def kill_marked(mark: str) -> int:
     """SIGKILL whatever bears ``mark``, again and again until nothing new appears; return how many were killed."""
     killed: set[int] = set()
     quiet = 0
     for _ in range(_SCANS):
-        fresh = [pid for pid in marked(mark) if pid not in killed]
+        fresh = [pid for pid in list_marked_pids(mark) if pid not in killed]
         for pid in fresh:
             try:
                 os.kill(pid, signal.SIGKILL)
@@ -130,7 +130,7 @@ def main(argv: list[str]) -> int:
     status = None if is_orderly else _read_stat(int(rest[1]))
     if status is not None:
         _write_line(rest[3], rest[2], describe_end(status))
-    sweep(mark)
+    kill_marked(mark)
     shutil.rmtree(scratch, ignore_errors=True)
     if status is None and not is_orderly:
         _write_line(rest[3], rest[2], describe_end(_await_info(int(rest[0]))))

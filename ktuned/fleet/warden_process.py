@@ -41,33 +41,33 @@ class WardenProcess:
         return self._process.pid
 
     @asynccontextmanager
-    async def standing(self) -> AsyncIterator[None]:
+    async def keep_running(self) -> AsyncIterator[None]:
         """Run a warden for the length of the block.
 
         Raises:
             WorkerError: no process can be started.
         """
-        self._process = self._start()
+        self._process = self._start_process()
         try:
             yield
         finally:
-            self._let_go()
+            self._dismiss_process()
             with anyio.CancelScope(shield=True), anyio.move_on_after(_REAP_S):
                 await anyio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
 
-    def keep(self) -> None:
+    def restart_if_killed(self) -> None:
         """Start the warden again if it was killed: without one, workers would outlive a daemon that is killed next."""
         if self._process.poll() is None:
             return
-        self._let_go()
+        self._dismiss_process()
         try:
-            self._process = self._start()
+            self._process = self._start_process()
         except WorkerError as error:
             _log.error("no_warden", reason=error.message)
         else:
             _log.warning("warden_restarted", pid=self.pid)
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start_process(self) -> subprocess.Popen[bytes]:
         try:
             with ExitStack() as ours:
                 # Opened here, not by the warden: the daemon may be gone before that begins.
@@ -85,7 +85,7 @@ class WardenProcess:
                 f"cannot start any process: {error.strerror}", hint="raise its limits of open files and processes"
             ) from error
 
-    def _let_go(self) -> None:
+    def _dismiss_process(self) -> None:
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.write(warden.ORDERLY)

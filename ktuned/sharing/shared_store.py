@@ -138,8 +138,8 @@ class SharedStore(ABC):
     """Keeps winners for several daemons.
 
     It is made in the daemon's process when the settings name it, and again when they change, so making one must neither
-    block nor reach out. What may block or bring a large library runs in the bridge, a process that can be killed at
-    any moment: a :class:`~ktuned.bridge.Service` there, and ``bridge.exchange(call, deadline_s)`` here. Any other error
+    block nor reach out. What may block or bring a large library runs in the bridge, a process that can be killed at any
+    moment: a :class:`~ktuned.bridge.Service` there, and ``bridge.call_service(call, deadline_s)`` here. Any other error
     than those named is taken for a failure of the store, too.
 
     Args:

@@ -129,9 +129,9 @@ class CompileOnly:
 
     async def _ask(self, channel: MemoryObjectSendStream[Attempt]) -> None:
         plan, deadlines, default = self.work.job.plan, self.work.deadlines, self.work.kernel.default
-        async with channel, self._fleet.lend(Role.EXPLORE, self.work.environment) as explorer:
+        async with channel, self._fleet.lend_worker(Role.EXPLORE, self.work.environment) as explorer:
             request = self.work.explore_request([] if default is None else [default])
-            async with self._fleet.gate.computing(COURTESY_S):
+            async with self._fleet.gate.hold_for_computing(COURTESY_S):
                 found = await opened(explorer, request, self.work.kernel, deadlines)
             exploring = Explorer(explorer, found.strategy, deadlines)
             is_bounded = found.size is not None and not found.is_estimate
@@ -140,7 +140,7 @@ class CompileOnly:
             while asked < plan.trials:
                 is_probing = self._hopelessness.wants_probes
                 most = min(PROBES if is_probing else ASK_AT_ONCE, plan.trials - asked)
-                async with self._fleet.gate.computing():
+                async with self._fleet.gate.hold_for_computing():
                     answer = await exploring.ask((), most, anywhere=is_probing)
                 self._propose([proposal.config for proposal in answer.proposals], are_probes=is_probing)
                 asked += len(answer.proposals)

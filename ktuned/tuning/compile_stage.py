@@ -100,7 +100,7 @@ class CompileStage:
         if work.lowers and not work.kernel.is_data:
             # What the files of data have their functions from is known by their Builds.
             (key, *_), opening = self._front_end({})
-            await self._fleet.front_ends.open(key, opening, work.job.id, work.deadlines)
+            await self._fleet.front_ends.open_front_end(key, opening, work.job.id, work.deadlines)
 
     def has_waiting(self, in_channel: int) -> bool:
         """Return whether a config waits to be compiled: of those in the channel, or for a slot."""
@@ -188,7 +188,7 @@ class CompileStage:
             compiler = await self._await_compiler()
             slots, gate = self._fleet.slots_of(compiler.environment), self._fleet.gate_of(compiler.environment)
             # The slot first: a job that waits for one does not compile, so it must not keep others from having quiet.
-            async with slots.hold(self._work.job.id) as slot, gate.compiling():
+            async with slots.hold_turn(self._work.job.id) as slot, gate.hold_for_compile():
                 self._on_begun()
                 # Looked at again: what only waited for a slot may have been compiled meanwhile.
                 missing = self._pass_found(missing)
@@ -257,7 +257,7 @@ class CompileStage:
                 await self._send(group, compiler, directory.name, units, slot)
             except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
                 error = raised
-            await self._fleet.pace.step()
+            await self._fleet.pace.wait_for_step()
             instructions: list[Instruction] = []
             for attempt in group:
                 if (unit := units.get(attempt.unit.key)) is not None:
@@ -300,7 +300,7 @@ class CompileStage:
         place = f"{environment.host} slot {staging.rpartition('-')[2]}".lstrip()
         slots = self._fleet.slots_of(compiler.environment)
         async with (
-            self._fleet.lend(Role.COMPILE, environment) as worker,
+            self._fleet.lend_worker(Role.COMPILE, environment) as worker,
             self._may_straggle(group) as began,
         ):
             until = time()
@@ -315,7 +315,7 @@ class CompileStage:
                 announced=slots.most_inside > slots.total_tokens,
             )
             try:
-                await worker.exchange(
+                await worker.send_request(
                     request,
                     deadlines,
                     on_item=lambda unit: reported.update({unit.key: unit}),
@@ -353,7 +353,7 @@ class CompileStage:
         """Return where a Build's function may be translated, the first machine first, and what is imported for it."""
         work, library = self._work, build.get(LIBRARY)
         backend, file = work.kernel.backend, work.kernel.file
-        keys = [FrontEndKey.of(one.environment, backend, file, library) for one in work.compilers]
+        keys = [FrontEndKey.for_build(one.environment, backend, file, library) for one in work.compilers]
         if library:
             return keys, requests.OpenFrontEnd(backend, library=library, build=build)
         return keys, requests.OpenFrontEnd(backend, work.kernel_ref)
@@ -382,7 +382,7 @@ class CompileStage:
             for key, one in zip(keys, work.compilers, strict=True)
         ]
         try:
-            lowered = await self._fleet.front_ends.lower(places, opening, work.job.id, work.deadlines)
+            lowered = await self._fleet.front_ends.lower_function(places, opening, work.job.id, work.deadlines)
         except (WorkerDied, DeadlineExpired, RequestFailed, HostLost) as error:
             if isinstance(error, HostLost):
                 await anyio.sleep(ABSENT_S / 4)
@@ -424,7 +424,7 @@ class CompileStage:
 
     async def close(self) -> None:
         """Remove the directories, and need no front end any more; the job is over."""
-        self._fleet.front_ends.leave(self._work.job.id)
+        self._fleet.front_ends.forget_job(self._work.job.id)
         # Not on the loop: those of 500 slots took 0.8 s, and lookups waited.
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._remove_directories)

@@ -68,7 +68,7 @@ async def opened(
     """
     limits = {**deadlines, Phase.PRIOR: deadlines["inspect"], Phase.STRATEGY: deadlines["inspect"]}
     try:
-        answer, _ = await worker.exchange(request, limits)
+        answer, _ = await worker.send_request(request, limits)
     except (DeadlineExpired, WorkerDied) as error:
         where = f"{kernel.file}:{kernel.line}: {kernel.kernel}"
         if error.phase is Phase.PRIOR:
@@ -97,7 +97,7 @@ class Explorer:
             WorkerError: the strategy broke its promises, hung or crashed; names it.
         """
         try:
-            answer, _ = await self._worker.exchange(requests.Ask(n, tuple(tried), anywhere), self._deadlines)
+            answer, _ = await self._worker.send_request(requests.Ask(n, tuple(tried), anywhere), self._deadlines)
         except (DeadlineExpired, WorkerDied) as error:
             raise WorkerError(
                 f"while the strategy {self._strategy!r} chose configs: {error.message}",

@@ -228,7 +228,7 @@ class FinalRound:
         if not finalists:
             return
         checked = monotonic()
-        async with self._fleet.quiet(lane.device for lane in self._lanes):
+        async with self._fleet.hold_quiet(lane.device for lane in self._lanes):
             is_quiet = monotonic()
             contest = await self._contest(rounds, finalists, ends_at)
         quiet_s = monotonic() - is_quiet
@@ -529,7 +529,7 @@ class _Contest:
             async with self._measuring.holding(self._lane):
                 await self._lane.use_cores(1 if self._lane.device.kind != "cpu" else ALL_CORES)
                 request = requests.TimeReference(self._work.preset, self._judges_contention)
-                measured, _ = await self._lane.exchange(request, self._work.deadlines)
+                measured, _ = await self._lane.send_request(request, self._work.deadlines)
         except WorkerError:
             # A reference that ran before and fails now decides nothing about the finalists.
             return

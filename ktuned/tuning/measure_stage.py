@@ -213,7 +213,7 @@ class MeasureStage:
         """
         has_stand_in = bool(self._others(lane))
         bench, deadlines = self.bench(lane, seed), self.work.deadlines
-        await lane.open(bench, deadlines, waits=not has_stand_in, has_stand_in=has_stand_in)
+        await lane.open_problem(bench, deadlines, waits=not has_stand_in, has_stand_in=has_stand_in)
 
     async def open_early(self, lane: Lane) -> None:
         """Have a lane ready before there is anything to measure, unless it is sick; the caller holds it.
@@ -224,7 +224,7 @@ class MeasureStage:
         """
         with suppress(LaneSick):
             has_stand_in = bool(self._others(lane))
-            await lane.open(self.bench(lane), self.work.deadlines, waits=False, has_stand_in=has_stand_in)
+            await lane.open_problem(self.bench(lane), self.work.deadlines, waits=False, has_stand_in=has_stand_in)
 
     def find_facts(self, lane: Lane) -> LaneFacts:
         """Return what the machine is to know of a lane."""
@@ -408,7 +408,7 @@ class _LaneTurn:
         """
         count, self._items = len(self._in_request), 0
         if count == 1:
-            measured, output = await self._lane.exchange(request, deadlines)
+            measured, output = await self._lane.send_request(request, deadlines)
             await self._take([_Arrived(measured, output, monotonic())], facts, clock)
             return
         send, receive = anyio.create_memory_object_stream[_Arrived](count)
@@ -426,13 +426,13 @@ class _LaneTurn:
             # More than were asked for: the worker's code writes to files that it did not open.
             if self._items < count - 1:
                 self._items += 1
-                send.send_nowait(_Arrived(measured, self._lane.output(), monotonic()))
+                send.send_nowait(_Arrived(measured, self._lane.take_output(), monotonic()))
 
         async with receive, anyio.create_task_group() as items:
             items.start_soon(take_arrived)
             with send:
                 try:
-                    measured, output = await self._lane.exchange(request, deadlines, on_item=on_item)
+                    measured, output = await self._lane.send_request(request, deadlines, on_item=on_item)
                     send.send_nowait(_Arrived(measured, output, monotonic()))
                 except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
                     # Raised outside: what has arrived is taken first, and a group would wrap it.
@@ -442,7 +442,7 @@ class _LaneTurn:
 
     async def _take(self, arrived: Sequence[_Arrived], facts: LaneFacts, clock: _LaneClock) -> None:
         """Take in measurements of the request's first trials, in their order."""
-        await self._lane.pace.step()
+        await self._lane.pace.wait_for_step()
         ends: list[End] = []
         for one in arrived:
             attempt = self._in_request.popleft()

@@ -225,7 +225,7 @@ class Outcomes:
             if anchor.fault or anchor.bits != self._compared_with:
                 await self._compare_with_anchor()
         # Many wait for one commit, and all go on when it is over.
-        await self._pace.step()
+        await self._pace.wait_for_step()
         is_over_now = False
         for attempt, result in [(end.attempt, end.result) for end in ends]:
             del self.under_way[attempt.trial]

@@ -246,13 +246,13 @@ class Pipeline:
         plan, deadlines, outcomes = self.work.job.plan, self.work.deadlines, self._outcomes
         leading = outcomes.lead.configs
         hopelessness = outcomes.hopelessness
-        async with channel, self._fleet.lend(Role.EXPLORE, self.work.environment) as explorer:
+        async with channel, self._fleet.lend_worker(Role.EXPLORE, self.work.environment) as explorer:
             while True:
                 is_early = self._is_after_kin and not self._access.is_granted
                 served = outcomes.opening.served
                 order = self._prior.order(served, leading, slots=self._compiling.slots)
                 request = self.work.explore_request(order.first, order.last, order.earlier, served=served)
-                async with self._fleet.gate.computing(COURTESY_S):
+                async with self._fleet.gate.hold_for_computing(COURTESY_S):
                     found = await opened(explorer, request, self.work.kernel, deadlines)
                 await self.work.learn(found.observed)
                 self._measuring.reference.propose(found.references)
@@ -331,7 +331,7 @@ class Pipeline:
     async def _ask_some(self, explorer: Explorer, n: int, *, anywhere: bool) -> replies.Proposals:
         tried = self._outcomes.take_tried()
         # A strategy computes, and so keeps off the cores of a timing that has them all.
-        async with self._fleet.gate.computing():
+        async with self._fleet.gate.hold_for_computing():
             answer = await explorer.ask(tried, n, anywhere=anywhere)
         await self.work.learn(answer.observed)
         return answer
@@ -391,7 +391,7 @@ class Pipeline:
     ) -> None:
         async with channel, onward:
             while (first := await self._compiling.next(channel)) is not None:
-                await self._fleet.pace.step()
+                await self._fleet.pace.wait_for_step()
                 lanes_starve = not onward.statistics().current_buffer_used
                 group = self._compiling.group(first, channel, lanes_starve=lanes_starve)
                 await self._outcomes.record(await self._compiling.compile(group))
@@ -409,7 +409,7 @@ class Pipeline:
 
     async def _open_compilers(self) -> None:
         """Have compile workers start while the strategy's worker imports the kernel file; not in other jobs' quiet."""
-        async with self._fleet.gate.compiling():
+        async with self._fleet.gate.hold_for_compile():
             await self._compiling.open()
 
     async def _open_early(self, lane: Lane) -> None:
@@ -419,12 +419,12 @@ class Pipeline:
         await self._has_fresh.wait()
         gate = lane.gate
         if self._access.is_granted:
-            async with gate.compiling():
-                lane.prepare(self.work.environment_on(lane.device), self.work.kernel.backend)
+            async with gate.hold_for_compile():
+                lane.prepare_worker(self.work.environment_on(lane.device), self.work.kernel.backend)
         # Compiled while another job has the lanes.
         await self._measuring.reference.prepare()
         await self._await_lanes()
-        async with gate.compiling():
+        async with gate.hold_for_compile():
             if lane.state == "ready":
                 async with lane.hold(self.work.job.id):
                     began = monotonic()

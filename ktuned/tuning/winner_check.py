@@ -118,11 +118,11 @@ class WinnerCheck:
             bench = self._measuring.bench(self._lane)
             assert isinstance(bench.request, requests.Open)
             try:
-                await worker.exchange(replace(bench.request, guarded=False), deadlines)
+                await worker.send_request(replace(bench.request, guarded=False), deadlines)
             except WorkerError as error:
                 raise CannotOpen(f"under {sanitizer.name}: {error.message}") from error
             try:
-                measured, output = await worker.exchange(requests.Check(unit), deadlines)
+                measured, output = await worker.send_request(requests.Check(unit), deadlines)
             except (WorkerDied, DeadlineExpired, RequestFailed) as error:
                 report = sanitizer.report(error.output)
                 return Checked(report[0] if report else error.message, _text(report), (sanitizer.name,))
@@ -132,7 +132,7 @@ class WinnerCheck:
 
     @asynccontextmanager
     async def _lend(self, environment: Environment) -> AsyncIterator[Worker]:
-        worker = await self._fleet.acquire(Role.BENCH, environment)
+        worker = await self._fleet.acquire_worker(Role.BENCH, environment)
         try:
             yield worker
         finally:
@@ -144,7 +144,7 @@ class WinnerCheck:
         work, attempt = self._work, Attempt(0, {}, self._work.unit(build))
         try:
             if work.kernel.expects_default_outputs:
-                async with self._fleet.lend(Role.EXPLORE, work.environment) as explorer:
+                async with self._fleet.lend_worker(Role.EXPLORE, work.environment) as explorer:
                     found = await opened(explorer, work.explore_request(), work.kernel, work.deadlines)
                 self._measuring.reference.propose(found.references)
             for end in await self._compiling.compile([attempt]):

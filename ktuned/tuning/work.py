@@ -105,7 +105,7 @@ class Work(msgspec.Struct, eq=False, weakref=True):
 
     def environment_on(self, device: Device) -> Environment:
         """Return the environment of the workers that measure on a device."""
-        return self.environment.beside(device)
+        return self.environment.with_host_of(device)
 
     @property
     def kernel_ref(self) -> requests.KernelRef:

@@ -66,11 +66,11 @@ class _LastBreath:
     gate = QuietGate()
 
     @asynccontextmanager
-    async def lend(self, role: str, environment: object) -> AsyncIterator[_LastBreath]:
+    async def lend_worker(self, role: str, environment: object) -> AsyncIterator[_LastBreath]:
         """Lend itself."""
         yield self
 
-    async def exchange(
+    async def send_request(
         self, request: requests.Inspect, *args: object, on_item: Callable[[Any], None], **more: object
     ) -> None:
         """Send an item for each file, and die."""

@@ -28,7 +28,7 @@ except KtunedError as error:
 """
 
 
-def test_a_daemon_is_not_scanned_when_it_works(tmp_path: Path) -> None:
+def test_the_collector_does_not_scan_modules_and_parts(tmp_path: Path) -> None:
     """Before the first worker can start, all modules and parts are out of the collector's way."""
     command = [sys.executable, "-c", _SCRIPT, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)

@@ -68,7 +68,7 @@ class _Watched:
     def begin(self, deadline_s: float) -> None:
         """Begin a request whose first phase has this deadline."""
         self.enter(deadline_s)
-        self.timer.begin(2.0)
+        self.timer.watch_request(2.0)
 
     def enter(self, deadline_s: float) -> None:
         """Enter a phase, of which the daemon hears nothing."""
@@ -117,7 +117,7 @@ def test_a_phase_entered_unseen_has_its_own_deadline(
 def test_an_ended_request_never_expires(watched: _Watched) -> None:
     """What came in time is not late, nothing is looked at, and a later request is watched again."""
     watched.begin(2.0)
-    watched.timer.end()
+    watched.timer.end_watch()
     watched.loop.turn_to(150.0)
     assert not watched.timer.is_over
     assert watched.looks == 0
@@ -146,7 +146,7 @@ def test_a_thousand_short_requests_share_a_timer(watched: _Watched) -> None:
     for step in range(1000):
         watched.loop.turn_to(100.0 + step / 1000)
         watched.begin(2.0 if step % 2 else 60.0)
-        watched.timer.end()
+        watched.timer.end_watch()
     assert len(watched.loop.timers) <= 2
     assert watched.looks == 0
 
@@ -180,8 +180,8 @@ def test_a_loop_that_rounds_ends_every_phase(
             ends_at = loop.time() + deadline_s
             timer = DeadlineTimer(loop, over.set, lambda: ends_at)  # noqa: B023 - awaited below
             if before_s is not None:
-                timer.begin(before_s)
-            timer.begin(deadline_s)
+                timer.watch_request(before_s)
+            timer.watch_request(deadline_s)
             with anyio.fail_after(PATIENCE_S):
                 await over.wait()
             assert timer.is_over

@@ -55,7 +55,7 @@ class Hung:
     def __init__(self, phase: Phase = Phase.INSPECT) -> None:
         self.phase = phase
 
-    async def exchange(self, *arguments: Any, **options: Any) -> Any:
+    async def send_request(self, *arguments: Any, **options: Any) -> Any:
         raise DeadlineExpired(self.phase, 2.0, Output())
 
 

@@ -67,7 +67,7 @@ async def test_its_worker_imports_before_there_is_a_unit(parts: Parts) -> None:
     work = await prepared(parts)
     stage = CompileStage(work, parts.fleet, parts.artifacts)
     await stage.open()
-    opened = {worker["pid"] for worker in parts.fleet.describe() if worker["state"] == "busy"}
+    opened = {worker["pid"] for worker in parts.fleet.describe_workers() if worker["state"] == "busy"}
     (attempt,) = attempts(work, "work")
     assert await stage.compile([attempt]) == []
     await stage.close()

@@ -115,7 +115,7 @@ async def test_it_may_be_imported_before_there_is_a_job(parts: Parts, libraries:
     with libraries.in_use():
         library = libraries.write("early")
         work = await libraries.work()
-        parts.fleet.front_ends.prepare(work.environment, "fake", library, work.deadlines)
+        parts.fleet.front_ends.prepare_library(work.environment, "fake", library, work.deadlines)
         with anyio.fail_after(PATIENCE_S):
             await until(lambda: libraries.imports == ["early"])
         assert translators(await libraries.compile(work, library, "work"))
@@ -185,13 +185,13 @@ async def test_idle_ones_are_let_go(parts: Parts, libraries: Libraries) -> None:
         library = libraries.write("idle")
         work = await libraries.work()
         (front,) = translators(await libraries.compile(work, library, "work"))
-        key, opening = FrontEndKey.of(work.environment, "fake", "", library), requests.OpenFrontEnd("fake")
-        await parts.fleet.front_ends.open(key, opening, 7, work.deadlines)
+        key, opening = FrontEndKey.for_build(work.environment, "fake", "", library), requests.OpenFrontEnd("fake")
+        await parts.fleet.front_ends.open_front_end(key, opening, 7, work.deadlines)
         parts.fleet.front_ends.end_idle(0.0)
         os.kill(front, 0)
-        parts.fleet.front_ends.leave(7)
+        parts.fleet.front_ends.forget_job(7)
         parts.fleet.front_ends.end_idle(0.0)
-        await until(lambda: front not in {worker["pid"] for worker in parts.fleet.describe()})
+        await until(lambda: front not in {worker["pid"] for worker in parts.fleet.describe_workers()})
 
 
 async def test_only_so_many_are_kept(libraries: Libraries) -> None:

@@ -43,7 +43,7 @@ async def test_known_configs_are_counted_once(parts: Parts) -> None:
     ended = await tune(parts)
     assert (ended["state"], ended["done"], ended["total"]) == ("done", 3, 3)
     assert (ended["best_us"], ended["default_us"]) == (10.0, 10.0)
-    assert {worker["role"] for worker in parts.fleet.describe()} <= {"inspect", "explore"}
+    assert {worker["role"] for worker in parts.fleet.describe_workers()} <= {"inspect", "explore"}
 
 
 async def test_undone_edit_seats_the_old_winner_again(parts: Parts) -> None:
@@ -97,8 +97,8 @@ async def test_first_winner_is_decided_by_a_second_look(parts: Parts) -> None:
 def ground(parts: Parts) -> Context:
     """Return what the kernel is measured on now."""
     kernel = parts.catalog.resolve_kernel("it")
-    device = parts.machine.device(parts.environment, "fake", None)
-    return parts.machine.context(kernel, parts.environment, {"n": 64}, device)
+    device = parts.machine.find_device(parts.environment, "fake", None)
+    return parts.machine.build_context(kernel, parts.environment, {"n": 64}, device)
 
 
 async def test_what_was_decided_is_not_decided_again(parts: Parts) -> None:

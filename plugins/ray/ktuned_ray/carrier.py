@@ -31,7 +31,7 @@ from ktuned.fleet import Bridge, BridgeDown, Environment
 from ktuned.ipc import artifact_place, manifest, replies, requests
 from ktuned_ray import cluster_calls, node_calls, parcels
 from ktuned_ray.node_link import NodeLink
-from ktuned_ray.snapshot import Snapshot, Snapshots, holds
+from ktuned_ray.snapshot import Snapshot, Snapshots, holds_files
 
 _log = structlog.get_logger()
 
@@ -65,7 +65,7 @@ class Carrier:
         self._projects: dict[tuple[str, str], _Project] = {}
         self._parcels: dict[str, None] = {}
 
-    async def provide(self, request: requests.Request[Any, Any], environment: Environment) -> Mapping[str, bytes]:
+    async def provide_files(self, request: requests.Request[Any, Any], environment: Environment) -> Mapping[str, bytes]:
         """Carry what a request names to the node; return the small parcels, which go along with the request.
 
         Raises:
@@ -74,41 +74,41 @@ class Carrier:
         # By what a request names, not by its type: a list of types would lack the next one.
         kernel = getattr(request, "kernel", None)
         if isinstance(kernel, requests.KernelRef):
-            await self._lay_out(environment, kernel.digests)
+            await self._lay_out_project(environment, kernel.digests)
         elif isinstance(request, requests.Inspect):
-            await self._lay_out(environment, dict.fromkeys(request.files))
-        named = {f"artifact-{key}": str(artifact_place(self._artifacts, key)) for key in _measured(request)}
+            await self._lay_out_project(environment, dict.fromkeys(request.files))
+        named = {f"artifact-{key}": str(artifact_place(self._artifacts, key)) for key in _list_artifact_keys(request)}
         if isinstance(request, requests.Open) and request.captured:
             named[f"capture-{request.captured}"] = str(self._captures / f"{request.captured}.safetensors")
         lacking = {name: place for name, place in named.items() if name not in self._parcels}
         if not lacking:
             return {}
         small = await self._give_large(lacking)
-        self._note_there(lacking)
+        self._remember_parcels(lacking)
         return small
 
     async def _give_large(self, lacking: Mapping[str, str]) -> dict[str, bytes]:
         """Carry parcels that are too large for a frame; return the others."""
-        small = await anyio.to_thread.run_sync(_small, lacking)
+        small = await anyio.to_thread.run_sync(_pack_small_parcels, lacking)
         large = {name: place for name, place in lacking.items() if name not in small}
         if large:
-            await self._bridge.exchange(cluster_calls.Give(self._link.info.id, large), CARRY_S)
+            await self._bridge.call_service(cluster_calls.Give(self._link.info.id, large), CARRY_S)
         return small
 
-    def _note_there(self, parcels: Iterable[str]) -> None:
+    def _remember_parcels(self, parcels: Iterable[str]) -> None:
         self._parcels |= dict.fromkeys(parcels)
         while len(self._parcels) > MAX_SEALED:
             del self._parcels[next(iter(self._parcels))]
 
-    def note(self, answer: object, request: requests.Request[Any, Any]) -> None:
+    def forget_damaged(self, answer: object, request: requests.Request[Any, Any]) -> None:
         """Forget a request's artifacts if the answer says that one is damaged on the node: they are carried again."""
         is_damaged = isinstance(answer, replies.Measurement) and answer.outcome is None
         if not is_damaged and not (isinstance(answer, replies.Opened) and answer.is_damaged):
             return
-        for key in _measured(request):
+        for key in _list_artifact_keys(request):
             self._parcels.pop(f"artifact-{key}", None)
 
-    async def bring(self, unit: replies.CompiledUnit, packed: bytes = b"") -> replies.CompiledUnit:
+    async def bring_artifact(self, unit: replies.CompiledUnit, packed: bytes = b"") -> replies.CompiledUnit:
         """Seal a compiled unit's artifact here; return the unit with the bytes that were added to this disk.
 
         An artifact that was too large to come with its item is fetched.
@@ -122,13 +122,13 @@ class Carrier:
             return replace(unit, bytes=0)
         staging = place.with_name(f".{key}.from-{self._link.info.id[:8]}")
         if not packed:
-            await self._bridge.exchange(
+            await self._bridge.call_service(
                 cluster_calls.Fetch(self._link.info.id, f"artifact-{key}", str(staging)), CARRY_S
             )
         size = await anyio.to_thread.run_sync(_seal_carried, staging, place, packed)
         return replace(unit, bytes=size)
 
-    async def _lay_out(self, environment: Environment, digests: Mapping[str, str | None]) -> None:
+    async def _lay_out_project(self, environment: Environment, digests: Mapping[str, str | None]) -> None:
         key = environment.project, environment.cwd
         project = self._projects.get(key)
         if project is None:
@@ -136,30 +136,30 @@ class Carrier:
         async with project.lock:
             listed = {name: digest for name, digest in digests.items() if digest}
             is_recent = monotonic() < project.taken_at + SNAPSHOT_S and None not in digests.values()
-            if is_recent and project.laid_out is not None and holds(project.laid_out, listed):
+            if is_recent and project.laid_out is not None and holds_files(project.laid_out, listed):
                 return
-            taken = await anyio.to_thread.run_sync(project.snapshots.take, tuple(digests))
+            taken = await anyio.to_thread.run_sync(project.snapshots.take_snapshot, tuple(digests))
             if taken != project.laid_out:
-                await self._carry(environment, taken)
+                await self._carry_snapshot(environment, taken)
                 project.laid_out = taken
             project.taken_at = monotonic()
 
-    async def _carry(self, environment: Environment, taken: Snapshot) -> None:
+    async def _carry_snapshot(self, environment: Environment, taken: Snapshot) -> None:
         call = node_calls.LayOut(
             environment.project, environment.cwd, dict(taken.files), taken.executable, taken.directories
         )
         places = {digest: f"{environment.cwd}/{name}" for name, digest in taken.files.items()}
         for _ in range(3):
-            lacking = (await self._link.exchange(call, CARRY_S)).missing
+            lacking = (await self._link.call_keeper(call, CARRY_S)).missing
             if not lacking:
                 return
             files = {f"file-{digest}": places[digest] for digest in lacking}
-            await self._bridge.exchange(cluster_calls.Give(self._link.info.id, files), CARRY_S)
+            await self._bridge.call_service(cluster_calls.Give(self._link.info.id, files), CARRY_S)
         # Files were saved while others were carried. The request finds that out by their digests.
         _log.info("project_not_laid_out", node=self._link.info.name, project=environment.project)
 
 
-def _measured(request: requests.Request[Any, Any]) -> list[str]:
+def _list_artifact_keys(request: requests.Request[Any, Any]) -> list[str]:
     """Return the keys of the artifacts that a request has the worker load."""
     if isinstance(request, requests.Trial):
         return [unit.key for unit in request.units]
@@ -168,13 +168,13 @@ def _measured(request: requests.Request[Any, Any]) -> list[str]:
     return [request.unit.key] if isinstance(request, requests.Time | requests.Check) else []
 
 
-def _small(lacking: Mapping[str, str]) -> dict[str, bytes]:
+def _pack_small_parcels(lacking: Mapping[str, str]) -> dict[str, bytes]:
     """Return the parcels that are small enough to travel with a request; those that cannot be read are left out."""
     small: dict[str, bytes] = {}
     remaining_bytes = parcels.MAX_ALL_IN_FRAME_BYTES
     for name, place in lacking.items():
         with contextlib.suppress(OSError):
-            packed = parcels.pack_small(Path(place))
+            packed = parcels.pack_small_parcel(Path(place))
             if packed is not None and len(packed) <= remaining_bytes:
                 small[name] = packed
                 remaining_bytes -= len(packed)
@@ -188,7 +188,7 @@ def _seal_carried(staging: Path, place: Path, packed: bytes) -> int:
             parcels.unpack_directory(packed, staging)
         manifest.verify(staging, required=())
         size = 0
-        for path in parcels.files_below(staging).values():
+        for path in parcels.list_files_below(staging).values():
             state = os.stat(path)
             size += state.st_size
             os.chmod(path, state.st_mode & ~0o222)

@@ -62,42 +62,42 @@ class Cluster:
         self._scope: anyio.CancelScope | None = None
         self._runtime_env = ""
 
-    async def settled(self) -> None:
+    async def await_nodes(self) -> None:
         """Wait until each node of the cluster was tried once, or the cluster itself; give up after a while."""
         if self.address:
             with anyio.move_on_after(SETTLED_S):
                 await self._settled.wait()
 
-    def _settle(self) -> None:
+    def _check_settled(self) -> None:
         nodes = () if self.news is None else self.news.nodes
         if all(node.id in self._links or node.id in self._failures for node in nodes):
             self._settled.set()
 
-    def follow(self, address: str, runtime_env: str = "") -> None:
+    def apply_settings(self, address: str, runtime_env: str = "") -> None:
         """Leave the cluster and join the one at an address; none if it is empty."""
         if (address, runtime_env) == (self.address, self._runtime_env):
             return
         self.address, self._runtime_env = address, runtime_env
-        self._health.succeeded()
+        self._health.record_success()
         self._settings.set()
         if self._scope is not None:
             self._scope.cancel()
 
-    async def run(self) -> None:
+    async def run_until_cancelled(self) -> None:
         """Stay in the cluster that the settings name, until cancelled."""
         while True:
             self._settings = anyio.Event()
             if self.address:
                 with anyio.CancelScope() as self._scope:
-                    await self._stay()
+                    await self._stay_joined()
             else:
                 await self._settings.wait()
 
-    async def _stay(self) -> None:
+    async def _stay_joined(self) -> None:
         while True:
             reason, hint = "", ""
             try:
-                await self._member()
+                await self._join_until_lost()
             except* (BridgeDown, BridgeSlow, CallFailed) as group:
                 error: BaseException = group
                 while isinstance(error, BaseExceptionGroup):
@@ -107,15 +107,15 @@ class Cluster:
             finally:
                 self.news = None
             self._settled.set()
-            self._health.failed(f"{reason} ({hint})" if hint else reason)
+            self._health.record_failure(f"{reason} ({hint})" if hint else reason)
             pause_s = max(self._health.pause_s, self._bridge.pause_s)
             _log.warning("cluster_lost", address=self.address, reason=reason, again_in_s=round(pause_s, 1))
             await anyio.sleep(pause_s)
 
-    async def _member(self) -> None:
+    async def _join_until_lost(self) -> None:
         """Join the cluster and keep its nodes until it is lost."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._join, tasks)
+            tasks.start_soon(self._receive_news, tasks)
             known: set[str] = set()
             while True:
                 await self._changed.wait()
@@ -123,11 +123,13 @@ class Cluster:
                 for info in self.news.nodes[:MAX_NODES] if self.news is not None else ():
                     if info.id not in known:
                         known.add(info.id)
-                        tasks.start_soon(self._keep, info)
+                        tasks.start_soon(self._keep_node, info)
 
-    async def _join(self, tasks: anyio.abc.TaskGroup) -> None:
+    async def _receive_news(self, tasks: anyio.abc.TaskGroup) -> None:
         tasks.start_soon(self._expect_news)
-        await self._bridge.exchange(cluster_calls.Join(self.address, self._runtime_env), math.inf, on_item=self._take)
+        await self._bridge.call_service(
+            cluster_calls.Join(self.address, self._runtime_env), math.inf, on_item=self._take_news
+        )
 
     async def _expect_news(self) -> None:
         with anyio.move_on_after(JOIN_S):
@@ -136,40 +138,40 @@ class Cluster:
         if self.news is None:
             self._bridge.kill(f"it did not join {self.address} within {JOIN_S:.0f} s")
 
-    def _take(self, news: cluster_calls.ClusterNews) -> None:
+    def _take_news(self, news: cluster_calls.ClusterNews) -> None:
         if self.news is None:
             _log.info("cluster_joined", address=self.address, ray=news.ray, nodes=len(news.nodes))
         self.news = news
-        self._health.succeeded()
+        self._health.record_success()
         self._changed.set()
 
     def _is_listed(self, info: cluster_calls.NodeInfo) -> bool:
         return self.news is not None and any(node.id == info.id for node in self.news.nodes)
 
-    async def _keep(self, info: cluster_calls.NodeInfo) -> None:
+    async def _keep_node(self, info: cluster_calls.NodeInfo) -> None:
         """Keep a link to a node for as long as the cluster lists it."""
         health = Health()
         while self._is_listed(info):
             link = NodeLink(self._bridge, info)
             try:
-                reason = await link.run(self._up)
+                reason = await link.run_until_lost(self._on_node_up)
             finally:
-                self._down(link)
-            health.failed(reason)
+                self._on_node_down(link)
+            health.record_failure(reason)
             self._failures[info.id] = (info.name, health)
-            self._settle()
+            self._check_settled()
             _log.warning("node_lost", node=info.name, reason=reason, again_in_s=round(health.pause_s, 1))
             await anyio.sleep(max(health.pause_s, self._bridge.pause_s))
         self._failures.pop(info.id, None)
 
-    def _up(self, link: NodeLink) -> None:
+    def _on_node_up(self, link: NodeLink) -> None:
         self._failures.pop(link.info.id, None)
         self._links[link.info.id] = link
         _log.info("node_joined", node=link.info.name, cpus=link.info.cpus, gpus=link.info.gpus)
         self._on_up(link)
-        self._settle()
+        self._check_settled()
 
-    def _down(self, link: NodeLink) -> None:
+    def _on_node_down(self, link: NodeLink) -> None:
         if self._links.pop(link.info.id, None) is not None:
             self._on_down(link)
 
@@ -178,7 +180,7 @@ class Cluster:
         """The nodes whose keepers take calls."""
         return [link for link in self._links.values() if link.is_up]
 
-    def describe(self) -> dict[str, Any]:
+    def describe_cluster(self) -> dict[str, Any]:
         """Return the cluster for a status; nothing without one."""
         if not self.address:
             return {}
@@ -187,10 +189,10 @@ class Cluster:
             "name": self.address,
             "version": "" if news is None else f"Ray {news.ray} and Python {news.python}",
             "mend": "the bridge's interpreter ([cluster] python) needs ktuned-ray, and the cluster's Ray and Python",
-            "hosts": [] if news is None else [self._describe(info) for info in news.nodes],
+            "hosts": [] if news is None else [self._describe_node(info) for info in news.nodes],
         }
 
-    def _describe(self, info: cluster_calls.NodeInfo) -> dict[str, Any]:
+    def _describe_node(self, info: cluster_calls.NodeInfo) -> dict[str, Any]:
         link = self._links.get(info.id)
         report = None if link is None else link.report
         failure = self._failures.get(info.id)

@@ -37,7 +37,7 @@ class NoDirectConnection(Exception):
     """There can be no direct connection; the message says why."""
 
 
-def is_wanted(environ: Mapping[str, str]) -> bool:
+def is_allowed(environ: Mapping[str, str]) -> bool:
     """Return whether bytes may bypass Ray: not where Ray encrypts what it sends."""
     return environ.get("RAY_USE_TLS", "0").lower() in ("", "0", "false")
 
@@ -51,9 +51,9 @@ class Listener:
         self._server: asyncio.Server
         self.connected: asyncio.Future[Streams] = asyncio.get_running_loop().create_future()
 
-    async def start(self, host: str, wait_s: float = WAIT_S) -> int:
+    async def start_listening(self, host: str, wait_s: float = WAIT_S) -> int:
         """Begin to listen; return the port."""
-        self._server = await asyncio.start_server(self._greet, host, 0)
+        self._server = await asyncio.start_server(self._admit_bridge, host, 0)
         asyncio.get_running_loop().call_later(wait_s, self.close)
         return int(self._server.sockets[0].getsockname()[1])
 
@@ -62,7 +62,7 @@ class Listener:
         self._server.close()
         self.connected.cancel()
 
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _admit_bridge(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._strangers += 1
         try:
             if self._strangers > MAX_STRANGERS or not await self._is_bridge(reader, writer) or self.connected.done():
@@ -82,13 +82,13 @@ class Listener:
                 proof = await reader.readexactly(SECRET_BYTES)
         except (OSError, EOFError, TimeoutError):
             return False
-        if not hmac.compare_digest(proof, _proof(self._secret, b"bridge", ours, theirs)):
+        if not hmac.compare_digest(proof, _compute_proof(self._secret, b"bridge", ours, theirs)):
             return False
-        writer.write(_proof(self._secret, b"keeper", ours, theirs))
+        writer.write(_compute_proof(self._secret, b"keeper", ours, theirs))
         return True
 
 
-async def connect(host: str, port: int, secret: bytes) -> Streams:
+async def connect_to_actor(host: str, port: int, secret: bytes) -> Streams:
     """Connect to a keeper's actor that listens, and prove the secret to each other.
 
     Raises:
@@ -100,8 +100,10 @@ async def connect(host: str, port: int, secret: bytes) -> Streams:
             reader, writer = await asyncio.open_connection(host, port)
             theirs = await reader.readexactly(SECRET_BYTES)
             ours = secrets.token_bytes(SECRET_BYTES)
-            writer.write(ours + _proof(secret, b"bridge", theirs, ours))
-            if hmac.compare_digest(await reader.readexactly(SECRET_BYTES), _proof(secret, b"keeper", theirs, ours)):
+            writer.write(ours + _compute_proof(secret, b"bridge", theirs, ours))
+            if hmac.compare_digest(
+                await reader.readexactly(SECRET_BYTES), _compute_proof(secret, b"keeper", theirs, ours)
+            ):
                 return reader, writer
         failure = "it does not know the secret"
     except (OSError, EOFError, TimeoutError) as error:
@@ -112,5 +114,5 @@ async def connect(host: str, port: int, secret: bytes) -> Streams:
     raise NoDirectConnection(f"{host}:{port}: {failure}")
 
 
-def _proof(secret: bytes, role: bytes, *nonces: bytes) -> bytes:
+def _compute_proof(secret: bytes, role: bytes, *nonces: bytes) -> bytes:
     return hmac.digest(secret, b"".join((role, *nonces)), _PROOF)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ray.exceptions
 
 
-def line_of(error: BaseException) -> str:
+def format_error(error: BaseException) -> str:
     """Return an error as one line: the last line of Ray's text, which has the cause."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, Exception):
@@ -17,7 +17,7 @@ def line_of(error: BaseException) -> str:
     return f"{type(error).__name__}: {lines[-1][:300] if lines else ''}"
 
 
-def hint_of(error: BaseException) -> str:
+def find_hint(error: BaseException) -> str:
     """Return what the user can do about an error; empty if that is not known."""
     text = str(error)
     if "ersion mismatch" in text or ("differ" in text and "version" in text):

@@ -15,7 +15,7 @@ import ray.exceptions
 
 from ktuned.bridge import CallFailed, Send
 from ktuned_ray import cluster_calls, direct
-from ktuned_ray.failures import hint_of, line_of
+from ktuned_ray.failures import find_hint, format_error
 from ktuned_ray.keeper_actor import POLL_S
 
 ANSWER_S: Final = 10.0
@@ -41,16 +41,16 @@ class KeeperCalls:
         self._under_way = 0
         self._tasks: set[asyncio.Task[None]] = set()
 
-    async def run(self) -> None:
+    async def run_until_lost(self) -> None:
         """Pass answers on until the keeper is lost.
 
         Raises:
             CallFailed: the keeper is lost; says why.
         """
         try:
-            self._call(b"")
+            self._call_actor(b"")
             if self.streams is not None:
-                self._begin(self._receive(self.streams[0]))
+                self._start_task(self._receive_chunks(self.streams[0]))
             while True:
                 data = await self._ready.get()
                 if isinstance(data, CallFailed):
@@ -62,16 +62,16 @@ class KeeperCalls:
             if self.streams is not None:
                 self.streams[1].close()
 
-    async def relay(self, data: bytes) -> None:
+    async def relay_bytes(self, data: bytes) -> None:
         """Send bytes to the keeper, in the order in which this is called."""
         if self.streams is None:
-            self._call(data)
+            self._call_actor(data)
             return
         with contextlib.suppress(OSError):
             self.streams[1].write(data)
             await self.streams[1].drain()
 
-    async def _receive(self, reader: asyncio.StreamReader) -> None:
+    async def _receive_chunks(self, reader: asyncio.StreamReader) -> None:
         with contextlib.suppress(OSError):
             while data := await reader.read(_READ_BYTES):
                 await self._send(cluster_calls.Chunk(data))
@@ -79,20 +79,20 @@ class KeeperCalls:
         await asyncio.sleep(REASON_S)
         self._ready.put_nowait(CallFailed("node_lost", "the connection to its keeper was lost"))
 
-    def _call(self, data: bytes) -> None:
-        ref = self.actor.relay.remote(self._sent, data)
+    def _call_actor(self, data: bytes) -> None:
+        ref = self.actor.relay_bytes.remote(self._sent, data)
         self._sent += 1
         self._under_way += 1
-        self._begin(self._await(ref))
+        self._start_task(self._take_answers(ref))
 
-    def _begin(self, work: Coroutine[Any, Any, None]) -> None:
+    def _start_task(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
 
-    async def _await(self, ref: Any) -> None:
+    async def _take_answers(self, ref: Any) -> None:
         try:
-            number, data = await answer(ref, POLL_S + ANSWER_S)
+            number, data = await await_answer(ref, POLL_S + ANSWER_S)
         except CallFailed as error:
             self._ready.put_nowait(error)
             return
@@ -105,10 +105,10 @@ class KeeperCalls:
             self._taken += 1
         if not self._under_way:
             # An actor cannot call back: the next answers need a call to come with.
-            self._call(b"")
+            self._call_actor(b"")
 
 
-async def answer(ref: Any, deadline_s: float) -> Any:
+async def await_answer(ref: Any, deadline_s: float) -> Any:
     """Wait for an actor's answer.
 
     Raises:
@@ -120,4 +120,4 @@ async def answer(ref: Any, deadline_s: float) -> Any:
     except TimeoutError:
         raise CallFailed("slow", f"the node did not answer within {deadline_s:.0f} s") from None
     except (ray.exceptions.RayError, RuntimeError) as error:
-        raise CallFailed("node_lost", line_of(error), hint=hint_of(error)) from error
+        raise CallFailed("node_lost", format_error(error), hint=find_hint(error)) from error

@@ -22,7 +22,7 @@ class LeaseActor:
     def __init__(self) -> None:
         threading.Thread(target=_end_with_node, args=(os.getppid(),), daemon=True).start()
 
-    def gpus(self) -> list[str]:
+    def list_gpus(self) -> list[str]:
         """Return the ids of the GPUs that are held; answered once they are."""
         ids = ray.get_runtime_context().get_accelerator_ids()
         return [str(one) for one in ids.get("GPU", [])]

@@ -68,7 +68,7 @@ class Leases:
         return [lease.device for lease in self._held]
 
     @asynccontextmanager
-    async def held(self, link: NodeLink, device: str | None) -> AsyncIterator[None]:
+    async def hold_resource(self, link: NodeLink, device: str | None) -> AsyncIterator[None]:
         """Hold a resource for the block; without a wait if it is held already.
 
         Args:
@@ -83,9 +83,9 @@ class Leases:
             yield
             return
         async with self._lock:
-            lease = self._find(link, device)
+            lease = self._find_lease(link, device)
             if lease is None:
-                lease = await self._take(link, device)
+                lease = await self._take_lease(link, device)
                 self._held.append(lease)
             lease.uses += 1
         try:
@@ -95,18 +95,18 @@ class Leases:
             lease.given_at = monotonic()
             self._news.set()
 
-    def _find(self, link: NodeLink, device: str) -> _Lease | None:
+    def _find_lease(self, link: NodeLink, device: str) -> _Lease | None:
         """Return the lease of a device, or an unused one of a CPU, if there is one."""
         alike = (lease for lease in self._held if lease.link is link and lease.device == device)
         return next((lease for lease in alike if device or not lease.uses), None)
 
-    def drop(self, link: NodeLink) -> list[str]:
+    def forget_node(self, link: NodeLink) -> list[str]:
         """Forget a lost node's leases; return their ids."""
         lost = [lease for lease in self._held if lease.link is link]
         self._held = [lease for lease in self._held if lease.link is not link]
         return [lease.id for lease in lost]
 
-    async def run(self) -> None:
+    async def return_idle_leases(self) -> None:
         """Give leases back that were not used for a while, until cancelled."""
         while True:
             waits = [lease.given_at for lease in self._held if not lease.uses]
@@ -120,27 +120,27 @@ class Leases:
                     self._held.remove(lease)
                     if lease.device:
                         self._end_device(lease.device)
-                    await self.release(lease.id)
+                    await self.release_lease(lease.id)
 
-    async def release(self, lease: str) -> None:
+    async def release_lease(self, lease: str) -> None:
         """Give a lease back. If the bridge is down, the lease is gone with it."""
         with suppress(BridgeDown, BridgeSlow, CallFailed):
-            await self._bridge.exchange(cluster_calls.Release(lease), CALL_S)
+            await self._bridge.call_service(cluster_calls.Release(lease), CALL_S)
 
-    async def _take(self, link: NodeLink, device: str) -> _Lease:
+    async def _take_lease(self, link: NodeLink, device: str) -> _Lease:
         """Get a CPU, or the device's GPU. Ray chooses among the free ones: take more until it fits, return the rest."""
         kind, _, index = device.rpartition("/")[2].partition(":")
-        gpu = link.gpu(int(index)) if kind == "cuda" else ""
+        gpu = link.find_gpu_id(int(index)) if kind == "cuda" else ""
         others: list[str] = []
         call = cluster_calls.Lease(link.info.id, gpus=1 if gpu else 0, cpus=0 if gpu else 1, wait_s=self._wait_s)
         try:
             for _ in range(max(1, link.info.gpus)):
-                leased = await self._bridge.exchange(call, self._wait_s + CALL_S)
+                leased = await self._bridge.call_service(call, self._wait_s + CALL_S)
                 if leased.gpu == gpu:
                     _log.debug("leased", node=link.info.name, device=device)
                     return _Lease(link, leased.lease, device)
                 others.append(leased.lease)
         finally:
             for other in others:
-                await self.release(other)
+                await self.release_lease(other)
         raise CallFailed("not_leased", f"another job of the cluster has {device}")

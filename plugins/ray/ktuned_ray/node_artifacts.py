@@ -35,34 +35,34 @@ class NodeArtifacts:
         self._look_s = look_s
         self._news = anyio.Event()
 
-    async def take(self, given: Mapping[str, bytes]) -> None:
+    async def take_parcels(self, given: Mapping[str, bytes]) -> None:
         """Unpack parcels that came with a request to where workers find them.
 
         Raises:
             CallFailed: one cannot be written, or is no parcel.
         """
 
-        def write() -> None:
+        def unpack_all() -> None:
             for name, data in given.items():
-                parcels.unpack(name, data, self._home)
+                parcels.unpack_parcel(name, data, self._home)
 
         try:
-            await anyio.to_thread.run_sync(write)
+            await anyio.to_thread.run_sync(unpack_all)
         except (OSError, parcels.BadParcel) as error:
             raise CallFailed("parcel", f"a parcel cannot be kept: {error}") from error
         self._news.set()
 
-    async def packed(self, item: Any) -> bytes:
+    async def pack_artifact(self, item: Any) -> bytes:
         """Return the packed artifact of a compiled unit; empty if it is too large, or the item is no compiled unit."""
         if not isinstance(item, replies.CompiledUnit) or item.outcome is not None:
             return b""
         self._news.set()
         place = artifact_place(self._home / "artifacts", item.artifact or item.key)
         with suppress(OSError):
-            return await anyio.to_thread.run_sync(parcels.pack_small, place) or b""
+            return await anyio.to_thread.run_sync(parcels.pack_small_parcel, place) or b""
         return b""
 
-    async def run(self) -> None:
+    async def run_until_cancelled(self) -> None:
         """Keep artifacts within the cap, until cancelled."""
         while True:
             await self._news.wait()

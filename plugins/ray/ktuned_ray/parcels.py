@@ -33,7 +33,7 @@ class BadParcel(Exception):
     """A parcel's name, size or content is not allowed."""
 
 
-def place_of(name: str, home: Path) -> Path:
+def parcel_path(name: str, home: Path) -> Path:
     """Return where a parcel lies below a keeper's directory.
 
     Raises:
@@ -50,41 +50,41 @@ def place_of(name: str, home: Path) -> Path:
     return home / "files" / key
 
 
-def pack(path: Path) -> bytes:
+def pack_parcel(path: Path) -> bytes:
     """Return a file's bytes, or a directory's files as one.
 
     Raises:
         OSError: it cannot be read.
         BadParcel: it is too large.
     """
-    packed = _packed(path, MAX_PARCEL_BYTES)
+    packed = _pack_path(path, MAX_PARCEL_BYTES)
     if packed is None:
         raise BadParcel(f"{path} is larger than {MAX_PARCEL_BYTES >> 20} MiB")
     return packed
 
 
-def pack_small(path: Path) -> bytes | None:
+def pack_small_parcel(path: Path) -> bytes | None:
     """Return what :func:`pack_parcel` does, or None if it is too large to travel with a call.
 
     Raises:
         OSError: it cannot be read.
     """
-    return _packed(path, MAX_IN_FRAME_BYTES)
+    return _pack_path(path, MAX_IN_FRAME_BYTES)
 
 
-def _packed(path: Path, most: int) -> bytes | None:
+def _pack_path(path: Path, most: int) -> bytes | None:
     if path.is_file():
         return path.read_bytes() if path.stat().st_size <= most else None
     if not path.is_dir():
         raise FileNotFoundError(f"{path} does not exist")
-    files = files_below(path)
+    files = list_files_below(path)
     if sum(map(os.path.getsize, files.values())) > most:
         return None
     packed: bytes = msgpack.packb({name: Path(place).read_bytes() for name, place in files.items()})
     return packed
 
 
-def files_below(directory: Path) -> dict[str, str]:
+def list_files_below(directory: Path) -> dict[str, str]:
     """Return the places of a directory's files by their names relative to it, in order."""
     top = os.fspath(directory)
     # As strings: each trial's artifact is listed, and Path objects would cost half a millisecond.
@@ -92,13 +92,13 @@ def files_below(directory: Path) -> dict[str, str]:
     return {place[len(top) + 1 :]: place for place in sorted(places) if os.path.isfile(place)}
 
 
-def unpack(name: str, data: bytes, home: Path) -> None:
+def unpack_parcel(name: str, data: bytes, home: Path) -> None:
     """Write a parcel to its place below a keeper's directory.
 
     Raises:
         BadParcel: it has no place there, or is no parcel.
     """
-    place = place_of(name, home)
+    place = parcel_path(name, home)
     if name.startswith("artifact-"):
         unpack_directory(data, place)
     else:

@@ -53,18 +53,18 @@ class Snapshots:
         self._root = root
         self._known: dict[str, tuple[tuple[int, ...], str]] = {}
 
-    def take(self, listed: Iterable[str] = ()) -> Snapshot:
+    def take_snapshot(self, listed: Iterable[str] = ()) -> Snapshot:
         """Return the root's files as they are now, and those that a context has ``listed`` (relative paths). Blocks."""
         found = _SnapshotDraft()
         seen: dict[str, tuple[tuple[int, ...], str]] = {}
-        for place in (*self._below(self._root, found), *(absolute(name, self._root) for name in listed)):
+        for place in (*self._walk_files(self._root, found), *(absolute(name, self._root) for name in listed)):
             name = relative(place, self._root)
             if name not in found.files:
-                self._add(name, place, found, seen)
+                self._add_file(name, place, found, seen)
         self._known = seen
         return Snapshot(found.files, tuple(found.executable), tuple(found.directories), found.left_out)
 
-    def _below(self, top: str, found: _SnapshotDraft) -> Iterator[str]:
+    def _walk_files(self, top: str, found: _SnapshotDraft) -> Iterator[str]:
         for directory, directories, files in os.walk(top):
             directories[:] = sorted(name for name in directories if not name.startswith("."))
             found.directories += (relative(os.path.join(directory, name), self._root) for name in directories)
@@ -76,7 +76,9 @@ class Snapshots:
                     continue
                 yield place
 
-    def _add(self, name: str, place: str, found: _SnapshotDraft, seen: dict[str, tuple[tuple[int, ...], str]]) -> None:
+    def _add_file(
+        self, name: str, place: str, found: _SnapshotDraft, seen: dict[str, tuple[tuple[int, ...], str]]
+    ) -> None:
         try:
             state = os.stat(place)
             if not stat.S_ISREG(state.st_mode):
@@ -96,7 +98,7 @@ class Snapshots:
             found.executable.append(name)
 
 
-def holds(snapshot: Snapshot, digests: Mapping[str, str]) -> bool:
+def holds_files(snapshot: Snapshot, digests: Mapping[str, str]) -> bool:
     """Return whether a snapshot has every file of a context, with the content that the context lists."""
     files = {name: held for name, held in digests.items() if held != DIRECTORY and not held.startswith(LISTING)}
     return all(snapshot.files.get(name, "") == digest for name, digest in files.items())
