@@ -14,11 +14,11 @@ and it is not tried again before a pause, which grows. Other libraries have othe
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, suppress
 from dataclasses import replace
 from time import monotonic
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import structlog
@@ -34,13 +34,9 @@ from ktuned.fleet.failures import (
 )
 from ktuned.fleet.health import Health
 from ktuned.fleet.priority_semaphore import NO_JOB, RankOf, Turns
-from ktuned.fleet.quiet import COURTESY_S
+from ktuned.fleet.quiet import COURTESY_S, QuietGate
 from ktuned.ipc import replies, requests
 from ktuned.model import Phase, Role, WorkerError, canonical
-
-if TYPE_CHECKING:
-    # A fleet has its front ends.
-    from ktuned.fleet.fleet import Fleet
 
 _log = structlog.get_logger()
 
@@ -54,6 +50,22 @@ MAX_FRONT_ENDS = 4
 
 MOST_REQUESTS = 20_000
 """Requests after which a worker is replaced: a whole library has 2,000 configs, and importing it again takes long."""
+
+
+class Lender(Protocol):
+    """What front ends need of their fleet, which has them and so cannot be imported here."""
+
+    def gate_of(self, place: Environment) -> QuietGate:
+        """Return the gate of an environment's machine."""
+
+    def start_soon(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> None:
+        """Run something until the fleet ends."""
+
+    async def acquire_worker(self, role: Role, environment: Environment) -> Worker:
+        """Return an idle worker, or a new one."""
+
+    def is_worn(self, worker: Worker, most_requests: int | None = None) -> bool:
+        """Return whether a worker is to be replaced before its next request."""
 
 
 class FrontEndKey(msgspec.Struct, frozen=True):
@@ -74,7 +86,7 @@ class FrontEndKey(msgspec.Struct, frozen=True):
 class FrontEnds:
     """All front ends of a fleet."""
 
-    def __init__(self, fleet: Fleet, rank_of: RankOf) -> None:
+    def __init__(self, fleet: Lender, rank_of: RankOf) -> None:
         self._fleet = fleet
         self._rank_of = rank_of
         self._known: dict[FrontEndKey, _FrontEnd] = {}
@@ -155,7 +167,7 @@ class FrontEnds:
 class _FrontEnd:
     """One front end, with a worker or, between two of them, without."""
 
-    def __init__(self, key: FrontEndKey, fleet: Fleet, rank_of: RankOf) -> None:
+    def __init__(self, key: FrontEndKey, fleet: Lender, rank_of: RankOf) -> None:
         self.key = key
         self.jobs: set[int] = set()
         self.used_at = monotonic()

@@ -15,12 +15,12 @@ from ktuned.fleet import LocalExecutor
 from ktuned.model import KtunedError
 
 @asynccontextmanager
-async def running(self):
+async def run_workers(self):
     print(len(gc.get_objects()), gc.get_freeze_count(), flush=True)
     raise KtunedError("seen enough")
     yield
 
-LocalExecutor.running = running
+LocalExecutor.run_workers = run_workers
 try:
     run(load_settings(sys.argv[1], sys.argv[1] + "/run/s"))
 except KtunedError as error:

@@ -14,7 +14,7 @@ from tests.e2e.harness import Daemon, kernel_text
 SAYS = """
 import structlog, sys
 from ktuned.daemon import logs
-logs.configure("info", logs.LogFormat[sys.argv[1]])
+logs.configure_logging("info", logs.LogFormat[sys.argv[1]])
 log = structlog.get_logger()
 with structlog.contextvars.bound_contextvars(job=3, trial=14):
     log.debug("unheard")

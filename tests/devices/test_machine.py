@@ -158,7 +158,7 @@ async def test_failed_probe_forgets_no_device(parts: Parts, tmp_path: Path) -> N
     machine = Machine(Environments(parts.fleet, parts.store, deadlines={"inspect": 0.0}))
     report = await machine.environments.probe_environment(parts.environment)
     assert report.error is not None
-    assert "not over after 0 s" in report.error.message
+    assert "timed out after 0 s" in report.error.message
     assert machine.find_device(parts.environment, "fake", None).model == "Fake CPU"
     again = Environments(parts.fleet, parts.store, deadlines={"inspect": 30.0})
     assert (await again.probe_environment(parts.environment)).error is None

@@ -97,7 +97,7 @@ async def test_a_lane_that_only_lost_its_worker_is_never_sick(run_fleet: RunFlee
         assert lane.worker_pid is not None
 
 
-@pytest.mark.parametrize(("state", "reason"), [("unspecified launch failure", "launch failure"), ("hung", "not over")])
+@pytest.mark.parametrize(("state", "reason"), [("unspecified launch failure", "launch failure"), ("hung", "timed out")])
 async def test_a_sick_lane_is_probed_until_a_canary_passes(
     run_fleet: RunFleet, broken: Broken, state: str, reason: str
 ) -> None:
