@@ -52,7 +52,7 @@ class ArtifactCleanup:
             await self._due.wait()
 
     async def handle_gc(self, wanted: CollectParams, connection: Connection) -> dict[str, Any]:
-        """Remove the least recently served artifacts, those of winners last, until so many bytes are left."""
+        """Remove the least recently served artifacts, those of winners last, down to ``keep_gib`` or the cap."""
         if wanted.keep_gib is not None and not 0 <= wanted.keep_gib < math.inf:
             raise UsageError(f"keep_gib is {wanted.keep_gib}", hint="give GiB, 0 for none")
         bytes_kept = self._artifacts.cap_bytes if wanted.keep_gib is None else int(wanted.keep_gib * GIB)

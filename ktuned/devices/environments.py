@@ -14,12 +14,12 @@ doubted       something that it depends on has changed: answers are stale, and t
 A probe that fails keeps the backends of the report before, with the error: a machine does not lose its devices because
 an interpreter is being upgraded.
 
-Looking compares the files and variables that the probe's worker saw with those of now, on this machine. A host's files
-are there: its executor reports a change.
+Looking compares the files and variables that the probe's worker saw with the present ones, on this machine. A host's
+files are there: its executor reports a change.
 
 One doubt cannot be removed by probing: when this daemon's own ktuned is older than its workers', the two compute
 different things from the same machine. A new report that is doubted for the very reason for which it was asked is a
-*disagreement*: answers are not doubted for it any more, and a notice asks to restart the daemon.
+*disagreement*: answers are no longer doubted for it, and a notice asks to restart the daemon.
 """
 
 from __future__ import annotations

@@ -171,7 +171,7 @@ class Machine:
         ]
 
     def has_device(self, environment: Environment, backend: str, wanted: str | None) -> bool:
-        """Return whether a device that is wanted (any, without a name or model) is there now."""
+        """Return whether a device of a name or model (None: any device) is there now."""
         return any(
             wanted in (None, device.name, device.model) and self._is_there(device)
             for device in self.list_devices(environment, backend)
@@ -230,7 +230,7 @@ class Machine:
         )
 
     def is_outdated(self, environment: Environment, backend: str, context: Context) -> bool:
-        """Return whether a context's toolchain, or the driver of its device, differs from those of now."""
+        """Return whether a context's toolchain, or the driver of its device, differs from the present one."""
         alike = [device for device in self._list_found_devices(environment, backend) if device.model == context.device]
         if not alike:
             return context.toolchain != fingerprint_digest(self._get_backend_report(environment, backend).fingerprint)

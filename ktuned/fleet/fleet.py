@@ -69,8 +69,8 @@ def count_compile_workers(slots: int) -> int:
     """Return how many compile workers have work at once for so many slots.
 
     A slot goes to the next compile as soon as the compiler is done. Its worker needs another 4 to 10 ms to write the
-    artifact, some hundredths of a compile, so more workers than slots have work. With two more for eight slots, one is
-    nearly always free; with one more, too seldom.
+    artifact, some hundredths of a compile, so more workers than slots have work. With two more, one is nearly always
+    free; with one more, too seldom.
     """
     return slots + slots // 4
 
@@ -282,7 +282,7 @@ class Fleet:
                 error = await self._ask_worker(waiting[0], requests.Close(), CLOSE_S)
                 self.carry_out(self.machine.record_closed_data(waiting.pop(0), error))
         finally:
-            # Cancelled: what could not be asked any more ends.
+            # After a cancellation: workers that were not asked end.
             for worker in waiting:
                 worker.kill()
 
@@ -357,7 +357,7 @@ class Fleet:
         """Lend no worker again that was started before now: what it was started with, or has imported, has changed.
 
         Args:
-            environment: The environment whose workers are meant; None for those of all.
+            environment: The environment whose workers are meant; None for all.
         """
         self.carry_out(self.machine.outdate_workers(environment))
 

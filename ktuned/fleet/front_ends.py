@@ -124,7 +124,7 @@ class FrontEnds:
         Raises:
             WorkerDied, DeadlineExpired, RequestFailed: as with other requests; the next unit gets another worker.
             HostLost: no machine is there.
-            WorkerError: no worker can be started, or what is to be imported cannot be.
+            WorkerError: no worker can be started, or an import fails.
         """
         absent: WorkerError | None = None
         for key, request in places:

@@ -300,7 +300,7 @@ class LaneMachine:
         compilers_of: Returns how many compile workers of a host, or (empty) of this machine, may have work at once.
         keeps_spares: Whether spares are made; may be changed at any time.
         memory_limits: Bytes that a worker of each role may use; may be changed at any time.
-        clock: The time in s; that of workers' starts.
+        clock: The time in seconds, by the clock of workers' starts.
     """
 
     def __init__(

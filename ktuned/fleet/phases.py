@@ -93,7 +93,7 @@ class Phases:
         return phase in self._deadlines
 
     def end_request(self) -> None:
-        """End the request: no deadline is watched any more."""
+        """End the request, and watch no deadline."""
         self._timer.end_watch()
 
     def read_journal(self) -> None:

@@ -1,6 +1,6 @@
 """The gate between compiles and timing on one machine: what may run at once, and on how many cores.
 
-Compiles stretch what is timed beside them: they take cores from a CPU config, and memory bandwidth from any. Five kinds
+Compiles stretch what is timed beside them: they take cores from a CPU config, and memory bandwidth from any. Six kinds
 of work pass the gate:
 
 =================================  ================================================================================
@@ -18,8 +18,8 @@ A timing waits for timings and compiles alone, and both end by themselves: no tw
 other, so the gate cannot jam. What starts may hang (a constraint for its 30 s), so a wide timing waits for it with
 patience only: a timing that is disturbed is repeated, a lane that stands still is lost.
 
-All waiters check again whenever anything changes. There are a handful, and a queue for each kind would need rules for
-who is woken after a cancellation.
+All waiters check again whenever anything changes: a queue for each kind would need rules for who is woken after a
+cancellation.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ EXECUTORS = "ktuned.executors"
 class HostEvents(msgspec.Struct, frozen=True):
     """The calls by which an executor reports its hosts.
 
-    ``on_up(host, cores)``: the host takes workers, which may use so many cores. ``on_lost(host)``: it takes none any
-    more. ``on_changed(host, reason)``: its compilers or packages were replaced.
+    ``on_up(host, cores)``: the host takes workers, which may use so many cores. ``on_lost(host)``: it no longer takes
+    any. ``on_changed(host, reason)``: its compilers or packages were replaced.
     """
 
     on_up: Callable[[str, int], None]
@@ -103,7 +103,7 @@ class RemoteExecutor(Executor):
 
 
 def list_executor_names() -> list[str]:
-    """Return the names of the installed executors, those of their tables."""
+    """Return the names of the installed executors, which are the names of their tables."""
     from importlib.metadata import entry_points
 
     return [entry.name for entry in entry_points(group=EXECUTORS)]

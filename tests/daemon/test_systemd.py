@@ -86,7 +86,8 @@ for number, one in enumerate(made):
 for number in range(len(made)):
     os.dup2(100 + number, 3 + number)
 try:
-    taken = Handover.take_from_environ(os.environ | {"LISTEN_PID": "1", "LISTEN_FDS": sys.argv[3], "LISTEN_FDNAMES": sys.argv[4]}, 1)
+    given = {"LISTEN_PID": "1", "LISTEN_FDS": sys.argv[3], "LISTEN_FDNAMES": sys.argv[4]}
+    taken = Handover.take_from_environ(os.environ | given, 1)
     print(taken.descriptor, os.get_inheritable(3))
 except KtunedError as error:
     print(error.message)

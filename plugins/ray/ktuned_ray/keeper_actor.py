@@ -152,7 +152,7 @@ class KeeperActor:
             self._is_taken_soon = self._release_first()
 
     def _release_first(self) -> bool:
-        """Let the first call that waits go on; return whether there is one."""
+        """Let the call that has waited longest return; return whether there is one."""
         while self._waiting:
             first = self._waiting.popleft()
             # A call whose time is over may still be in the queue.

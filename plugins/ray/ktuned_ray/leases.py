@@ -1,7 +1,7 @@
 """Leases: GPUs and CPUs that ktuned holds in the cluster's own account, so that other jobs do not use them meanwhile.
 
 There is one lease for each GPU, or CPU, in use. A GPU's serves all requests on the device; a CPU's serves one compile
-at a time. A lease is given back when it was not used for :data:`IDLE_S`; before that of a device goes, the workers
+at a time. A lease is given back when it was not used for :data:`IDLE_S`; before a device is given back, the workers
 there end, because their contexts hold its memory. If another job has the resource, the request fails with
 ``not_leased``, and the lane counts as having lost its host.
 """

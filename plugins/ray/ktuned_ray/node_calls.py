@@ -176,7 +176,7 @@ class Kill(Call[replies.Empty, Never]):
 
 @record
 class LeaveCores(Call[replies.Empty, Never]):
-    """Keep compilers and explorers of the node off so many cores."""
+    """Leave cores of the node to lanes: keep compilers and explorers off them."""
 
     operation: ClassVar = "node.leave_cores"
 

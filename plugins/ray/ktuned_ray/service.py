@@ -233,7 +233,7 @@ class Cluster(Service):
         return remote.remote()
 
     async def close(self) -> None:
-        """Kill our actors and leave, as far as the cluster answers.
+        """Kill our actors and leave the cluster, if it answers.
 
         Otherwise a client's server would keep them, and the GPUs that they hold, for half a minute.
         """
