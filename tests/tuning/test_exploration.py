@@ -74,7 +74,7 @@ async def test_strategy_that_hangs_is_named() -> None:
         (Phase.PRIOR, "(?m)^/p/tune_gemm.py:7: gemm: prior timed out after 2 s$"),
         (
             Phase.STRATEGY,
-            "^/p/tune_gemm.py:7: gemm: as the strategy 'guided' began, which also asks `where`: strategy was not",
+            "^/p/tune_gemm.py:7: gemm: as the strategy 'guided' began, which also asks `where`: strategy timed out",
         ),
         (Phase.INSPECT, "^inspect timed out after 2 s$"),
     ],
