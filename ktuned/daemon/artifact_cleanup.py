@@ -51,12 +51,12 @@ class ArtifactCleanup:
                 _log.warning("artifacts_not_collected", reason=error.message)
             await self._due.wait()
 
-    async def handle_gc(self, wanted: CollectParams, connection: Connection) -> dict[str, Any]:
+    async def handle_gc(self, params: CollectParams, connection: Connection) -> dict[str, Any]:
         """Remove the least recently served artifacts, those of winners last, down to ``keep_gib`` or the cap."""
-        if wanted.keep_gib is not None and not 0 <= wanted.keep_gib < math.inf:
-            raise UsageError(f"keep_gib is {wanted.keep_gib}", hint="give GiB, 0 for none")
-        bytes_kept = self._artifacts.cap_bytes if wanted.keep_gib is None else int(wanted.keep_gib * GIB)
-        if wanted.dry_run:
+        if params.keep_gib is not None and not 0 <= params.keep_gib < math.inf:
+            raise UsageError(f"keep_gib is {params.keep_gib}", hint="give GiB, 0 for none")
+        bytes_kept = self._artifacts.cap_bytes if params.keep_gib is None else int(params.keep_gib * GIB)
+        if params.dry_run:
             surplus = await self._artifacts.list_surplus(self._list_won_artifacts(), bytes_kept)
             count, freed = len(surplus), sum(surplus.values())
         else:

@@ -272,39 +272,39 @@ class _ConfigError(Exception):
     """A value of ``config.toml`` that cannot be followed; the message says which one and why."""
 
 
-def _check_value(value: object, wanted: Any, place: str) -> None:
+def _check_value(value: object, expected_type: Any, place: str) -> None:
     """Check a decoded value against a type of :class:`ConfigFile`; ``place`` is its name, nothing for the whole file.
 
     Raises:
         _ConfigError: a name or a type is wrong.
     """
-    if get_origin(wanted) is UnionType:
-        (wanted,) = (kind for kind in get_args(wanted) if kind is not type(None))
-    origin = get_origin(wanted)
-    is_struct = isinstance(wanted, type) and issubclass(wanted, msgspec.Struct)
-    expected = list if origin is tuple else dict if is_struct or origin is dict else wanted
+    if get_origin(expected_type) is UnionType:
+        (expected_type,) = (kind for kind in get_args(expected_type) if kind is not type(None))
+    origin = get_origin(expected_type)
+    is_struct = isinstance(expected_type, type) and issubclass(expected_type, msgspec.Struct)
+    expected = list if origin is tuple else dict if is_struct or origin is dict else expected_type
     if type(value) is not expected and not (expected is float and type(value) is int):
         got = str(value).lower() if isinstance(value, bool | float) else _KINDS.get(type(value), "a date or time")
         raise _ConfigError(f"{place} takes {_KINDS[expected]}, not {got}")
     if is_struct:
         assert isinstance(value, dict)
-        _check_table(value, wanted, place)
+        _check_table(value, expected_type, place)
     elif isinstance(value, dict):
         for key, item in value.items():
-            _check_value(item, get_args(wanted)[1], f"{place}.{key}")
+            _check_value(item, get_args(expected_type)[1], f"{place}.{key}")
     elif isinstance(value, list):
         for position, item in enumerate(value):
-            _check_value(item, get_args(wanted)[0], f"{place}[{position}]")
+            _check_value(item, get_args(expected_type)[0], f"{place}[{position}]")
 
 
-def _check_table(table: Mapping[str, object], wanted: type[msgspec.Struct], place: str) -> None:
-    kinds = get_type_hints(wanted)
+def _check_table(table: Mapping[str, object], struct_type: type[msgspec.Struct], place: str) -> None:
+    kinds = get_type_hints(struct_type)
     for name, value in table.items():
         if name not in kinds:
             lacks = f"{place} has no setting" if place else "there is no setting"
             raise _ConfigError(f"{lacks} {name!r} {listed(kinds, near=name)}")
         _check_value(value, kinds[name], f"{place}.{name}" if place else name)
-    for field in msgspec.structs.fields(wanted):
+    for field in msgspec.structs.fields(struct_type):
         if field.required and field.name not in table:
             raise _ConfigError(f"{place} lacks `{field.name}`")
 

@@ -20,8 +20,8 @@ MAX_APPLICATIONS: Final = 1000
 def read_process_identity(pid: int) -> str:
     """Return the start time of a process, which tells it from a later one of the same number; empty if it is gone."""
     try:
-        behind = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
-        return behind.split()[19]
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+        return fields.split()[19]
     except (OSError, UnicodeDecodeError, IndexError):
         return ""
 

@@ -102,8 +102,8 @@ class BridgeProcess(asyncio.Protocol):
         self._pidfd = -1
         returncode = self._process.wait()
         lines = self._tail.take_text().strip().splitlines()
-        said = f": {lines[-1][:200]}" if lines and not self.end else ""
-        self.end = self.end or f"it {describe_exit(returncode)}{said}"
+        last_words = f": {lines[-1][:200]}" if lines and not self.end else ""
+        self.end = self.end or f"it {describe_exit(returncode)}{last_words}"
         assert self._process.stdout is not None
         self._process.stdout.close()
         if self._transport is not None:

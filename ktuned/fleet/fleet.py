@@ -259,7 +259,7 @@ class Fleet:
 
     def carry_out(self, instructions: Iterable[Instruction]) -> Instruction | None:
         """Do what the machine says; return the instruction that is for the caller, if there is one."""
-        mine: Instruction | None = None
+        for_caller: Instruction | None = None
         for instruction in instructions:
             match instruction:
                 case EndWorker(worker):
@@ -271,8 +271,8 @@ class Fleet:
                 case WarmSpare(environment, device):
                     self.start_soon(self._warm_spare, environment, device)
                 case _:
-                    mine = instruction
-        return mine
+                    for_caller = instruction
+        return for_caller
 
     async def close_data(self, workers: Sequence[Worker]) -> None:
         """Have idle workers give up their problems' data."""
@@ -329,9 +329,9 @@ class Fleet:
             worker = await self._start_worker(order.role, order.environment)
             worker.makes_context = order.may_make_context and not self.has_contexts
             modules = self._spare_modules if order.role is Role.BENCH else ()
-            wanted = requests.Prepare((order.backend,) if order.backend else (), modules, worker.makes_context)
+            request = requests.Prepare((order.backend,) if order.backend else (), modules, worker.makes_context)
             with self.gate_of(order.environment).hold_for_start():
-                if await self._ask_worker(worker, wanted, self.spawn_s) is None:
+                if await self._ask_worker(worker, request, self.spawn_s) is None:
                     worker.settle_memory()
                     spare = worker
                 else:
@@ -349,8 +349,8 @@ class Fleet:
         async with self.turns_on(device).hold_turn(NO_JOB):
             lent = self.carry_out(self.machine.take_spare_to_warm(environment, device))
             if isinstance(lent, LendWorker):
-                wanted = requests.Canary(device, warms_up=True)
-                error = await self._ask_worker(lent.worker, wanted, min(WARM_S, self.spawn_s))
+                request = requests.Canary(device, warms_up=True)
+                error = await self._ask_worker(lent.worker, request, min(WARM_S, self.spawn_s))
                 self.carry_out(self.machine.record_warm_up(lent.worker, device, error))
 
     def outdate_workers(self, environment: Environment | None = None) -> None:

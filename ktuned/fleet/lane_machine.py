@@ -754,10 +754,10 @@ class LaneMachine:
 
     def _order_spares_of(self, lane: LaneRecord) -> Iterator[Instruction]:
         assert lane.bench is not None
-        wanted = SPARES_IN_TROUBLE if self._is_in_trouble(lane) else SPARES
+        count_by_kind = SPARES_IN_TROUBLE if self._is_in_trouble(lane) else SPARES
         # No context beside an application: it would take memory that the application may need.
         device = lane.device if lane.is_gpu and not lane.is_shared else None
-        count, bench = wanted.get(lane.device.kind, 1), lane.bench
+        count, bench = count_by_kind.get(lane.device.kind, 1), lane.bench
         yield from self.order_spares(Role.BENCH, bench.environment, bench.backend, count, device)
 
     def _is_in_trouble(self, lane: LaneRecord) -> bool:

@@ -231,12 +231,12 @@ class Lane:
         Raises:
             WorkerError: the machine says so.
         """
-        mine = self._fleet.carry_out(instructions)
+        instruction = self._fleet.carry_out(instructions)
         if self.health.failures != self._failures:
             self._failures = self.health.failures
             self._on_state(self)
-        if isinstance(mine, Fail):
-            raise mine.error
+        if isinstance(instruction, Fail):
+            raise instruction.error
 
     async def _follow_states(self, instructions: Iterable[Instruction]) -> None:
         """Do what the machine says, then what each state of the lane says, until the problem is open.

@@ -29,9 +29,9 @@ class Pace:
             self._is_taken = True
             loop.call_soon(self._let_next, loop)
             return
-        mine = loop.create_future()
-        self._waiting.append(mine)
-        await mine
+        turn = loop.create_future()
+        self._waiting.append(turn)
+        await turn
 
     def _let_next(self, loop: asyncio.AbstractEventLoop) -> None:
         while self._waiting:

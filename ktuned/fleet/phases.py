@@ -115,11 +115,11 @@ class Phases:
     def read_durations(self) -> dict[str, float]:
         """Return the seconds that each phase of the request took, until now."""
         self.read_journal()
-        spent: dict[str, float] = {}
+        durations: dict[str, float] = {}
         ends = [one.at for one in self._entered[1:]] + [self._clock()]
         for one, end in zip(self._entered, ends, strict=True):
-            spent[one.phase.value] = round(spent.get(one.phase.value, 0.0) + end - one.at, 3)
-        return spent
+            durations[one.phase.value] = round(durations.get(one.phase.value, 0.0) + end - one.at, 3)
+        return durations
 
     def close(self) -> None:
         """Read the journal once more and close it, and leave no timer behind. What was read stays known."""

@@ -78,8 +78,8 @@ class Usage:
         """Return the ticks that our processes used, including those of ended children, which parents inherit."""
         ticks = 0
         for pid in self.list_own_pids():
-            _, _, behind = _read_text(self._root / f"proc/{pid}/stat").rpartition(")")
-            ticks += sum(map(int, behind.split()[_TIME_FIELDS]))
+            _, _, fields = _read_text(self._root / f"proc/{pid}/stat").rpartition(")")
+            ticks += sum(map(int, fields.split()[_TIME_FIELDS]))
         return ticks
 
     def _read_stalled_us(self) -> int | None:

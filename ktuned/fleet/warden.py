@@ -25,7 +25,7 @@ _SCANS = 50
 
 def list_marked_pids(mark: str) -> list[int]:
     """Return the ids of our processes whose environment holds ``mark`` (``NAME=value``), this one excepted."""
-    wanted = mark.encode()
+    entry = mark.encode()
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -35,7 +35,7 @@ def list_marked_pids(mark: str) -> list[int]:
                 environment = stream.read()
         except OSError:
             continue
-        if wanted in environment.split(b"\0"):
+        if entry in environment.split(b"\0"):
             found.append(int(name))
     return found
 
@@ -45,14 +45,14 @@ def kill_marked(mark: str) -> int:
     killed: set[int] = set()
     quiet = 0
     for _ in range(_SCANS):
-        fresh = [pid for pid in list_marked_pids(mark) if pid not in killed]
-        for pid in fresh:
+        new_pids = [pid for pid in list_marked_pids(mark) if pid not in killed]
+        for pid in new_pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except OSError:
                 continue
             killed.add(pid)
-        quiet = 0 if fresh else quiet + 1
+        quiet = 0 if new_pids else quiet + 1
         if quiet == _QUIET_SCANS:
             break
     return len(killed)
@@ -123,10 +123,10 @@ def main(argv: list[str]) -> int:
     mark, scratch, *rest = argv
     # A Ctrl-C in the daemon's terminal is for the daemon.
     os.setsid()
-    said = b""
+    last_words = b""
     while data := os.read(0, 1 << 12):
-        said = data
-    is_orderly = not rest or said.endswith(ORDERLY)
+        last_words = data
+    is_orderly = not rest or last_words.endswith(ORDERLY)
     status = None if is_orderly else _read_stat(int(rest[1]))
     if status is not None:
         _write_line(rest[3], rest[2], describe_end(status))

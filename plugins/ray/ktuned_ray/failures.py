@@ -12,8 +12,8 @@ def format_error(error: BaseException) -> str:
         error = cause
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, ray.exceptions.ActorDiedError):
-        said = [line for line in lines if "dead because" in line or "killed" in line or "node" in line.lower()]
-        return f"its actor died: {(said or lines)[-1][:300]}"
+        reasons = [line for line in lines if "dead because" in line or "killed" in line or "node" in line.lower()]
+        return f"its actor died: {(reasons or lines)[-1][:300]}"
     return f"{type(error).__name__}: {lines[-1][:300] if lines else ''}"
 
 

@@ -135,16 +135,16 @@ class KeeperActor:
 
     async def _wait_for_answers(self) -> None:
         """Wait for answers in the order of the calls."""
-        mine = asyncio.get_running_loop().create_future()
-        self._waiting.append(mine)
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
         if len(self._waiting) > MAX_WAITING:
             self._release_first()
         try:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(mine, POLL_S)
+                await asyncio.wait_for(waiter, POLL_S)
         finally:
             with contextlib.suppress(ValueError):
-                self._waiting.remove(mine)
+                self._waiting.remove(waiter)
 
     def _wake_first(self) -> None:
         """Let the first call that waits take the answers, unless one is about to."""

@@ -131,7 +131,7 @@ class Leases:
         """Get a CPU, or the device's GPU. Ray chooses among the free ones: take more until it fits, return the rest."""
         kind, _, index = device.rpartition("/")[2].partition(":")
         gpu = link.find_gpu_id(int(index)) if kind == "cuda" else ""
-        others: list[str] = []
+        surplus_leases: list[str] = []
         call = cluster_calls.Lease(link.info.id, gpus=1 if gpu else 0, cpus=0 if gpu else 1, wait_s=self._wait_s)
         try:
             for _ in range(max(1, link.info.gpus)):
@@ -139,8 +139,8 @@ class Leases:
                 if leased.gpu == gpu:
                     _log.debug("leased", node=link.info.name, device=device)
                     return _Lease(link, leased.lease, device)
-                others.append(leased.lease)
+                surplus_leases.append(leased.lease)
         finally:
-            for other in others:
+            for other in surplus_leases:
                 await self.release_lease(other)
         raise CallFailed("not_leased", f"another job of the cluster has {device}")

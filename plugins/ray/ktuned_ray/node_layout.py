@@ -42,17 +42,17 @@ class NodeLayouts:
             if path.startswith(f"{private}/") and digest:
                 wanted[Path(path)] = digest
         known = {digest: place for place, digest in self._files.items()}
-        fresh = {place: digest for place, digest in wanted.items() if self._files.get(place) != digest}
-        missing = {digest for digest in fresh.values() if digest not in known and not self._has_parcel(digest)}
+        changed = {place: digest for place, digest in wanted.items() if self._files.get(place) != digest}
+        missing = {digest for digest in changed.values() if digest not in known and not self._has_parcel(digest)}
         if missing:
             return tuple(sorted(missing))
         for directory in (top, *(absolute(name, top) for name in call.directories)):
             if directory.startswith(f"{private}/"):
                 os.makedirs(directory, exist_ok=True)
         # Read all before any is replaced: a renamed file's bytes lie at its earlier place.
-        contents = {digest: self._read_content(digest, known) for digest in set(fresh.values())}
+        contents = {digest: self._read_content(digest, known) for digest in set(changed.values())}
         executable = {absolute(name, top) for name in call.executable}
-        for place, digest in fresh.items():
+        for place, digest in changed.items():
             parcels.unpack_file(contents[digest], place)
             place.chmod(0o755 if str(place) in executable else 0o644)
             self._files[place] = digest
