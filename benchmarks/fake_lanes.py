@@ -40,7 +40,7 @@ class FakeWorker(Worker):
         """True until it was killed."""
         return not self.gone.is_set()
 
-    async def exchange(
+    async def send_request(
         self,
         request: requests.Request[Any, Any],
         deadlines: Mapping[str, float],
@@ -62,23 +62,19 @@ class FakeWorker(Worker):
                 return answer.value, Output()
         raise WorkerDied(-signal.SIGKILL, request.first_phase, Output())
 
-    def kill(self) -> None:
+    def kill(self, why: str = "") -> None:
         """End it."""
         self.gone.set()
         self._farm.forget(self)
 
-    def stop(self, why: str) -> None:
-        """End it."""
-        self.kill()
-
     def measure_memory(self) -> None:
         """Use nothing."""
 
-    def output(self) -> Output:
+    def take_output(self) -> Output:
         """Print nothing."""
         return Output()
 
-    def timeline(self) -> Mapping[str, float]:
+    def read_phase_durations(self) -> Mapping[str, float]:
         """Know nothing."""
         return {}
 
@@ -95,7 +91,7 @@ class FakeExecutor(Executor):
         self._decoder = frames.Decoder()
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[object]:
+    async def run_workers(self) -> AsyncIterator[object]:
         """Hold the farm."""
         ours, theirs = socket.socketpair()
         with theirs:
@@ -107,7 +103,7 @@ class FakeExecutor(Executor):
         loop = asyncio.get_running_loop()
         self._transport, _ = await loop.create_connection(lambda: _Link(self.take), sock=ours)
         try:
-            async with self._real.running():
+            async with self._real.run_workers():
                 yield self
         finally:
             for worker in list(self._fakes):
@@ -116,14 +112,16 @@ class FakeExecutor(Executor):
             farm.kill()
             farm.wait()
 
-    async def start(self, role: Role, environment: Environment, *, limit_bytes: int, deadline_s: float) -> Worker:
+    async def start_worker(
+        self, role: Role, environment: Environment, *, limit_bytes: int, deadline_s: float
+    ) -> Worker:
         """Start a real worker, or enter a fake one.
 
         Raises:
             WorkerError: as the real executor.
         """
         if role not in _FAKED:
-            return await self._real.start(role, environment, limit_bytes=limit_bytes, deadline_s=deadline_s)
+            return await self._real.start_worker(role, environment, limit_bytes=limit_bytes, deadline_s=deadline_s)
         worker = FakeWorker(role, environment, next(self._numbers), self)
         self._fakes.add(worker)
         return worker

@@ -16,7 +16,7 @@ import msgspec
 
 from ktuned.catalog.catalog import environment_of
 from ktuned.daemon import assembly
-from ktuned.daemon.assembly import Replacements, assemble
+from ktuned.daemon.assembly import Replacements, assemble_parts
 from ktuned.daemon.config import Settings, load_settings
 from ktuned.daemon.systemd import Notifier
 from ktuned.devices import SurveyIntervals
@@ -160,8 +160,8 @@ class Parts:
         While a job is at its opening, none of them becomes the winner.
         """
         problem = {"n": 64} if problem is None else problem
-        device = self.machine.device(self.environment, "fake", None)
-        context = self.machine.context(kernel, self.environment, problem, device)
+        device = self.machine.find_device(self.environment, "fake", None)
+        context = self.machine.build_context(kernel, self.environment, problem, device)
         job = await self.store.create_job(context.key, problem, priority=100, reason="asked", plan=kernel.plan, now=0.0)
         for us, latency_us in figures.items():
             trial = await self.store.begin_trial(context, kernel.specialized(problem), job.id, {"us": us})
@@ -171,7 +171,7 @@ class Parts:
     @asynccontextmanager
     async def working(self) -> AsyncIterator[None]:
         """Run the jobs for the length of a block; the workers that they started end with it."""
-        before = {worker["pid"] for worker in self.fleet.describe()}
+        before = {worker["pid"] for worker in self.fleet.describe_workers()}
         async with anyio.create_task_group() as tasks:
             tasks.start_soon(self.jobs.run_until_cancelled)
             yield
@@ -180,7 +180,7 @@ class Parts:
 
     def kill_workers(self, spare: Container[int] = ()) -> None:
         """Kill every worker but some."""
-        for worker in self.fleet.describe():
+        for worker in self.fleet.describe_workers():
             if worker["pid"] not in spare:
                 with suppress(ProcessLookupError):
                     os.killpg(worker["pid"], signal.SIGKILL)
@@ -239,13 +239,13 @@ async def assembled(
     async with store_type.open(directory / "k.sqlite") as store:
         for key, report in _reports.items() if env is None else ():
             await store.save_probe(key, report)
-        parts = Parts(directory, assemble(settings, store, Notifier(), replacements=replaced), told)
-        async with parts.fleet.running():
+        parts = Parts(directory, assemble_parts(settings, store, Notifier(), replacements=replaced), told)
+        async with parts.fleet.run_workers():
             if not _reports or env is not None:
-                await parts.machine.environments.probe(parts.environment)
+                await parts.machine.environments.probe_environment(parts.environment)
             if env is None:
                 _reports.update(store.load_probes())
-            async with parts.fleet.lend(Role.INSPECT, parts.environment):
+            async with parts.fleet.lend_worker(Role.INSPECT, parts.environment):
                 # One worker is up, and is no one's leak.
                 pass
             async with anyio.create_task_group() as tasks:

@@ -136,7 +136,7 @@ UNWANTED_AT_REST = {
     "zipfile",
     "ktuned.backends.cubin",
     "ktuned.backends.nvml",
-    "ktuned.bridge.host",
+    "ktuned.bridge.call_server",
     "ktuned.bridge.service",
 }
 """Modules that a daemon at rest makes no use of; each was once imported by something that it does use."""

@@ -197,8 +197,8 @@ class Adoptions:
         # The records to come will have the same environment.
         root = make_root(str(workers / "library"), python=python, project=Project(env=variables, workers=".."))
         environment = environment_of(root)
-        self._machine.environments.expect_measuring(environment, tool)
-        self._front_ends.prepare(environment, tool, library, self._deadlines)
+        self._machine.environments.prepare_first_job(environment, tool)
+        self._front_ends.prepare_library(environment, tool, library, self._deadlines)
 
     def look_through_spool(self) -> None:
         """Look through the spool at once."""
@@ -422,7 +422,7 @@ class Adoptions:
             return True
         # Look for a device, also on other hosts.
         environment = self._catalog.kernel_environment(kernel)
-        await self._machine.environments.probe(environment)
+        await self._machine.environments.probe_environment(environment)
         if not self._machine.arch and not self._machine.has_device(environment, kernel.backend, None):
             await self._machine.environments.probe_hosts(environment)
             if not self._machine.has_device(environment, kernel.backend, None):
@@ -441,7 +441,9 @@ class Adoptions:
         objective = kernel.objective(None)
         if not is_exact(objective) or self._machine.arch:
             return
-        device = self._machine.device(self._catalog.kernel_environment(kernel), kernel.backend, record.device or None)
+        device = self._machine.find_device(
+            self._catalog.kernel_environment(kernel), kernel.backend, record.device or None
+        )
         key = kernel.winner_key(record.problem, device.model, objective)
         if self._store.anchors.find_anchor(key) is None:
             await self._store.anchors.choose_anchor(key, record.configs[0])

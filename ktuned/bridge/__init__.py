@@ -2,7 +2,7 @@
 
 The daemon's side is :class:`ktuned.fleet.Bridge`. This package is what both sides share, and the process itself:
 ``python -m ktuned.bridge``, under an interpreter of its own. It imports the standard library and msgpack; its services
-import what they need. Names of the process's side are imported when they are first used: the daemon needs none of them.
+import what they need. The process's own modules are imported when they are first used: the daemon needs none of them.
 """
 
 from importlib import import_module
@@ -12,22 +12,22 @@ from ktuned.bridge import messages
 from ktuned.bridge.messages import Call, CallFailed, Hello, Versions
 
 if TYPE_CHECKING:
-    from ktuned.bridge.host import Host
+    from ktuned.bridge.call_server import CallServer
     from ktuned.bridge.service import SERVICES, Send, Service
 
 __all__ = [
     "SERVICES",
     "Call",
     "CallFailed",
+    "CallServer",
     "Hello",
-    "Host",
     "Send",
     "Service",
     "Versions",
     "messages",
 ]
 
-_HOMES = {"Host": "host", "SERVICES": "service", "Send": "service", "Service": "service"}
+_HOMES = {"CallServer": "call_server", "SERVICES": "service", "Send": "service", "Service": "service"}
 
 
 def __getattr__(name: str) -> Any:

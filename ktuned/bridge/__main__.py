@@ -2,7 +2,7 @@
 
 import sys
 
-from ktuned.bridge.host import main
+from ktuned.bridge.call_server import main
 
 if __name__ == "__main__":
     main(sys.argv[1:])

@@ -1,7 +1,8 @@
 """Typed calls of the daemon to the bridge, and their answers, as frames. No IO.
 
-Calls run side by side: each has a number, which its answers carry. The answers of one call are any number of items,
-then its reply or its failure. A call is named ``service.operation``; the service is found by the first part.
+Calls run side by side: each has a number, which its answers carry. The answers of a call are any number of items, then
+its reply or its failure. A call without a number is a *post*: it has no answers. A call is named ``service.operation``;
+the first part finds the service.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ class Call(Record, Generic[R, I]):
 
 
 class CallFailed(KtunedError):
-    """A service cannot do what it was called for; raised by services, and on the daemon's side with their words."""
+    """A service cannot carry a call out. Services raise it; the daemon's side raises it again, with the same words."""
 
     def __init__(self, code: str, message: str, *, hint: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -43,21 +44,21 @@ class Versions(Record):
 
 @record
 class Hello(Call[Versions, Never]):
-    """Ask the bridge for a sign of life; it answers itself, with no service."""
+    """Ask the bridge for a sign of life; it answers without a service."""
 
     operation: ClassVar = "bridge.hello"
 
 
 @dataclass(frozen=True, slots=True)
-class Cancelled:
-    """No one waits for a call any more."""
+class CallCancellation:
+    """The daemon no longer waits for a call."""
 
     number: int
 
 
 @dataclass(frozen=True, slots=True)
-class Asked:
-    """A call as it came: its operation's name, and its fields as plain data. One without a number has no answers."""
+class ReceivedCall:
+    """A call as it came: its operation's name, and its fields as plain data. A post has no number."""
 
     number: int | None
     operation: str
@@ -83,8 +84,8 @@ def encode_service_call(number: int, call: Call[Any, Any]) -> bytes:
     return frames.encode({"id": number, "op": call.operation, "call": to_plain(call)})
 
 
-def encode_note(call: Call[replies.Empty, Never]) -> bytes:
-    """Return the frame of a call that has no answers.
+def encode_post(call: Call[replies.Empty, Never]) -> bytes:
+    """Return the frame of a post.
 
     Raises:
         FrameError: it is too large.
@@ -93,7 +94,7 @@ def encode_note(call: Call[replies.Empty, Never]) -> bytes:
 
 
 def encode_cancel(number: int) -> bytes:
-    """Return the frame that takes a call back."""
+    """Return the frame that cancels a call."""
     return frames.encode({"id": number, "cancel": True})
 
 
@@ -120,24 +121,24 @@ def encode_fault(number: int, fault: replies.Fault) -> bytes:
     return frames.encode({"id": number, "failed": to_plain(fault)})
 
 
-def decode_asked(data: Mapping[str, Any]) -> Asked | Cancelled:
-    """Return what the daemon sent.
+def decode_call(data: Mapping[str, Any]) -> ReceivedCall | CallCancellation:
+    """Return the call, or the cancellation of one, that the daemon sent.
 
     Raises:
         InvalidMessage: it is no call.
     """
     match data:
         case {"id": int(number), "cancel": True}:
-            return Cancelled(number)
+            return CallCancellation(number)
         case {"id": int(number), "op": str(operation), "call": fields}:
-            return Asked(number, operation, fields)
+            return ReceivedCall(number, operation, fields)
         case {"op": str(operation), "call": fields}:
-            return Asked(None, operation, fields)
+            return ReceivedCall(None, operation, fields)
     raise InvalidMessage(f"no call: a message of {', '.join(map(str, data)) or 'nothing'}"[:200])
 
 
 def decode_answer(data: Mapping[str, Any]) -> Answer:
-    """Return what the bridge sent; :func:`value_of` gives it its type.
+    """Return the answer that the bridge sent; :func:`decode_value` gives its value the type.
 
     Raises:
         InvalidMessage: it is no answer.
@@ -152,7 +153,7 @@ def decode_answer(data: Mapping[str, Any]) -> Answer:
     raise InvalidMessage(f"no answer: a message of {', '.join(map(str, data)) or 'nothing'}"[:200])
 
 
-def value_of(call: type[Call[Any, Any]], answer: Answer) -> Any:
+def decode_value(call: type[Call[Any, Any]], answer: Answer) -> Any:
     """Return an item or a reply as the type that its call states.
 
     Raises:

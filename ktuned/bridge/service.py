@@ -1,4 +1,4 @@
-"""A service of the bridge: what carries out the calls of one name, with whatever library that takes.
+"""A service of the bridge: carries out the calls of one name, with whatever library that takes.
 
 Services are found by the entry points of the group ``ktuned.services``: the entry's name is the first part of its
 calls' operations, its value a subclass of :class:`Service`. The first call of a name imports it.
@@ -23,24 +23,29 @@ Send = Callable[[Record], Awaitable[None]]
 
 
 class Service(ABC):
-    """Carries out calls, any number side by side, on the bridge's event loop; made at the first call of its name.
+    """Carries out calls on the bridge's event loop, any number side by side. Made at the first call of its name.
 
-    What blocks runs in a thread. The daemon may kill the process at any moment, and counts on no clean-up.
+    Run what blocks in a thread. The daemon may kill the process at any moment, so it must not matter whether you clean
+    up.
     """
 
     calls: ClassVar[tuple[type[Call[Any, Any]], ...]]
-    """The calls that it can carry out."""
+    """The types of the calls that it can carry out."""
 
     @abstractmethod
     async def carry_out(self, call: Call[Any, Any], send: Send) -> Record:
-        """Carry a call out; return its reply. Cancelled when no one waits for it any more.
+        """Carry a call out and return its reply. Cancelled when the daemon no longer waits.
+
+        Args:
+            call: One of :attr:`calls`.
+            send: Sends an item before the reply.
 
         Raises:
-            CallFailed: it cannot be done; says why, and what mends it. Any other error is reported by its class.
+            CallFailed: it cannot be done; says why, and what to do. Any other error is reported by its class.
         """
 
     async def close(self) -> None:
-        """Let go of what is held, before the process ends; gets two seconds."""
+        """Release what is held elsewhere before the process ends; may take two seconds."""
         return
 
 

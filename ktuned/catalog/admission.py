@@ -228,8 +228,8 @@ class Admission:
         environment = self._catalog.kernel_environment(kernel)
         reference = requests.KernelRef.of(kernel, environment.project, environment.cwd)
         request = requests.Admits(reference, problem, tuple(dict(config) for config in configs))
-        async with self._fleet.lend(Role.INSPECT, environment) as worker:
-            reply, _ = await worker.exchange(request, self._deadlines)
+        async with self._fleet.lend_worker(Role.INSPECT, environment) as worker:
+            reply, _ = await worker.send_request(request, self._deadlines)
         return list(reply.admitted)
 
 

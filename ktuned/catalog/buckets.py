@@ -66,8 +66,8 @@ class Buckets:
         environment = self._catalog.kernel_environment(kernel)
         reference = requests.KernelRef.of(kernel, environment.project, environment.cwd)
         request = requests.Represent(reference, problem)
-        async with self._fleet.lend(Role.INSPECT, environment) as worker:
-            reply, _ = await worker.exchange(request, self._deadlines)
+        async with self._fleet.lend_worker(Role.INSPECT, environment) as worker:
+            reply, _ = await worker.send_request(request, self._deadlines)
         chosen = dict(reply.problem)
         for text, representative in ((canonical(problem), chosen), (canonical(chosen), chosen)):
             if len(self._chosen) >= MAX_REMEMBERED:

@@ -228,10 +228,10 @@ class FileInspector:
             )
             try:
                 async with (
-                    self._fleet.gate.computing(COURTESY_S),
-                    self._fleet.lend(Role.INSPECT, environment) as worker,
+                    self._fleet.gate.hold_for_computing(COURTESY_S),
+                    self._fleet.lend_worker(Role.INSPECT, environment) as worker,
                 ):
-                    await worker.exchange(request, self._deadlines, on_item=received.append)
+                    await worker.send_request(request, self._deadlines, on_item=received.append)
                 done += [_with_absolute_paths(item, root) for item in received]
             except WorkerError as error:
                 done += [_with_absolute_paths(item, root) for item in received]

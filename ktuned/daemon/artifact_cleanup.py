@@ -1,7 +1,7 @@
-"""Clean-up of artifacts: keeps them within their cap, by itself and by the method ``gc``.
+"""Clean-up of artifacts: keeps them within their cap, in the background and by the method ``gc``.
 
-Only artifacts go. Trials and winners stay until ``forget``: an edit that is undone finds its results again, and they
-are small.
+Only artifacts are removed. Trials and winners are small and stay until ``forget``: an edit that is undone finds its
+results again.
 """
 
 from __future__ import annotations
@@ -32,44 +32,44 @@ class ArtifactCleanup:
         self._on_collected = on_collected
         self._due = anyio.Event()
 
-    def table(self) -> dict[str, Method[Any]]:
+    def list_methods(self) -> dict[str, Method[Any]]:
         """Return the methods by their names on the wire."""
-        return {"gc": Method(CollectParams, self.gc)}
+        return {"gc": Method(CollectParams, self.handle_gc)}
 
-    def due(self) -> None:
-        """Note that there may be more artifacts than there may be."""
+    def request_collection(self) -> None:
+        """Check the cap soon: there are new artifacts, or the cap has changed."""
         self._due.set()
 
-    async def run(self) -> None:
+    async def run_until_cancelled(self) -> None:
         """Keep the artifacts within their cap until cancelled."""
         while True:
             self._due = anyio.Event()
             try:
                 if await anyio.to_thread.run_sync(lambda: self._artifacts.size) > self._artifacts.cap_bytes:
-                    await self._collect(self._artifacts.cap_bytes)
+                    await self._collect_artifacts(self._artifacts.cap_bytes)
             except StoreError as error:
                 _log.warning("artifacts_not_collected", reason=error.message)
             await self._due.wait()
 
-    async def gc(self, wanted: CollectParams, connection: Connection) -> dict[str, Any]:
-        """Remove the least recently served artifacts, winners' last, until so many bytes are left."""
-        if wanted.keep_gib is not None and not 0 <= wanted.keep_gib < math.inf:
-            raise UsageError(f"keep_gib is {wanted.keep_gib}", hint="give GiB, 0 for none")
-        bytes_kept = self._artifacts.cap_bytes if wanted.keep_gib is None else int(wanted.keep_gib * GIB)
-        if wanted.dry_run:
-            surplus = await self._artifacts.list_surplus(self._won(), bytes_kept)
+    async def handle_gc(self, params: CollectParams, connection: Connection) -> dict[str, Any]:
+        """Remove the least recently served artifacts, those of winners last, down to ``keep_gib`` or the cap."""
+        if params.keep_gib is not None and not 0 <= params.keep_gib < math.inf:
+            raise UsageError(f"keep_gib is {params.keep_gib}", hint="give GiB, 0 for none")
+        bytes_kept = self._artifacts.cap_bytes if params.keep_gib is None else int(params.keep_gib * GIB)
+        if params.dry_run:
+            surplus = await self._artifacts.list_surplus(self._list_won_artifacts(), bytes_kept)
             count, freed = len(surplus), sum(surplus.values())
         else:
-            count, freed = await self._collect(bytes_kept)
-        left = await anyio.to_thread.run_sync(lambda: self._artifacts.size)
-        return {"artifacts": count, "freed_bytes": freed, "bytes": left, "cap_bytes": self._artifacts.cap_bytes}
+            count, freed = await self._collect_artifacts(bytes_kept)
+        size = await anyio.to_thread.run_sync(lambda: self._artifacts.size)
+        return {"artifacts": count, "freed_bytes": freed, "bytes": size, "cap_bytes": self._artifacts.cap_bytes}
 
-    async def _collect(self, bytes_kept: int) -> tuple[int, int]:
-        removed = await self._artifacts.collect_garbage(self._won(), bytes_kept)
+    async def _collect_artifacts(self, bytes_kept: int) -> tuple[int, int]:
+        removed = await self._artifacts.collect_garbage(self._list_won_artifacts(), bytes_kept)
         if removed:
             self._on_collected()
             _log.info("artifacts_collected", artifacts=len(removed), freed_bytes=sum(removed.values()))
         return len(removed), sum(removed.values())
 
-    def _won(self) -> set[str]:
+    def _list_won_artifacts(self) -> set[str]:
         return {winner.artifact for winner in self._store.list_winners() if winner.artifact is not None}

@@ -1,7 +1,11 @@
 """The composition root: every part of a daemon, built once, each from those before it.
 
-No part is completed after its construction. What would be a cycle is broken by the order: those that act on events
-(caches, clean-up, probes) come before the router, those that publish come after it.
+No part is completed after its construction, and nothing runs before all are built. Two things would be cycles:
+
+- *Events.* Parts that act on events (caches, clean-up, probes) are built before the router, those that publish after
+  it.
+- *Callbacks.* A part that calls one built later gets a function of this module. It is first called when the daemon
+  runs.
 """
 
 from __future__ import annotations
@@ -30,11 +34,11 @@ from ktuned.catalog import (
 )
 from ktuned.daemon.artifact_cleanup import ArtifactCleanup
 from ktuned.daemon.config import Settings
-from ktuned.daemon.event_router import EventRouter, routes
+from ktuned.daemon.event_router import EventRouter, list_routes
 from ktuned.daemon.last_end import END_NAME
 from ktuned.daemon.lifetime import Lifetime
 from ktuned.daemon.notices import Notices
-from ktuned.daemon.reload import CurrentSettings, Reload, watched_roots
+from ktuned.daemon.reload import CurrentSettings, Reload, list_watched_roots
 from ktuned.daemon.systemd import Notifier
 from ktuned.devices import Environments, Machine, Probes, SurveyIntervals, ToolchainSurvey
 from ktuned.fleet import (
@@ -99,12 +103,11 @@ from ktuned.watch import Watcher
 
 
 class Replacements(msgspec.Struct, frozen=True, kw_only=True):
-    """Parts that a test or a benchmark brings itself; ``None`` leaves the daemon's own.
+    """Parts that a test or a benchmark brings along; ``None`` leaves the daemon's own.
 
-    ``executor`` returns the one that is used, over the daemon's own. ``read`` gives readings of the machine,
-    ``base_env`` is the workers' environment; a fleet that ``adopts`` takes every child of the process for its own.
-    Spare workers import ``spare_modules``; timing and compiles share ``cores``. ``start_process`` starts a worker's
-    process.
+    ``executor`` wraps the daemon's executor of this machine. ``read`` gives readings of the machine. ``base_env`` is
+    the workers' environment. An executor that ``adopts`` kills every child of the process that it did not start. Spare
+    workers import ``spare_modules``, timing and compiles share ``cores``, ``start_process`` starts a worker's process.
     """
 
     adopts: bool = True
@@ -123,7 +126,7 @@ class Replacements(msgspec.Struct, frozen=True, kw_only=True):
 class Parts(msgspec.Struct, frozen=True, kw_only=True):
     """All parts of a daemon; ``methods`` are the protocol's, by their names on the wire.
 
-    Setting ``stopping`` ends the daemon; the next one takes up what is unfinished.
+    Setting ``stopping`` ends the daemon; the next one continues what is unfinished.
     """
 
     activity: Activity
@@ -167,7 +170,7 @@ class Parts(msgspec.Struct, frozen=True, kw_only=True):
     watcher: Watcher
 
 
-def assemble(
+def assemble_parts(
     settings: Settings,
     store: Store,
     notifier: Notifier,
@@ -179,16 +182,21 @@ def assemble(
 ) -> Parts:
     """Build a daemon's parts over a store; nothing runs yet.
 
-    ``watchdog_s`` is how often the service manager expects a sign of life (0 for never), ``idle_exit_s`` after how much
-    inactivity the daemon ends where the settings leave that open; ``last_end`` is how the one before ended, if not in
-    order.
+    Args:
+        settings: What ``config.toml``, the environment and the arguments say.
+        store: The open store.
+        notifier: Reports to the service manager.
+        watchdog_s: How often the service manager expects a sign of life, in seconds; 0 is never.
+        idle_exit_s: Seconds of inactivity after which the daemon ends, where the settings leave that open; 0 is never.
+        last_end: How the daemon before this one ended, if not in order.
+        replacements: Parts of a test or a benchmark.
     """
     replaced = replacements or Replacements()
     current = CurrentSettings(settings, idle_exit_s)
     deadlines = current.deadlines
     stopping = anyio.Event()
 
-    # Who runs, and where.
+    # What runs workers: policy, executors, the fleet.
     idle_policy = IdlePolicy(settings.policy)
     job_machine = JobMachine(pauses=store.load_pauses(), refuse=idle_policy.refuse_job)
     trust = Trust(settings.trusted_directories)
@@ -210,23 +218,23 @@ def assemble(
     bridge = Bridge(python=sys.executable, directory=settings.state, base_env=base_env, mark=executor.mark, kept=kept)
     surroundings = Surroundings(settings.artifacts, settings.captures, settings.state, base_env, executor.mark, kept)
 
-    # Called when the daemon runs: what they act on is made below.
-    def host_up(host: str, cores: int) -> None:
+    # Called when the daemon runs; the parts that they act on are built below.
+    def on_host_up(host: str, cores: int) -> None:
         fleet.add_host(host, cores)
-        probes.host_up(host)
+        probes.add_host(host)
 
-    def host_lost(host: str) -> None:
-        environments.host_lost(host)
+    def on_host_lost(host: str) -> None:
+        environments.remove_host(host)
 
-    def host_changed(host: str, reason: str) -> None:
-        environments.host_changed(host, reason)
+    def on_host_changed(host: str, reason: str) -> None:
+        environments.doubt_host(host, reason)
 
     executors = Executors(
         executor if replaced.executor is None else replaced.executor(executor),
         surroundings,
-        HostEvents(host_up, host_lost, host_changed),
+        HostEvents(on_host_up, on_host_lost, on_host_changed),
     )
-    executors.follow(settings.executors, limits_are_given=settings.limits_are_given)
+    executors.apply_settings(settings.executors, limits_are_given=settings.limits_are_given)
     fleet = Fleet(
         executors,
         compile_slots=settings.compile_slots,
@@ -241,13 +249,16 @@ def assemble(
     # What is known: kernels, inputs, devices, artifacts.
     artifacts = Artifacts(settings.artifacts, settings.artifacts_bytes)
     catalog = Catalog(
-        watched_roots(settings, store), store.load_kernels(), store.projects.load_aliases(), store.learned.list_names()
+        list_watched_roots(settings, store),
+        store.load_kernels(),
+        store.projects.load_aliases(),
+        store.learned.list_names(),
     )
     admission = Admission(catalog, fleet, store, deadlines)
     buckets = Buckets(catalog, fleet, store, deadlines)
     captured_inputs = CapturedInputs(store, settings.captures)
     environments = Environments(
-        fleet, store, deadlines=deadlines, settled=executors.settled, base_env=replaced.base_env
+        fleet, store, deadlines=deadlines, settled=executors.await_hosts, base_env=replaced.base_env
     )
     machine = Machine(
         environments, arch=settings.arch, chosen=settings.devices, captured=captured_inputs.digest_of_inputs
@@ -264,7 +275,7 @@ def assemble(
     trial_count = TrialCount()
     router = EventRouter(
         events,
-        routes(
+        list_routes(
             artifact_cleanup=artifact_cleanup,
             caches=caches,
             probes=probes,
@@ -273,27 +284,27 @@ def assemble(
         ),
     )
 
-    async def probe(root: Root) -> None:
-        await environments.probe(environment_of(root))
+    async def probe_root(root: Root) -> None:
+        await environments.probe_environment(environment_of(root))
 
-    def project_renamed() -> None:
+    def on_project_renamed() -> None:
         captured_inputs.reload_captures()
         caches.forget_all_answers()
 
-    inspector = FileInspector(catalog, fleet, store, deadlines, trust, probe=probe, renamed=project_renamed)
+    inspector = FileInspector(catalog, fleet, store, deadlines, trust, probe=probe_root, renamed=on_project_renamed)
 
-    def names_learned(kernel: KernelName, names: Sequence[Observation]) -> None:
+    def on_names_learned(kernel: KernelName, names: Sequence[Observation]) -> None:
         caches.rename_contexts(kernel, store.list_winners(kernel), names)
 
-    traces = Traces(catalog, store, renamed=names_learned, publish=router.publish)
+    traces = Traces(catalog, store, renamed=on_names_learned, publish=router.publish_event)
 
     # What others share.
-    foreign_names = ForeignNames(catalog, inspector, traces, machine.digest)
+    foreign_names = ForeignNames(catalog, inspector, traces, machine.digest_kernel)
     shared_winners = SharedWinners(settings.share, bridge, catalog=catalog, foreign_names=foreign_names)
 
     # What tunes.
     served = ServedWinners(catalog, store, machine, admission, caches)
-    observer = HostObserver(fleet=fleet, machine=machine, environments=probes.environments, deadlines=deadlines)
+    observer = HostObserver(fleet=fleet, machine=machine, environments=probes.list_environments, deadlines=deadlines)
     kept_portfolios = KeptPortfolios(store)
     preparation = replaced.preparation_type(
         current.job_settings,
@@ -326,13 +337,13 @@ def assemble(
         artifacts=artifacts,
         prepare=preparation.prepare_brief,
         inspect=inspect_kernel,
-        publish=router.publish,
+        publish=router.publish_event,
         idle_policy=idle_policy,
         read=replaced.read or observer.read_host_use,
         intervals=replaced.intervals or Intervals(),
         applications=applications,
     )
-    jobs = Jobs(job_machine, dispatcher, store=store, publish=router.publish)
+    jobs = Jobs(job_machine, dispatcher, store=store, publish=router.publish_event)
     catalog.when_kernels_change(jobs.mark_outdated)
     probes.when_hosts_come(jobs.join_devices)
     reverification = Reverification(catalog=catalog, machine=machine, store=store, jobs=jobs)
@@ -348,13 +359,13 @@ def assemble(
         store=store,
         jobs=jobs,
         requests=requests,
-        publish=router.publish,
+        publish=router.publish_event,
     )
 
-    def configured_roots() -> set[str]:
+    def list_configured_roots() -> set[str]:
         return {root.path for root in current.settings.roots}
 
-    moves = RootMoves(catalog=catalog, store=store, configured=configured_roots, drop=renewal.drop_roots)
+    moves = RootMoves(catalog=catalog, store=store, configured=list_configured_roots, drop=renewal.drop_roots)
     intake = Intake(
         catalog=catalog,
         inspector=inspector,
@@ -364,7 +375,7 @@ def assemble(
         renewal=renewal,
         moves=moves,
     )
-    root_expiry = RootExpiry(catalog=catalog, store=store, configured=configured_roots, drop=renewal.drop_roots)
+    root_expiry = RootExpiry(catalog=catalog, store=store, configured=list_configured_roots, drop=renewal.drop_roots)
 
     portfolios = Portfolios(
         admission=admission,
@@ -408,33 +419,33 @@ def assemble(
         deadlines=deadlines,
     )
 
-    def in_use() -> set[str]:
+    def list_kernels_in_use() -> set[str]:
         return {*lookups.looked_up(), *(job.kernel for job in jobs.list_live_jobs())}
 
     share_exchange = ShareExchange(
         shared_winners, to_share, admission=admission, catalog=catalog, machine=machine, store=store, jobs=jobs
     )
 
-    async def toolchain_probed(kernels: Sequence[KernelInfo], outdated: Sequence[KernelInfo]) -> None:
+    async def on_toolchain_probed(kernels: Sequence[KernelInfo], outdated: Sequence[KernelInfo]) -> None:
         caches.forget_all_answers()
         for kernel in outdated:
             if store.list_winners(kernel.name):
-                router.publish("stale", kernel=kernel.name, digest=kernel.digest)
+                router.publish_event("stale", kernel=kernel.name, digest=kernel.digest)
         await reverification.reverify_probed(kernels, outdated)
 
     toolchain_survey = ToolchainSurvey(
         catalog,
         environments,
-        in_use=in_use,
+        in_use=list_kernels_in_use,
         doubted=caches.forget_all_answers,
-        probed=toolchain_probed,
+        probed=on_toolchain_probed,
         intervals=replaced.toolchain_intervals,
     )
 
-    async def take_in(changes: Changes, saved: bool) -> None:
+    async def on_changes(changes: Changes, saved: bool) -> None:
         await renewal.react_to_changes(changes, saved=saved)
 
-    watcher = Watcher(catalog, inspector, take_in, lookups.looked_up, doubts_changed=caches.forget_all_answers)
+    watcher = Watcher(catalog, inspector, on_changes, lookups.looked_up, doubts_changed=caches.forget_all_answers)
 
     # What reports, and what the server calls.
     traffic = Traffic(caches.shortcuts)
@@ -477,7 +488,7 @@ def assemble(
         jobs=jobs,
         lookups=lookups,
         machine=machine,
-        notices=notices.lines,
+        notices=notices.collect_notices,
         pace=lifetime,
         store=store,
         traffic=traffic,
@@ -512,7 +523,7 @@ def assemble(
         events=events,
         explain=Explainer(catalog, admission, machine, store, lookups.find_doubt).explain_winners,
         status=status.collect_figures,
-        probe=probes.reports,
+        probe=probes.collect_reports,
         stop=stopping.set,
         applications=applications,
     )
@@ -524,7 +535,7 @@ def assemble(
         store=store,
         artifacts=artifacts,
         served=lookups.served,
-        publish=router.publish,
+        publish=router.publish_event,
     )
     subscriptions = Subscriptions(events, jobs)
     table = {
@@ -542,19 +553,23 @@ def assemble(
             scratch=executor.scratch / "sanitizers",
         ).list_methods(),
         **DevicePeaks(
-            machine=machine, store=store, fleet=fleet, environments=probes.asked, lane=dispatcher.get_lane
+            machine=machine,
+            store=store,
+            fleet=fleet,
+            environments=probes.list_probed_environments,
+            lane=dispatcher.get_lane,
         ).list_methods(),
         **CallMethods(adoptions, applications).list_methods(),
         **Captures(captured_inputs, catalog, jobs, lookups.results_changed).list_methods(),
         **RootMethods(
-            catalog=catalog, intake=intake, renewal=renewal, store=store, configured=configured_roots
+            catalog=catalog, intake=intake, renewal=renewal, store=store, configured=list_configured_roots
         ).list_methods(),
         **ShareMethods(
             catalog=catalog, events=events, exchange=share_exchange, jobs=jobs, shared=shared_winners
         ).list_methods(),
         **PortfolioMethods(catalog, portfolios).list_methods(),
-        **artifact_cleanup.table(),
-        **reload.table(),
+        **artifact_cleanup.list_methods(),
+        **reload.list_methods(),
     }
     return Parts(
         activity=activity,

@@ -1,4 +1,9 @@
-"""Settings: where things are, and what ``config.toml`` says. Read once, checked as a whole, then frozen."""
+"""Settings: where things are, and what ``config.toml`` says. Read once, checked as a whole, then frozen.
+
+A file that cannot be followed changes nothing: not at a start, which fails, nor at a reload, which keeps the settings
+before. The error names the file, the field, and what it takes. A table that is none of ours belongs to the plugin that
+registered its name as an executor, which checks it itself.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,7 @@ import platformdirs
 
 from ktuned.backends import cpu
 from ktuned.catalog import make_root
-from ktuned.fleet import compilers_for, executor_names, load_executor, memory
+from ktuned.fleet import count_compile_workers, list_executor_names, load_executor, memory
 from ktuned.model import Root, SettingsError, listed
 from ktuned.scheduling import POLICIES, default_compile_slots
 from ktuned.sharing import ShareSettings
@@ -34,7 +39,7 @@ _KINDS: Mapping[type, str] = {
 
 
 class RootSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One ``[[roots]]`` entry: a directory to watch, its project's name, its interpreter, its environment, how."""
+    """One ``[[roots]]`` entry: a directory to watch, its project's name, interpreter and variables, how to watch."""
 
     path: str
     name: str = ""
@@ -43,7 +48,7 @@ class RootSettings(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     polling: bool = False
 
 
-class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class ConfigFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """All that ``config.toml`` may say, besides the tables of plugins' executors."""
 
     roots: tuple[RootSettings, ...] = ()
@@ -63,9 +68,9 @@ class File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Settings(msgspec.Struct, frozen=True):
-    """The settings of a daemon. ``state`` is kept, ``cache`` can be made again.
+    """The settings of a daemon. What is below ``state`` must be kept; what is below ``cache`` can be made again.
 
-    ``file`` is what ``config.toml`` says, ``executors`` are its tables for executors of other machines; ``asked`` and
+    ``file`` is what ``config.toml`` says, ``executors`` are its tables of plugins' executors. ``asked`` and
     ``no_share`` are what the daemon was started with.
     """
 
@@ -88,7 +93,7 @@ class Settings(msgspec.Struct, frozen=True):
     compile_bytes: int
     idle_exit_s: float | None
     trusted_directories: tuple[str, ...]
-    file: File = File()
+    file: ConfigFile = ConfigFile()
     executors: Mapping[str, msgspec.Struct] = {}
     no_share: bool = False
     asked: tuple[str | None, str | None, str | None, float | None] = (None, None, None, None)
@@ -105,7 +110,7 @@ class Settings(msgspec.Struct, frozen=True):
 
     @property
     def share(self) -> ShareSettings:
-        """The shared store; none for a daemon that was started without it."""
+        """The settings of the team store; empty for a daemon that was started without it."""
         return ShareSettings() if self.no_share else self.file.share
 
     @property
@@ -118,17 +123,19 @@ class Settings(msgspec.Struct, frozen=True):
         """The directory of workers' temporary files; a daemon that starts clears it."""
         return self.cache / "tmp"
 
-    def again(self) -> Settings:
-        """Return the settings as ``config.toml`` says them now.
+    def load_again(self) -> Settings:
+        """Return the settings by what ``config.toml`` says now.
 
         Raises:
             SettingsError: it cannot be followed.
         """
         return load_settings(*self.asked, no_share=self.no_share)
 
-    def changed_since(self, before: Settings) -> list[str]:
-        """Return the names of what ``config.toml`` says otherwise than it did."""
-        changed = [name for name in File.__struct_fields__ if getattr(self.file, name) != getattr(before.file, name)]
+    def list_changes_since(self, before: Settings) -> list[str]:
+        """Return the names of the settings that ``config.toml`` has changed."""
+        changed = [
+            name for name in ConfigFile.__struct_fields__ if getattr(self.file, name) != getattr(before.file, name)
+        ]
         tables = sorted({*self.executors, *before.executors})
         return changed + [name for name in tables if self.executors.get(name) != before.executors.get(name)]
 
@@ -144,10 +151,19 @@ def load_settings(
 ) -> Settings:
     """Return the settings that arguments, environment and ``config.toml`` give, in that order of precedence.
 
+    Args:
+        home: The directory of state, cache and ``config.toml``; by default ``KTUNED_HOME``, else the system's
+            directories.
+        socket: The daemon's socket.
+        config: The path of ``config.toml``; it must exist.
+        idle_exit_s: Seconds of inactivity after which the daemon ends; 0 is never.
+        environment: The variables; by default the process's own.
+        no_share: Whether to ignore the team store.
+
     Raises:
         SettingsError: one of them cannot be followed; names the file and the field.
     """
-    asked = (_text(home), _text(socket), _text(config), idle_exit_s)
+    asked = (_as_text(home), _as_text(socket), _as_text(config), idle_exit_s)
     env = os.environ if environment is None else environment
     home = home or env.get("KTUNED_HOME")
     if home:
@@ -158,9 +174,9 @@ def load_settings(
         cache = Path(platformdirs.user_cache_dir("ktuned"))
         config_dir = Path(platformdirs.user_config_dir("ktuned"))
     config_path = Path(config) if config else config_dir / "config.toml"
-    file, executors = _read(config_path, must_exist=config is not None)
+    file, executors = _read_config(config_path, must_exist=config is not None)
     slots = file.compile_slots or default_compile_slots(cpu.cores())
-    bench_bytes, compile_bytes = memory.default_limits(compilers_for(slots))
+    bench_bytes, compile_bytes = memory.choose_default_limits(count_compile_workers(slots))
     cores = sorted(os.sched_getaffinity(0))
     # The first core is a lane's: compilers keep off it where there is another. Further lanes are known later.
     compile_cores = frozenset(cores[1:])
@@ -169,8 +185,8 @@ def load_settings(
         state=state,
         cache=cache,
         config_path=config_path,
-        roots=_roots(file, config_path),
-        deadlines=_deadlines(file, config_path),
+        roots=_make_roots(file, config_path),
+        deadlines=_merge_deadlines(file, config_path),
         compile_slots=slots,
         slots_are_given=file.compile_slots is not None,
         compile_cores=compile_cores,
@@ -180,10 +196,10 @@ def load_settings(
         keeps_spares=file.spares,
         arch=file.arch,
         devices=file.devices,
-        bench_bytes=_bytes(file.bench_memory_gib, bench_bytes),
-        compile_bytes=_bytes(file.compile_memory_gib, compile_bytes),
+        bench_bytes=_to_bytes(file.bench_memory_gib, bench_bytes),
+        compile_bytes=_to_bytes(file.compile_memory_gib, compile_bytes),
         idle_exit_s=file.idle_exit_s if idle_exit_s is None else idle_exit_s,
-        trusted_directories=_absolute(file.trusted_directories, config_path),
+        trusted_directories=_expand_directories(file.trusted_directories, config_path),
         file=file,
         executors=executors,
         no_share=no_share,
@@ -191,25 +207,25 @@ def load_settings(
     )
 
 
-def _read(path: Path, *, must_exist: bool) -> tuple[File, Mapping[str, msgspec.Struct]]:
+def _read_config(path: Path, *, must_exist: bool) -> tuple[ConfigFile, Mapping[str, msgspec.Struct]]:
     try:
         if path.exists() and not path.is_file():
-            # A pipe would be waited at.
+            # Reading a pipe would wait for a writer.
             raise SettingsError(f"{path} cannot be read: it is no regular file", hint="put one in its place")
         text = path.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         if must_exist:
             raise SettingsError(f"{path} does not exist", hint="name a file that does, or leave out --config") from None
-        return File(), {}
+        return ConfigFile(), {}
     except OSError as error:
-        raise SettingsError(f"{path} cannot be read: {error.strerror}", hint="mend its mode or its owner") from error
+        raise SettingsError(f"{path} cannot be read: {error.strerror}", hint="correct its mode or its owner") from error
     try:
         table = msgspec.toml.decode(text)
         executors = _take_executors(table)
-        _check(table, File, "")
-    except (msgspec.DecodeError, UnicodeDecodeError, _Fault) as error:
+        _check_value(table, ConfigFile, "")
+    except (msgspec.DecodeError, UnicodeDecodeError, _ConfigError) as error:
         raise SettingsError(f"{path}: {error}", hint="see docs/settings.md") from error
-    file = msgspec.convert(table, File)
+    file = msgspec.convert(table, ConfigFile)
     if file.compile_slots is not None and file.compile_slots < 1:
         raise SettingsError(f"{path}: compile_slots is {file.compile_slots}", hint="it takes at least 1")
     if not all(name.strip() for name in file.devices):
@@ -229,77 +245,79 @@ def _read(path: Path, *, must_exist: bool) -> tuple[File, Mapping[str, msgspec.S
 
 
 def _take_executors(table: dict[str, Any]) -> dict[str, msgspec.Struct]:
-    """Take the tables of installed executors out of a file's; return their settings.
+    """Take the tables of installed executors out of a file's tables; return their settings by name.
 
     Raises:
-        _Fault: one cannot be followed.
+        _ConfigError: one cannot be followed.
     """
-    unknown = [name for name, value in table.items() if isinstance(value, dict) and name not in File.__struct_fields__]
+    unknown = [
+        name for name, value in table.items() if isinstance(value, dict) and name not in ConfigFile.__struct_fields__
+    ]
     found = {}
-    # Which plugins are installed is asked where there is such a table alone: it takes a tenth of a second.
-    for name in set(unknown) & set(executor_names() if unknown else ()):
+    # Plugins are listed only if there is such a table: that takes a tenth of a second.
+    for name in set(unknown) & set(list_executor_names() if unknown else ()):
         executor, values = load_executor(name), table.pop(name)
-        _check(values, executor.settings, name)
+        _check_value(values, executor.settings, name)
         found[name] = msgspec.convert(values, executor.settings)
         if fault := executor.check_settings(found[name]):
-            raise _Fault(f"[{name}] {fault}")
+            raise _ConfigError(f"[{name}] {fault}")
     for name in set(unknown) - found.keys():
-        raise _Fault(
-            f"there is no setting {name!r} {listed(get_type_hints(File), near=name)}, and no plugin here has it"
+        raise _ConfigError(
+            f"there is no setting {name!r} {listed(get_type_hints(ConfigFile), near=name)}, and no plugin here has it"
         )
     return found
 
 
-class _Fault(Exception):
+class _ConfigError(Exception):
     """A value of ``config.toml`` that cannot be followed; the message says which one and why."""
 
 
-def _check(value: object, wanted: Any, place: str) -> None:
-    """Check a decoded value against a type of :class:`File`; ``place`` is its name, nothing for the whole file.
+def _check_value(value: object, expected_type: Any, place: str) -> None:
+    """Check a decoded value against a type of :class:`ConfigFile`; ``place`` is its name, nothing for the whole file.
 
     Raises:
-        _Fault: a name or a type is wrong.
+        _ConfigError: a name or a type is wrong.
     """
-    if get_origin(wanted) is UnionType:
-        (wanted,) = (kind for kind in get_args(wanted) if kind is not type(None))
-    origin = get_origin(wanted)
-    is_struct = isinstance(wanted, type) and issubclass(wanted, msgspec.Struct)
-    expected = list if origin is tuple else dict if is_struct or origin is dict else wanted
+    if get_origin(expected_type) is UnionType:
+        (expected_type,) = (kind for kind in get_args(expected_type) if kind is not type(None))
+    origin = get_origin(expected_type)
+    is_struct = isinstance(expected_type, type) and issubclass(expected_type, msgspec.Struct)
+    expected = list if origin is tuple else dict if is_struct or origin is dict else expected_type
     if type(value) is not expected and not (expected is float and type(value) is int):
         got = str(value).lower() if isinstance(value, bool | float) else _KINDS.get(type(value), "a date or time")
-        raise _Fault(f"{place} takes {_KINDS[expected]}, not {got}")
+        raise _ConfigError(f"{place} takes {_KINDS[expected]}, not {got}")
     if is_struct:
         assert isinstance(value, dict)
-        _check_table(value, wanted, place)
+        _check_table(value, expected_type, place)
     elif isinstance(value, dict):
         for key, item in value.items():
-            _check(item, get_args(wanted)[1], f"{place}.{key}")
+            _check_value(item, get_args(expected_type)[1], f"{place}.{key}")
     elif isinstance(value, list):
         for position, item in enumerate(value):
-            _check(item, get_args(wanted)[0], f"{place}[{position}]")
+            _check_value(item, get_args(expected_type)[0], f"{place}[{position}]")
 
 
-def _check_table(table: Mapping[str, object], wanted: type[msgspec.Struct], place: str) -> None:
-    kinds = get_type_hints(wanted)
+def _check_table(table: Mapping[str, object], struct_type: type[msgspec.Struct], place: str) -> None:
+    kinds = get_type_hints(struct_type)
     for name, value in table.items():
         if name not in kinds:
             lacks = f"{place} has no setting" if place else "there is no setting"
-            raise _Fault(f"{lacks} {name!r} {listed(kinds, near=name)}")
-        _check(value, kinds[name], f"{place}.{name}" if place else name)
-    for field in msgspec.structs.fields(wanted):
+            raise _ConfigError(f"{lacks} {name!r} {listed(kinds, near=name)}")
+        _check_value(value, kinds[name], f"{place}.{name}" if place else name)
+    for field in msgspec.structs.fields(struct_type):
         if field.required and field.name not in table:
-            raise _Fault(f"{place} lacks `{field.name}`")
+            raise _ConfigError(f"{place} lacks `{field.name}`")
 
 
-def _text(given: str | Path | None) -> str | None:
+def _as_text(given: str | Path | None) -> str | None:
     return None if given is None else str(given)
 
 
-def _bytes(gib: float | None, default: int) -> int:
+def _to_bytes(gib: float | None, default: int) -> int:
     return default if gib is None else int(gib * 2**30)
 
 
-def _absolute(directories: tuple[str, ...], path: Path) -> tuple[str, ...]:
+def _expand_directories(directories: tuple[str, ...], path: Path) -> tuple[str, ...]:
     expanded = tuple(map(os.path.expanduser, directories))
     for directory in expanded:
         if not os.path.isabs(directory):
@@ -309,7 +327,7 @@ def _absolute(directories: tuple[str, ...], path: Path) -> tuple[str, ...]:
     return expanded
 
 
-def _deadlines(file: File, path: Path) -> Mapping[str, float]:
+def _merge_deadlines(file: ConfigFile, path: Path) -> Mapping[str, float]:
     for phase, seconds in file.deadlines.items():
         if phase not in DEFAULT_DEADLINES:
             raise SettingsError(
@@ -320,7 +338,7 @@ def _deadlines(file: File, path: Path) -> Mapping[str, float]:
     return {**DEFAULT_DEADLINES, **file.deadlines}
 
 
-def _roots(file: File, path: Path) -> tuple[Root, ...]:
+def _make_roots(file: ConfigFile, path: Path) -> tuple[Root, ...]:
     roots: list[Root] = []
     for entry in file.roots:
         directory = os.path.expanduser(entry.path)

@@ -1,7 +1,8 @@
-"""Event router: what is published reaches the parts that it concerns, and then the subscribers.
+"""Event router: an event reaches the parts that it concerns, and then the subscribers.
 
-:func:`routes` is the one table of which event goes to which part. The parts in it are built before the router and those
-that publish after it, so that neither needs the other afterwards.
+:func:`list_routes` is the one table of which event goes to which part. Parts come first, so that a client that hears of
+a change and asks is answered accordingly. A route is called in the middle of what publishes: it must neither block nor
+publish.
 """
 
 from __future__ import annotations
@@ -16,24 +17,24 @@ from ktuned.scheduling import DueKernels
 from ktuned.serve import Events, TrialCount
 
 Route = Callable[[Mapping[str, Any]], None]
-"""Takes an event's fields; it must neither block nor publish."""
+"""Acts on an event, given its fields; neither blocks nor publishes."""
 
 
 class EventRouter:
-    """Publishes events; parts come first, so that a client that hears of a change is answered accordingly."""
+    """Publishes events to parts and subscribers."""
 
     def __init__(self, events: Events, table: Mapping[str, Sequence[Route]]) -> None:
         self._events = events
         self._table = table
 
-    def publish(self, type: str, **fields: Any) -> None:  # noqa: A002 - the protocol's word
+    def publish_event(self, type: str, **fields: Any) -> None:  # noqa: A002 - the protocol's word
         """Deliver one event."""
         for route in self._table.get(type, ()):
             route(fields)
         self._events.publish_event(type, **fields)
 
 
-def routes(
+def list_routes(
     *,
     artifact_cleanup: ArtifactCleanup,
     caches: AnswerCaches,
@@ -43,33 +44,33 @@ def routes(
 ) -> dict[str, tuple[Route, ...]]:
     """Return the table: for each type of event the parts that act on it."""
 
-    def kernel_changed(event: Mapping[str, Any]) -> None:
+    def forget_kernel_answers(event: Mapping[str, Any]) -> None:
         caches.forget_answers(event["kernel"])
 
-    def names_changed(event: Mapping[str, Any]) -> None:
+    def forget_all_answers(event: Mapping[str, Any]) -> None:
         # A name that is new may make another one ambiguous, or known.
         caches.forget_all_answers()
 
-    def artifacts_grew(event: Mapping[str, Any]) -> None:
-        artifact_cleanup.due()
+    def collect_artifacts(event: Mapping[str, Any]) -> None:
+        artifact_cleanup.request_collection()
 
-    def lane_changed(event: Mapping[str, Any]) -> None:
+    def probe_if_sick(event: Mapping[str, Any]) -> None:
         if event["state"] == "sick":
-            probes.device_failed()
+            probes.probe_after_failure()
 
-    def winner_decided(event: Mapping[str, Any]) -> None:
+    def share_kernel(event: Mapping[str, Any]) -> None:
         to_share.add_kernel(event["kernel"])
 
-    def trial_ended(event: Mapping[str, Any]) -> None:
+    def count_trial(event: Mapping[str, Any]) -> None:
         if event.get("trial") is not None:
             trial_count.count_trial()
 
     return {
-        "job_done": (kernel_changed, artifacts_grew, winner_decided),
-        "learned": (kernel_changed,),
-        "lane": (lane_changed,),
-        "reloaded": (names_changed,),
-        "stale": (kernel_changed,),
-        "trial_done": (trial_ended,),
-        "winner": (kernel_changed,),
+        "job_done": (forget_kernel_answers, collect_artifacts, share_kernel),
+        "learned": (forget_kernel_answers,),
+        "lane": (probe_if_sick,),
+        "reloaded": (forget_all_answers,),
+        "stale": (forget_kernel_answers,),
+        "trial_done": (count_trial,),
+        "winner": (forget_kernel_answers,),
     }

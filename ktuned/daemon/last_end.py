@@ -1,13 +1,15 @@
 """Account of the last daemon's end, for the next one's ``status``: no end goes without a line.
 
-A file in the state's directory has it. A daemon writes there that it runs, and removes the file when it stops in order.
-Else a line is left in it:
+A daemon writes into a file of the state's directory that it runs, and removes the file when it stops in order. After
+any other end the file holds a line:
 
-- of an error that ends the daemon, by the daemon itself;
-- of a signal, or an exit of some library, by the warden, which outlives it (:mod:`ktuned.fleet.warden`);
-- of neither, as after a loss of power: it still says that the daemon runs, though no process holds the lock.
+================================  ===================================================================================
+an error ended the daemon         the daemon itself writes it
+a signal, or a library's exit     the warden writes it, which outlives the daemon (:mod:`ktuned.fleet.warden`)
+neither, as when power was lost   the file still says that the daemon runs, though no process holds the lock
+================================  ===================================================================================
 
-The interpreter's stacks of all threads at a fatal signal are in a second file beside it.
+At a fatal signal the interpreter writes the stacks of all threads into a second file beside it.
 """
 
 from __future__ import annotations
@@ -28,31 +30,31 @@ _MOST_CHARS = 500
 
 
 @contextmanager
-def recorded_end(state: Path) -> Iterator[str]:
-    """Return what the last daemon has left in a state's directory, and leave a line if this one does not stop in order.
+def record_end(state: Path) -> Iterator[str]:
+    """Return the line about the last daemon's end; leave one about this daemon if it does not stop in order.
 
-    The caller holds the directory's lock.
+    The caller holds the lock of the state's directory.
     """
     notice = _take_notice(state)
     place = state / END_NAME
-    _write(place, f"{RUNS} {os.getpid()}")
-    with _dumping_stacks(state / STACKS_NAME):
+    _write_line(place, f"{RUNS} {os.getpid()}")
+    with _dump_stacks_on_signal(state / STACKS_NAME):
         try:
             yield notice
         except BaseException as error:
             when = time.strftime("%Y-%m-%d %H:%M:%S")
             what = f"the last daemon (pid {os.getpid()}) was ended by an error, at {when}: {_describe_error(error)}"
-            _write(place, what)
+            _write_line(place, what)
             raise
     with suppress(OSError):
         place.unlink()
 
 
 @contextmanager
-def _dumping_stacks(place: Path) -> Iterator[None]:
+def _dump_stacks_on_signal(place: Path) -> Iterator[None]:
     """Have a fatal signal write all threads' stacks into a file."""
     if faulthandler.is_enabled():
-        # Another owner wants them elsewhere.
+        # Somebody else has asked for them elsewhere.
         yield
         return
     try:
@@ -79,13 +81,13 @@ def _take_notice(state: Path) -> str:
     stacks, kept = state / STACKS_NAME, state / f"{STACKS_NAME}.1"
     with suppress(OSError):
         if stacks.stat().st_size:
-            # This daemon's come into a new file.
+            # Moved away: this daemon opens a new file.
             stacks.replace(kept)
             found = f"{found}; its stacks are in {kept}"
     return found[:_MOST_CHARS]
 
 
-def _write(place: Path, line: str) -> None:
+def _write_line(place: Path, line: str) -> None:
     with suppress(OSError):
         place.write_text(f"{line}\n", encoding="utf-8")
 

@@ -15,7 +15,7 @@ AUTO_IDLE_EXIT_S: Final = 1800.0
 """Idle time after which a daemon that was started on demand ends; the next command starts another."""
 
 TICK_S: Final = 5.0
-"""Time between two looks: rarely enough to cost nothing, often enough for figures per minute."""
+"""Interval of looks in seconds: rarely enough to cost nothing, often enough for figures per minute."""
 
 LOOKS_KEPT: Final = 13
 """Looks that rates reach back over: a minute of them."""
@@ -33,9 +33,12 @@ class Idleness:
         self._activity = -1
 
     def is_over(self, busy: Sequence[str], activity: int, now: float) -> bool:
-        """Record what keeps the daemon busy and a count of all it has done; return whether it is to end.
+        """Return whether the daemon is to end.
 
-        The count reveals a client that came and went between two looks.
+        Args:
+            busy: What keeps the daemon from ending.
+            activity: A count of all that it has done, which reveals a client that came and went between two looks.
+            now: The time, in seconds.
         """
         if busy or activity != self._activity:
             self._since, self._activity = now, activity
@@ -44,10 +47,16 @@ class Idleness:
 
 
 class Lifetime:
-    """Feeds the watchdog, and calls ``stop`` after ``idle_exit_s`` without activity.
+    """Feeds the watchdog, and calls ``stop`` after ``idle_exit_s`` seconds without activity.
 
-    ``counters`` are totals since the start, ``busy`` names what keeps the daemon from ending, ``describe`` is one
-    line for the service manager. ``watchdog_s`` is the watchdog's period, 0 for none.
+    Args:
+        notifier: Reports to the service manager.
+        watchdog_s: The watchdog's period in seconds; 0 for none.
+        idle_exit_s: Seconds without activity after which the daemon ends; 0 is never.
+        busy: Names what keeps the daemon from ending.
+        counters: Returns totals of all activity since the start.
+        describe: Returns one line for the service manager.
+        stop: Ends the daemon.
     """
 
     def __init__(
@@ -82,7 +91,7 @@ class Lifetime:
         self._idleness.limit_s = limit_s
         self._changed.set()
 
-    def rates(self, now: float | None = None) -> dict[str, float]:
+    def compute_rates(self, now: float | None = None) -> dict[str, float]:
         """Return each counter's rise per second over the last minute; 0 before the first look."""
         now = monotonic() if now is None else now
         counters = self._counters()
@@ -90,37 +99,37 @@ class Lifetime:
         span_s = max(now - then, 1e-9)
         return {name: round((value - before[name]) / span_s, 3) for name, value in counters.items()}
 
-    def look(self, now: float) -> bool:
+    def check_end(self, now: float) -> bool:
         """Record the counters, describe the daemon to the service manager, and return whether it is to end."""
         counters = self._counters()
         self._looks.append((now, dict(counters)))
         if self._notifier.is_heard and (line := self._describe()) != self._described:
             self._described = line
-            self._notifier.status(line)
+            self._notifier.report_status(line)
         return self._idleness.is_over(self._busy(), sum(counters.values()), now)
 
-    async def run(self) -> None:
+    async def run_until_cancelled(self) -> None:
         """Feed the watchdog and look at the daemon, until cancelled."""
         async with anyio.create_task_group() as tasks:
             if self._watchdog_s and self._notifier.is_heard:
-                tasks.start_soon(self._feed)
-            tasks.start_soon(self._look_often)
+                tasks.start_soon(self._feed_watchdog)
+            tasks.start_soon(self._check_end_periodically)
 
-    async def _feed(self) -> None:
-        # From the event loop that serves, so that the watchdog notices when it hangs.
+    async def _feed_watchdog(self) -> None:
+        # On the event loop that serves clients, so that the watchdog notices when that hangs.
         while True:
-            self._notifier.alive()
+            self._notifier.report_alive()
             await anyio.sleep(self._watchdog_s / FEEDS_PER_PERIOD)
 
-    async def _look_often(self) -> None:
+    async def _check_end_periodically(self) -> None:
         while True:
             self._changed = anyio.Event()
-            if self.look(monotonic()):
+            if self.check_end(monotonic()):
                 self._stop()
                 return
-            with anyio.move_on_after(self._tick_s()):
+            with anyio.move_on_after(self._choose_tick_s()):
                 await self._changed.wait()
 
-    def _tick_s(self) -> float:
+    def _choose_tick_s(self) -> float:
         limit_s = self._idleness.limit_s
         return min(TICK_S, limit_s / 4) if limit_s else TICK_S

@@ -1,6 +1,6 @@
 """Format of the daemon's log: one event a line on stderr, for a person, a program or the journal.
 
-What belongs to a job or a trial says so: its ids are bound once, where its task begins (structlog.contextvars).
+Events of a job or a trial carry its ids, which are bound once, where its task begins (structlog.contextvars).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PRIORITIES: Final = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug"
 """The journal's priorities (syslog(3)) of structlog's levels; the journal reads them from the line's start."""
 
 
-class Form(Enum):
+class LogFormat(Enum):
     """Format of a line."""
 
     LOGFMT = "logfmt"
@@ -28,25 +28,25 @@ class Form(Enum):
     JOURNAL = "journal"
 
 
-def choose(environ: Mapping[str, str], descriptor: int, *, as_json: bool) -> Form:
-    """Return the form for a log to ``descriptor``: the journal's if that is where it leads, else as asked."""
+def choose_format(environ: Mapping[str, str], descriptor: int, *, as_json: bool) -> LogFormat:
+    """Return the format of a log to ``descriptor``: the journal's if it leads there, else JSON or logfmt as asked."""
     if leads_to_journal(environ, descriptor):
-        return Form.JOURNAL
-    return Form.JSON if as_json else Form.LOGFMT
+        return LogFormat.JOURNAL
+    return LogFormat.JSON if as_json else LogFormat.LOGFMT
 
 
 def leads_to_journal(environ: Mapping[str, str], descriptor: int) -> bool:
-    """Return whether a descriptor is the journal's own stream: ``JOURNAL_STREAM`` names it (systemd.exec(5))."""
+    """Return whether a descriptor is the journal's stream, which ``JOURNAL_STREAM`` names (systemd.exec(5))."""
     try:
         found = os.fstat(descriptor)
     except OSError:
         return False
-    # Inherited by every child, whose stderr may long lead somewhere else: the variable alone says nothing.
+    # Every child inherits the variable, and its stderr may lead elsewhere: the variable alone proves nothing.
     return environ.get("JOURNAL_STREAM") == f"{found.st_dev}:{found.st_ino}"
 
 
-class _Lossy:
-    """Standard error, of which what cannot be written is lost: a log on a full disk must not end the daemon."""
+class _LossyStderr:
+    """Standard error that drops what cannot be written: a log on a full disk must not end the daemon."""
 
     def write(self, line: str) -> None:
         with contextlib.suppress(OSError):
@@ -57,24 +57,28 @@ class _Lossy:
             sys.stderr.flush()
 
 
-def configure(level: str, form: Form) -> None:
+def configure_logging(level: str, form: LogFormat) -> None:
     """Send log events of ``level`` and above to stderr."""
     structlog.configure(
-        processors=[structlog.contextvars.merge_contextvars, structlog.processors.add_log_level, *_processors(form)],
+        processors=[
+            structlog.contextvars.merge_contextvars,
+            structlog.processors.add_log_level,
+            *_list_processors(form),
+        ],
         wrapper_class=structlog.make_filtering_bound_logger(logging.getLevelNamesMapping()[level.upper()]),
-        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _Lossy())),
+        logger_factory=structlog.WriteLoggerFactory(file=cast(TextIO, _LossyStderr())),
         cache_logger_on_first_use=True,
     )
 
 
-def _processors(form: Form) -> list[Processor]:
+def _list_processors(form: LogFormat) -> list[Processor]:
     explain: Processor = structlog.processors.format_exc_info
     stamp: Processor = structlog.processors.TimeStamper(fmt="iso")
     as_json: Processor = structlog.processors.JSONRenderer()
-    if form is Form.JOURNAL:
-        # Which stamps the lines itself.
-        return [explain, _prioritized(structlog.processors.JSONRenderer())]
-    if form is Form.JSON:
+    if form is LogFormat.JOURNAL:
+        # The journal stamps lines itself.
+        return [explain, _prefix_priority(structlog.processors.JSONRenderer())]
+    if form is LogFormat.JSON:
         return [stamp, explain, as_json]
     return [
         stamp,
@@ -83,12 +87,12 @@ def _processors(form: Form) -> list[Processor]:
     ]
 
 
-def _prioritized(render: structlog.processors.JSONRenderer) -> Processor:
+def _prefix_priority(render: structlog.processors.JSONRenderer) -> Processor:
     """Return a renderer whose lines begin with their priority, ``<4>`` (sd-daemon(3))."""
 
-    def rendered(logger: Any, name: str, event: MutableMapping[str, Any]) -> str:
+    def render_line(logger: Any, name: str, event: MutableMapping[str, Any]) -> str:
         priority = PRIORITIES.get(event.get("level", "info"), PRIORITIES["info"])
         line = render(logger, name, event)
         return f"<{priority}>{line if isinstance(line, str) else line.decode()}"
 
-    return rendered
+    return render_line

@@ -1,4 +1,4 @@
-"""Notices: what keeps parts of the daemon from doing well, one line each, for ``status`` and ``doctor``."""
+"""Notices: what is wrong with parts of the daemon, one line each, for ``status`` and ``doctor``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ktuned.watch import Watcher
 
 
 class Notices:
-    """Collects the notices of the parts that have some."""
+    """Collects the notices of all parts."""
 
     def __init__(
         self,
@@ -49,11 +49,11 @@ class Notices:
         self._shared = shared
         self._watcher = watcher
 
-    def lines(self) -> list[str]:
-        """Return the notices of now."""
-        return list(filter(None, self._lines()))
+    def collect_notices(self) -> list[str]:
+        """Return what is wrong now."""
+        return list(filter(None, self._iterate_notices()))
 
-    def _lines(self) -> Iterator[str]:
+    def _iterate_notices(self) -> Iterator[str]:
         store = self._store
         yield self._last_end
         yield from (store.notice, store.lost, store.damaged)

@@ -1,4 +1,9 @@
-"""Reload of ``config.toml``: on SIGHUP and by the method ``reload``; what cannot be followed changes nothing."""
+"""Reload of ``config.toml``: on SIGHUP and by the method ``reload``.
+
+The new file is read and checked as a whole first. If it cannot be followed nothing changes, and a notice says why,
+until a reload succeeds. Otherwise each part gets its new settings at once, and running work continues under them. The
+socket and the directories stay as they were at the start.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +33,11 @@ _log = structlog.get_logger()
 class CurrentSettings:
     """The settings that are in force, and a ``notice`` if the last reload was refused.
 
-    ``deadlines`` is one map for every part that watches deadlines, so that a reload reaches them all.
-    ``idle_exit_s`` is the default of a daemon that was started in this way.
+    ``deadlines`` is one map that all parts share which watch deadlines, so that a reload reaches them all.
+
+    Args:
+        settings: The settings at the start.
+        idle_exit_s: Idle time before the end where the settings leave that open; depends on how the daemon was started.
     """
 
     def __init__(self, settings: Settings, idle_exit_s: float) -> None:
@@ -51,7 +59,7 @@ class CurrentSettings:
 
 
 class Reload:
-    """Has every part follow the file as it is now; ``describe`` is one line for the service manager."""
+    """Gives every part its settings when the file has changed; ``describe`` is one line for the service manager."""
 
     def __init__(
         self,
@@ -95,64 +103,64 @@ class Reload:
         self._trust = trust
         self._lock = anyio.Lock()
 
-    def table(self) -> dict[str, Method[Any]]:
+    def list_methods(self) -> dict[str, Method[Any]]:
         """Return the methods by their names on the wire."""
-        return {"reload": Method(NoParams, self.answer)}
+        return {"reload": Method(NoParams, self.handle_reload)}
 
-    async def answer(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
+    async def handle_reload(self, nothing: NoParams, connection: Connection) -> dict[str, Any]:
         """Reload, and return the names of the settings that changed."""
-        changed = await self.run()
+        changed = await self.reload_settings()
         return {"path": str(self._current.settings.config_path), "changed": changed}
 
-    async def run(self) -> list[str]:
-        """Follow ``config.toml`` as it is now, and return the names of what it says otherwise.
+    async def reload_settings(self) -> list[str]:
+        """Apply ``config.toml`` as it is now; return the names of the settings that changed.
 
         Raises:
             SettingsError: it cannot be followed; nothing has changed.
         """
         async with self._lock:
-            self._notifier.reloading()
+            self._notifier.report_reloading()
             try:
-                settings = self._current.settings.again()
-                changed = settings.changed_since(self._current.settings)
-                await self._follow(settings)
+                settings = self._current.settings.load_again()
+                changed = settings.list_changes_since(self._current.settings)
+                await self._apply_settings(settings)
             except KtunedError as error:
                 self._current.notice = f"config.toml was not taken in: {error.message}"
                 _log.error("config_wrong", reason=error.message, hint=error.hint)
                 raise
             finally:
-                self._notifier.ready(self._describe())
+                self._notifier.report_ready(self._describe())
         return changed
 
-    async def _follow(self, settings: Settings) -> None:
+    async def _apply_settings(self, settings: Settings) -> None:
         current = self._current
         current.notice = ""
-        # The socket stays where it is, no matter where it came from.
+        # The daemon listens already: a new socket counts from its next start.
         current.settings = msgspec.structs.replace(settings, socket=current.settings.socket)
         current.deadlines.update(settings.deadlines)
         self._preparation.settings = current.job_settings
         self._lifetime.idle_exit_s = current.idle_exit_s
         self._idle_policy.policy = settings.policy
         self._jobs.request_review()
-        # With more time or memory it may work.
+        # With more time or memory a config that failed may work.
         self._jobs.forget_failures()
         if self._trust.allow(settings.trusted_directories):
-            # Workers are given them when they start.
+            # Workers learn them at their start alone.
             self._fleet.outdate_workers()
-        self._fleet.resize(settings.compile_slots, (settings.bench_bytes, settings.compile_bytes))
+        self._fleet.apply_limits(settings.compile_slots, (settings.bench_bytes, settings.compile_bytes))
         self._fleet.spawn_s = settings.deadlines["spawn"]
         self._fleet.machine.keeps_spares = settings.keeps_spares
         self._artifacts.cap_bytes = settings.artifacts_bytes
         self._machine.arch, self._machine.chosen = settings.arch, settings.devices
-        self._artifact_cleanup.due()
+        self._artifact_cleanup.request_collection()
         self._share_exchange.apply_settings(settings.share)
-        self._executors.follow(settings.executors, limits_are_given=settings.limits_are_given)
-        await self._follow_roots(settings)
+        self._executors.apply_settings(settings.executors, limits_are_given=settings.limits_are_given)
+        await self._apply_roots(settings)
 
-    async def _follow_roots(self, settings: Settings) -> None:
+    async def _apply_roots(self, settings: Settings) -> None:
         known = self._catalog.roots
         paths = {root.path for root in settings.roots}
-        configured = [root for root in watched_roots(settings, self._store) if root.path in paths]
+        configured = [root for root in list_watched_roots(settings, self._store) if root.path in paths]
         for root in configured:
             await self._renewal.react_to_changes(await self._inspector.adopt_root(root), saved=False)
         kept = {root.path for root in (*settings.roots, *self._store.load_roots())}
@@ -162,8 +170,8 @@ class Reload:
         await self._renewal.look_around([root for root in configured if root not in known and root.path in before])
 
 
-def watched_roots(settings: Settings, store: Store) -> list[Root]:
-    """Return what is to be watched: the roots of ``config.toml``, and those that requests have added."""
+def list_watched_roots(settings: Settings, store: Store) -> list[Root]:
+    """Return the roots to watch: those of ``config.toml``, and those that requests have added."""
     configured = {root.path for root in settings.roots}
     roots = [*settings.roots, *(root for root in store.load_roots() if root.path not in configured)]
     return known_roots(roots, store.projects.load_names(), Trust(settings.trusted_directories))

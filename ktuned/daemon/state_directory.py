@@ -1,4 +1,9 @@
-"""The daemon's directories: ours, private, and held by one daemon at a time."""
+"""The daemon's directories: private, and held by one daemon at a time.
+
+Two daemons on one store would each hold a part of the truth, so a lock on a file decides who runs. The kernel releases
+it with the process, however that ends. And whoever can write there can have code run: artifacts are code, and the store
+says which are loaded.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +18,7 @@ from ktuned.ipc import Trust, Untrusted
 from ktuned.model import StoreError
 
 LOCK_NAME: Final = "lock"
-"""In the state's directory; it has the pid of the process that holds its lock."""
+"""A file in the state's directory; it names the process that holds its lock."""
 
 PRIVATE_UMASK: Final = 0o077
 """Files of the daemon and its workers are readable by their user alone."""
@@ -22,16 +27,15 @@ _PRIVATE_DIRECTORY: Final = 0o700
 
 
 @contextmanager
-def held(state: Path, cache: Path) -> Iterator[None]:
-    """Make the directories, and hold the state so that two daemons never share a store.
+def hold_directories(state: Path, cache: Path) -> Iterator[None]:
+    """Make the directories, and hold the lock of the state for the length of the block.
 
     Raises:
-        StoreError: they cannot be used, another user could replace what is in them, or another daemon has them.
+        StoreError: they cannot be used, another user could replace what is in them, or another daemon holds them.
     """
     try:
         for directory in (state, cache):
             directory.mkdir(parents=True, exist_ok=True, mode=_PRIVATE_DIRECTORY)
-            # Artifacts are code, and the store says which are loaded.
             Trust().check_directory(str(directory))
         descriptor = os.open(state / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
     except OSError as error:

@@ -27,31 +27,36 @@ _VARIABLES: Final = ("LISTEN_PID", "LISTEN_FDS", "LISTEN_FDNAMES", "NOTIFY_SOCKE
 
 
 class Handover(msgspec.Struct, frozen=True):
-    """The manager's variables for this process: ``descriptor`` of a listening socket, where to notify, how often."""
+    """What the service manager hands over to this process.
+
+    ``descriptor`` is a listening socket, ``notify_path`` the socket for reports, ``watchdog_s`` how often the manager
+    wants to hear of us; each is empty if there is none.
+    """
 
     descriptor: int | None = None
     notify_path: str = ""
     watchdog_s: float = 0.0
 
     @classmethod
-    def take(cls, environ: MutableMapping[str, str], pid: int) -> Self:
-        """Take what is meant for the process ``pid``, and all of it out of ``environ``: children are not meant.
+    def take_from_environ(cls, environ: MutableMapping[str, str], pid: int) -> Self:
+        """Read the manager's variables for the process ``pid``, and remove them from ``environ``: children must not use
+        them.
 
         Raises:
             SettingsError: what was handed over cannot be used; names the variable.
         """
         given = {name: environ.pop(name, "") for name in _VARIABLES}
         return cls(
-            _listening(given["LISTEN_PID"], given["LISTEN_FDS"], given["LISTEN_FDNAMES"], pid),
+            _find_listening_socket(given["LISTEN_PID"], given["LISTEN_FDS"], given["LISTEN_FDNAMES"], pid),
             given["NOTIFY_SOCKET"],
-            _watchdog_s(given["WATCHDOG_PID"], given["WATCHDOG_USEC"], pid),
+            _parse_watchdog_s(given["WATCHDOG_PID"], given["WATCHDOG_USEC"], pid),
         )
 
 
 class Notifier:
     """Reports the daemon's state to the service manager; without one, nothing is sent.
 
-    A manager that is gone or does not read is no reason to stop: what cannot be said at once is not said.
+    A manager that is gone or does not read must not stop the daemon: a report that cannot be sent at once is dropped.
     """
 
     def __init__(self, path: str = "") -> None:
@@ -76,28 +81,28 @@ class Notifier:
         """``True`` if a service manager listens."""
         return self._socket is not None
 
-    def ready(self, status: str) -> None:
-        """Say that the daemon serves, at its start or again after a reload."""
-        self._send("READY=1", f"STATUS={_line(status)}")
+    def report_ready(self, status: str) -> None:
+        """Report that the daemon serves, at its start or again after a reload."""
+        self._send_lines("READY=1", f"STATUS={_join_lines(status)}")
 
-    def reloading(self) -> None:
-        """Say that the settings are being read again; ``ready`` says that they have been."""
-        # CLOCK_MONOTONIC is what sd_notify(3) asks for, so that reloads can be distinguished.
-        self._send("RELOADING=1", f"MONOTONIC_USEC={clock_gettime_ns(CLOCK_MONOTONIC) // 1000}")
+    def report_reloading(self) -> None:
+        """Report that the settings are being read again, until :meth:`report_ready`."""
+        # sd_notify(3) asks for CLOCK_MONOTONIC, by which it tells reloads apart.
+        self._send_lines("RELOADING=1", f"MONOTONIC_USEC={clock_gettime_ns(CLOCK_MONOTONIC) // 1000}")
 
-    def stopping(self) -> None:
-        """Say that the daemon is on its way out."""
-        self._send("STOPPING=1", "STATUS=stopping")
+    def report_stopping(self) -> None:
+        """Report that the daemon is ending."""
+        self._send_lines("STOPPING=1", "STATUS=stopping")
 
-    def alive(self) -> None:
-        """Say that the loop still turns."""
-        self._send("WATCHDOG=1")
+    def report_alive(self) -> None:
+        """Report that the event loop still runs."""
+        self._send_lines("WATCHDOG=1")
 
-    def status(self, status: str) -> None:
-        """Say in a line what the daemon does."""
-        self._send(f"STATUS={_line(status)}")
+    def report_status(self, status: str) -> None:
+        """Report in a line what the daemon does."""
+        self._send_lines(f"STATUS={_join_lines(status)}")
 
-    def _send(self, *lines: str) -> None:
+    def _send_lines(self, *lines: str) -> None:
         if self._socket is None:
             return
         try:
@@ -106,7 +111,7 @@ class Notifier:
             return
 
 
-def _listening(pid_word: str, count_word: str, names_word: str, pid: int) -> int | None:
+def _find_listening_socket(pid_word: str, count_word: str, names_word: str, pid: int) -> int | None:
     """Return the descriptor of the one listening Unix stream socket that was handed to ``pid``, if any was."""
     if not count_word or pid_word != str(pid):
         return None
@@ -149,8 +154,8 @@ def _is_listening(descriptor: int) -> bool:
         return False
 
 
-def _watchdog_s(pid_word: str, period_word: str, pid: int) -> float:
-    """Return within how long the manager wants to hear of us; 0 when it does not."""
+def _parse_watchdog_s(pid_word: str, period_word: str, pid: int) -> float:
+    """Return within how many seconds the manager wants to hear of us; 0 if it does not."""
     if not period_word or pid_word not in ("", str(pid)):
         return 0.0
     if not (period_word.isascii() and period_word.isdigit()) or int(period_word) == 0:
@@ -158,5 +163,5 @@ def _watchdog_s(pid_word: str, period_word: str, pid: int) -> float:
     return int(period_word) / 1e6
 
 
-def _line(status: str) -> str:
+def _join_lines(status: str) -> str:
     return " ".join(status.split())

@@ -1,6 +1,6 @@
 """The last known report of one interpreter: its backends, or why they cannot be probed, and whether it still holds.
 
-It is kept in the store, and shown by ``status`` and ``backends`` as a map with most of its fields.
+The store keeps it; ``status`` and ``backends`` show most of its fields.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from ktuned.model import ENVIRONMENT, Device, Record, canonical, record
 
 @record
 class EnvironmentReport(Record):
-    """An interpreter and its backends; ``error`` says why the last probe failed, the backends are then older.
+    """An interpreter and its backends. ``error`` says why the last probe failed; the backends are then older ones.
 
-    ``version`` is Python's. ``nvml`` says why NVML cannot list the programs on the GPUs, empty if it can;
-    ``strategies`` are the installed ones' names, ``observed`` is what the report depends on. ``host`` is where the
-    interpreter is, empty for this machine; ``distributions`` are those installed there, by version.
+    ``version`` is Python's. ``nvml`` says why NVML cannot list the programs on the GPUs; it is empty if it can.
+    ``strategies`` are the names of the installed ones. ``observed`` is what the report depends on. ``host`` is where
+    the interpreter is, empty for this machine. ``distributions`` are the versions of those installed there, by name.
     """
 
     python: str
@@ -40,7 +40,7 @@ class EnvironmentReport(Record):
         return (device for backend in self.backends.values() for device in backend.devices)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the map of the store; before the first probe it has no version."""
+        """Return the map that the store keeps; before the first probe it has no version."""
         report = to_plain(self)
         for name in ("version", "nvml", "strategies", "observed"):
             if report[name] is None:
@@ -58,17 +58,22 @@ class EnvironmentReport(Record):
 
     @classmethod
     def from_json(cls, report: object) -> EnvironmentReport | None:
-        """Rebuild from what the store holds; ``None`` if it cannot be understood, and the next probe replaces it."""
+        """Rebuild a report from the store's map; ``None`` if it cannot be understood: the next probe replaces it."""
         try:
             return from_plain(cls, report)
         except InvalidMessage:
             return None
 
 
-def difference(observed: replies.Observed | None, variables: Mapping[str, str], limits: Mapping[str, str]) -> str:
-    """Return the first thing that a report depends on and that is another one now; nothing while it holds.
+def find_difference(observed: replies.Observed | None, variables: Mapping[str, str], limits: Mapping[str, str]) -> str:
+    """Return what a report depends on that has changed, the first such thing as a line; empty while the report holds.
 
-    ``variables`` and ``limits`` are those that a worker would have now. Takes some 2 µs for each file.
+    Takes some 2 µs for each file.
+
+    Args:
+        observed: What the report depends on.
+        variables: The environment that a worker would have now.
+        limits: The limits of CPUs that a worker would have now.
     """
     if observed is None:
         return "its toolchain was never looked at"
@@ -84,14 +89,14 @@ def difference(observed: replies.Observed | None, variables: Mapping[str, str], 
 
 
 def fingerprint_digest(fingerprint: Mapping[str, Any]) -> str:
-    """Return the short text that stands for a fingerprint in keys."""
+    """Return the digest of a fingerprint, which stands for it in keys."""
     return hashlib.sha256(canonical(fingerprint).encode()).hexdigest()[:16]
 
 
-def difference_of_host(here: EnvironmentReport | None, there: replies.ProbeReport) -> dict[str, str]:
-    """Return how a host's interpreter differs from this machine's, by what is installed here; nothing if it does not.
+def find_host_difference(here: EnvironmentReport | None, there: replies.ProbeReport) -> dict[str, str]:
+    """Return how a host's interpreter differs from this machine's in what is installed here; empty if it does not.
 
-    Other distributions that the host has besides are not imported by code that was inspected here.
+    What only the host has does not count: code that was inspected here does not import it.
     """
     if here is None:
         return {"host python": there.version}
@@ -105,4 +110,4 @@ def difference_of_host(here: EnvironmentReport | None, there: replies.ProbeRepor
 
 
 _INSTALLERS = frozenset({"pip", "setuptools", "wheel", "uv"})
-"""Distributions that no kernel runs with."""
+"""Distributions that no kernel imports."""

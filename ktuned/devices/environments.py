@@ -1,7 +1,25 @@
-"""Environments that kernels run in, here and on other hosts: what each has, and whether that still holds.
+"""Environments that kernels run in, here and on hosts: what each has, and whether that still holds.
 
-Backends are asked in a worker. The last answer is kept in the store, so that lookups know what they stand on
-before the first worker is up.
+An environment's *report* says what its backends, devices and compilers are; contexts of measurements stand on it. Only
+a worker can tell (a *probe*), because the daemon imports no backend. The store keeps the last report, so that lookups
+can answer before the first worker is up. A report is in one of four states:
+
+============  ======================================================================================================
+unknown       never probed: there are no devices
+from before   of an earlier daemon: its toolchain is looked at once; if nothing changed, it is trusted until the probe
+probed        by this daemon: looked at again when it matters, at most once in :data:`LOOK_S`
+doubted       something that it depends on has changed: answers are stale, and the next probe replaces it
+============  ======================================================================================================
+
+A probe that fails keeps the backends of the report before, with the error: a machine does not lose its devices because
+an interpreter is being upgraded.
+
+Looking compares the files and variables that the probe's worker saw with the present ones, on this machine. A host's
+files are there: its executor reports a change.
+
+One doubt cannot be removed by probing: when this daemon's own ktuned is older than its workers', the two compute
+different things from the same machine. A new report that is doubted for the very reason for which it was asked is a
+*disagreement*: answers are no longer doubted for it, and a notice asks to restart the daemon.
 """
 
 from __future__ import annotations
@@ -18,7 +36,12 @@ import msgspec
 import structlog
 
 from ktuned.backends import cpu, extra_of
-from ktuned.devices.environment_report import EnvironmentReport, difference, difference_of_host, fingerprint_digest
+from ktuned.devices.environment_report import (
+    EnvironmentReport,
+    find_difference,
+    find_host_difference,
+    fingerprint_digest,
+)
 from ktuned.fleet import Environment, Fleet
 from ktuned.ipc import replies, requests
 from ktuned.model import DeviceName, Role, StoreError, UsageError, WorkerError, canonical, suggested
@@ -27,20 +50,26 @@ from ktuned.store import Store
 _log = structlog.get_logger()
 
 LOOK_S = 1.0
-"""For this long a look at a toolchain's files counts, as long as wrong answers may be given."""
+"""How long a look at a toolchain's files counts, in seconds; an answer may be wrong for as long."""
 
 MAX_ENVIRONMENTS = 256
-"""Keys of environments in memory: more than anyone has roots."""
+"""Keys of environments that are kept in memory: more than anyone has roots."""
 
 
-async def _no_hosts_come() -> None:
-    """Wait for none: there is this machine alone."""
+async def _await_no_hosts() -> None:
+    """Wait for no host: there is this machine alone."""
 
 
 class Environments:
-    """Knows the backends of environments; asks a worker for what it does not know yet.
+    """The reports of all environments. Asks a worker for what is not known yet.
 
-    ``base_env`` is the workers' environment. ``settled`` waits until it is known which other hosts there are.
+    Args:
+        fleet: Lends workers.
+        store: Keeps reports.
+        deadlines: Seconds for each phase, by its name.
+        base_env: The workers' variables; by default the daemon's own.
+        settled: Waits until it is known which hosts there are.
+        look_s: How long a look at a toolchain counts, in seconds.
     """
 
     def __init__(
@@ -50,7 +79,7 @@ class Environments:
         *,
         deadlines: Mapping[str, float],
         base_env: Mapping[str, str] | None = None,
-        settled: Callable[[], Awaitable[None]] = _no_hosts_come,
+        settled: Callable[[], Awaitable[None]] = _await_no_hosts,
         look_s: float = LOOK_S,
     ) -> None:
         self._look_s = look_s
@@ -65,13 +94,13 @@ class Environments:
         }
         self._base_env = dict(os.environ if base_env is None else base_env)
         self._hosts: dict[str, None] = {}
-        """The hosts that are there, in the order of their coming."""
+        """The hosts that are there, in the order in which they came. Used as an ordered set."""
         self._probed: set[str] = set()
         self._expected: set[str] = set()
         self._looked_at: dict[str, float] = {}
         self._doubts: dict[str, str] = {}
         self._disagreements: dict[str, str] = {}
-        """Reasons for which this daemon doubts whatever workers find: their ktuned is another one."""
+        """Reasons, by environment, for which this daemon doubts whatever workers find: their ktuned is another one."""
         self._locks: dict[str, anyio.Lock] = {}
         self._listeners: list[Callable[[], None]] = []
 
@@ -81,34 +110,39 @@ class Environments:
         return iter(self._reports.values())
 
     @property
-    def probed(self) -> list[EnvironmentReport]:
-        """The reports that this daemon has asked for, in a constant order."""
+    def probed_reports(self) -> list[EnvironmentReport]:
+        """The reports that this daemon's own probes made, in a constant order."""
         return [self._reports[key] for key in sorted(self._probed)]
 
-    def report(self, environment: Environment) -> EnvironmentReport | None:
-        """Return what is known of an environment now."""
+    def get_report(self, environment: Environment) -> EnvironmentReport | None:
+        """Return the last known report of an environment, if there is one."""
         return self._reports.get(_environment_key(environment))
 
-    async def probe(self, environment: Environment, *, again: bool = False) -> EnvironmentReport:
-        """Ask an environment's backends what they are, unless the last answer still holds; return the report.
+    async def probe_environment(self, environment: Environment, *, again: bool = False) -> EnvironmentReport:
+        """Return an environment's report; ask a worker, unless this daemon has and the report still holds.
 
-        A report with an ``error`` says why no worker could answer; it is asked again the next time.
+        Args:
+            environment: The environment.
+            again: Whether to ask in any case.
+
+        Returns:
+            The report. If no worker could answer it has an ``error``, and the next call asks again.
         """
         key = _environment_key(environment)
         async with self._locks.setdefault(key, anyio.Lock()):
-            if key in self._probed and not again and not self.look(environment):
+            if key in self._probed and not again and not self.check_toolchain(environment):
                 return self._reports[key]
             known = self._reports.get(key, EnvironmentReport(environment.python, host=environment.host))
-            if self.look(environment):
-                # Workers have imported the libraries that were there before.
+            if self.check_toolchain(environment):
+                # Idle workers have imported the libraries that were there before.
                 self._fleet.outdate_workers(environment)
             try:
-                async with self._fleet.lend(Role.INSPECT, environment) as worker:
+                async with self._fleet.lend_worker(Role.INSPECT, environment) as worker:
                     request = requests.Probe(tuple(name for name, _ in environment.env))
-                    found, _ = await worker.exchange(request, self._deadlines)
+                    found, _ = await worker.send_request(request, self._deadlines)
                 report = EnvironmentReport(
                     found.executable if environment.host else environment.python,
-                    self._placed(found, environment),
+                    self._place_devices(found, environment),
                     None,
                     found.version,
                     found.nvml,
@@ -134,33 +168,33 @@ class Environments:
             if report != self._reports.get(key):
                 self._reports[key] = report
                 try:
-                    await self._store.save_versions(_fingerprints(report))
+                    await self._store.save_versions(_list_fingerprints(report))
                     await self._store.save_probe(key, report.to_json())
                 except StoreError as error:
                     _log.warning("probe_not_recorded", python=environment.python, reason=error.message)
             return report
 
     def _compare_with_workers(self, key: str, report: EnvironmentReport, environment: Environment) -> None:
-        """Note whether this daemon doubts what workers have just found, for the reason that they were asked for."""
+        """Record whether this daemon doubts the new report for the very reason for which it was asked."""
         before = self._doubts.pop(key, "")
         observed = report.observed
-        reason = self._difference(None if observed is None else replace(observed, files={}), environment)
+        reason = self._find_difference(None if observed is None else replace(observed, files={}), environment)
         self._disagreements[key] = reason if reason == before else ""
         if self._disagreements[key]:
             _log.warning("daemon_outdated", python=environment.python, reason=reason)
 
-    def _difference(self, observed: replies.Observed | None, environment: Environment) -> str:
-        return difference(observed, self.variables(environment), cpu.limits())
+    def _find_difference(self, observed: replies.Observed | None, environment: Environment) -> str:
+        return find_difference(observed, self.list_variables(environment), cpu.limits())
 
-    def variables(self, environment: Environment) -> dict[str, str]:
+    def list_variables(self, environment: Environment) -> dict[str, str]:
         """Return the variables that workers of an environment are started with on this machine."""
         return {**self._base_env, **dict(environment.env)}
 
-    def outdated(self, environment: Environment) -> str:
-        """Return a line if an interpreter's ktuned is another one than this daemon's; else nothing."""
-        return self._outdated(_environment_key(environment))
+    def describe_outdated(self, environment: Environment) -> str:
+        """Return a line if an interpreter's ktuned is another one than this daemon's; else an empty text."""
+        return self._describe_outdated(_environment_key(environment))
 
-    def _outdated(self, key: str) -> str:
+    def _describe_outdated(self, key: str) -> str:
         if not (reason := self._disagreements.get(key)):
             return ""
         return (
@@ -171,18 +205,20 @@ class Environments:
     @property
     def notices(self) -> list[str]:
         """A line for each interpreter whose ktuned is another one than this daemon's."""
-        return [*dict.fromkeys(filter(None, map(self._outdated, self._disagreements)))]
+        return [*dict.fromkeys(filter(None, map(self._describe_outdated, self._disagreements)))]
 
-    def _placed(self, found: replies.ProbeReport, environment: Environment) -> Mapping[str, replies.BackendReport]:
-        """Return the backends of a report; of another host, with the places of its devices.
+    def _place_devices(
+        self, found: replies.ProbeReport, environment: Environment
+    ) -> Mapping[str, replies.BackendReport]:
+        """Return the backends that a probe found; a host's devices get the host into their names.
 
-        A host's environment is part of the context: where it differs from this machine's for the project, that is in
-        the fingerprints of its devices.
+        A host's interpreter is part of the context: how it differs from this machine's goes into its devices'
+        fingerprints.
         """
         if not environment.host:
             return found.backends
-        here = self.report(msgspec.structs.replace(environment, host=""))
-        packages = difference_of_host(here, found)
+        here = self.get_report(msgspec.structs.replace(environment, host=""))
+        packages = find_host_difference(here, found)
         return {
             name: replace(
                 backend,
@@ -199,55 +235,56 @@ class Environments:
         }
 
     def when_host_changes(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` when the toolchain of a host is another, and is to be probed again."""
+        """Call ``listener`` whenever the toolchain of a host has changed and must be probed again."""
         self._listeners.append(listener)
 
-    def host_changed(self, host: str, reason: str) -> None:
-        """Doubt what is known of a host until it is probed again."""
+    def doubt_host(self, host: str, reason: str) -> None:
+        """Doubt the reports of a host until it is probed again."""
         for key in self._probed:
             if self._reports[key].host == host:
                 self._doubts[key] = f"{host}: {reason}"
         for listener in self._listeners:
             listener()
 
-    def host_up(self, host: str) -> None:
-        """Count on a host from now on; its environments are to be probed."""
+    def add_host(self, host: str) -> None:
+        """Use a host from now on; its environments must be probed."""
         self._hosts[host] = None
         self._probed -= {key for key in self._probed if self._reports[key].host == host}
 
-    def host_lost(self, host: str) -> None:
-        """Count on a host no more; what was measured there stays known."""
+    def remove_host(self, host: str) -> None:
+        """Use a host no longer; what was measured there stays known."""
         self._hosts.pop(host, None)
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """The other hosts that are there."""
+        """The names of the hosts that are there now."""
         return tuple(self._hosts)
 
     async def probe_hosts(self, environment: Environment) -> None:
-        """Wait for the other hosts, and probe an environment on each that is there."""
+        """Wait for hosts, and probe an environment on each that is there."""
         await self._settled()
         async with anyio.create_task_group() as tasks:
-            for site in self.sites(environment)[1:]:
-                tasks.start_soon(self.probe, site)
+            for site in self.list_sites(environment)[1:]:
+                tasks.start_soon(self.probe_environment, site)
 
-    def sites(self, environment: Environment) -> list[Environment]:
-        """Return an environment on this machine, and on each host that is there."""
+    def list_sites(self, environment: Environment) -> list[Environment]:
+        """Return an environment on this machine, and on each host that is there now."""
         return [environment, *(msgspec.structs.replace(environment, host=host) for host in self._hosts)]
 
-    def known_sites(self, environment: Environment) -> list[Environment]:
+    def list_known_sites(self, environment: Environment) -> list[Environment]:
         """Return an environment on this machine, and on each host that was ever there."""
         hosts = dict.fromkeys((*self._hosts, *(report.host for report in self._reports.values() if report.host)))
         return [environment, *(msgspec.structs.replace(environment, host=host) for host in hosts)]
 
-    def look(self, environment: Environment) -> str:
-        """Look whether an environment's report still holds; return why not, or nothing.
+    def check_toolchain(self, environment: Environment) -> str:
+        """Look whether an environment's report still holds; return why not, or an empty text.
 
-        Once in a second at most: it takes some 100 µs, and many kernels of one request ask.
+        The files are looked at once in :data:`LOOK_S` at most: that takes some 100 µs, and many kernels of one request
+        ask.
         """
         key = _environment_key(environment)
         if environment.host:
-            # Its files are there: its executor says when they change.
+            # Its files are on the host, whose executor reports changes.
             return self._doubts.get(key, "")
         report = self._reports.get(key)
         if (
@@ -257,7 +294,7 @@ class Environments:
         ):
             return self._doubts.get(key, "")
         self._looked_at[key] = monotonic()
-        reason = self._difference(report.observed, environment)
+        reason = self._find_difference(report.observed, environment)
         if reason == self._disagreements.get(key):
             # Another probe would find the same.
             return ""
@@ -265,37 +302,37 @@ class Environments:
             self._doubts[key] = reason
         return reason
 
-    def doubt(self, environment: Environment) -> str:
-        """Return why an environment's report may not hold any more, as far as that has been looked at.
+    def find_doubt(self, environment: Environment) -> str:
+        """Return why an environment's report may not hold, as of the last look, or an empty text.
 
-        The report of an earlier daemon is looked at now.
+        Only the report of an earlier daemon is looked at now.
         """
         key = _environment_key(environment)
         if environment.host in self._hosts and key not in self._probed:
             return f"{environment.host} has come, and was not asked yet"
         if key in self._probed or key in self._looked_at:
             return self._doubts.get(key, "")
-        return self.look(environment)
+        return self.check_toolchain(environment)
 
     def is_probed(self, environment: Environment) -> bool:
-        """Return whether this daemon has asked an environment's backends."""
+        """Return whether this daemon has probed an environment."""
         return _environment_key(environment) in self._probed
 
-    def toolchain_files(self, environment: Environment) -> Mapping[str, str]:
-        """Return the files by which an environment's toolchain is known, as a probe saw them."""
-        report = self.report(environment)
+    def list_toolchain_files(self, environment: Environment) -> Mapping[str, str]:
+        """Return the files that an environment's toolchain consists of, with their stamps at the probe."""
+        report = self.get_report(environment)
         return {} if report is None or report.observed is None else report.observed.files
 
     async def check_strategy(self, environment: Environment, name: str) -> None:
-        """Refuse a strategy that an environment does not have; where it could not be asked, its worker will say so.
+        """Refuse a strategy that an environment does not have. Where no worker could tell, the job's own will.
 
         Raises:
-            UsageError: it is not installed there.
+            UsageError: the strategy is not installed there.
         """
-        names = (await self.probe(environment)).strategies
+        names = (await self.probe_environment(environment)).strategies
         if names is not None and name not in names:
-            # It may have been installed since.
-            names = (await self.probe(environment, again=True)).strategies
+            # It may have been installed since the probe.
+            names = (await self.probe_environment(environment, again=True)).strategies
         if names is not None and name not in names:
             # A plugin's strategies begin with its name: optuna_tpe.
             extra = extra_of(name.partition("_")[0]) if "_" in name else ""
@@ -305,32 +342,32 @@ class Environments:
                 hint=f"{environment.python} -m pip install '{extra}'" if extra else other,
             )
 
-    def expect_measuring(self, environment: Environment, backend: str = "") -> None:
-        """Have the workers of an environment's first job start beside its first probe and inspection.
+    def prepare_first_job(self, environment: Environment, backend: str = "") -> None:
+        """Start the workers of an environment's first job now, beside its first probe and inspection.
 
-        Once in a daemon's life: later ones are warm, or found nothing to do. They import ``backend``, if it is known
-        or guessed, and what it compiles with, while the inspection does so, too: seconds. A worker that measures
-        imports torch; it is not started where no backend had a device the last time.
+        That saves seconds, in which they import ``backend``, if it is known or guessed, and what it compiles with. Done
+        once in a daemon's life: later workers are warm. No worker that measures is started if no backend had a device
+        the last time: it would import torch for nothing.
         """
         key = _environment_key(environment)
         if key in self._expected:
             return
         self._expected.add(key)
-        # In the order in which they are waited for: on a machine with many cores the compilers' starts take a while.
-        self._fleet.prepare(Role.INSPECT, environment)
-        report = self.report(environment)
+        # In the order in which they are needed: on a machine with many cores the compilers' starts take a while.
+        self._fleet.prepare_spares(Role.INSPECT, environment)
+        report = self.get_report(environment)
         if report is None or any(known.devices for known in report.backends.values()):
-            # One, which makes its context meanwhile: a second would be taken where it is there sooner, without one.
-            self._fleet.prepare(Role.BENCH, environment, backend, with_context=True)
-        self._fleet.prepare(Role.EXPLORE, environment, backend)
+            # Only one, which makes its context meanwhile. A second, without a context, could be ready and taken first.
+            self._fleet.prepare_spares(Role.BENCH, environment, backend, with_context=True)
+        self._fleet.prepare_spares(Role.EXPLORE, environment, backend)
         self._fleet.prepare_compilers(environment, backend)
 
-    def describe(self) -> list[dict[str, Any]]:
+    def describe_environments(self) -> list[dict[str, Any]]:
         """Return every environment's report, for a status."""
         return [report.to_wire() for report in self._reports.values()]
 
 
-def _fingerprints(report: EnvironmentReport) -> dict[str, Mapping[str, Any]]:
+def _list_fingerprints(report: EnvironmentReport) -> dict[str, Mapping[str, Any]]:
     """Return the toolchains' and the devices' fingerprints in a report, by their digests."""
     found = [backend.fingerprint for backend in report.backends.values()]
     found += [device.fingerprint for backend in report.backends.values() for device in backend.devices]

@@ -1,4 +1,4 @@
-"""Probes of backends and devices: on request, and after a device has failed."""
+"""Probes of backends and devices: on request, when a device has failed, and when a host has come."""
 
 from __future__ import annotations
 
@@ -15,9 +15,13 @@ from ktuned.fleet import Environment
 
 
 class Probes:
-    """Has every environment probed that a root has; ``directory`` is where a worker of none runs.
+    """Probes the environments of all roots.
 
-    ``changed`` is called when hosts were probed, and what :meth:`when_hosts_come` was given: answers may be others now.
+    Args:
+        catalog: Knows the roots.
+        environments: Probes one environment.
+        directory: Where a worker runs if there is no root.
+        changed: Called when hosts were probed: answers may differ now.
     """
 
     def __init__(
@@ -35,51 +39,51 @@ class Probes:
         self._news = anyio.Event()
         self._has_failed = False
         self._due: set[str] = set()
-        catalog.when_roots_change(self._news_of_roots)
+        catalog.when_roots_change(self._probe_hosts_again)
 
-    def environments(self) -> list[Environment]:
+    def list_environments(self) -> list[Environment]:
         """Return the environments of all roots, each once."""
         return list(dict.fromkeys(environment_of(root) for root in self._catalog.roots))
 
-    def asked(self) -> list[Environment]:
+    def list_probed_environments(self) -> list[Environment]:
         """Return the environments of all roots; without a root, the daemon's interpreter."""
-        return self.environments() or [Environment(sys.executable, self._directory)]
+        return self.list_environments() or [Environment(sys.executable, self._directory)]
 
-    async def reports(self) -> list[dict[str, Any]]:
-        """Return what every environment's backends are; without a root, those of the daemon's interpreter."""
-        found = [await self._environments.probe(one) for one in self.asked()]
-        # Roots that share an interpreter share its report.
+    async def collect_reports(self) -> list[dict[str, Any]]:
+        """Probe every root's environment, or else the daemon's interpreter; return the reports for the wire."""
+        found = [await self._environments.probe_environment(one) for one in self.list_probed_environments()]
+        # Roots that share an interpreter share its report, which is listed once.
         return [report.to_wire() for report in {id(one): one for one in found}.values()]
 
-    def device_failed(self) -> None:
-        """Note that a device may be gone: the next job must not count on it."""
+    def probe_after_failure(self) -> None:
+        """Probe all devices again soon: one may be gone, and the next job must not count on it."""
         self._has_failed = True
         self._news.set()
 
-    def host_up(self, host: str) -> None:
-        """Note that workers can be started on a host."""
-        self._environments.host_up(host)
+    def add_host(self, host: str) -> None:
+        """Probe a host soon, which takes workers from now on."""
+        self._environments.add_host(host)
         self._due.add(host)
         self._news.set()
 
     def when_hosts_come(self, listener: Callable[[], None]) -> None:
-        """Call ``listener`` when hosts have come, and their devices are known."""
+        """Call ``listener`` whenever hosts have come and their devices are known."""
         self._listeners.append(listener)
 
-    def _news_of_roots(self) -> None:
+    def _probe_hosts_again(self) -> None:
         self._due.update(self._environments.hosts)
         self._news.set()
 
-    async def run(self) -> None:
+    async def run_until_cancelled(self) -> None:
         """Probe all devices again whenever one fails, and hosts when they come; until cancelled."""
         while True:
             await self._news.wait()
             self._news = anyio.Event()
             has_failed, self._has_failed = self._has_failed, False
             due, self._due = self._due & set(self._environments.hosts), set()
-            for environment in self.environments():
+            for environment in self.list_environments():
                 if has_failed:
-                    await self._environments.probe(environment, again=True)
+                    await self._environments.probe_environment(environment, again=True)
                 async with anyio.create_task_group() as tasks:
                     for host in sorted(due):
                         tasks.start_soon(self._probe_host, environment, host)
@@ -87,6 +91,6 @@ class Probes:
                 listener()
 
     async def _probe_host(self, environment: Environment, host: str) -> None:
-        # Its packages are compared with those here.
-        await self._environments.probe(environment)
-        await self._environments.probe(replace(environment, host=host))
+        # This machine's first: the host's packages are compared with those here.
+        await self._environments.probe_environment(environment)
+        await self._environments.probe_environment(replace(environment, host=host))

@@ -1,7 +1,7 @@
-"""Survey of toolchains: compilers, libraries and installed distributions, looked at as sources are, on other hosts too.
+"""Survey of toolchains: compilers, libraries and installed distributions are looked at as sources are, also on hosts.
 
-One that changed is probed again in a new worker. Until then lookups of its kernels are stale; afterwards what stands on
-other fingerprints is renewed.
+A toolchain that has changed is probed again in a new worker. Until then lookups of its kernels are stale. Afterwards
+what stands on other fingerprints is renewed; if the probe finds the same ones, the answers are fresh again.
 """
 
 from __future__ import annotations
@@ -22,22 +22,26 @@ from ktuned.model import AmbiguousName, KernelInfo, NotFound, Root
 _log = structlog.get_logger()
 
 
-_Seen = dict[str, Mapping[str, Any]]
+_Fingerprints = dict[str, Mapping[str, Any]]
 
 
 class SurveyIntervals(msgspec.Struct, frozen=True):
-    """Intervals between looks: at the toolchains of kernels that are in use (``recent_s``), and at all (``all_s``)."""
+    """Seconds between looks at the toolchains of kernels in use (``recent_s``), and at all toolchains (``all_s``)."""
 
     recent_s: float = 2.0
     all_s: float = 30.0
 
 
 class ToolchainSurvey:
-    """Surveys the toolchains of all roots until cancelled.
+    """Surveys the toolchains of all roots.
 
-    ``in_use`` returns the kernels that were looked up lately or are tuned. ``doubted`` is called when answers are stale
-    because a toolchain must be probed again. ``probed`` gets the kernels whose toolchain was, and of these the ones
-    that have another fingerprint now.
+    Args:
+        catalog: Knows roots and kernels.
+        environments: Knows the reports, and probes.
+        in_use: Returns the kernels that were looked up lately or are tuned.
+        doubted: Called when answers are stale because a toolchain must be probed again.
+        probed: Called after the probe, with the kernels of the root, and those whose fingerprints differ now.
+        intervals: How often to look.
     """
 
     def __init__(
@@ -57,18 +61,18 @@ class ToolchainSurvey:
         self._probed = probed
         self._intervals = intervals or SurveyIntervals()
         self._wake = anyio.Event()
-        self._seen: dict[str, _Seen] = {}
-        catalog.when_roots_change(self.wake)
-        environments.when_host_changes(self.wake)
+        self._seen: dict[str, _Fingerprints] = {}
+        catalog.when_roots_change(self.survey_now)
+        environments.when_host_changes(self.survey_now)
 
-    def wake(self) -> None:
-        """Have all toolchains looked at now."""
+    def survey_now(self) -> None:
+        """Look at all toolchains now."""
         self._wake.set()
 
-    async def run(self) -> None:
-        """Look at toolchains until cancelled; what they are at first is taken as known."""
+    async def run_until_cancelled(self) -> None:
+        """Look at toolchains until cancelled. What they are at first counts as known."""
         for root in self._catalog.roots:
-            self._seen[root.path] = self._fingerprints(root)
+            self._seen[root.path] = self._read_fingerprints(root)
         all_at = monotonic() + self._intervals.all_s
         while True:
             with anyio.move_on_after(self._intervals.recent_s):
@@ -77,23 +81,23 @@ class ToolchainSurvey:
             self._wake = anyio.Event()
             if is_all:
                 all_at = monotonic() + self._intervals.all_s
-            for root in self._catalog.roots if is_all else self._used_roots():
-                await self._look(root)
+            for root in self._catalog.roots if is_all else self._list_used_roots():
+                await self._survey_root(root)
 
-    async def _look(self, root: Root) -> None:
+    async def _survey_root(self, root: Root) -> None:
         is_doubted = False
-        for environment in self._environments.sites(environment_of(root)):
+        for environment in self._environments.list_sites(environment_of(root)):
             was_probed = self._environments.is_probed(environment)
-            reason = self._environments.look(environment) if was_probed else ""
+            reason = self._environments.check_toolchain(environment) if was_probed else ""
             if reason:
                 _log.info("toolchain_changed", root=root.path, reason=reason)
                 self._doubted()
-                await self._environments.probe(environment)
+                await self._environments.probe_environment(environment)
                 is_doubted = True
-        present = self._fingerprints(root)
+        present = self._read_fingerprints(root)
         before = self._seen.get(root.path, {})
         self._seen[root.path] = present
-        # A first probe changes nothing, nor does a host that comes.
+        # A first probe is no change, nor is a host that comes.
         known = [host for host in present if before.get(host)]
         if not is_doubted and all(before[host] == present[host] for host in known):
             return
@@ -107,7 +111,7 @@ class ToolchainSurvey:
         ]
         await self._probed(kernels, changed)
 
-    def _used_roots(self) -> list[Root]:
+    def _list_used_roots(self) -> list[Root]:
         used = {}
         for name in self._in_use():
             with suppress(NotFound, AmbiguousName):
@@ -116,11 +120,11 @@ class ToolchainSurvey:
                     used[root.path] = root
         return list(used.values())
 
-    def _fingerprints(self, root: Root) -> _Seen:
-        """Return what decides the contexts of each backend's kernels, by host."""
-        found: _Seen = {}
-        for environment in self._environments.sites(environment_of(root)):
-            report = self._environments.report(environment)
+    def _read_fingerprints(self, root: Root) -> _Fingerprints:
+        """Return, for each host, the fingerprints on which the contexts of each backend's kernels stand."""
+        found: _Fingerprints = {}
+        for environment in self._environments.list_sites(environment_of(root)):
+            report = self._environments.get_report(environment)
             found[environment.host] = {
                 name: (backend.fingerprint, [(device.name, device.fingerprint) for device in backend.devices])
                 for name, backend in ({} if report is None else report.backends).items()

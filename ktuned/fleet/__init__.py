@@ -18,17 +18,17 @@ from ktuned.fleet.failures import (
     WorkerDied,
     is_outside_kill,
 )
-from ktuned.fleet.fleet import BENCH_MODULES, Fleet, compilers_for
+from ktuned.fleet.fleet import BENCH_MODULES, Fleet, count_compile_workers
 from ktuned.fleet.front_ends import LIBRARY, FrontEndKey, FrontEnds
 from ktuned.fleet.health import Health
 from ktuned.fleet.lane_machine import Bench
 from ktuned.fleet.lanes import Lane
 from ktuned.fleet.local_executor import LocalExecutor
 from ktuned.fleet.pace import Pace
-from ktuned.fleet.priority_semaphore import NO_JOB, Turn, Turns, aged
+from ktuned.fleet.priority_semaphore import NO_JOB, Turn, Turns, age_rank
 from ktuned.fleet.process import StartProcess
 from ktuned.fleet.quiet import ALL_CORES, COURTESY_S, QuietGate
-from ktuned.fleet.remote import HostEvents, RemoteExecutor, Surroundings, executor_names, load_executor
+from ktuned.fleet.remote import HostEvents, RemoteExecutor, Surroundings, list_executor_names, load_executor
 from ktuned.fleet.usage import CpuUse, Usage
 from ktuned.fleet.warden import RUNS
 
@@ -76,10 +76,10 @@ __all__ = [
     "Usage",
     "Worker",
     "WorkerDied",
-    "aged",
-    "compilers_for",
-    "executor_names",
+    "age_rank",
+    "count_compile_workers",
     "is_outside_kill",
+    "list_executor_names",
     "load_executor",
     "memory",
 ]

@@ -1,7 +1,7 @@
-"""The applications that work on GPUs while their tunings go on.
+"""Applications that work on a GPU while ktuned tunes there.
 
-An application that asks for a tuning and goes on meanwhile names its process. While it lives and works on a GPU, lanes
-there use at most a tenth of the time, and only as much memory as is free (``ktuned.worker.room``).
+An application that asks for a tuning and continues meanwhile names its process. While it lives and works on a GPU,
+lanes there use at most a tenth of the time, and only as much memory as is free (``ktuned.worker.room``).
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from typing import Final
 from ktuned.model import Device
 
 MAX_APPLICATIONS: Final = 1000
-"""Processes that are remembered; those that ended make room."""
+"""Processes that are remembered at once; those that have ended make room."""
 
 
-def process_identity(pid: int) -> str:
-    """Return the start time of a process, by which its number is not taken for a later one; empty without it."""
+def read_process_identity(pid: int) -> str:
+    """Return the start time of a process, which tells it from a later one of the same number; empty if it is gone."""
     try:
-        behind = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
-        return behind.split()[19]
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2]
+        return fields.split()[19]
     except (OSError, UnicodeDecodeError, IndexError):
         return ""
 
@@ -29,12 +29,14 @@ def process_identity(pid: int) -> str:
 class Applications:
     """The processes of applications, while they live.
 
-    ``is_used`` says whether another program works on a device now; where that is unknown, it does.
+    Args:
+        identity: Returns what tells a process from a later one of the same number; empty if there is none.
+        is_used: Returns whether another program works on a device now; without it, one always may.
     """
 
     def __init__(
         self,
-        identity: Callable[[int], str] = process_identity,
+        identity: Callable[[int], str] = read_process_identity,
         *,
         is_used: Callable[[Device], Awaitable[bool]] | None = None,
     ) -> None:
@@ -42,21 +44,21 @@ class Applications:
         self._is_used = is_used
         self._known: dict[int, str] = {}
 
-    def note(self, pid: int) -> None:
-        """Remember a process; one that has ended already is none."""
+    def add_process(self, pid: int) -> None:
+        """Remember a process, unless it has ended already."""
         identity = self._identity(pid)
-        if identity and pid != os.getpid() and len(self.present()) < MAX_APPLICATIONS:
+        if identity and pid != os.getpid() and len(self.list_living()) < MAX_APPLICATIONS:
             self._known[pid] = identity
 
-    def present(self) -> tuple[int, ...]:
-        """Return those that live."""
+    def list_living(self) -> tuple[int, ...]:
+        """Return the ids of the processes that live."""
         self._known = {pid: identity for pid, identity in self._known.items() if self._identity(pid) == identity}
         return tuple(self._known)
 
-    def beside(self, device: Device) -> tuple[int, ...]:
-        """Return those that may be at work on a device: on a GPU of this machine."""
-        return self.present() if device.kind == "cuda" and not device.host else ()
+    def list_on_device(self, device: Device) -> tuple[int, ...]:
+        """Return the living processes that may be at work on a device: all on a GPU of this machine, none elsewhere."""
+        return self.list_living() if device.kind == "cuda" and not device.host else ()
 
-    async def work_on(self, device: Device) -> bool:
-        """Return whether one of them works on a device now, as far as that is known."""
-        return bool(self.beside(device)) and (self._is_used is None or await self._is_used(device))
+    async def is_device_used(self, device: Device) -> bool:
+        """Return whether an application may be at work on a device now."""
+        return bool(self.list_on_device(device)) and (self._is_used is None or await self._is_used(device))

@@ -1,7 +1,17 @@
-"""The daemon's side of the bridge: starts its process when it is first called, kills it, starts it again.
+"""The daemon's side of the bridge: starts its process for the first call, kills it when it hangs, starts it again.
 
-It is a child like a worker: a session of its own, killed as a group, gone with the daemon. If it ends, each call under
-way fails with :class:`BridgeDown`; the next call starts it again, with pauses that grow.
+The process (:mod:`ktuned.bridge`) is a child like a worker: a session of its own, killed as a group, gone with the
+daemon. It runs libraries that may block, crash or hang, so its end is an ordinary event:
+
+=========  ===================================================================================================
+not there  the next call starts it, unless its last end was so recent that a pause is due: then the call fails
+starting   calls wait; a process that does not answer within :data:`START_S` is killed
+up         calls run side by side; a heartbeat that gets no answer for :data:`SILENCE_S` kills the process
+ended      each call under way fails with :class:`BridgeDown`, and what the process left behind is killed
+=========  ===================================================================================================
+
+A call that passes its own deadline fails with :class:`BridgeSlow`, and the process lives on: one slow service must not
+take the others with it.
 """
 
 from __future__ import annotations
@@ -34,29 +44,36 @@ _log = structlog.get_logger()
 BRIDGE_MARK: Final = "KTUNED_BRIDGE"
 
 START_S: Final = 20.0
-"""Time for the process to answer first: an interpreter with its packages on a network's file system."""
+"""Time for the process's first answer: its interpreter and packages may lie on a network file system."""
 
 BEAT_S: Final = 5.0
 SILENCE_S: Final = 20.0
-"""Interval of signs of life, and the silence after which the process hangs: importing a large library blocks it for
-seconds."""
+"""Interval of heartbeats, and the silence after which the process counts as hung: importing a large library blocks it
+for seconds."""
 
 SOUND_S: Final = 30.0
-"""A process that has lived for so long starts again without a pause."""
+"""A process that has lived for so long is started again without a pause."""
 
 CLOSE_S: Final = 2.5
-"""Time for services to let go of what they hold elsewhere when the daemon ends; then the process is killed."""
+"""Time for services to release what they hold elsewhere when the daemon ends; then the process is killed."""
 
 REAP_S: Final = 2.0
 """Time for a killed process to be gone when the daemon ends."""
 
 
 class Bridge:
-    """The bridge of one daemon; nothing runs before the first :meth:`exchange`.
+    """A bridge. No process runs before the first call.
 
-    ``python`` is the interpreter that it runs under, ``base_env`` its environment, ``mark`` (``NAME=value``) what the
-    daemon's warden finds its processes by. ``mend`` is what helps where the interpreter cannot be started. ``kept`` are
-    the children of this process that are no orphans: the bridge's process is among them while it lives.
+    Args:
+        python: The interpreter of the process; may be changed, and counts from its next start.
+        directory: Where the process runs.
+        base_env: Its environment.
+        mark: ``NAME=value`` in its environment, by which the daemon's warden finds it.
+        kept: Children of this process that are no orphans; the bridge's is among them while it lives.
+        mend: What the user can do when the interpreter cannot be started.
+        health: Ends of the process, and the pauses after them.
+        beat_s: Interval of heartbeats, in seconds.
+        silence_s: Time after which a process that does not answer one is killed, in seconds.
     """
 
     def __init__(
@@ -89,8 +106,8 @@ class Bridge:
         self._tasks: anyio.abc.TaskGroup | None = None
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Self]:
-        """Let calls start the process; on leaving, it has ended: by itself, or it is killed."""
+    async def accept_calls(self) -> AsyncIterator[Self]:
+        """Let calls start the process for the length of the block; on leaving, the process has ended or is killed."""
         async with anyio.create_task_group() as tasks:
             self._tasks = tasks
             try:
@@ -101,27 +118,27 @@ class Bridge:
                 process = self._process
                 if process is not None:
                     with anyio.CancelScope(shield=True):
-                        process.end_soon()
+                        process.request_end()
                         with anyio.move_on_after(CLOSE_S):
                             await process.gone.wait()
                         process.kill()
                         with anyio.move_on_after(REAP_S):
                             await process.gone.wait()
-                            await anyio.to_thread.run_sync(warden.sweep, process.mark)
+                            await anyio.to_thread.run_sync(warden.kill_marked, process.mark)
 
     @property
     def pid(self) -> int | None:
-        """The process, while there is one."""
+        """The id of the process, while there is one."""
         return None if self._process is None else self._process.pid
 
     @property
     def pause_s(self) -> float:
-        """Seconds until a call may start the process again; 0 if it may now, or if it is up."""
+        """Seconds until a call may start the process again; 0 if it may now, or if the process is up."""
         return 0.0 if self._process is not None else self._health.pause_s
 
     @property
     def notices(self) -> list[str]:
-        """The reason why the bridge is down, if it is: one line."""
+        """Why the bridge is down, one line; empty if it is not."""
         if self._process is not None or not self._health.is_sick:
             return []
         pause_s = self._health.pause_s
@@ -129,34 +146,41 @@ class Bridge:
         return [f"ktuned-bridge ended: {self._health.reason}; it is started again {when}"]
 
     def kill(self, why: str) -> None:
-        """End the process for what it does; ``why`` is the error of all calls under way."""
+        """Kill the process for what it did; ``why`` is the error of all calls under way."""
         if self._process is not None:
             self._process.kill(why)
 
-    async def exchange(self, call: Call[R, I], deadline_s: float, *, on_item: Callable[[I], None] | None = None) -> R:
-        """Call a service; return its reply. ``on_item`` takes the items before it, each of which begins the deadline
-        again. With a deadline of ``math.inf`` it is waited for as long as the bridge lives.
+    async def call_service(
+        self, call: Call[R, I], deadline_s: float, *, on_item: Callable[[I], None] | None = None
+    ) -> R:
+        """Call a service and wait for its reply.
+
+        Args:
+            call: The call; its type says which service it is for.
+            deadline_s: Seconds that the reply may take; each item begins them again. ``math.inf`` waits as long as the
+                bridge lives.
+            on_item: Called with each item that comes before the reply.
 
         Raises:
             BridgeDown: the process cannot be started, is not yet to be started again, or ended meanwhile.
             BridgeSlow: the deadline passed.
             CallFailed: the service says that it cannot.
         """
-        process = await self._up()
-        return await process.calls.exchange(call, deadline_s, on_item)
+        process = await self._get_process()
+        return await process.calls.send_call(call, deadline_s, on_item)
 
-    async def post(self, call: Call[replies.Empty, Never], deadline_s: float) -> None:
-        """Send a call that has no answers.
+    async def post_call(self, call: Call[replies.Empty, Never], deadline_s: float) -> None:
+        """Send a call that has no answers; return as soon as it is sent.
 
         Raises:
-            BridgeDown: as :meth:`exchange`.
+            BridgeDown: as :meth:`call_service`.
             BridgeSlow: it cannot be sent within the deadline.
         """
-        process = await self._up()
-        await process.calls.post(call, deadline_s)
+        process = await self._get_process()
+        await process.calls.post_call(call, deadline_s)
 
-    async def _up(self) -> BridgeProcess:
-        """Return the process, started if it is not there."""
+    async def _get_process(self) -> BridgeProcess:
+        """Return the process; start it if there is none."""
         async with self._starting:
             if self._process is not None:
                 return self._process
@@ -166,39 +190,39 @@ class Bridge:
                 raise BridgeDown(
                     f"ktuned-bridge ended: {self._health.reason}; it is started again in {self._health.pause_s:.0f} s"
                 )
-            process = await self._start()
-            self._tasks.start_soon(self._attend, process)
+            process = await self._start_process()
+            self._tasks.start_soon(self._watch_process, process)
             try:
-                hello = await process.calls.exchange(Hello(), START_S)
+                hello = await process.calls.send_call(Hello(), START_S)
             except BaseException as error:
                 process.kill("" if isinstance(error, BridgeDown) else "it did not answer")
                 raise
             _log.info("bridge_started", pid=hello.pid, python=hello.python, executable=hello.executable)
             return process
 
-    async def _start(self) -> BridgeProcess:
+    async def _start_process(self) -> BridgeProcess:
         self._starts += 1
         ours, theirs = socket.socketpair()
         with theirs:
             try:
-                popen, mark = self._spawn(theirs.fileno())
+                popen, mark = self._spawn_process(theirs.fileno())
             except OSError as error:
                 ours.close()
                 reason = f"{self.python} cannot be started: {error.strerror}"
-                self._health.failed(reason)
+                self._health.record_failure(reason)
                 raise BridgeDown(
                     f"ktuned-bridge: {reason}",
                     hint=self._mend,
                 ) from error
         self._kept.add(popen.pid)
-        process = self._process = BridgeProcess(popen, mark, self._ended)
+        process = self._process = BridgeProcess(popen, mark, self._on_process_end)
         await asyncio.get_running_loop().create_connection(lambda: process, sock=ours)
         return process
 
-    def _spawn(self, descriptor: int) -> tuple[subprocess.Popen[bytes], str]:
+    def _spawn_process(self, descriptor: int) -> tuple[subprocess.Popen[bytes], str]:
         """Start a process; return it and its mark."""
         name = f"{self._id}.{self._own_id}.{self._starts}"
-        # -P: a module in its directory must not shadow those that it is made of.
+        # -P: a module in the working directory must not shadow those of the bridge itself.
         popen = subprocess.Popen(
             [self.python, "-P", "-m", "ktuned.bridge", str(descriptor), str(os.getpid())],
             stdin=subprocess.DEVNULL,
@@ -211,29 +235,29 @@ class Bridge:
         )
         return popen, f"{BRIDGE_MARK}={name}"
 
-    def _ended(self, process: BridgeProcess) -> None:
+    def _on_process_end(self, process: BridgeProcess) -> None:
         self._kept.discard(process.pid)
         self._process = None
         if self._tasks is None:
             return
         if monotonic() - process.started >= SOUND_S:
-            self._health.succeeded()
-        self._health.failed(process.end)
+            self._health.record_success()
+        self._health.record_failure(process.end)
         _log.warning("bridge_ended", pid=process.pid, reason=process.end)
 
-    async def _attend(self, process: BridgeProcess) -> None:
-        """Ask the process for signs of life until it is gone, then kill what it left behind."""
+    async def _watch_process(self, process: BridgeProcess) -> None:
+        """Send heartbeats to the process until it is gone, then kill what it left behind."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._beat, process)
+            tasks.start_soon(self._send_heartbeats, process)
             await process.gone.wait()
             tasks.cancel_scope.cancel()
-        await anyio.to_thread.run_sync(warden.sweep, process.mark)
+        await anyio.to_thread.run_sync(warden.kill_marked, process.mark)
 
-    async def _beat(self, process: BridgeProcess) -> None:
+    async def _send_heartbeats(self, process: BridgeProcess) -> None:
         while True:
             await anyio.sleep(self._beat_s)
             try:
-                await process.calls.exchange(Hello(), self._silence_s)
+                await process.calls.send_call(Hello(), self._silence_s)
             except BridgeSlow:
                 process.kill(f"it gave no sign of life for {self._silence_s:.0f} s")
             except BridgeDown:

@@ -15,11 +15,11 @@ import anyio
 
 from ktuned.fleet.calls import BridgeDown, Calls
 from ktuned.fleet.failures import describe_exit
-from ktuned.fleet.output_tail import Tail
+from ktuned.fleet.output_tail import OutputTail
 from ktuned.ipc import InvalidMessage, frames
 
 CLOSED_S: Final = 1.0
-"""Time for a process that has closed its socket to end by itself."""
+"""Time for a process that has closed its socket to end; then it is killed."""
 
 
 class BridgeProcess(asyncio.Protocol):
@@ -37,11 +37,11 @@ class BridgeProcess(asyncio.Protocol):
         self._on_gone = on_gone
         self._loop = asyncio.get_running_loop()
         self._pidfd = os.pidfd_open(process.pid)
-        self._tail = Tail(process.stdout.fileno())
+        self._tail = OutputTail(process.stdout.fileno())
         self._transport: asyncio.Transport | None = None
         self._writable = asyncio.Event()
         self._writable.set()
-        self.calls = Calls("ktuned-bridge", self._send, self._writable.wait)
+        self.calls = Calls("ktuned-bridge", self._send_frame, self._writable.wait)
         os.set_blocking(self._tail.fd, False)
         self._loop.add_reader(self._pidfd, self._on_exit)
         self._loop.add_reader(self._tail.fd, self._on_output)
@@ -51,15 +51,15 @@ class BridgeProcess(asyncio.Protocol):
         self._transport = cast(asyncio.Transport, transport)
 
     def connection_lost(self, error: Exception | None) -> None:
-        """Expect its end, which says more than the socket; one that goes on without it is killed."""
+        """Wait for the process's end, which says more than the socket's; a process that lives on is killed."""
         self._loop.call_later(CLOSED_S, self.kill, "it closed its socket")
 
     def pause_writing(self) -> None:
-        """Hold calls back until it has read those before."""
+        """Hold calls back until the process has read those before."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Let calls be sent again."""
         self._writable.set()
 
     def data_received(self, data: bytes) -> None:
@@ -69,17 +69,17 @@ class BridgeProcess(asyncio.Protocol):
         except (frames.FrameError, InvalidMessage) as error:
             self.kill(f"it sent what is no answer: {error}")
 
-    def _send(self, data: bytes) -> None:
+    def _send_frame(self, data: bytes) -> None:
         if self._transport is None or self._transport.is_closing() or self._is_ending:
-            raise BridgeDown(self._down())
+            raise BridgeDown(self._describe_end())
         self._transport.write(data)
 
     def _on_output(self) -> None:
-        if not self._tail.read_some():
+        if not self._tail.read_available():
             self._loop.remove_reader(self._tail.fd)
 
-    def end_soon(self) -> None:
-        """Have it let go of what it holds, and end."""
+    def request_end(self) -> None:
+        """Close our side of the socket: the process releases what it holds, and ends."""
         if self._transport is not None and not self._transport.is_closing():
             self.end = "the daemon is ending"
             self._is_ending = True
@@ -93,7 +93,7 @@ class BridgeProcess(asyncio.Protocol):
                 os.killpg(self.pid, signal.SIGKILL)
 
     def _on_exit(self) -> None:
-        # Its children, while its process group is still its own.
+        # Kills its children. Not later: once the process is reaped, its group's number may be another's.
         self.kill()
         self._tail.read_rest()
         for descriptor in (self._pidfd, self._tail.fd):
@@ -101,16 +101,16 @@ class BridgeProcess(asyncio.Protocol):
         os.close(self._pidfd)
         self._pidfd = -1
         returncode = self._process.wait()
-        lines = self._tail.take().strip().splitlines()
-        said = f": {lines[-1][:200]}" if lines and not self.end else ""
-        self.end = self.end or f"it {describe_exit(returncode)}{said}"
+        lines = self._tail.take_text().strip().splitlines()
+        last_words = f": {lines[-1][:200]}" if lines and not self.end else ""
+        self.end = self.end or f"it {describe_exit(returncode)}{last_words}"
         assert self._process.stdout is not None
         self._process.stdout.close()
         if self._transport is not None:
             self._transport.abort()
-        self.calls.fail(self._down())
+        self.calls.fail_all(self._describe_end())
         self.gone.set()
         self._on_gone(self)
 
-    def _down(self) -> str:
+    def _describe_end(self) -> str:
         return f"ktuned-bridge is gone: {self.end or 'it has ended'}"

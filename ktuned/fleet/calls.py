@@ -1,6 +1,8 @@
 """Calls under way over one stream to another process: numbers, deadlines, answers.
 
-Each has a number, and a deadline that begins again with each of its answers.
+Calls run side by side. Each has a number, which its answers carry, and a deadline, which begins again with each answer.
+A call whose deadline passes, or whose caller is cancelled, is cancelled on the other side too; an answer that comes
+later finds no call, and is dropped. When the other side ends, all calls fail with the reason.
 """
 
 from __future__ import annotations
@@ -30,7 +32,7 @@ class BridgeDown(KtunedError):
 
 
 class BridgeSlow(KtunedError):
-    """A call took longer than its deadline; it is taken back, and the other side lives on."""
+    """A call took longer than its deadline. It is cancelled, and the other side lives on."""
 
     code = "bridge_deadline"
 
@@ -45,9 +47,12 @@ class _Pending(msgspec.Struct, eq=False):
 
 
 class Calls:
-    """Makes calls with ``send``, which takes frames in order and raises :class:`BridgeDown` where it cannot.
+    """Makes calls over a stream.
 
-    ``writable`` waits until the stream takes more; ``name`` is the other side in messages.
+    Args:
+        name: What error messages call the other side.
+        send: Sends a frame, in order; raises :class:`BridgeDown` if it cannot.
+        writable: Waits until the stream takes more.
     """
 
     def __init__(self, name: str, send: Callable[[bytes], None], writable: Callable[[], Awaitable[Any]]) -> None:
@@ -60,32 +65,32 @@ class Calls:
         self._numbers = itertools.count(1)
 
     def feed(self, data: bytes) -> None:
-        """Take bytes of the stream, and each answer that they complete.
+        """Take in bytes of the stream; hand each answer that they complete to its caller.
 
         Raises:
-            FrameError, InvalidMessage: they are no answers; the stream cannot be read on.
+            FrameError, InvalidMessage: they are no answers; nothing further can be read from the stream.
         """
         for message in self._decoder.feed(data):
-            self._take(messages.decode_answer(message))
+            self._take_answer(messages.decode_answer(message))
 
-    def _take(self, answer: messages.Answer) -> None:
+    def _take_answer(self, answer: messages.Answer) -> None:
         pending = self._pending.get(answer.number)
         if pending is None or pending.done.done():
-            # Taken back meanwhile.
+            # Cancelled meanwhile.
             return
         pending.last_at = monotonic()
         if answer.fault is not None:
             fault = answer.fault
             pending.done.set_exception(CallFailed(fault.code, fault.message, hint=fault.hint))
             return
-        value = messages.value_of(pending.call, answer)
+        value = messages.decode_value(pending.call, answer)
         if answer.is_last:
             pending.done.set_result(value)
         elif pending.on_item is not None:
             pending.on_item(value)
 
-    async def exchange(self, call: Call[R, I], deadline_s: float, on_item: Callable[[I], None] | None = None) -> R:
-        """Send a call and wait for its reply, as :meth:`ktuned.fleet.Bridge.exchange`."""
+    async def send_call(self, call: Call[R, I], deadline_s: float, on_item: Callable[[I], None] | None = None) -> R:
+        """Send a call and wait for its reply, as :meth:`ktuned.fleet.Bridge.call_service`."""
         number = next(self._numbers)
         pending = _Pending(type(call), self._loop.create_future(), on_item, monotonic())
         data = messages.encode_service_call(number, call)
@@ -97,25 +102,25 @@ class Calls:
             if not pending.done.done():
                 self._send(data)
                 is_sent = True
-            reply: R = await self._reply(pending, deadline_s)
+            reply: R = await self._await_reply(pending, deadline_s)
         finally:
             del self._pending[number]
             if not pending.done.done():
                 pending.done.cancel()
                 if is_sent:
-                    self._take_back(number)
+                    self._cancel_call(number)
             elif not pending.done.cancelled():
-                # Seen, also where the caller was cancelled as it came.
+                # Look at the exception, or asyncio complains where the caller was cancelled as it came.
                 pending.done.exception()
         return reply
 
-    async def post(self, call: Call[replies.Empty, Never], deadline_s: float) -> None:
+    async def post_call(self, call: Call[replies.Empty, Never], deadline_s: float) -> None:
         """Send a call that has no answers, once the stream takes it.
 
         Raises:
             BridgeDown, BridgeSlow: it cannot be sent.
         """
-        data = messages.encode_note(call)
+        data = messages.encode_post(call)
         try:
             with anyio.fail_after(deadline_s):
                 await self._writable()
@@ -123,22 +128,22 @@ class Calls:
             raise BridgeSlow(f"{self._name}: {call.operation} could not be sent for {deadline_s:.3g} s") from None
         self._send(data)
 
-    def _take_back(self, number: int) -> None:
+    def _cancel_call(self, number: int) -> None:
         try:
             self._send(messages.encode_cancel(number))
         except BridgeDown:
             return
 
-    async def _reply(self, pending: _Pending, deadline_s: float) -> Any:
+    async def _await_reply(self, pending: _Pending, deadline_s: float) -> Any:
         while not pending.done.done():
-            left_s = pending.last_at + deadline_s - monotonic()
-            if left_s <= 0:
-                raise BridgeSlow(f"{self._name}: {pending.call.operation} was not over after {deadline_s:.3g} s")
-            await asyncio.wait([pending.done], timeout=None if left_s == math.inf else left_s)
+            remaining_s = pending.last_at + deadline_s - monotonic()
+            if remaining_s <= 0:
+                raise BridgeSlow(f"{self._name}: {pending.call.operation} timed out after {deadline_s:.3g} s")
+            await asyncio.wait([pending.done], timeout=None if remaining_s == math.inf else remaining_s)
         return pending.done.result()
 
-    def fail(self, reason: str) -> None:
-        """Fail all calls under way: the other side has ended."""
+    def fail_all(self, reason: str) -> None:
+        """Fail all calls under way, because the other side has ended."""
         for pending in self._pending.values():
             if not pending.done.done():
                 pending.done.set_exception(BridgeDown(reason))

@@ -1,7 +1,8 @@
-"""The face that the fleet shows to machines: an executor starts workers, a worker exchanges requests for replies.
+"""The interface between the fleet and machines: an executor starts workers, a worker answers requests.
 
-The fleet decides which worker is needed when; an executor knows how to run one where it is. This machine's is
-:class:`~ktuned.fleet.local_executor.LocalExecutor`; for others see :mod:`ktuned.fleet.remote`.
+The fleet decides which worker is needed when; an executor knows how to run it on its machine. That of this machine is
+:class:`~ktuned.fleet.local_executor.LocalExecutor`; for other machines see :mod:`ktuned.fleet.remote`. An executor of
+your own is right if it passes :func:`ktuned.testing.executors.check_executor`.
 """
 
 from __future__ import annotations
@@ -24,9 +25,10 @@ I = TypeVar("I")  # noqa: E741 - an item
 
 
 class Environment(msgspec.Struct, frozen=True):
-    """The code that a worker runs: interpreter, directory, additions to the environment, the project in it.
+    """What a worker runs in: an interpreter, a working directory, variables, and the project that lies there.
 
-    On another ``host`` than this machine, interpreter and directory are those that stand for them there.
+    ``host`` is the name of another machine, empty for this one. There, the interpreter and the directory are the ones
+    that the host's executor has in place of these.
     """
 
     python: str
@@ -35,29 +37,30 @@ class Environment(msgspec.Struct, frozen=True):
     project: str = ""
     host: str = ""
 
-    def beside(self, device: Device) -> Environment:
-        """Return the environment on the machine of a device."""
+    def with_host_of(self, device: Device) -> Environment:
+        """Return the same environment on a device's machine."""
         return self if device.host == self.host else msgspec.structs.replace(self, host=device.host)
 
 
 class KernelCode(msgspec.Struct, frozen=True):
-    """The Python of a kernel file: the file, and a digest of all Python that has a part in it."""
+    """The Python that a kernel file runs: the file's path, and a digest of all Python that has a part in it."""
 
     file: str
     digest: str
 
 
 DATA_CODE = KernelCode("", "")
-"""Stands for the kernel files that run nothing of the user's: a worker that has opened one serves all of them."""
+"""Stands for all kernel files that are data and run no Python: a worker that has opened one serves them all."""
 
 
 class Worker(ABC):
-    """A running worker: one role in one environment; ``gone`` is set when it has ended, however it did.
+    """A running worker: one role in one environment. ``gone`` is set when it has ended, for whatever reason.
 
-    ``device`` is the one on which it has worked and has its context, ``makes_context`` whether it makes one before it
-    has a device, ``code`` the kernel file that it has opened there, ``holds_data`` whether it still has a problem's
-    data, and it idles until ``idle_until`` at most: the lane machine keeps these. ``memory_bytes`` is
-    what it used when it was last looked at, ``settled_bytes`` what it needs, ``requests`` how many it has had.
+    The fleet keeps the rest: ``device`` is the name of the one on which the worker has its context, empty if none yet,
+    and ``makes_context`` says that it makes one before it has a device. ``code`` is the kernel file that it has opened,
+    ``holds_data`` whether it still has a problem's data, ``idle_until`` when it ends if nobody needs it.
+    ``memory_bytes`` is what it used at the last look, ``settled_bytes`` what it needs without any growth, ``requests``
+    how many it has had.
     """
 
     def __init__(self, role: Role, environment: Environment, pid: int) -> None:
@@ -86,7 +89,7 @@ class Worker(ABC):
         return self.makes_context or kind_of(self.device) == "cuda"
 
     @abstractmethod
-    async def exchange(
+    async def send_request(
         self,
         request: requests.Request[R, I],
         deadlines: Mapping[str, float],
@@ -94,11 +97,18 @@ class Worker(ABC):
         on_item: Callable[[I], None] | None = None,
         on_computed: Callable[[], None] | None = None,
     ) -> tuple[R, Output]:
-        """Send a request; return its reply, and what the worker's code printed meanwhile.
+        """Send a request and wait for its reply; one at a time.
 
-        ``deadlines`` gives each phase's seconds. ``on_computed`` is called where the worker says that what is left
-        needs no processor. A worker that cannot be relied on any more is killed: one whose deadline passed, or whose
-        caller was cancelled.
+        A worker whose state is unknown afterwards is killed: after a deadline, and when the caller is cancelled.
+
+        Args:
+            request: What the worker is to do.
+            deadlines: Seconds that each phase may take, by its name.
+            on_item: Called with each item that comes before the reply.
+            on_computed: Called when the worker says that the rest needs no processor.
+
+        Returns:
+            The reply, and what the worker's code printed meanwhile.
 
         Raises:
             WorkerDied: it ended meanwhile.
@@ -107,44 +117,52 @@ class Worker(ABC):
         """
 
     @abstractmethod
-    def kill(self) -> None:
-        """End the worker and all that it started, at once, wherever it runs."""
+    def kill(self, why: str = "") -> None:
+        """End the worker and all that it started, at once, wherever it runs.
 
-    @abstractmethod
-    def stop(self, why: str) -> None:
-        """Kill the worker for what it does; ``why`` is the error of the request under way."""
+        With ``why`` it ends for what it did: that is the error of the request under way. Without, a request under way
+        fails as by a kill from outside.
+        """
 
     @abstractmethod
     def measure_memory(self) -> None:
         """Set :attr:`memory_bytes` to what the worker and its children use now."""
 
     @abstractmethod
-    def output(self) -> Output:
-        """Return, and forget, what the worker's code has printed so far: between two items of a request."""
+    def take_output(self) -> Output:
+        """Return, and forget, what the worker's code has printed so far; also between two items of a request."""
 
     @abstractmethod
-    def timeline(self) -> Mapping[str, float]:
-        """Return the seconds that each phase of the last request took, for the log."""
+    def read_phase_durations(self) -> Mapping[str, float]:
+        """Return the seconds that each phase of the last request took, by its name, for the log."""
 
-    def settle(self) -> None:
-        """Take what it uses now as what it needs; anything beyond that is growth."""
+    def settle_memory(self) -> None:
+        """Take the memory that the worker uses now as what it needs; anything beyond that is growth."""
         self.measure_memory()
         self.settled_bytes = self.memory_bytes
 
 
 class Executor(ABC):
-    """Runs workers on one machine, or on several; none outlives :meth:`running`."""
+    """Runs workers on one machine, or on several. None of them outlives the block of :meth:`run_workers`."""
 
     @abstractmethod
-    def running(self) -> AbstractAsyncContextManager[object]:
-        """Hold what workers need; on leaving, each is killed and has ended."""
+    def run_workers(self) -> AbstractAsyncContextManager[object]:
+        """Let workers be started for the length of the block; on leaving, each is killed and has ended."""
 
     @abstractmethod
-    async def start(self, role: Role, environment: Environment, *, limit_bytes: int, deadline_s: float) -> Worker:
-        """Start a worker and wait until it takes requests; it may use ``limit_bytes`` of memory.
+    async def start_worker(
+        self, role: Role, environment: Environment, *, limit_bytes: int, deadline_s: float
+    ) -> Worker:
+        """Start a worker and wait until it takes requests.
+
+        Args:
+            role: What it will do.
+            environment: What it runs in, and on which host.
+            limit_bytes: Memory that the worker and its children may use together.
+            deadline_s: Seconds until it must be ready.
 
         Raises:
-            WorkerError: it cannot be started, or is not ready within ``deadline_s``.
+            WorkerError: it cannot be started, or is not ready in time.
             HostLost: its machine is not there now.
         """
 
@@ -155,4 +173,4 @@ class Executor(ABC):
 
     @abstractmethod
     def leave_cores(self, lanes: int) -> None:
-        """Keep compilers and explorers, those that run too, off so many cores, as far as there are cores."""
+        """Leave cores to lanes: keep compilers and explorers off them, the running ones as well."""

@@ -17,8 +17,8 @@ from ktuned.model import Phase, Role
 
 
 class Executors(Executor):
-    """Starts each worker where its environment says: on this machine by ``local``, on a host by the executor that has
-    reported it. ``events`` are told of hosts.
+    """Starts each worker on its environment's machine: on this one by ``local``, on a host by the executor that has
+    reported the host. Hosts that come and go are passed on to ``events``.
     """
 
     def __init__(self, local: Executor, surroundings: Surroundings, events: HostEvents) -> None:
@@ -30,45 +30,49 @@ class Executors(Executor):
         self._hosts: dict[str, RemoteExecutor] = {}
         self._tasks: anyio.abc.TaskGroup | None = None
 
-    def follow(self, tables: Mapping[str, msgspec.Struct], *, limits_are_given: bool) -> None:
-        """Have executors follow their tables of ``config.toml``; one is imported when its table is there first."""
+    def apply_settings(self, tables: Mapping[str, msgspec.Struct], *, limits_are_given: bool) -> None:
+        """Give each plugin's executor its table of ``config.toml``; one is imported when its table first appears."""
         for name in tables.keys() - self.remotes.keys():
-            self._add(name, load_executor(name))
+            self._add_executor(name, load_executor(name))
         for name, remote in self.remotes.items():
-            remote.follow(tables.get(name), limits_are_given=limits_are_given)
+            remote.apply_settings(tables.get(name), limits_are_given=limits_are_given)
 
-    def _add(self, name: str, kind: type[RemoteExecutor]) -> None:
-        def host_up(host: str, cores: int) -> None:
+    def _add_executor(self, name: str, kind: type[RemoteExecutor]) -> None:
+        def register_host(host: str, cores: int) -> None:
             self._hosts[host] = remote
             self._events.on_up(host, cores)
 
-        remote = self.remotes[name] = kind(self._surroundings, msgspec.structs.replace(self._events, on_up=host_up))
+        remote = self.remotes[name] = kind(
+            self._surroundings, msgspec.structs.replace(self._events, on_up=register_host)
+        )
         if self._tasks is not None:
-            self._tasks.start_soon(self._hold, remote)
+            self._tasks.start_soon(self._run_executor, remote)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Self]:
-        """Hold all of them."""
-        async with self._local.running(), anyio.create_task_group() as tasks:
+    async def run_workers(self) -> AsyncIterator[Self]:
+        """Let all executors run workers for the length of the block."""
+        async with self._local.run_workers(), anyio.create_task_group() as tasks:
             self._tasks = tasks
             for remote in self.remotes.values():
-                tasks.start_soon(self._hold, remote)
+                tasks.start_soon(self._run_executor, remote)
             try:
                 yield self
             finally:
                 self._tasks = None
                 tasks.cancel_scope.cancel()
 
-    async def _hold(self, remote: RemoteExecutor) -> None:
-        async with remote.running():
+    async def _run_executor(self, remote: RemoteExecutor) -> None:
+        async with remote.run_workers():
             await anyio.sleep_forever()
 
-    async def start(self, role: Role, environment: Environment, *, limit_bytes: int, deadline_s: float) -> Worker:
-        """Start a worker, as :meth:`Executor.start`."""
+    async def start_worker(
+        self, role: Role, environment: Environment, *, limit_bytes: int, deadline_s: float
+    ) -> Worker:
+        """Start a worker, as :meth:`Executor.start_worker`."""
         executor: Executor | None = self._hosts.get(environment.host) if environment.host else self._local
         if executor is None:
             raise HostLost(environment.host, "it is not there now", Phase.SPAWN)
-        return await executor.start(role, environment, limit_bytes=limit_bytes, deadline_s=deadline_s)
+        return await executor.start_worker(role, environment, limit_bytes=limit_bytes, deadline_s=deadline_s)
 
     @property
     def workers(self) -> Iterator[Worker]:
@@ -77,19 +81,19 @@ class Executors(Executor):
             yield from list(executor.workers)
 
     def leave_cores(self, lanes: int) -> None:
-        """Keep compilers off so many cores of this machine."""
+        """Leave cores of this machine to lanes."""
         self._local.leave_cores(lanes)
 
-    async def settled(self) -> None:
-        """Wait, not longer than a while, until it is known which hosts there are."""
+    async def await_hosts(self) -> None:
+        """Wait until it is known which hosts there are; give up after a while."""
         for remote in list(self.remotes.values()):
-            await remote.settled()
+            await remote.await_hosts()
 
-    def describe(self) -> dict[str, Any]:
-        """Return the executors of other machines for a status, by name; those without settings are left out."""
-        return {name: found for name, remote in self.remotes.items() if (found := remote.describe())}
+    def describe_hosts(self) -> dict[str, Any]:
+        """Return the executors of other machines for ``status``, by name; those without settings are left out."""
+        return {name: found for name, remote in self.remotes.items() if (found := remote.describe_hosts())}
 
     @property
     def notices(self) -> list[str]:
-        """What keeps hosts from being used, one line each."""
+        """Why hosts cannot be used, one line each."""
         return [line for remote in self.remotes.values() for line in remote.notices]

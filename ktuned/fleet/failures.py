@@ -1,4 +1,17 @@
-"""Failures of a request to a worker: it dies, it takes too long, it answers that it cannot. No IO."""
+"""Failures of a request to a worker: it dies, it takes too long, it answers that it cannot. No IO.
+
+Whose fault it is decides what the job does next:
+
+====================  ===============================================================================================
+the config's          :class:`WorkerDied`, :class:`DeadlineExpired`, :class:`RequestFailed` in a trial: its outcome
+the problem's         :class:`CannotOpen`, :class:`ReferenceUnusable`: no trial can be measured
+the device's          :class:`LaneSick`, :class:`LaneCrowded`: the job waits, or goes on with another device
+nobody's              :class:`HostLost`, :class:`JournalFailed`, a kill from outside: the work is done again
+====================  ===============================================================================================
+
+A kill from outside may still be the config's fault, as when the kernel ends the worker for want of memory. It is
+excused :data:`KILLS_EXCUSED` times.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +24,15 @@ from ktuned.model import Phase, WorkerError
 
 
 class WorkerDied(WorkerError):
-    """The process ended during a request; ``fault`` is what it did to memory that is not its own."""
+    """The process ended during a request.
+
+    Args:
+        returncode: Its exit code; the negative number of a signal.
+        phase: The phase that it was in.
+        output: What its code printed last.
+        stopped: Why ktuned killed it, if ktuned did.
+        fault: What it did to memory that is not its own, if it reported that.
+    """
 
     code = "worker_died"
 
@@ -26,8 +47,8 @@ class WorkerDied(WorkerError):
         if stopped:
             super().__init__(f"{stopped} during {phase}")
             return
-        # After a signal the last line is that of a stack dump, which says nothing by itself.
-        words = output.last_line() if returncode >= 0 else ""
+        # After a signal the last line is one of a stack dump, which says nothing alone.
+        words = output.quote_last_line() if returncode >= 0 else ""
         died = f"the worker {describe_exit(returncode)} during {phase}{words}"
         super().__init__(f"{fault}; {died}" if fault else died)
 
@@ -38,12 +59,12 @@ class WorkerDied(WorkerError):
 
     @property
     def is_outside_kill(self) -> bool:
-        """True if a SIGKILL that ktuned did not send ended it: a user's, or the kernel's for want of memory."""
+        """True if a SIGKILL ended it that ktuned did not send: a user did, or the kernel for want of memory."""
         return self.returncode == -signal.SIGKILL and not self.stopped
 
 
 class HostLost(WorkerDied):
-    """A worker's machine was lost, or is not there, or is taken by others; this says nothing about the work."""
+    """A worker's machine was lost, is not there, or is taken by others. This says nothing about the work."""
 
     code = "host_lost"
 
@@ -54,8 +75,8 @@ class HostLost(WorkerDied):
         self.args = (self.message,)
 
 
-class Unwatched(WorkerDied):
-    """A worker's journal cannot be written, so that no deadline can be watched; it is killed, and the work is sound."""
+class JournalFailed(WorkerDied):
+    """A worker's journal cannot be written, so no deadline can be watched: the worker is killed, the work is sound."""
 
     code = "unwatched"
 
@@ -74,11 +95,11 @@ class DeadlineExpired(WorkerError):
         self.phase = phase
         self.deadline_s = deadline_s
         self.output = output
-        super().__init__(f"{phase} was not over after {deadline_s:.3g} s{output.last_line()}")
+        super().__init__(f"{phase} timed out after {deadline_s:.3g} s{output.quote_last_line()}")
 
 
 class RequestFailed(WorkerError):
-    """The worker could not carry a request out, and said why; it lives on."""
+    """The worker could not carry a request out and said why; it lives on."""
 
     def __init__(self, failure: replies.Failure, phase: Phase, output: Output) -> None:
         super().__init__(failure.message, hint=failure.hint)
@@ -90,19 +111,19 @@ class RequestFailed(WorkerError):
 
 
 class CannotOpen(WorkerError):
-    """A problem's inputs or reference cannot be made: no trial of it can be measured."""
+    """A problem's inputs or its reference cannot be made: none of its trials can be measured."""
 
     code = "cannot_open"
 
 
 class LaneSick(WorkerError):
-    """The device does not work now; a job with another device uses that."""
+    """The device does not work now; a job that has another device uses that one."""
 
     code = "lane_sick"
 
 
 class LaneCrowded(LaneSick):
-    """An application's memory leaves no room for a problem now; others on the device may be smaller."""
+    """An application's memory leaves no room for this problem now; other problems may be smaller."""
 
 
 class ReferenceUnusable(WorkerError):
@@ -122,7 +143,7 @@ class Output(msgspec.Struct, frozen=True):
     stdout: str = ""
     stderr: str = ""
 
-    def last_line(self) -> str:
+    def quote_last_line(self) -> str:
         """Return the last line of stderr as the end of a sentence, or nothing."""
         lines = self.stderr.strip().splitlines()
         return f": {lines[-1][:200]}" if lines else ""
@@ -142,11 +163,11 @@ def describe_exit(returncode: int) -> str:
 
 
 KILLS_EXCUSED = 2
-"""Kills from outside after which the work is done again, before its own code is taken for the cause."""
+"""How often work is done again after a kill from outside, before its own code is taken for the cause."""
 
 
 def is_outside_kill(error: BaseException | None) -> bool:
-    """Return whether an error, however it was wrapped since, is a worker's kill from outside."""
+    """Return whether an error, however often it was wrapped since, is a worker's kill from outside."""
     while error is not None and not isinstance(error, WorkerDied):
         error = error.__cause__
     return error is not None and error.is_outside_kill

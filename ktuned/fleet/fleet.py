@@ -1,6 +1,15 @@
-"""All workers of a daemon, as the :mod:`~ktuned.fleet.lane_machine` says: started, lent, closed and ended.
+"""The fleet: all workers of a daemon, on this machine and on hosts.
 
-A :class:`Fleet` carries out and decides nothing, but for what is no worker's: compile slots, and the gate of each host.
+The :mod:`~ktuned.fleet.lane_machine` decides which worker is lent, kept or ended. A :class:`Fleet` carries that out,
+and owns what belongs to no single worker:
+
+- each machine's *compile slots*, and its *gate* between compiles and timing;
+- the *turns* on each device, which all of its lanes share;
+- two background tasks: one ends workers that have idled too long, the other kills workers that outgrow their memory.
+
+A caller borrows a worker for a block (:meth:`Fleet.lend_worker`), or acquires it and releases it later. A worker whose
+caller fails or is cancelled is killed: nobody can see what state it is in, and a new one costs less than a wrong
+result.
 """
 
 from __future__ import annotations
@@ -21,16 +30,16 @@ from ktuned.fleet.front_ends import FrontEnds
 from ktuned.fleet.lane_machine import (
     LINGER_S,
     AwaitSpare,
-    Close,
-    End,
+    CloseData,
+    EndWorker,
     Fail,
     FleetLimits,
     Instruction,
-    Kind,
     LaneMachine,
-    Lend,
+    LendWorker,
     MakeSpare,
-    TakeDevice,
+    WarmSpare,
+    WorkerKind,
 )
 from ktuned.fleet.pace import Pace
 from ktuned.fleet.priority_semaphore import NO_JOB, RankOf, Turns
@@ -56,11 +65,12 @@ _MEMORY_S = 0.2
 """Interval between two looks at workers' memory."""
 
 
-def compilers_for(slots: int) -> int:
+def count_compile_workers(slots: int) -> int:
     """Return how many compile workers have work at once for so many slots.
 
-    A slot is the next one's as soon as its compiler is done: it takes 4 to 10 ms more until an artifact is on the disk,
-    which is some hundredths of a compile. Of two workers besides one is free at nearly all times, of one too seldom.
+    A slot goes to the next compile as soon as the compiler is done. Its worker needs another 4 to 10 ms to write the
+    artifact, some hundredths of a compile, so more workers than slots have work. With two more, one is nearly always
+    free; with one more, too seldom.
     """
     return slots + slots // 4
 
@@ -73,10 +83,18 @@ class _Host(msgspec.Struct, frozen=True, eq=False):
 
 
 class Fleet:
-    """Lends workers, keeps the idle ones, and stops those that outgrow their memory.
+    """Lends workers, keeps the idle ones, and kills those that outgrow their memory.
 
-    ``spawn_s`` is how long one may take to start, and may be changed at any time. Spares import ``spare_modules`` and
-    their backend. ``front_ends`` are those that import what users wrote.
+    Args:
+        executor: Starts workers, here and on hosts.
+        compile_slots: Compiles that may run at once on this machine.
+        spawn_s: How long a worker may take to start, in seconds; may be changed at any time.
+        memory_limits: Bytes that a bench worker and a compile worker may use; by default a share of the machine's.
+        keeps_spares: Whether workers are started before they are needed.
+        rank_of: Returns a job's rank, by which slots and devices are handed out.
+        spare_modules: Modules that a spare bench worker imports besides its backend.
+        cores: Cores that compiles and timing share; without it no timing waits for a compile.
+        limits: Limits of the idle workers.
     """
 
     def __init__(
@@ -95,9 +113,9 @@ class Fleet:
         self.pace = Pace()
         self._lanes = 1
         self._wide = 0
-        self.gate = QuietGate(cores, on_wide=self._widen)
-        self.compile_slots = Turns(compile_slots, rank_of=rank_of, most_inside_of=compilers_for)
-        # This machine's name is empty.
+        self.gate = QuietGate(cores, on_wide=self._leave_wide_cores)
+        self.compile_slots = Turns(compile_slots, rank_of=rank_of, most_inside_of=count_compile_workers)
+        # This machine's own name is empty.
         self._hosts = {"": _Host(self.gate, self.compile_slots)}
         self._rank_of = rank_of
         self._turns: dict[str, Turns] = {}
@@ -105,21 +123,21 @@ class Fleet:
         self._executor = executor
         self._spare_modules = tuple(spare_modules)
         self.machine = LaneMachine(
-            limits or FleetLimits(max_idle_bytes=IDLE_SHARE * memory.total_bytes()),
-            compilers_of=lambda host: self._host(host).slots.most_inside,
+            limits or FleetLimits(max_idle_bytes=IDLE_SHARE * memory.read_total_bytes()),
+            compilers_of=lambda host: self._get_host(host).slots.most_inside,
             keeps_spares=keeps_spares,
         )
-        self._limit_memory(*(memory_limits or memory.default_limits(compilers_for(compile_slots))))
+        self._limit_memory(*(memory_limits or memory.choose_default_limits(count_compile_workers(compile_slots))))
         self.front_ends = FrontEnds(self, rank_of)
-        self._spare_news: dict[Kind, anyio.Event] = {}
+        self._spare_news: dict[WorkerKind, anyio.Event] = {}
         self._busy = anyio.Event()
         self._starts_in_flight = 0
         self._tasks: anyio.abc.TaskGroup
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Self]:
+    async def run_workers(self) -> AsyncIterator[Self]:
         """Hold the fleet's tasks and its executor; on leaving, every worker is killed and reaped."""
-        async with self._executor.running(), anyio.create_task_group() as self._tasks:
+        async with self._executor.run_workers(), anyio.create_task_group() as self._tasks:
             self._tasks.start_soon(self._review_idle)
             self._tasks.start_soon(self._watch_memory)
             try:
@@ -129,43 +147,43 @@ class Fleet:
                 self._tasks.cancel_scope.cancel()
 
     def add_host(self, host: str, cores: int) -> None:
-        """Count on a host: it keeps one of its cores for a lane, and compiles on the others."""
+        """Use a host from now on: one of its cores is for a lane, the others are compile slots."""
         slots = max(1, cores - 1)
         if host in self._hosts:
-            # It was there before, and jobs hold its turns.
+            # The host is back: jobs hold turns of its slots, so these must stay the same object.
             self._hosts[host].slots.total_tokens = slots
         else:
             self._hosts[host] = _Host(QuietGate(cores), Turns(slots, rank_of=self._rank_of))
 
     def gate_of(self, place: Environment | Device) -> QuietGate:
         """Return the gate between compiles and timing on the machine of an environment or a device."""
-        return self._host(place.host).gate
+        return self._get_host(place.host).gate
 
     @asynccontextmanager
-    async def quiet(self, devices: Iterable[Device]) -> AsyncIterator[None]:
-        """Let nothing compile on the machines of some devices."""
+    async def hold_quiet(self, devices: Iterable[Device]) -> AsyncIterator[None]:
+        """Let nothing compile on the machines of some devices for the length of the block."""
         async with AsyncExitStack() as machines:
-            # In one order for all, so that two that wait do not each hold what the other one wants.
+            # Every caller takes the gates in the same order: two of them cannot wait for each other.
             for device in {device.host: device for device in sorted(devices, key=lambda device: device.host)}.values():
-                await machines.enter_async_context(self.gate_of(device).quiet())
+                await machines.enter_async_context(self.gate_of(device).hold_quiet())
             yield
 
     def slots_of(self, environment: Environment) -> Turns:
         """Return the compile slots of an environment's machine."""
-        return self._host(environment.host).slots
+        return self._get_host(environment.host).slots
 
     def turns_on(self, device: Device) -> Turns:
-        """Return the turns of all that work on a device: backends may see it as several models."""
+        """Return the turns of a device, one object for all lanes: two backends may see it as two models."""
         return self._turns.setdefault(device.name, Turns(rank_of=self._rank_of))
 
-    def _host(self, host: str) -> _Host:
+    def _get_host(self, host: str) -> _Host:
         if host not in self._hosts:
-            # Known from an earlier daemon, and not there yet.
+            # An earlier daemon knew it; it has not come yet.
             self.add_host(host, 1)
         return self._hosts[host]
 
-    def resize(self, compile_slots: int, memory_limits: tuple[int, int]) -> None:
-        """Follow new settings; what runs goes on, and counts under the new limits."""
+    def apply_limits(self, compile_slots: int, memory_limits: tuple[int, int]) -> None:
+        """Apply new settings. Running work continues, and counts under the new limits."""
         self.compile_slots.total_tokens = compile_slots
         self._limit_memory(*memory_limits)
 
@@ -173,45 +191,46 @@ class Fleet:
         self.machine.memory_limits |= dict.fromkeys(Role, bench_bytes) | {Role.COMPILE: compile_bytes}
 
     def leave_cores(self, lanes: int) -> None:
-        """Keep compilers off one core for each lane, and off those that a lane holds besides, as far as there are."""
+        """Keep compilers off one core for each lane, and off the further cores that a wide timing holds."""
         self._lanes = lanes
         self._executor.leave_cores(lanes + self._wide)
 
-    def _widen(self, cores: int) -> None:
+    def _leave_wide_cores(self, cores: int) -> None:
         self._wide = cores
         self.leave_cores(self._lanes)
 
     @asynccontextmanager
-    async def lend(self, role: Role, environment: Environment) -> AsyncIterator[Worker]:
-        """Lend a worker for some requests; one that is still alive afterwards is kept for the next.
+    async def lend_worker(self, role: Role, environment: Environment) -> AsyncIterator[Worker]:
+        """Lend a worker for the block. It is kept for the next caller if it is still alive afterwards.
 
         Raises:
-            WorkerError: it cannot be started.
+            WorkerError: no worker can be started.
         """
-        worker = await self.acquire(role, environment)
+        worker = await self.acquire_worker(role, environment)
         try:
             yield worker
         except BaseException:
-            # Its state cannot be known; a new worker costs less than a wrong result.
+            # Also when the caller is cancelled: the worker is then in the middle of something.
             worker.kill()
             raise
-        self.release(worker)
+        self.release_worker(worker)
 
-    async def acquire(
+    async def acquire_worker(
         self, role: Role, environment: Environment, device: str = "", code: KernelCode | None = None
     ) -> Worker:
-        """Return an idle worker of that role and environment, or a new one; give it back by :meth:`release`.
+        """Return an idle worker of a role and environment, or a new one; give it back by :meth:`release_worker`.
 
-        It is the one that has opened ``code`` on ``device``, or else one that has opened nothing, preferably with a
-        context there. Those that hold an earlier state of that kernel file end.
+        Preferred is the worker that has opened ``code`` on ``device``, then one that has opened nothing and has its
+        context there, then any that has opened nothing. Idle workers that hold an earlier state of the same kernel file
+        end.
 
         Raises:
-            WorkerError: it cannot be started, or could not so often that it is not tried again yet.
+            WorkerError: no worker can be started, or starts failed so often that the next one has to wait.
         """
         waits = True
         while True:
-            match self.carry_out(self.machine.lend(role, environment, device, code, waits=waits)):
-                case Lend(worker):
+            match self.carry_out(self.machine.lend_worker(role, environment, device, code, waits=waits)):
+                case LendWorker(worker):
                     self._busy.set()
                     return worker
                 case AwaitSpare(kind):
@@ -219,64 +238,66 @@ class Fleet:
                 case Fail(error):
                     raise error
                 case _:
-                    worker = await self._start(role, environment)
+                    worker = await self._start_worker(role, environment)
                     worker.device = device
                     return worker
 
-    async def _await_spare(self, kind: Kind) -> bool:
-        """Wait until one is there, or has failed; return whether it did not take too long."""
+    async def _await_spare(self, kind: WorkerKind) -> bool:
+        """Wait until a spare is ready or has failed; return whether that came within the time to start."""
         with anyio.move_on_after(self.spawn_s) as waiting:
             try:
                 await self._spare_news.setdefault(kind, anyio.Event()).wait()
             finally:
-                self.machine.note_awaited(kind)
+                self.machine.record_awaited_spare(kind)
         return not waiting.cancelled_caught
 
-    def release(self, worker: Worker) -> None:
-        """Take a worker back; it idles until it is lent again, or has idled for too long."""
+    def release_worker(self, worker: Worker) -> None:
+        """Take a worker back. It idles until it is lent again, or has idled for too long."""
         if not worker.settled_bytes:
-            worker.settle()
-        self.carry_out(self.machine.release(worker))
+            worker.settle_memory()
+        self.carry_out(self.machine.release_worker(worker))
 
     def carry_out(self, instructions: Iterable[Instruction]) -> Instruction | None:
         """Do what the machine says; return the instruction that is for the caller, if there is one."""
-        mine: Instruction | None = None
+        for_caller: Instruction | None = None
         for instruction in instructions:
             match instruction:
-                case End(worker):
+                case EndWorker(worker):
                     worker.kill()
-                case Close(workers):
+                case CloseData(workers):
                     self.start_soon(self.close_data, workers)
                 case MakeSpare():
                     self.start_soon(self._make_spare, instruction)
-                case TakeDevice(environment, device):
+                case WarmSpare(environment, device):
                     self.start_soon(self._warm_spare, environment, device)
                 case _:
-                    mine = instruction
-        return mine
+                    for_caller = instruction
+        return for_caller
 
     async def close_data(self, workers: Sequence[Worker]) -> None:
         """Have idle workers give up their problems' data."""
         waiting = list(workers)
         try:
             while waiting:
-                error = await self._ask(waiting[0], requests.Close(), CLOSE_S)
-                self.carry_out(self.machine.note_closed(waiting.pop(0), error))
+                error = await self._ask_worker(waiting[0], requests.Close(), CLOSE_S)
+                self.carry_out(self.machine.record_closed_data(waiting.pop(0), error))
         finally:
-            # Cancelled: what could not be asked any more ends.
+            # After a cancellation: workers that were not asked end.
             for worker in waiting:
                 worker.kill()
 
-    async def _ask(self, worker: Worker, request: requests.Request[Any, Any], deadline_s: float) -> WorkerError | None:
+    async def _ask_worker(
+        self, worker: Worker, request: requests.Request[Any, Any], deadline_s: float
+    ) -> WorkerError | None:
         """Have a worker do something that no job waits for; return why it did not. Cancelled, the worker is killed."""
         try:
-            await worker.exchange(request, {Phase.LOAD: deadline_s})
+            await worker.send_request(request, {Phase.LOAD: deadline_s})
         except WorkerError as error:
             _log.info("worker_failed", pid=worker.pid, asked=type(request).__name__, reason=error.message)
             return error
         return None
 
-    def prepare(
+    def prepare_spares(
         self,
         role: Role,
         environment: Environment,
@@ -286,55 +307,62 @@ class Fleet:
         device: Device | None = None,
         with_context: bool = False,
     ) -> None:
-        """Have ``count`` spares of a role stand by, if spares are kept: for a ``device`` each with its context there.
+        """Start spares in the background until ``count`` of a role stand by; does nothing where none are kept.
 
-        They have imported ``backend``, if it is known yet, and what it compiles and loads with, as kernel files do; one
-        that measures also the spare modules. One ``with_context`` makes it while it imports, if no worker has one yet.
+        Args:
+            role: What the spares will do.
+            environment: Where they run.
+            backend: The backend that they import, with what it compiles and loads with; empty if not known yet.
+            count: How many are to stand by, those that are idle now included.
+            device: Each makes its context on this device, in turns with the lanes there.
+            with_context: One may make its context while it imports, if no worker has a context yet.
         """
         self.carry_out(self.machine.order_spares(role, environment, backend, count, device, with_context=with_context))
 
     def prepare_compilers(self, environment: Environment, backend: str, *, besides: int = 0) -> None:
-        """Have compile workers stand by, all that have work at once and ``besides``."""
+        """Start as many compile workers in the background as can have work at once, and ``besides`` more."""
         self.carry_out(self.machine.order_compilers(environment, backend, besides))
 
     async def _make_spare(self, order: MakeSpare) -> None:
         spare: Worker | None = None
         try:
-            worker = await self._start(order.role, order.environment)
+            worker = await self._start_worker(order.role, order.environment)
             worker.makes_context = order.may_make_context and not self.has_contexts
             modules = self._spare_modules if order.role is Role.BENCH else ()
-            wanted = requests.Prepare((order.backend,) if order.backend else (), modules, worker.makes_context)
-            with self.gate_of(order.environment).starting():
-                if await self._ask(worker, wanted, self.spawn_s) is None:
-                    worker.settle()
+            request = requests.Prepare((order.backend,) if order.backend else (), modules, worker.makes_context)
+            with self.gate_of(order.environment).hold_for_start():
+                if await self._ask_worker(worker, request, self.spawn_s) is None:
+                    worker.settle_memory()
                     spare = worker
                 else:
                     worker.kill()
         except WorkerError as error:
-            # The lane meets the same error when it needs the worker, and reports it.
+            # Not reported here: the lane that needs the worker meets the same error.
             _log.info("spare_failed", role=order.role, reason=error.message)
         finally:
-            self.carry_out(self.machine.note_spare(order.kind, spare))
-            # Those that wait for one ask again.
+            self.carry_out(self.machine.record_spare(order.kind, spare))
+            # Whoever waits for this spare asks the machine again, also after a failure.
             self._spare_news.pop(order.kind, anyio.Event()).set()
 
     async def _warm_spare(self, environment: Environment, device: Device) -> None:
-        """Have a spare make its context on a device, in turns with its lanes: a timing beside it would be stretched."""
-        async with self.turns_on(device).hold(NO_JOB):
+        """Have a spare make its context on a device. It takes a turn there: beside it, a timing would be stretched."""
+        async with self.turns_on(device).hold_turn(NO_JOB):
             lent = self.carry_out(self.machine.take_spare_to_warm(environment, device))
-            if isinstance(lent, Lend):
-                wanted = requests.Canary(device, warms_up=True)
-                error = await self._ask(lent.worker, wanted, min(WARM_S, self.spawn_s))
-                self.carry_out(self.machine.note_warmed(lent.worker, device, error))
+            if isinstance(lent, LendWorker):
+                request = requests.Canary(device, warms_up=True)
+                error = await self._ask_worker(lent.worker, request, min(WARM_S, self.spawn_s))
+                self.carry_out(self.machine.record_warm_up(lent.worker, device, error))
 
     def outdate_workers(self, environment: Environment | None = None) -> None:
-        """Lend no worker of an environment, or (None) of any, again that has started before now: what it was started
-        with, or has imported, has changed.
+        """Lend no worker again that was started before now: what it was started with, or has imported, has changed.
+
+        Args:
+            environment: The environment whose workers are meant; None for all.
         """
         self.carry_out(self.machine.outdate_workers(environment))
 
     def is_worn(self, worker: Worker, most_requests: int | None = None) -> bool:
-        """Return whether a worker is due to be replaced, between two requests."""
+        """Return whether a worker is to be replaced before its next request."""
         return self.machine.is_worn(worker, most_requests)
 
     @property
@@ -346,19 +374,21 @@ class Fleet:
         """Run something until the fleet ends."""
         self._tasks.start_soon(work, *arguments)
 
-    async def _start(self, role: Role, environment: Environment) -> Worker:
+    async def _start_worker(self, role: Role, environment: Environment) -> Worker:
         self._starts_in_flight += 1
         self._busy.set()
         limit = self.machine.memory_limits[role]
         try:
-            with self.gate_of(environment).starting():
-                worker = await self._executor.start(role, environment, limit_bytes=limit, deadline_s=self.spawn_s)
+            with self.gate_of(environment).hold_for_start():
+                worker = await self._executor.start_worker(
+                    role, environment, limit_bytes=limit, deadline_s=self.spawn_s
+                )
         except WorkerError as error:
-            self.machine.note_started((role, environment), error)
+            self.machine.record_start((role, environment), error)
             raise
         finally:
             self._starts_in_flight -= 1
-        self.machine.note_started((role, environment))
+        self.machine.record_start((role, environment))
         return worker
 
     async def _review_idle(self) -> None:
@@ -369,7 +399,7 @@ class Fleet:
             self.front_ends.end_idle(idle_s)
 
     async def _watch_memory(self) -> None:
-        """Stop the worker that outgrows its limit, before the machine suffers."""
+        """Kill workers that outgrow their limit, before the machine runs short."""
         while True:
             idle = set(self.machine.idle)
             busy = [worker for worker in self._executor.workers if worker not in idle]
@@ -380,10 +410,10 @@ class Fleet:
                 worker.measure_memory()
                 limit = self.machine.memory_limits[worker.role]
                 if worker.memory_bytes > limit:
-                    worker.stop(memory.exceeded(worker.memory_bytes, limit))
+                    worker.kill(memory.describe_excess(worker.memory_bytes, limit))
             await anyio.sleep(_MEMORY_S)
 
-    def describe(self) -> list[dict[str, Any]]:
+    def describe_workers(self) -> list[dict[str, Any]]:
         """Return every worker for a status: ``pid role state age_s requests memory_bytes``."""
         idle = set(self.machine.idle)
         return [

@@ -1,13 +1,15 @@
 """Front ends: workers that import what users wrote, and translate functions for compile workers, which import nothing.
 
 A module of an application may import torch and a model library: 20 seconds and a GiB. One worker imports it for all
-jobs that need it, one after the other in the order of their ranks. What is imported is a kernel file, or a library that
-Builds name, whatever their kernel files.
+jobs that need it, and serves them one after the other in the order of their ranks. It imports a kernel file, or a
+library that Builds name, whatever their kernel files.
 
-A front end stays while a job has work for it, and ends after it has idled, like other workers. It is replaced
-when it is worn, has died or has hung: then the unit that it worked on is to blame, and the next one goes on in another.
-Where the import of a library itself fails or hangs, no unit is to blame: the jobs that need it end with that error, for
-a while without another try, after pauses that grow. Other libraries have other workers, and are not held up.
+*Life.* A front end stays while a job has work for it, and ends after it has idled, like other workers. Its worker is
+replaced when it is worn, has died or has hung.
+
+*Blame.* If the worker dies or hangs in the translation of a unit, that unit is to blame, and the next one gets another
+worker. If the import of a library itself fails or hangs, no unit is: the jobs that need the library end with the error,
+and it is not tried again before a pause, which grows. Other libraries have other workers, and are not held up.
 """
 
 from __future__ import annotations
@@ -43,125 +45,133 @@ R = TypeVar("R")
 LIBRARY = "library"
 """The field of a Build that says, as plain data, what its function is found in; without one that is the kernel file."""
 
-MOST = 4
-"""Front ends that are kept at once, more only where jobs under way need them: each may hold a GiB."""
+MAX_FRONT_ENDS = 4
+"""Front ends that are kept at once: each may hold a GiB. Running jobs may need more, and get them."""
 
 MOST_REQUESTS = 20_000
-"""Requests after which one is replaced: a whole library has 2,000 configs, and to import it again takes long."""
+"""Requests after which a worker is replaced: a whole library has 2,000 configs, and importing it again takes long."""
 
 
 class Lender(Protocol):
-    """Interface of front ends to the fleet that they are workers of."""
+    """What front ends need of their fleet, which has them and so cannot be imported here."""
 
-    def gate_of(self, environment: Environment) -> QuietGate:
+    def gate_of(self, place: Environment) -> QuietGate:
         """Return the gate of an environment's machine."""
 
     def start_soon(self, work: Callable[..., Coroutine[Any, Any, Any]], *arguments: Any) -> None:
         """Run something until the fleet ends."""
 
-    async def acquire(self, role: Role, environment: Environment) -> Worker:
+    async def acquire_worker(self, role: Role, environment: Environment) -> Worker:
         """Return an idle worker, or a new one."""
 
     def is_worn(self, worker: Worker, most_requests: int | None = None) -> bool:
-        """Return whether a worker is due to be replaced."""
+        """Return whether a worker is to be replaced before its next request."""
 
 
 class FrontEndKey(msgspec.Struct, frozen=True):
-    """All that is the same for what one front end translates: where it runs, the backend, and what it has imported."""
+    """What all units of one front end have in common: where it runs, the backend, and what it has imported."""
 
     environment: Environment
     backend: str
     imported: str
 
     @classmethod
-    def of(
+    def for_build(
         cls, environment: Environment, backend: str, kernel_file: str, library: Mapping[str, Any] | None
     ) -> FrontEndKey:
-        """Return the key of a Build's front end; ``library`` is what the Build names, if it does."""
+        """Return the key of a Build's front end: by the ``library`` that the Build names, else by its kernel file."""
         return cls(environment, backend, canonical(library) if library else kernel_file)
 
 
 class FrontEnds:
     """All front ends of a fleet."""
 
-    def __init__(self, lender: Lender, rank_of: RankOf) -> None:
-        self._lender = lender
+    def __init__(self, fleet: Lender, rank_of: RankOf) -> None:
+        self._fleet = fleet
         self._rank_of = rank_of
         self._known: dict[FrontEndKey, _FrontEnd] = {}
 
-    def prepare(
+    def prepare_library(
         self, environment: Environment, backend: str, library: Mapping[str, Any], deadlines: Mapping[str, float]
     ) -> None:
-        """Have a library imported before there is a job that needs it, in the background."""
-        key = FrontEndKey.of(environment, backend, "", library)
-        self._lender.start_soon(self.open, key, requests.OpenFrontEnd(backend, library=library), NO_JOB, deadlines)
+        """Import a library in the background, before there is a job that needs it."""
+        key = FrontEndKey.for_build(environment, backend, "", library)
+        self._fleet.start_soon(
+            self.open_front_end, key, requests.OpenFrontEnd(backend, library=library), NO_JOB, deadlines
+        )
 
-    async def open(
+    async def open_front_end(
         self, key: FrontEndKey, opening: requests.OpenFrontEnd, job: int, deadlines: Mapping[str, float]
     ) -> None:
-        """Have what a job needs imported before it has a unit; a failure is left to the first unit."""
-        await self._of(key, job).open(opening, job, deadlines)
+        """Import what a job needs before it has a unit to translate. A failure is left to its first unit."""
+        await self._get_front_end(key, job).import_for_job(opening, job, deadlines)
 
-    async def lower(
+    async def lower_function(
         self,
         places: Sequence[tuple[FrontEndKey, requests.Lower]],
         opening: requests.OpenFrontEnd,
         job: int,
         deadlines: Mapping[str, float],
     ) -> replies.Lowered:
-        """Translate a unit's function on the first machine that is there, by its request.
+        """Translate a unit's function, on the first of some machines that is there.
+
+        Args:
+            places: The front end of each machine, and the request that it would get.
+            opening: What the front end must have imported.
+            job: The job, by whose rank the unit waits.
+            deadlines: Seconds for each phase, by its name.
 
         Raises:
             WorkerDied, DeadlineExpired, RequestFailed: as with other requests; the next unit gets another worker.
             HostLost: no machine is there.
-            WorkerError: no worker can be started, or what is to be imported cannot be.
+            WorkerError: no worker can be started, or an import fails.
         """
         absent: WorkerError | None = None
         for key, request in places:
             try:
-                return await self._of(key, job).lower(opening, request, job, deadlines)
+                return await self._get_front_end(key, job).lower_function(opening, request, job, deadlines)
             except HostLost as error:
                 absent = error
         assert absent is not None
         raise absent
 
-    def leave(self, job: int) -> None:
-        """Take note that a job has no more work: what only it has used may end once it has idled."""
+    def forget_job(self, job: int) -> None:
+        """Forget a job that has no more work: front ends that it alone has used may end once they have idled."""
         for found in self._known.values():
-            found.leave(job)
+            found.forget_job(job)
 
-    def _of(self, key: FrontEndKey, job: int = NO_JOB) -> _FrontEnd:
+    def _get_front_end(self, key: FrontEndKey, job: int = NO_JOB) -> _FrontEnd:
         if key not in self._known:
-            for surplus in self._idle()[: max(0, len(self._known) - MOST + 1)]:
-                self._end(surplus)
-            self._known[key] = _FrontEnd(key, self._lender, self._rank_of)
+            for surplus in self._list_idle()[: max(0, len(self._known) - MAX_FRONT_ENDS + 1)]:
+                self._end_front_end(surplus)
+            self._known[key] = _FrontEnd(key, self._fleet, self._rank_of)
         if job != NO_JOB:
             self._known[key].jobs.add(job)
         return self._known[key]
 
     def end_idle(self, idle_s: float) -> None:
         """End those that have idled for so long."""
-        for one in self._idle():
+        for one in self._list_idle():
             if monotonic() - one.used_at >= idle_s:
-                self._end(one)
+                self._end_front_end(one)
 
-    def _idle(self) -> list[_FrontEnd]:
+    def _list_idle(self) -> list[_FrontEnd]:
         """Return those that no job has work for, the longest idle first."""
         return sorted((one for one in self._known.values() if one.is_idle), key=lambda one: one.used_at)
 
-    def _end(self, idle: _FrontEnd) -> None:
-        idle.end()
+    def _end_front_end(self, idle: _FrontEnd) -> None:
+        idle.end_worker()
         del self._known[idle.key]
 
 
 class _FrontEnd:
     """One front end, with a worker or, between two of them, without."""
 
-    def __init__(self, key: FrontEndKey, lender: Lender, rank_of: RankOf) -> None:
+    def __init__(self, key: FrontEndKey, fleet: Lender, rank_of: RankOf) -> None:
         self.key = key
         self.jobs: set[int] = set()
         self.used_at = monotonic()
-        self._lender = lender
+        self._fleet = fleet
         self._turns = Turns(rank_of=rank_of)
         self._worker: Worker | None = None
         self._health = Health()
@@ -173,104 +183,108 @@ class _FrontEnd:
         """True if no job has work for it."""
         return not self.jobs and not self._turns.is_full
 
-    def leave(self, job: int) -> None:
-        """Have a job use it no more."""
+    def forget_job(self, job: int) -> None:
+        """Forget a job that has no more work here."""
         if job in self.jobs:
             self.jobs.remove(job)
             self._opened_for.discard(job)
             self.used_at = monotonic()
 
-    async def open(self, opening: requests.OpenFrontEnd, job: int, deadlines: Mapping[str, float]) -> None:
-        """Import what it is for, if that is not done; a failure is left to the first unit."""
-        async with self._turns.hold(job):
+    async def import_for_job(self, opening: requests.OpenFrontEnd, job: int, deadlines: Mapping[str, float]) -> None:
+        """Import what a job needs, if that is not done yet. A failure is left to its first unit."""
+        async with self._turns.hold_turn(job):
             try:
-                await self._opened(opening, job, deadlines)
+                await self._get_opened_worker(opening, job, deadlines)
             except WorkerError as error:
                 _log.info("front_end_not_open", imports=self.key.imported, reason=error.message)
             self.used_at = monotonic()
 
-    async def lower(
+    async def lower_function(
         self, opening: requests.OpenFrontEnd, request: requests.Lower, job: int, deadlines: Mapping[str, float]
     ) -> replies.Lowered:
-        """Translate a unit's function, as :meth:`FrontEnds.lower`."""
-        async with self._turns.hold(job):
-            worker = await self._opened(opening, job, deadlines)
-            # Not around the import: one that hangs would keep others from having quiet.
-            async with self._compiling():
-                lowered, _ = await self._exchange(worker, request, deadlines)
+        """Translate a unit's function, as :meth:`FrontEnds.lower_function`."""
+        async with self._turns.hold_turn(job):
+            worker = await self._get_opened_worker(opening, job, deadlines)
+            # The gate is not held for the import: one that hangs would keep finalists from having quiet.
+            async with self._hold_for_compile():
+                lowered, _ = await self._send_request(worker, request, deadlines)
             self.used_at = monotonic()
             return lowered
 
-    def _compiling(self) -> AbstractAsyncContextManager[None]:
-        return self._lender.gate_of(self.key.environment).compiling()
+    def _hold_for_compile(self) -> AbstractAsyncContextManager[None]:
+        return self._fleet.gate_of(self.key.environment).hold_for_compile()
 
-    async def _opened(self, opening: requests.OpenFrontEnd, job: int, deadlines: Mapping[str, float]) -> Worker:
-        """Return the worker, which has imported what it is for, and what a job's first Build needs besides.
+    async def _get_opened_worker(
+        self, opening: requests.OpenFrontEnd, job: int, deadlines: Mapping[str, float]
+    ) -> Worker:
+        """Return the worker, with everything imported that the front end is for and that a job's first Build needs.
 
         Raises:
-            WorkerError: it cannot; where that is the library itself, nothing is tried for a while.
+            WorkerError: it cannot be imported. If the library itself failed, it is not tried again for a while.
         """
         if self._worker is not None and (
-            not self._worker.is_alive or self._lender.is_worn(self._worker, most_requests=MOST_REQUESTS)
+            not self._worker.is_alive or self._fleet.is_worn(self._worker, most_requests=MOST_REQUESTS)
         ):
-            self.end()
+            self.end_worker()
         if self._worker is None:
             if self._health.pause_s:
                 raise WorkerError(self._health.reason)
-            self._worker = await self._lender.acquire(Role.COMPILE, self.key.environment)
+            self._worker = await self._fleet.acquire_worker(Role.COMPILE, self.key.environment)
             try:
-                await self._import(self._worker, replace(opening, build=None), deadlines)
+                await self._import_code(self._worker, replace(opening, build=None), deadlines)
             except WorkerError as error:
-                self.end()
+                self.end_worker()
                 if not isinstance(error, WorkerDied | DeadlineExpired):
-                    self._health.failed(error.message)
+                    self._health.record_failure(error.message)
                 raise
-            self._health.succeeded()
+            self._health.record_success()
         if opening.build is not None and job not in self._opened_for:
-            await self._import(self._worker, opening, deadlines)
+            await self._import_code(self._worker, opening, deadlines)
             self._opened_for.add(job)
         return self._worker
 
-    async def _import(self, worker: Worker, opening: requests.OpenFrontEnd, deadlines: Mapping[str, float]) -> None:
-        # Of a kernel file that cannot be imported the unit's own request says so.
+    async def _import_code(
+        self, worker: Worker, opening: requests.OpenFrontEnd, deadlines: Mapping[str, float]
+    ) -> None:
+        # A kernel file that cannot be imported is reported by the unit's own request.
         with suppress(RequestFailed):
-            async with self._lender.gate_of(self.key.environment).computing(COURTESY_S):
-                await self._exchange(worker, opening, deadlines)
-        # Only what comes on top of what it has imported wears it out.
-        worker.settle()
+            async with self._fleet.gate_of(self.key.environment).hold_for_computing(COURTESY_S):
+                await self._send_request(worker, opening, deadlines)
+        # What it has imported does not wear it out; only what comes on top counts as growth.
+        worker.settle_memory()
 
-    async def _exchange(
+    async def _send_request(
         self, worker: Worker, request: requests.Request[R, Any], deadlines: Mapping[str, float]
     ) -> tuple[R, Output]:
-        """Have a request done; a worker that did not answer it is not used again.
+        """Send a request; a worker that did not answer is not used again.
 
         Raises:
-            WorkerError: the library cannot be imported, or what the request itself ended with.
+            WorkerError: the library cannot be imported, or the request's own failure.
         """
         try:
-            return await worker.exchange(request, deadlines)
+            return await worker.send_request(request, deadlines)
         except RequestFailed as error:
             self._raise_if_import(error)
             raise
         except (WorkerDied, DeadlineExpired) as error:
-            self.end()
+            self.end_worker()
             self._raise_if_import(error)
             raise
         except BaseException:
-            self.end()
+            self.end_worker()
             raise
 
     def _raise_if_import(self, error: WorkerDied | DeadlineExpired | RequestFailed) -> None:
-        """Raise the error of a library that cannot be imported, which no unit is to blame for.
+        """Turn a failure of the import into an error of the library, for which no unit is to blame.
 
         Raises:
-            WorkerError: it is one.
+            WorkerError: the failure is one of the import.
         """
         if error.phase is Phase.INSPECT and not isinstance(error, HostLost) and not is_outside_kill(error):
             _log.warning("library_not_imported", imports=self.key.imported, reason=error.message)
             raise WorkerError(error.message, hint=error.hint) from error
 
-    def end(self) -> None:
+    def end_worker(self) -> None:
         """End the worker, if there is one."""
         if self._worker is not None:
             self._worker.kill()

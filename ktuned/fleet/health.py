@@ -7,11 +7,11 @@ from time import monotonic
 
 FIRST_PAUSE_S = 1.0
 LAST_PAUSE_S = 60.0
-"""The first retry comes after a second, each further one after twice as long, up to a minute."""
+"""The pause before the first retry, in seconds; each further one is twice as long, up to the last."""
 
 
 class Health:
-    """Counts failures in a row; ``tolerated`` of them are forgiven before pauses begin."""
+    """Counts failures in a row. Once there are more than ``tolerated``, each begins a pause before the next try."""
 
     def __init__(
         self, *, tolerated: int = 0, first_pause_s: float = FIRST_PAUSE_S, clock: Callable[[], float] = monotonic
@@ -25,7 +25,7 @@ class Health:
 
     @property
     def is_sick(self) -> bool:
-        """True if it failed more often in a row than is tolerated, and has not succeeded since."""
+        """True if there were more failures in a row than are tolerated, and no success since."""
         return self._failures > self._tolerated
 
     @property
@@ -35,18 +35,18 @@ class Health:
 
     @property
     def pause_s(self) -> float:
-        """Seconds until it may be tried again; 0 when it may be now."""
+        """Seconds until the next try; 0 if it may be now."""
         return max(0.0, self._retry_at - self._clock()) if self.is_sick else 0.0
 
-    def failed(self, reason: str) -> None:
-        """Note a failure, and begin the pause that it is due."""
+    def record_failure(self, reason: str) -> None:
+        """Count a failure with its reason, and begin the pause after it."""
         self._failures += 1
         self.reason = reason
         if self.is_sick:
             doublings = min(self._failures - self._tolerated - 1, 10)
             self._retry_at = self._clock() + min(LAST_PAUSE_S, self._first_pause_s * 2**doublings)
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """Forget all failures."""
         self._failures = 0
         self.reason = ""

@@ -51,7 +51,7 @@ from ktuned.fleet.health import FIRST_PAUSE_S, Health
 from ktuned.ipc import replies, requests
 from ktuned.model import Device, DeviceName, IllegalMove, Observation, Outcome, Role, WorkerError
 
-Kind = tuple[Role, Environment]
+WorkerKind = tuple[Role, Environment]
 
 SPARES = {"cpu": 1, "cuda": 4}
 SPARES_IN_TROUBLE = {"cpu": 2, "cuda": 6}
@@ -147,18 +147,19 @@ class LaneState(StrEnum):
     """Where a lane is on its way to an open problem, and what it is to do there."""
 
     VACANT = "vacant"
-    """It has no worker. Nothing is to be done."""
+    """The lane has no worker, and has nothing to do."""
     RESTING = "resting"
-    """It is sick: wait for its pause to pass."""
+    """The lane is sick: wait until its pause is over."""
     TAKING = "taking"
-    """Have a worker lent for ``bench``, and wait a moment for the end of ``ending``. Comes with the worker, or the
-    error."""
+    """Get a worker lent for ``bench``, and wait a moment until those ``ending`` have ended. The outcome is the worker,
+    or the error."""
     PROVING = "proving"
-    """Have the worker run the canary. Comes with the error, if there is one."""
+    """Have the worker run the canary. The outcome is the error, if there is one."""
     OPENING = "opening"
-    """Have ``closing`` close their data, and the worker open ``bench``. Comes with the error, if there is one."""
+    """Have those ``closing`` close their data, then have the worker open ``bench``. The outcome is the error, if there
+    is one."""
     OPEN = "open"
-    """It can measure. Comes with the error of a request."""
+    """The lane can measure. The outcome is the error of a request."""
 
 
 _S = LaneState
@@ -203,19 +204,19 @@ class LaneRecord(msgspec.Struct, eq=False):
         return self.device.kind != "cpu"
 
     def require_state(self, *states: LaneState) -> None:
-        """Refuse what makes no sense for the lane as it is.
+        """Refuse an event that is legal in some states alone.
 
         Raises:
-            IllegalMove: it is in no such state.
+            IllegalMove: the lane is in none of them.
         """
         if self.state not in states:
             raise IllegalMove(f"lane {self.device.name} is {self.state}, and not {' or '.join(states)}")
 
     def move_to(self, state: LaneState) -> None:
-        """Go to another state.
+        """Go to another state, along :data:`MOVES`.
 
         Raises:
-            IllegalMove: no way leads there; the lane has not moved.
+            IllegalMove: no way leads there; the lane stays where it was.
         """
         if state not in MOVES[self.state]:
             raise IllegalMove(f"lane {self.device.name} is {self.state}, and cannot be {state} next")
@@ -225,13 +226,13 @@ class LaneRecord(msgspec.Struct, eq=False):
 # Instructions
 
 
-class End(msgspec.Struct, frozen=True):
+class EndWorker(msgspec.Struct, frozen=True):
     """Kill a worker."""
 
     worker: Worker
 
 
-class Close(msgspec.Struct, frozen=True):
+class CloseData(msgspec.Struct, frozen=True):
     """Have idle workers close their problems' data, in the background."""
 
     workers: Sequence[Worker]
@@ -248,37 +249,37 @@ class MakeSpare(msgspec.Struct, frozen=True):
     may_make_context: bool
 
     @property
-    def kind(self) -> Kind:
-        """Its role and environment."""
+    def kind(self) -> WorkerKind:
+        """The role and environment of the spare."""
         return self.role, self.environment
 
 
-class TakeDevice(msgspec.Struct, frozen=True):
+class WarmSpare(msgspec.Struct, frozen=True):
     """Wait for a turn on a device, behind all jobs, and have a spare make its context there."""
 
     environment: Environment
     device: Device
 
 
-class Lend(msgspec.Struct, frozen=True):
-    """Here is the worker."""
+class LendWorker(msgspec.Struct, frozen=True):
+    """Give the caller this worker."""
 
     worker: Worker
 
 
 class AwaitSpare(msgspec.Struct, frozen=True):
-    """Wait until a spare of this kind is there or has failed, and ask again."""
+    """Have the caller wait until a spare of this kind is there or has failed, and ask again."""
 
-    kind: Kind
+    kind: WorkerKind
 
 
 class Fail(msgspec.Struct, frozen=True):
-    """Raise an error."""
+    """Raise this error at the caller."""
 
     error: WorkerError
 
 
-Instruction = End | Close | MakeSpare | TakeDevice | Lend | AwaitSpare | Fail
+Instruction = EndWorker | CloseData | MakeSpare | WarmSpare | LendWorker | AwaitSpare | Fail
 
 
 class _Warming(msgspec.Struct, eq=False):
@@ -299,7 +300,7 @@ class LaneMachine:
         compilers_of: Returns how many compile workers of a host, or (empty) of this machine, may have work at once.
         keeps_spares: Whether spares are made; may be changed at any time.
         memory_limits: Bytes that a worker of each role may use; may be changed at any time.
-        clock: The time in s; that of workers' starts.
+        clock: The time in seconds, by the clock of workers' starts.
     """
 
     def __init__(
@@ -316,11 +317,11 @@ class LaneMachine:
         self.memory_limits = memory_limits or {}
         self.idle: list[Worker] = []
         """Workers that may be lent, the longest idle first."""
-        self.spares_under_way: Counter[Kind] = Counter()
-        self._awaited: Counter[Kind] = Counter()
+        self.spares_under_way: Counter[WorkerKind] = Counter()
+        self._awaited: Counter[WorkerKind] = Counter()
         self._warming: dict[tuple[Environment, DeviceName], _Warming] = {}
         self._cold: dict[str, str] = {}
-        self._starts: dict[Kind, Health] = {}
+        self._starts: dict[WorkerKind, Health] = {}
         self._outdated_at: dict[Environment | None, float] = {}
         self._free_at: dict[str, float] = {}
         self._idle_bytes = 0
@@ -332,33 +333,46 @@ class LaneMachine:
     def need_problem(
         self, lane: LaneRecord, bench: Bench, *, waits: bool = True, has_stand_in: bool = False, is_shared: bool = False
     ) -> Iterator[Instruction]:
-        """A job that holds a lane needs a problem open there."""
+        """A job that holds a lane needs a problem open there.
+
+        Args:
+            lane: The lane, vacant or open.
+            bench: The problem.
+            waits: Whether the job waits while the lane is sick.
+            has_stand_in: Whether the job has another lane that works.
+            is_shared: Whether an application may be at work on the device.
+        """
         lane.require_state(LaneState.VACANT, LaneState.OPEN)
         before, lane.bench = lane.bench, bench
         lane.waits, lane.has_stand_in, lane.is_shared = waits, has_stand_in, is_shared
         lane.is_second_try = False
         if lane.worker is not None and before is not None:
-            trust = self._trust(lane)
+            trust = self._judge_trust(lane)
             has_same_code = (before.environment, before.code) == (bench.environment, bench.code)
             if has_same_code and before.identity == bench.identity and trust is not Trust.SPENT:
                 return
-            # Another problem's reference must not run where the last config of this one may have done damage. What a
-            # kernel file did to its process (torch's default dtype, its threads, its flags) is not for another file.
+            # A doubtful worker opens nothing: its last config may have damaged what the reference is computed with. And
+            # a worker stays with its file: what that did to the process (torch's default dtype, threads, flags) would
+            # reach another file's results.
             if has_same_code and trust is Trust.SOUND:
-                yield from self._open(lane)
+                yield from self._open_problem(lane)
                 return
-            yield from self._part(lane)
+            yield from self._part_with_worker(lane)
         lane.move_to(LaneState.RESTING if waits and lane.health.pause_s else LaneState.TAKING)
 
     def advance_lane(self, lane: LaneRecord, outcome: Worker | WorkerError | None = None) -> Iterator[Instruction]:
-        """A lane has done what its state says."""
+        """A lane has done what its state says; ``outcome`` is the worker that it got, or the error that it met.
+
+        Raises:
+            IllegalMove: the state has no such outcome.
+        """
         match lane.state, outcome:
             case LaneState.RESTING, None:
                 lane.move_to(LaneState.TAKING)
             case LaneState.TAKING, Worker() as worker:
                 lane.worker = worker
                 if stuck := [killed for killed in lane.ending if killed.is_alive]:
-                    yield from self._release_from(lane)
+                    yield from self._release_worker_of(lane)
                     message = f"worker {stuck[0].pid} was killed but does not end: it is stuck in the driver"
                     yield from self._fall_sick(lane, LaneSick(message))
                     return
@@ -366,44 +380,45 @@ class LaneMachine:
                 if lane.is_suspect and lane.is_gpu:
                     lane.move_to(LaneState.PROVING)
                 else:
-                    yield from self._open(lane)
+                    yield from self._open_problem(lane)
             case LaneState.PROVING, None:
                 lane.is_suspect = False
-                lane.health.succeeded()
-                yield from self._open(lane)
+                lane.health.record_success()
+                yield from self._open_problem(lane)
             case LaneState.PROVING, WorkerError():
-                yield from self._end_from(lane)
+                yield from self._end_worker_of(lane)
                 yield from self._fall_sick(lane, LaneSick(f"the canary failed: {outcome.message}"))
             case LaneState.OPENING, None:
                 lane.move_to(LaneState.OPEN)
-                lane.health.succeeded()
-                # Not earlier: without a recent failure, their starts would slow this opening, on 16 cores by 0.2 s.
+                lane.health.record_success()
+                # Only now: their starts would have slowed this opening, by 0.2 s on 16 cores. After a recent failure
+                # they were ordered before it.
                 yield from self._order_spares_of(lane)
             case ((LaneState.TAKING | LaneState.OPENING), WorkerError()):
-                yield from self._judge_opening(lane, outcome)
+                yield from self._judge_failed_opening(lane, outcome)
             case LaneState.OPEN, RequestFailed(code=code) if code == OUTDATED and not lane.is_second_try:
                 lane.is_second_try = True
-                yield from self._end_from(lane)
+                yield from self._end_worker_of(lane)
                 lane.move_to(LaneState.TAKING)
             case LaneState.OPEN, WorkerError():
-                yield from self._lose(lane)
-                yield self._fail(lane, outcome)
+                yield from self._lose_worker(lane)
+                yield self._fail_lane(lane, outcome)
             case _:
                 raise IllegalMove(f"lane {lane.device.name} is {lane.state}, and has nothing to do with {outcome!r}")
 
-    def note_measured(self, lane: LaneRecord, last: replies.Measurement) -> Iterator[Instruction]:
+    def record_measurement(self, lane: LaneRecord, last: replies.Measurement) -> Iterator[Instruction]:
         """A lane's request is over; ``last`` is the measurement of its last config."""
         lane.require_state(LaneState.OPEN)
         failed_in_doubt = lane.trust is Trust.DOUBTFUL and last.outcome is Outcome.MISMATCH
         if last.is_unsound or failed_in_doubt or last.outcome is Outcome.LAUNCH_ERROR:
-            yield from self._lose(lane)
+            yield from self._lose_worker(lane)
             lane.move_to(LaneState.VACANT)
         elif lane.trust is not Trust.SPENT:
             lane.trust = Trust.SPENT if last.leftover else Trust.DOUBTFUL if last.is_guilty else Trust.SOUND
 
-    def stop(self, lane: LaneRecord) -> Iterator[Instruction]:
+    def stop_lane(self, lane: LaneRecord) -> Iterator[Instruction]:
         """What a lane did was cancelled, or failed in the daemon."""
-        yield from self._lose(lane)
+        yield from self._lose_worker(lane)
         if lane.state is not LaneState.VACANT:
             lane.move_to(LaneState.VACANT)
 
@@ -411,97 +426,102 @@ class LaneMachine:
         """No job needs a lane. Beside an application its device's memory is given up, too: data now, contexts later."""
         lane.require_state(LaneState.VACANT, LaneState.OPEN)
         if lane.worker is not None:
-            yield from self._part(lane)
+            yield from self._part_with_worker(lane)
             lane.move_to(LaneState.VACANT)
         if is_shared:
-            for worker in self._opened_on(lane.device.name):
+            for worker in self._list_opened_on(lane.device.name):
                 worker.idle_until = min(worker.idle_until, self._clock() + LINGER_S)
-            yield Close(self._take_data_holders(lane.device.name))
+            yield CloseData(self._take_data_holders(lane.device.name))
 
-    def _trust(self, lane: LaneRecord) -> Trust:
+    def _judge_trust(self, lane: LaneRecord) -> Trust:
         assert lane.worker is not None
         return lane.trust if lane.worker.is_alive and not self.is_worn(lane.worker) else Trust.SPENT
 
-    def _part(self, lane: LaneRecord) -> Iterator[Instruction]:
+    def _part_with_worker(self, lane: LaneRecord) -> Iterator[Instruction]:
         """Release a lane's worker, or end it where it is not sound."""
-        yield from self._release_from(lane) if self._trust(lane) is Trust.SOUND else self._end_from(lane)
+        yield from (
+            self._release_worker_of(lane) if self._judge_trust(lane) is Trust.SOUND else self._end_worker_of(lane)
+        )
 
-    def _open(self, lane: LaneRecord) -> Iterator[Instruction]:
+    def _open_problem(self, lane: LaneRecord) -> Iterator[Instruction]:
         """Have a lane's worker open the problem; idle ones on the device make room for it."""
         assert lane.worker is not None
         assert lane.bench is not None
         lane.move_to(LaneState.OPENING)
-        yield from self._end_opened(lane.device.name, kept=KEPT_OPEN - 1)
+        yield from self._end_surplus_opened(lane.device.name, kept=KEPT_OPEN - 1)
         lane.closing = self._take_data_holders(lane.device.name)
         lane.was_used = lane.worker.code is not None
         lane.worker.code, lane.worker.holds_data = lane.bench.code, True
         if self._is_in_trouble(lane):
             yield from self._order_spares_of(lane)
 
-    def _judge_opening(self, lane: LaneRecord, error: WorkerError) -> Iterator[Instruction]:
-        """Find out whether an opening that failed says something about the problem."""
+    def _judge_failed_opening(self, lane: LaneRecord, error: WorkerError) -> Iterator[Instruction]:
+        """Decide whether an opening that failed says something about the problem, or is to be tried once more."""
         if isinstance(error, ReferenceUnusable):
-            # Nothing is wrong with the worker, which may open the problem with another artifact.
-            lane.health.succeeded()
-            yield from self._release_from(lane)
-            yield self._fail(lane, error)
+            # The worker is sound; with another artifact it may open the problem.
+            lane.health.record_success()
+            yield from self._release_worker_of(lane)
+            yield self._fail_lane(lane, error)
             return
         is_refused = isinstance(error, RequestFailed) and error.code != SOURCE_CHANGED
         ended: list[Worker] = []
         if is_refused and lane.is_gpu and not lane.is_second_try:
-            # Idle workers may hold the memory that it lacks; spares, too, where the error says so.
-            and_spares = _NO_MEMORY in error.message
-            ended = self._take_idle(lambda one: one.device == lane.device.name and (and_spares or one.code is not None))
+            # Idle workers of the device may hold the memory that was lacking. Spares hold less: they end only where the
+            # error says that memory ran out.
+            ends_spares = _NO_MEMORY in error.message
+            ended = self._take_idle(
+                lambda one: one.device == lane.device.name and (ends_spares or one.code is not None)
+            )
             lane.ending += ended
-            yield from map(End, ended)
-        # Some modules cannot be imported twice.
+            yield from map(EndWorker, ended)
+        # A used worker may be the reason: some modules cannot be imported twice.
         may_be_worker = is_refused and bool(ended or lane.was_used)
         may_be_device = lane.is_gpu and lane.has_stand_in and error.code not in (SOURCE_CHANGED, CROWDED)
         if isinstance(error, HostLost):
-            # This says nothing about the problem; the lane waits for its machine, or another one stands in.
-            yield from self._lose(lane)
+            # That says nothing about the problem: the lane waits for its machine, or another one stands in.
+            yield from self._lose_worker(lane)
             yield from self._fall_sick(lane, LaneSick(error.message), error)
         elif (may_be_worker or may_be_device) and not lane.is_second_try:
             lane.is_second_try = True
-            yield from self._lose(lane)
+            yield from self._lose_worker(lane)
             lane.move_to(LaneState.TAKING)
         elif is_refused and error.code == CROWDED:
-            yield from self._end_from(lane)
+            yield from self._end_worker_of(lane)
             yield from self._fall_sick(lane, LaneCrowded(error.message), error)
         else:
-            yield from self._lose(lane)
+            yield from self._lose_worker(lane)
             if error.code == SOURCE_CHANGED:
-                yield self._fail(lane, error)
+                yield self._fail_lane(lane, error)
             else:
-                yield self._fail(lane, CannotOpen(error.message, hint=error.hint), error)
+                yield self._fail_lane(lane, CannotOpen(error.message, hint=error.hint), error)
 
-    def _release_from(self, lane: LaneRecord) -> Iterator[Instruction]:
-        yield from self.release(self._detach(lane))
+    def _release_worker_of(self, lane: LaneRecord) -> Iterator[Instruction]:
+        yield from self.release_worker(self._detach_worker(lane))
 
-    def _end_from(self, lane: LaneRecord) -> Iterator[Instruction]:
-        worker = self._detach(lane)
+    def _end_worker_of(self, lane: LaneRecord) -> Iterator[Instruction]:
+        worker = self._detach_worker(lane)
         lane.ending.append(worker)
-        yield End(worker)
+        yield EndWorker(worker)
 
-    def _detach(self, lane: LaneRecord) -> Worker:
+    def _detach_worker(self, lane: LaneRecord) -> Worker:
         worker, lane.worker, lane.trust = lane.worker, None, Trust.SOUND
         assert worker is not None
         return worker
 
-    def _lose(self, lane: LaneRecord) -> Iterator[Instruction]:
+    def _lose_worker(self, lane: LaneRecord) -> Iterator[Instruction]:
         """End a lane's worker after a failure that may have left it, or its device, in an unknown state."""
         if lane.worker is not None:
             lane.is_suspect, lane.lost_at = True, self._clock()
-            yield from self._end_from(lane)
+            yield from self._end_worker_of(lane)
 
     def _fall_sick(self, lane: LaneRecord, error: LaneSick, cause: WorkerError | None = None) -> Iterator[Instruction]:
-        lane.health.failed(error.message)
+        lane.health.record_failure(error.message)
         if lane.waits and not isinstance(error, LaneCrowded):
             lane.move_to(LaneState.RESTING)
         else:
-            yield self._fail(lane, error, cause)
+            yield self._fail_lane(lane, error, cause)
 
-    def _fail(self, lane: LaneRecord, error: WorkerError, cause: WorkerError | None = None) -> Fail:
+    def _fail_lane(self, lane: LaneRecord, error: WorkerError, cause: WorkerError | None = None) -> Fail:
         lane.move_to(LaneState.VACANT)
         if cause is not None:
             error.__cause__ = cause
@@ -509,7 +529,7 @@ class LaneMachine:
 
     # Workers that are lent
 
-    def lend(
+    def lend_worker(
         self,
         role: Role,
         environment: Environment,
@@ -518,9 +538,12 @@ class LaneMachine:
         *,
         waits: bool = True,
     ) -> Iterator[Instruction]:
-        """Someone needs a worker: the one that has opened ``code`` on ``device``, or else one that has opened nothing,
-        of the device or of none. One that is half started is waited for: each serves one caller. Without an instruction
-        to the caller itself one is to be started.
+        """Someone needs a worker; without an instruction for the caller (lend, await a spare, fail) a new one is
+        started.
+
+        Idle workers are tried in this order: one that has opened ``code`` on ``device``, one that has opened nothing
+        and has its context there, one that has opened nothing at all. A spare that is half started is waited for, by
+        one caller each, unless the caller no longer ``waits``.
         """
         kind = role, environment
         if code is not None:
@@ -529,9 +552,9 @@ class LaneMachine:
             worker = self._take_newest(kind, its_device, its_code)
             if worker is not None:
                 worker.device = device
-                yield Lend(worker)
+                yield LendWorker(worker)
                 return
-        health = self._starts_of(kind)
+        health = self._get_start_health(kind)
         if waits and self._awaited[kind] < self.spares_under_way[kind]:
             self._awaited[kind] += 1
             yield AwaitSpare(kind)
@@ -540,93 +563,94 @@ class LaneMachine:
                 f"{environment.python} failed to run a worker {health.failures} times in a row and is left alone "
                 f"for {health.pause_s:.0f} s: {health.reason}"
             )
-            yield Fail(WorkerError(message, hint="mend that interpreter; `ktuned doctor` says more"))
+            yield Fail(WorkerError(message, hint="repair that interpreter; `ktuned doctor` says more"))
 
-    def note_awaited(self, kind: Kind) -> None:
-        """Someone has waited for a spare, which came, or failed, or took too long."""
+    def record_awaited_spare(self, kind: WorkerKind) -> None:
+        """A caller waits for a spare no longer: it came, failed, or took too long."""
         self._awaited[kind] -= 1
 
-    def note_started(self, kind: Kind, error: WorkerError | None = None) -> None:
+    def record_start(self, kind: WorkerKind, error: WorkerError | None = None) -> None:
         """A worker was started, or the ``error`` says why it could not be."""
         if error is None:
-            self._starts_of(kind).succeeded()
+            self._get_start_health(kind).record_success()
         elif not is_outside_kill(error):
-            self._starts_of(kind).failed(error.message)
+            self._get_start_health(kind).record_failure(error.message)
 
-    def release(self, worker: Worker) -> Iterator[Instruction]:
-        """A worker is needed no more. It idles if it may be lent again; what is too much then ends."""
+    def release_worker(self, worker: Worker) -> Iterator[Instruction]:
+        """A worker is no longer needed. It idles if it may be lent again; beyond the limits the longest idle end."""
         if not worker.is_alive or self.is_worn(worker):
-            yield End(worker)
+            yield EndWorker(worker)
             return
         worker.idle_until = self._clock() + IDLE_S_OF.get(worker.role, self.limits.idle_s)
         self.idle.append(worker)
         yield from self._end_excess(worker)
         if worker.code is not None:
-            yield from self._end_opened(worker.device, kept=KEPT_OPEN)
+            yield from self._end_surplus_opened(worker.device, kept=KEPT_OPEN)
 
-    def note_closed(self, worker: Worker, error: WorkerError | None = None) -> Iterator[Instruction]:
+    def record_closed_data(self, worker: Worker, error: WorkerError | None = None) -> Iterator[Instruction]:
         """An idle worker has closed its problem's data, or the ``error`` says why not."""
         if error is not None:
-            yield End(worker)
+            yield EndWorker(worker)
         else:
             self.idle.append(worker)
 
     def outdate_workers(self, environment: Environment | None = None) -> Iterator[Instruction]:
-        """What workers of an environment, or of all, were started with or have imported has changed."""
+        """Something has changed that workers of an environment (None: of all) were started with, or have imported."""
         self._outdated_at[environment] = self._clock()
         yield from self._end_idle(lambda worker: environment in (None, worker.environment))
 
     def review_idle(self) -> Iterator[Instruction]:
-        """Time has passed."""
+        """Time has passed: end the workers that have idled for too long."""
         now = self._clock()
         yield from self._end_idle(lambda worker: now >= worker.idle_until)
 
     def is_worn(self, worker: Worker, most_requests: int | None = None) -> bool:
-        """Return whether a worker is due to be replaced, between two requests."""
+        """Return whether a worker is to be replaced before its next request: it is outdated, old, or has grown."""
         outdated_at = max(self._outdated_at.get(key, -math.inf) for key in (None, worker.environment))
         is_old = worker.requests >= (most_requests or self.limits.max_requests)
         grown = worker.memory_bytes - worker.settled_bytes
         is_large = grown > WORN_SHARE * self.memory_limits.get(worker.role, math.inf)
         return worker.started <= outdated_at or is_old or is_large
 
-    def _end_excess(self, newest: Worker) -> Iterator[End]:
-        """End the longest idle, until they are few enough and hold little enough; the newest one stays."""
-        # One besides translates functions for compile workers.
+    def _end_excess(self, newest: Worker) -> Iterator[EndWorker]:
+        """End the longest idle workers until the rest is within the limits; the newest one always stays."""
+        # One more than the compile workers: it translates functions for them.
         most, most_bytes = self.limits.max_idle + self._compilers_of("") + 1, self.limits.max_idle_bytes
-        # Never less than what they hold: it is counted where it seems to be too much.
-        self._idle_bytes += _bytes_here(newest)
+        # An upper bound of what they hold, since those that left are not subtracted. Only when the bound is over the
+        # limit are they counted, which would be too slow after each request.
+        self._idle_bytes += _count_bytes_here(newest)
         if len(self.idle) <= most and self._idle_bytes <= most_bytes:
             return
-        excess, held = 0, sum(map(_bytes_here, self.idle))
+        excess, held = 0, sum(map(_count_bytes_here, self.idle))
         while excess < len(self.idle) - 1 and (len(self.idle) - excess > most or held > most_bytes):
-            held -= _bytes_here(self.idle[excess])
+            held -= _count_bytes_here(self.idle[excess])
             excess += 1
         self._idle_bytes = held
-        yield from map(End, self.idle[:excess])
+        yield from map(EndWorker, self.idle[:excess])
         del self.idle[:excess]
 
-    def _opened_on(self, device: str) -> list[Worker]:
+    def _list_opened_on(self, device: str) -> list[Worker]:
         """Return the idle workers that have opened a kernel file on a device, the longest idle first."""
         return [worker for worker in self.idle if worker.device == device and worker.code is not None]
 
-    def _end_opened(self, device: str, kept: int) -> Iterator[End]:
-        """End those but the ``kept`` newest."""
-        opened = self._opened_on(device)
+    def _end_surplus_opened(self, device: str, kept: int) -> Iterator[EndWorker]:
+        """End the idle workers that have opened a kernel file on a device, but for the ``kept`` newest."""
+        opened = self._list_opened_on(device)
         surplus = opened[: max(0, len(opened) - kept)]
         yield from self._end_idle(lambda worker: worker in surplus)
 
     def _take_data_holders(self, device: str) -> list[Worker]:
-        """Take those out that hold a problem's data on a device: none is lent while it gives that up."""
+        """Take the idle workers out that hold a problem's data on a device: none is lent while it closes its data."""
         holders = self._take_idle(lambda worker: worker.device == device and worker.holds_data)
         for worker in holders:
             worker.holds_data = False
         return holders
 
-    def _take_newest(self, kind: Kind, device: str, code: KernelCode | None) -> Worker | None:
-        # Seldom a search: with thousands of compile slots nearly all that idle are alike.
+    def _take_newest(self, kind: WorkerKind, device: str, code: KernelCode | None) -> Worker | None:
+        # From the newest on, and seldom far: even with thousands of compile slots nearly all idle workers are alike.
         for place in range(len(self.idle) - 1, -1, -1):
             worker = self.idle[place]
-            if (worker.device, worker.code) == (device, code) and kind_of(worker) == kind and worker.is_alive:
+            if (worker.device, worker.code) == (device, code) and worker_kind(worker) == kind and worker.is_alive:
                 return self.idle.pop(place)
         return None
 
@@ -637,13 +661,13 @@ class LaneMachine:
             self.idle = [worker for worker in self.idle if worker not in found]
         return taken
 
-    def _end_idle(self, is_ended: Callable[[Worker], bool]) -> Iterator[End]:
-        yield from map(End, self._take_idle(is_ended))
+    def _end_idle(self, is_ended: Callable[[Worker], bool]) -> Iterator[EndWorker]:
+        yield from map(EndWorker, self._take_idle(is_ended))
 
-    def _count_unused(self, kind: Kind, device: str) -> int:
-        """Return how many live ones of a kind have opened no kernel file: on a device, or (empty) on none yet."""
+    def _count_unused(self, kind: WorkerKind, device: str) -> int:
+        """Return how many live idle workers of a kind have opened no kernel file, on a device or (empty) on none."""
         state = device, None
-        return sum((one.device, one.code) == state and kind_of(one) == kind and one.is_alive for one in self.idle)
+        return sum((one.device, one.code) == state and worker_kind(one) == kind and one.is_alive for one in self.idle)
 
     # Spares
 
@@ -657,80 +681,83 @@ class LaneMachine:
         *,
         with_context: bool = False,
     ) -> Iterator[Instruction]:
-        """So many spares are to stand by: on a ``device`` each with its context there, else without one."""
+        """Make spares until ``count`` stand by; with a ``device``, each is to have its context there."""
         kind = role, environment
-        if not self.keeps_spares or self._starts_of(kind).pause_s:
+        if not self.keeps_spares or self._get_start_health(kind).pause_s:
             return
         if device is not None:
             warming = self._warming.setdefault((environment, device.name), _Warming(device))
             warming.missing = max(warming.missing, count - self._count_unused(kind, device.name))
             places = [one for place, one in self._warming.items() if place[0] == environment]
             count = sum(one.missing - one.is_at_work for one in places)
-        # Those that are warm for a device are that device's, and do not count.
+        # A spare that is warm belongs to its device, and does not count among those without one.
         for number in range(self._count_unused(kind, "") + self.spares_under_way[kind], count):
             self.spares_under_way[kind] += 1
             yield MakeSpare(role, environment, backend, with_context and number == 0)
         yield from self._warm_next(environment)
 
     def order_compilers(self, environment: Environment, backend: str, besides: int = 0) -> Iterator[Instruction]:
-        """As many compile workers are to stand by as have work at once, and ``besides``; of an unknown backend one."""
-        # On another host, whose cores others may need, none starts before there is something to compile.
+        """Make compile workers until as many stand by as can have work at once, and ``besides`` more.
+
+        While the backend is unknown, one is enough. None is made on another host before there is something to compile:
+        others may need its cores.
+        """
         if not environment.host:
             count = min(self._compilers_of(""), EARLY_COMPILERS) if backend else 1
             yield from self.order_spares(Role.COMPILE, environment, backend, count + besides)
 
-    def note_spare(self, kind: Kind, worker: Worker | None) -> Iterator[Instruction]:
-        """A spare was made, or could not be."""
+    def record_spare(self, kind: WorkerKind, worker: Worker | None) -> Iterator[Instruction]:
+        """A spare was made, or (None) could not be."""
         self.spares_under_way[kind] -= 1
         if worker is not None:
-            yield from self.release(worker)
+            yield from self.release_worker(worker)
         yield from self._warm_next(kind[1])
 
     def take_spare_to_warm(self, environment: Environment, device: Device) -> Iterator[Instruction]:
-        """A spare may work on a device now. A lane may have taken the last one meanwhile."""
+        """The turn on a device has come for a spare that is to make its context. A lane may have taken the last one."""
         warming = self._warming[environment, device.name]
         warming.waits = False
         worker = self._take_newest((Role.BENCH, environment), "", None)
         if worker is not None:
             warming.is_at_work = True
-            yield Lend(worker)
+            yield LendWorker(worker)
         else:
             yield from self._warm_next(environment)
 
-    def note_warmed(self, worker: Worker, device: Device, error: WorkerError | None = None) -> Iterator[Instruction]:
+    def record_warm_up(self, worker: Worker, device: Device, error: WorkerError | None = None) -> Iterator[Instruction]:
         """A spare has made its context on a device, or the ``error`` says why not."""
         warming = self._warming[worker.environment, device.name]
         warming.missing, warming.is_at_work = warming.missing - 1, False
         if error is None or isinstance(error, RequestFailed):
-            # Cold or warm it is this device's: counted among its spares, and not tried again.
+            # Also a spare that the GPU refused belongs to the device now: it counts as one, and is not tried again.
             self._cold.pop(device.name, None)
             if error is not None:
                 self._cold[device.name] = error.message
             worker.device = device.name
-            yield from self.release(worker)
+            yield from self.release_worker(worker)
         else:
-            yield End(worker)
+            yield EndWorker(worker)
         yield from self._warm_next(worker.environment)
 
     def _warm_next(self, environment: Environment) -> Iterator[Instruction]:
-        """Have spares wait for the devices that are to have some, one for each at a time."""
+        """Have the next spare of each device wait for a turn there, one at a time."""
         kind = Role.BENCH, environment
         for place, warming in list(self._warming.items()):
             if place[0] != environment or warming.waits or warming.is_at_work:
                 continue
             if warming.missing and self._count_unused(kind, ""):
                 warming.waits = True
-                yield TakeDevice(environment, warming.device)
+                yield WarmSpare(environment, warming.device)
             elif not warming.missing or not self.spares_under_way[kind]:
-                # They are there, or cannot be made, or lanes have taken them. The next opening orders others.
+                # All are there, or cannot be made, or lanes have taken them. The next opening orders new ones.
                 del self._warming[place]
 
     def _order_spares_of(self, lane: LaneRecord) -> Iterator[Instruction]:
         assert lane.bench is not None
-        wanted = SPARES_IN_TROUBLE if self._is_in_trouble(lane) else SPARES
-        # Beside an application a warm spare would take memory that this may need.
+        count_by_kind = SPARES_IN_TROUBLE if self._is_in_trouble(lane) else SPARES
+        # No context beside an application: it would take memory that the application may need.
         device = lane.device if lane.is_gpu and not lane.is_shared else None
-        count, bench = wanted.get(lane.device.kind, 1), lane.bench
+        count, bench = count_by_kind.get(lane.device.kind, 1), lane.bench
         yield from self.order_spares(Role.BENCH, bench.environment, bench.backend, count, device)
 
     def _is_in_trouble(self, lane: LaneRecord) -> bool:
@@ -738,19 +765,22 @@ class LaneMachine:
 
     # Applications, and what people are told
 
-    def note_use(self, device: Device, began: float, ended: float, *, is_shared: bool) -> None:
-        """A lane has used a device; times in s, of the machine's clock."""
+    def record_device_use(self, device: Device, began: float, ended: float, *, is_shared: bool) -> None:
+        """A lane has used a device from ``began`` to ``ended``, in seconds of the machine's clock.
+
+        Beside an application each use is followed by a pause of nine times its length (:data:`DUTY`).
+        """
         free_at = max(self._free_at.pop(device.name, 0.0), began) + (ended - began) / DUTY
         if is_shared:
             self._free_at[device.name] = free_at
 
     def pause_s(self, device: Device) -> float:
-        """Return how long a device is to be left alone, so that its use beside an application stays within a share."""
+        """Return for how many seconds a device is to be left to the application beside which it was used."""
         return max(0.0, self._free_at.get(device.name, 0.0) - self._clock())
 
     @property
     def notices(self) -> list[str]:
-        """Reasons why workers cannot be started now, or spares not be kept warm, one line each."""
+        """Why workers cannot be started now, and why spares are not warm: one line each."""
         return [
             f"no warm spare on {device}: after a failure its lane takes longer to come back: {reason}"
             for device, reason in self._cold.items()
@@ -760,22 +790,22 @@ class LaneMachine:
             if health.is_sick
         ]
 
-    def _starts_of(self, kind: Kind) -> Health:
+    def _get_start_health(self, kind: WorkerKind) -> Health:
         return self._starts.setdefault(
             kind, Health(tolerated=TOLERATED_FAILURES, first_pause_s=self.limits.first_pause_s, clock=self._clock)
         )
 
 
-def kind_of(worker: Worker) -> Kind:
+def worker_kind(worker: Worker) -> WorkerKind:
     """Return a worker's role and environment."""
     return worker.role, worker.environment
 
 
-def _is_outdated(worker: Worker, kind: Kind, code: KernelCode) -> bool:
+def _is_outdated(worker: Worker, kind: WorkerKind, code: KernelCode) -> bool:
     """Return whether a worker has opened an earlier state of a kernel file."""
     has_file = worker.code is not None and worker.code.file == code.file
-    return has_file and worker.code != code and kind_of(worker) == kind
+    return has_file and worker.code != code and worker_kind(worker) == kind
 
 
-def _bytes_here(worker: Worker) -> int:
+def _count_bytes_here(worker: Worker) -> int:
     return 0 if worker.environment.host else worker.memory_bytes

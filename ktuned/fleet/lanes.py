@@ -1,6 +1,14 @@
 """Lanes: one device's measuring position each, on which at most one trial is measured at any time.
 
-A :class:`Lane` carries out what the :mod:`~ktuned.fleet.lane_machine` says, and decides nothing.
+A :class:`Lane` carries out what the :mod:`~ktuned.fleet.lane_machine` says, and decides nothing. A job uses it in this
+order::
+
+    async with lane.hold(job):  # the device is the job's, for one request or a few
+        await lane.open_problem(bench, deadlines)  # a worker has the problem open; often it has already
+        await lane.send_request(request, deadlines)  # the worker measures
+    lane.release_worker()  # when no job needs the lane any more
+
+Whatever is raised or cancelled in between leaves the lane without a worker, and the next opening gets another one.
 """
 
 from __future__ import annotations
@@ -31,15 +39,23 @@ REAP_S = 1.0
 """Time for a killed worker to end: a process in an endless GPU kernel was seen to take 0.15 s."""
 
 LOOK_S: Final = 2.0
-"""Interval at which a lane that waits for its turn looks whether the application rests or has ended."""
+"""Interval at which a lane that leaves its device to an application looks whether that rests or has ended."""
 
 
 class Lane:
-    """One device, which a job holds by :meth:`hold` while it measures.
+    """One device, which a job holds by :meth:`hold` while it measures. Lanes of one device take turns.
 
-    Lanes of one device take turns. ``on_state`` is called when the lane becomes sick, and when it is well again.
-    ``is_waited_for`` says whether a client waits for a job: that one has its turn at once beside an application, too.
-    ``data`` is the digest of the data that is open (:class:`~ktuned.ipc.replies.Opened`).
+    ``data`` is the digest of the data that is open (:class:`~ktuned.ipc.replies.Opened`), ``busy_s`` for how many
+    seconds the lane was held in all, ``job`` who holds it now.
+
+    Args:
+        device: The device; several lanes may have the same one.
+        fleet: Lends the workers.
+        on_state: Called when the lane becomes sick, and when it is well again.
+        health: Failures of the device and the pauses after them.
+        reap_s: How long a killed worker may take to end before the device counts as sick, in seconds.
+        applications: The applications that may be at work on the device.
+        is_waited_for: Returns whether a client waits for a job; such a job does not make way for an application.
     """
 
     def __init__(
@@ -71,7 +87,7 @@ class Lane:
 
     @property
     def health(self) -> Health:
-        """Whether the device works, and else for how long it is left alone."""
+        """Whether the device works, and if not, for how long it is left alone."""
         return self.record.health
 
     @property
@@ -95,11 +111,11 @@ class Lane:
     @property
     def applications(self) -> tuple[int, ...]:
         """The applications that may be at work on the device."""
-        return self._applications.beside(self.device)
+        return self._applications.list_on_device(self.device)
 
     @property
     def pace(self) -> Pace:
-        """The pace of all work on results."""
+        """The pace at which results are worked on, one for all lanes."""
         return self._fleet.pace
 
     @property
@@ -111,49 +127,54 @@ class Lane:
     async def hold(self, job: int) -> AsyncIterator[None]:
         """Hold the device for one job's next request; beside an application that is at work, not too often."""
         while pause_s := self._machine.pause_s(self.device):
-            if self._is_waited_for(job) or not await self._applications.work_on(self.device):
+            if self._is_waited_for(job) or not await self._applications.is_device_used(self.device):
                 break
             await anyio.sleep(min(pause_s, LOOK_S))
-        async with self._turns.hold(job):
+        async with self._turns.hold_turn(job):
             self.job = job
             began = monotonic()
             try:
                 yield
             finally:
-                self._give_cores()
+                self._give_back_cores()
                 self.busy_s += monotonic() - began
                 self.job = None
 
     async def use_cores(self, cores: int) -> int:
-        """Have cores that no other part of ktuned uses until the lane is left; the caller holds it. Returns how many.
+        """Reserve cores for a timing until the caller leaves the lane; return how many there are.
 
-        A GPU's lane needs one for the host's side of its launches.
+        Nothing else of ktuned uses them meanwhile. A GPU's lane needs one, for the host's side of its launches.
         """
         if self._cores < cores:
-            self._give_cores()
-            self._cores = await self.gate.take(cores)
+            self._give_back_cores()
+            self._cores = await self.gate.take_cores(cores)
         return self._cores
 
-    def _give_cores(self) -> None:
+    def _give_back_cores(self) -> None:
         if self._cores:
-            self.gate.give(self._cores)
+            self.gate.give_back_cores(self._cores)
             self._cores = 0
 
-    def prepare(self, environment: Environment, backend: str) -> None:
-        """Have the worker start that the lane will need."""
-        self._fleet.prepare(Role.BENCH, environment, backend, with_context=self.record.is_gpu)
+    def prepare_worker(self, environment: Environment, backend: str) -> None:
+        """Start in the background the worker that the lane will need."""
+        self._fleet.prepare_spares(Role.BENCH, environment, backend, with_context=self.record.is_gpu)
 
-    async def open(
+    async def open_problem(
         self, bench: Bench, deadlines: Mapping[str, float], *, waits: bool = True, has_stand_in: bool = False
     ) -> None:
-        """Have a worker ready that has opened ``bench``; the caller holds the lane. With ``waits``, wait while it is
-        sick. ``has_stand_in`` says that the job has another lane that works.
+        """Have a worker ready that has opened a problem; the caller holds the lane.
+
+        Args:
+            bench: The problem.
+            deadlines: Seconds for each phase, by its name.
+            waits: Whether to wait while the lane is sick.
+            has_stand_in: Whether the job has another lane that works.
 
         Raises:
             CannotOpen: the kernel file, its inputs or its reference fail, hang or crash.
-            ReferenceUnusable: another artifact is wanted; the lane has no worker until it is opened again.
+            ReferenceUnusable: the problem needs another reference; the lane has no worker until it is opened again.
             LaneCrowded: an application leaves too little memory.
-            LaneSick: the device does not work, and that is not waited for.
+            LaneSick: the device does not work, and the caller does not wait.
         """
         self._deadlines = deadlines
         lane, is_shared = self.record, bool(self.applications)
@@ -161,12 +182,12 @@ class Lane:
             lane, bench, waits=waits, has_stand_in=has_stand_in, is_shared=is_shared
         )
         try:
-            await self._follow(instructions)
+            await self._follow_states(instructions)
         except BaseException:
-            self._carry_out(self._machine.stop(lane))
+            self._carry_out(self._machine.stop_lane(lane))
             raise
 
-    async def exchange(
+    async def send_request(
         self,
         request: requests.Request[R, I],
         deadlines: Mapping[str, float],
@@ -176,31 +197,32 @@ class Lane:
         """Have the opened worker measure something; the caller holds the lane.
 
         Raises:
-            WorkerDied, DeadlineExpired, RequestFailed: the worker has ended; the next :meth:`open` takes another.
+            WorkerDied, DeadlineExpired, RequestFailed: the worker has ended; the next opening takes another.
         """
         began = monotonic()
         try:
             while True:
                 try:
-                    reply, output = await self._worker.exchange(request, deadlines, on_item=on_item)
+                    reply, output = await self._worker.send_request(request, deadlines, on_item=on_item)
                 except WorkerError as error:
-                    await self._follow(self._machine.advance_lane(self.record, error))
+                    # Raises the error, unless the machine gives the request another worker.
+                    await self._follow_states(self._machine.advance_lane(self.record, error))
                     continue
                 if isinstance(reply, replies.Measurement):
-                    self._carry_out(self._machine.note_measured(self.record, reply))
+                    self._carry_out(self._machine.record_measurement(self.record, reply))
                 return reply, output
         except BaseException:
-            self._carry_out(self._machine.stop(self.record))
+            self._carry_out(self._machine.stop_lane(self.record))
             raise
         finally:
-            self._machine.note_use(self.device, began, monotonic(), is_shared=bool(self.applications))
+            self._machine.record_device_use(self.device, began, monotonic(), is_shared=bool(self.applications))
 
-    def output(self) -> Output:
-        """Return what the worker has printed since it was asked last; the caller holds the lane."""
-        return Output() if self.record.worker is None else self.record.worker.output()
+    def take_output(self) -> Output:
+        """Return what the worker's code has printed since this was last called; the caller holds the lane."""
+        return Output() if self.record.worker is None else self.record.worker.take_output()
 
-    def release(self) -> None:
-        """Give up the worker when no job needs the lane, and beside an application the device's memory."""
+    def release_worker(self) -> None:
+        """Give up the worker when no job needs the lane; beside an application also the device's memory."""
         self._carry_out(self._machine.release_lane(self.record, is_shared=bool(self.applications)))
 
     def _carry_out(self, instructions: Iterable[Instruction]) -> None:
@@ -209,18 +231,18 @@ class Lane:
         Raises:
             WorkerError: the machine says so.
         """
-        mine = self._fleet.carry_out(instructions)
+        instruction = self._fleet.carry_out(instructions)
         if self.health.failures != self._failures:
             self._failures = self.health.failures
             self._on_state(self)
-        if isinstance(mine, Fail):
-            raise mine.error
+        if isinstance(instruction, Fail):
+            raise instruction.error
 
-    async def _follow(self, instructions: Iterable[Instruction]) -> None:
-        """Do what the machine and then each of the lane's states says, until the problem is open.
+    async def _follow_states(self, instructions: Iterable[Instruction]) -> None:
+        """Do what the machine says, then what each state of the lane says, until the problem is open.
 
         Raises:
-            WorkerError: it cannot be.
+            WorkerError: it cannot be opened now, or at all.
         """
         lane = self.record
         self._carry_out(instructions)
@@ -233,9 +255,9 @@ class Lane:
                     case LaneState.TAKING:
                         outcome = await self._take_worker()
                     case LaneState.PROVING:
-                        await self._worker.exchange(requests.Canary(self.device), self._deadlines)
+                        await self._worker.send_request(requests.Canary(self.device), self._deadlines)
                     case LaneState.OPENING:
-                        await self._open_problem()
+                        await self._run_opening()
             except WorkerError as error:
                 outcome = error
             self._carry_out(self._machine.advance_lane(lane, outcome))
@@ -248,7 +270,7 @@ class Lane:
     async def _take_worker(self) -> Worker:
         lane = self.record
         assert lane.bench is not None
-        worker = await self._fleet.acquire(Role.BENCH, lane.bench.environment, self.device.name, lane.bench.code)
+        worker = await self._fleet.acquire_worker(Role.BENCH, lane.bench.environment, self.device.name, lane.bench.code)
         try:
             with anyio.move_on_after(self._reap_s):
                 for killed in lane.ending:
@@ -258,28 +280,31 @@ class Lane:
             raise
         return worker
 
-    async def _open_problem(self) -> None:
+    async def _run_opening(self) -> None:
         worker, bench, began = self._worker, self.record.bench, monotonic()
         assert bench is not None
         await self._fleet.close_data(self.record.closing)
         request = bench.request
         if isinstance(request, requests.Open):
             request = replace(request, is_shared=bool(self.applications))
-        # Imports and references may use every core; what this lane has timed so far is over.
-        self._give_cores()
-        async with self.gate.computing(COURTESY_S):
-            reply, _ = await worker.exchange(request, self._deadlines)
-        # The problem's data is its to keep; only what comes on top wears a worker out.
-        worker.settle()
+        # What this lane has timed so far is over. Its cores go back: the opening's imports and references may use every
+        # core, and a lane that still held all of them would wait for itself at the gate.
+        self._give_back_cores()
+        async with self.gate.hold_for_computing(COURTESY_S):
+            reply, _ = await worker.send_request(request, self._deadlines)
+        # The problem's data does not wear a worker out; only what comes on top counts as growth.
+        worker.settle_memory()
         if isinstance(request, requests.Open) and request.reference is not None and reply.unusable:
             raise ReferenceUnusable(reply.unusable, request.reference.key, is_damaged=reply.is_damaged)
         self.data = reply.data if isinstance(request, requests.Open) else ""
         if bench.learn is not None:
             await bench.learn(reply.observed)
         took_s = round(monotonic() - began, 3)
-        _log.debug("lane_opened", device=self.device.name, pid=worker.pid, took_s=took_s, phases=worker.timeline())
+        _log.debug(
+            "lane_opened", device=self.device.name, pid=worker.pid, took_s=took_s, phases=worker.read_phase_durations()
+        )
 
-    def describe(self) -> dict[str, Any]:
+    def describe_lane(self) -> dict[str, Any]:
         """Return the lane for a status."""
         return {
             "device": self.device.name,

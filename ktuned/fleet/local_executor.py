@@ -1,13 +1,25 @@
-"""Workers on this machine: started, put aside from what is measured, and buried with all that they left behind."""
+"""Workers on this machine: started, kept away from what is measured, and buried with all that they left behind.
+
+User code starts processes, and these detach. Nothing of a worker may outlive it, and nothing of a daemon may outlive
+the daemon, however either ends. Four nets catch what the one before misses:
+
+1. The worker's process group is killed with it (:mod:`~ktuned.fleet.process`).
+2. What left the group bears the worker's mark in its environment, and is killed by that (:mod:`~ktuned.fleet.warden`).
+3. What has cleared its environment as well is re-parented to the daemon, because a worker is the subreaper of its
+   descendants and the daemon that of its workers. The daemon kills every child that it did not start.
+4. If the daemon itself is killed, the warden, a process of its own, kills whatever bears the daemon's mark.
+"""
 
 from __future__ import annotations
 
 import os
 import secrets
+import select
 import shutil
+import signal
 import subprocess
 from collections.abc import AsyncIterator, Collection, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from time import monotonic
 from typing import Self
@@ -18,38 +30,52 @@ import anyio.to_thread
 import structlog
 
 from ktuned import observer
-from ktuned.fleet import memory, orphans
+from ktuned.fleet import memory
 from ktuned.fleet.executor import Environment, Executor
 from ktuned.fleet.failures import WorkerDied
-from ktuned.fleet.guard import Guard
-from ktuned.fleet.process import DAEMON_MARK, StartProcess, WorkerProcess, spawn
+from ktuned.fleet.process import DAEMON_MARK, StartProcess, WorkerProcess, spawn_worker
+from ktuned.fleet.warden_process import WardenProcess
 from ktuned.ipc import Places, Trust, parent
 from ktuned.model import Role, WorkerError
 
 _log = structlog.get_logger()
 
 COMPILE_NICENESS = 10
-"""The niceness of compilers, so that they yield to what people do on the machine."""
+"""The niceness of compile workers, so that they yield to what people do on the machine."""
 
 _ASIDE = (Role.COMPILE, Role.EXPLORE)
-"""Roles whose workers keep off the cores of what is measured: they work while it is."""
+"""Roles that work while something is measured: their workers keep off its cores."""
 
 _REAP_S = 5.0
-"""Time that an ending daemon gives its workers to end; one that sits in a driver must not hold it up."""
+"""Time that an ending daemon gives its killed workers to end; one that is stuck in a driver must not hold it up."""
 
 _GENERATIONS = 20
-"""Searches for orphans after a worker's end: those that are killed may leave orphans of their own."""
+"""How often orphans are searched for after a worker's end: those that are killed may leave orphans of their own."""
+
+_ORPHAN_REAP_S = 1.0
+"""Time for a killed orphan to end."""
 
 WARDEN_S = 15.0
-"""Interval between checks of the warden, which is started again if it was killed."""
+"""Interval in seconds at which a warden that was killed is started again."""
 
 
 class LocalExecutor(Executor):
     """Starts worker processes, and removes every trace of those that have ended.
 
-    One that ``adopts`` also ends detached descendants: it kills every child of this process that it did not start, but
-    for those that are ``kept`` now. Where all that is below a ``private`` directory is this process's own, the warden
-    removes that. ``start_process`` starts a worker's process.
+    Args:
+        scratch: Below it each worker gets a temporary directory. What an earlier daemon left there is removed.
+        cache: Where backends keep what they can make again.
+        artifacts: The directory of sealed artifacts.
+        captures: The directory of captured inputs.
+        base_env: The environment of workers.
+        compile_cores: The cores that compilers and explorers may use; all if empty.
+        adopts: Whether to kill every child of this process that it did not start, but for those ``kept`` now.
+        trust: Directories that others may write and workers may read nevertheless.
+        kept: Processes that are no orphans.
+        private: A directory of this process alone, which the warden removes; by default the scratch directory.
+        last_end: The file in which the warden notes how this process ended, if not in order.
+        warden_s: Interval of looks at the warden, in seconds.
+        start_process: Starts a worker's process.
     """
 
     def __init__(
@@ -82,7 +108,7 @@ class LocalExecutor(Executor):
         self._kept = kept
         self.mark = f"{DAEMON_MARK}={self._id}"
         """The mark in the environment of each process that must not outlive this one."""
-        self._guard = Guard(self.mark, private or self.scratch, last_end)
+        self._warden = WardenProcess(self.mark, private or self.scratch, last_end)
         self._workers: dict[int, WorkerProcess] = {}
         self._ending = anyio.Lock()
         self._tasks: anyio.abc.TaskGroup
@@ -94,22 +120,22 @@ class LocalExecutor(Executor):
         return self._workers.values()
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Self]:
-        """Hold the warden and the tasks that bury workers; on leaving, every worker is killed and reaped."""
+    async def run_workers(self) -> AsyncIterator[Self]:
+        """Run the warden and the tasks that bury workers; on leaving, every worker is killed and reaped."""
         shutil.rmtree(self.scratch.parent, ignore_errors=True)
         self.scratch.mkdir(parents=True)
         if self._adopts:
             parent.adopt_descendants()
-        async with self._guard.standing(), anyio.create_task_group() as self._tasks:
+        async with self._warden.keep_running(), anyio.create_task_group() as self._tasks:
             self._tasks.start_soon(self._keep_warden)
             try:
                 yield self
             finally:
                 self._tasks.cancel_scope.cancel()
                 with anyio.CancelScope(shield=True):
-                    await self._kill_all()
+                    await self._kill_workers()
 
-    async def start(
+    async def start_worker(
         self, role: Role, environment: Environment, *, limit_bytes: int, deadline_s: float
     ) -> WorkerProcess:
         """Start a worker and wait until it takes requests.
@@ -118,10 +144,10 @@ class LocalExecutor(Executor):
             WorkerError: it cannot be started, or is not ready within ``deadline_s``.
         """
         self._count += 1
-        scratch, places = self.scratch / str(self._count), self._places(environment)
-        # In a thread: the first time, a compiler may make the observer's library.
+        scratch, places = self.scratch / str(self._count), self._build_places(environment)
+        # In a thread, because a compiler may have to build the observer's library first.
         await anyio.to_thread.run_sync(observer.prepare)
-        worker = spawn(
+        worker = spawn_worker(
             environment,
             role=role,
             base_env=self._base_env,
@@ -131,13 +157,13 @@ class LocalExecutor(Executor):
             start_process=self._start_process,
         )
         self._workers[worker.pid] = worker
-        self._tasks.start_soon(self._watch, worker)
+        self._tasks.start_soon(self._bury_when_gone, worker)
         if role in _ASIDE:
             self._put_aside(worker)
         if role is not Role.BENCH:
-            memory.cap(worker.pid, limit_bytes)
+            memory.limit_data_size(worker.pid, limit_bytes)
         try:
-            await worker.ready(deadline_s)
+            await worker.await_ready(deadline_s)
         except WorkerDied as error:
             raise WorkerError(
                 f"{environment.python} cannot run a worker: {error.message}",
@@ -149,19 +175,19 @@ class LocalExecutor(Executor):
         return worker
 
     def leave_cores(self, lanes: int) -> None:
-        """Keep compilers and explorers, those that run too, off so many cores, as far as there are cores.
+        """Leave cores to lanes: keep compilers and explorers off them, the running ones as well.
 
-        The first lane's core is not among the cores that the executor was made with.
+        The first lane's core is not among the compile cores, so the first lane takes none of these.
         """
-        # A core that the daemon may not use any more is none for its workers.
+        # Only cores that the daemon itself may still use.
         cores = sorted(self._all_compile_cores & os.sched_getaffinity(0))
         before, self._compile_cores = self._compile_cores, frozenset(cores[max(0, min(lanes, len(cores)) - 1) :])
         if self._compile_cores != before:
             for worker in self._workers.values():
                 if worker.role in _ASIDE:
-                    self._pin(worker)
+                    self._pin_threads(worker)
 
-    def _places(self, environment: Environment) -> Places:
+    def _build_places(self, environment: Environment) -> Places:
         return Places(
             projects={environment.project: environment.cwd},
             artifacts=str(self._artifacts),
@@ -171,17 +197,17 @@ class LocalExecutor(Executor):
         )
 
     def _put_aside(self, worker: WorkerProcess) -> None:
-        """Keep a worker, and all that it starts, out of the way of what is measured."""
+        """Keep a worker, and all that it will start, out of the way of what is measured."""
         if worker.role is Role.COMPILE:
             try:
                 os.setpriority(os.PRIO_PROCESS, worker.pid, COMPILE_NICENESS)
             except OSError as error:
                 _log.debug("worker_not_put_aside", pid=worker.pid, reason=str(error))
-        self._pin(worker)
+        self._pin_threads(worker)
 
-    def _pin(self, worker: WorkerProcess) -> None:
-        """Keep every thread of a worker, and of what it has started, on the compilers' cores."""
-        for thread in memory.tree_threads(worker.pid) if self._compile_cores else ():
+    def _pin_threads(self, worker: WorkerProcess) -> None:
+        """Pin every thread of a worker, and of what it has started, to the compile cores."""
+        for thread in memory.list_tree_threads(worker.pid) if self._compile_cores else ():
             try:
                 os.sched_setaffinity(thread, self._compile_cores)
             except OSError as error:
@@ -191,33 +217,58 @@ class LocalExecutor(Executor):
     async def _keep_warden(self) -> None:
         while True:
             await anyio.sleep(self._warden_s)
-            self._guard.keep()
+            self._warden.restart_if_killed()
 
-    async def _watch(self, worker: WorkerProcess) -> None:
-        """Bury a worker once it is gone, whatever else happens to the daemon meanwhile."""
+    async def _bury_when_gone(self, worker: WorkerProcess) -> None:
+        """Wait until a worker is gone, and bury it."""
         await worker.gone.wait()
-        await self._bury(worker)
+        await self._bury_worker(worker)
 
-    async def _bury(self, worker: WorkerProcess) -> None:
+    async def _bury_worker(self, worker: WorkerProcess) -> None:
         if self._workers.pop(worker.pid, None) is not None:
             with anyio.CancelScope(shield=True):
-                await anyio.to_thread.run_sync(worker.bury)
+                await anyio.to_thread.run_sync(worker.remove_traces)
                 await self._end_orphans()
 
     async def _end_orphans(self) -> None:
-        # Looked for here, where workers are started, and in no thread: one just started is known.
+        # The search runs on the event loop, where workers are started, and not in a thread: a worker that was just
+        # started is then in the table, and not taken for an orphan.
         async with self._ending:
             for _ in range(_GENERATIONS if self._adopts else 0):
-                left = orphans.children() - self._workers.keys() - {self._guard.pid, *self._kept}
-                if not left:
+                orphans = list_children() - self._workers.keys() - {self._warden.pid, *self._kept}
+                if not orphans:
                     break
-                _log.debug("orphans_ended", count=len(left))
-                await anyio.to_thread.run_sync(orphans.end, left)
+                _log.debug("orphans_ended", count=len(orphans))
+                await anyio.to_thread.run_sync(kill_and_reap, orphans)
 
-    async def _kill_all(self) -> None:
+    async def _kill_workers(self) -> None:
         for worker in list(self._workers.values()):
             worker.kill()
         with anyio.move_on_after(_REAP_S):
             for worker in list(self._workers.values()):
                 await worker.gone.wait()
-                await self._bury(worker)
+                await self._bury_worker(worker)
+
+
+def list_children() -> set[int]:
+    """Return our children, adopted ones too; none where the kernel lists none (without ``CONFIG_PROC_CHILDREN``)."""
+    found: set[int] = set()
+    for thread in os.listdir("/proc/self/task"):
+        with suppress(OSError), open(f"/proc/self/task/{thread}/children", encoding="ascii") as stream:
+            found.update(map(int, stream.read().split()))
+    return found
+
+
+def kill_and_reap(pids: Collection[int]) -> None:
+    """SIGKILL adopted processes and reap them. Blocks until they are gone."""
+    for pid in pids:
+        with suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+    for pid in pids:
+        with suppress(OSError):
+            descriptor = os.pidfd_open(pid)
+            try:
+                select.select([descriptor], [], [], _ORPHAN_REAP_S)
+            finally:
+                os.close(descriptor)
+            os.waitpid(pid, os.WNOHANG)

@@ -13,14 +13,14 @@ _READ_BYTES = 1 << 16
 _PIPEFULS = 4
 
 
-class Tail(msgspec.Struct):
+class OutputTail(msgspec.Struct):
     """The last bytes of a stream; its writer never blocks, however much it writes."""
 
     fd: int
     kept: bytearray = msgspec.field(default_factory=bytearray)
 
-    def read_some(self) -> bool:
-        """Take what is there; return whether the stream goes on and had something."""
+    def read_available(self) -> bool:
+        """Read what is there; return False if there was nothing, or the stream has ended."""
         try:
             data = os.read(self.fd, _READ_BYTES)
         except BlockingIOError:
@@ -31,12 +31,12 @@ class Tail(msgspec.Struct):
         return bool(data)
 
     def read_rest(self) -> None:
-        """Take what lies in the pipe; bounded, because code may print without end."""
+        """Read what lies in the pipe, up to a bound: code may print without end."""
         for _ in range(_PIPEFULS):
-            if not self.read_some():
+            if not self.read_available():
                 break
 
-    def take(self) -> str:
+    def take_text(self) -> str:
         """Return the tail as text and clear it."""
         if not self.kept:
             return ""

@@ -1,7 +1,7 @@
-"""Pace of the work that many lanes and slots bring at once: one step of it in each round of the event loop.
+"""Pace of the work on results: one step in each round of the event loop.
 
-A group of commits, or one message from another host, lets dozens of tasks go on together. The loop would run them all
-before it looks at its sockets again, and each lookup would wait for all of them; so it waits for one.
+A group of commits, or one message from another host, wakes dozens of tasks at once. The loop would run them all before
+it looks at its sockets again, and every lookup would wait for all of them. With a pace it waits for one.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections import deque
 
 
 class Pace:
-    """Lets tasks go on one by one, first come first served; a lone one goes on at once."""
+    """Lets tasks go on one by one, first come first served. A task that is alone goes on at once."""
 
     def __init__(self) -> None:
         self._waiting: deque[asyncio.Future[None]] = deque()
@@ -22,16 +22,16 @@ class Pace:
         """The number of tasks that wait for their step."""
         return len(self._waiting)
 
-    async def step(self) -> None:
+    async def wait_for_step(self) -> None:
         """Wait for a round of the loop in which no other step is taken; the step lasts until the task waits again."""
         loop = asyncio.get_running_loop()
         if not self._is_taken:
             self._is_taken = True
             loop.call_soon(self._let_next, loop)
             return
-        mine = loop.create_future()
-        self._waiting.append(mine)
-        await mine
+        turn = loop.create_future()
+        self._waiting.append(turn)
+        await turn
 
     def _let_next(self, loop: asyncio.AbstractEventLoop) -> None:
         while self._waiting:

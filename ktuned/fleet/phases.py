@@ -1,7 +1,19 @@
-"""The phases of a worker's request: which one it is in, since when, and whether its deadline is over.
+"""The phases of a worker's request: which one it is in, since when, and whether its deadline has passed.
 
-A worker writes them into its journal, where they are looked up when they are needed. One of an earlier version sends
-them as messages.
+A worker writes each phase that it enters into its journal (:mod:`ktuned.ipc.journal`), and tells nobody: a message for
+each would wake the daemon half a dozen times in a trial of milliseconds. So the daemon looks instead:
+
+- It looks when a deadline *may* have passed. A phase that began unseen since the last look has at least the shortest of
+  the request's deadlines, so a look after that long comes before any such phase is over. Most requests end before their
+  first look.
+- It reads what has arrived before it looks: a reply that lies in the pipe is no expired deadline, however late the
+  event loop comes to it.
+- It looks once more when the worker has died, so that the error names the phase.
+
+User code runs in the worker and may write nonsense into the journal. Entries that are out of order, of another time or
+of no known phase are ignored; the phase that was known goes on, with its deadline.
+
+A worker of an earlier version has no journal, and sends its phases as messages.
 """
 
 from __future__ import annotations
@@ -10,15 +22,24 @@ import asyncio
 from collections.abc import Callable, Mapping
 from time import monotonic
 
-from ktuned.fleet.expiry import Expiry
 from ktuned.ipc import Entered, Held, Journal
 from ktuned.model import Phase
 
+LEAST_S = 0.01
+"""Shortest interval between two looks, where a deadline is shorter than that."""
+
 
 class Phases:
-    """Follows one request after another. ``on_over`` is called when a phase's deadline has passed.
+    """The phases of one worker's requests, one request after another.
 
-    ``before_look`` is called before the journal is read for that: what has arrived meanwhile may be the reply.
+    ``keeps_journal`` is set when the worker says that it writes its journal.
+
+    Args:
+        loop: The event loop, for timers.
+        journal: The daemon's side of the worker's journal.
+        on_over: Called when the deadline of the present phase has passed.
+        before_look: Called before each look: reads what has arrived, which may be the reply.
+        clock: The clock of the journal, in seconds.
     """
 
     def __init__(
@@ -34,81 +55,138 @@ class Phases:
         self.keeps_journal = False
         self._journal: Journal | None = journal
         self._before_look = before_look
-        self._expiry = Expiry(loop, on_over, self._look)
+        self._timer = DeadlineTimer(loop, on_over, self._find_phase_end)
         self._deadlines: Mapping[str, float] = {}
         self._entered = [Entered(Phase.SPAWN, clock())]
         self._held = Held(0, b"")
 
     @property
-    def now(self) -> Phase:
-        """The phase that was entered last, as far as it is known."""
+    def current(self) -> Phase:
+        """The phase that was entered last, as of the last look."""
         return self._entered[-1].phase
 
     @property
     def deadline_s(self) -> float:
-        """Its deadline."""
-        return self._deadlines[self.now]
+        """The present phase's deadline, in seconds."""
+        return self._deadlines[self.current]
 
     @property
     def is_over(self) -> bool:
-        """True once that deadline has passed."""
-        return self._expiry.is_over
+        """True once the present phase's deadline has passed."""
+        return self._timer.is_over
 
-    def begin(self, request: int, phase: Phase, deadlines: Mapping[str, float]) -> None:
-        """Begin a request in a phase."""
+    def begin_request(self, request: int, phase: Phase, deadlines: Mapping[str, float]) -> None:
+        """Begin a request in a phase, with the seconds that each of its phases may take."""
         self._entered = [Entered(phase, self._clock())]
         self._deadlines = deadlines
         self._held = Held(0, b"")
         if self._journal is not None:
             self._journal.begin(request, phase)
-        self._expiry.begin(min(deadlines.values()))
+        self._timer.watch_request(min(deadlines.values()))
 
-    def enter(self, phase: Phase) -> None:
-        """Note a phase that was named in a message."""
+    def enter_phase(self, phase: Phase) -> None:
+        """Take in a phase that a message named."""
         self._entered.append(Entered(phase, self._clock()))
 
-    def knows(self, phase: Phase) -> bool:
+    def has_deadline(self, phase: Phase) -> bool:
         """Return whether a phase has a deadline."""
         return phase in self._deadlines
 
-    def end(self) -> None:
-        """End the request: no deadline is watched any more."""
-        self._expiry.end()
+    def end_request(self) -> None:
+        """End the request, and watch no deadline."""
+        self._timer.end_watch()
 
-    def follow(self) -> None:
-        """Take in what the journal says by now."""
+    def read_journal(self) -> None:
+        """Take in what the journal says now; nothing if the worker keeps none."""
         if self._journal is None or not self.keeps_journal:
             return
         found, self._held = self._journal.read()
         began, until = self._entered[0], self._clock()
         known = [one for one in found if began.at <= one.at <= until and one.phase in self._deadlines]
-        # Code that runs in the worker may have written nonsense: then the phase that was known goes on.
+        # User code may have written nonsense. Then the phase that was known goes on.
         if known and known[-1].at >= self._entered[-1].at:
             self._entered = [began, *known] if known[0].at > began.at else known
 
     @property
     def held(self) -> Held:
-        """The messages that the worker held back when it was last followed."""
+        """The messages that the worker was holding back when its journal was last read."""
         return self._held
 
-    def timeline(self) -> dict[str, float]:
+    def read_durations(self) -> dict[str, float]:
         """Return the seconds that each phase of the request took, until now."""
-        self.follow()
-        spent: dict[str, float] = {}
+        self.read_journal()
+        durations: dict[str, float] = {}
         ends = [one.at for one in self._entered[1:]] + [self._clock()]
         for one, end in zip(self._entered, ends, strict=True):
-            spent[one.phase.value] = round(spent.get(one.phase.value, 0.0) + end - one.at, 3)
-        return spent
+            durations[one.phase.value] = round(durations.get(one.phase.value, 0.0) + end - one.at, 3)
+        return durations
 
     def close(self) -> None:
-        """Leave neither timer nor journal behind; what they said last stays known."""
-        self._expiry.close()
-        self.follow()
+        """Read the journal once more and close it, and leave no timer behind. What was read stays known."""
+        self._timer.close()
+        self.read_journal()
         if self._journal is not None:
             self._journal.close()
             self._journal = None
 
-    def _look(self) -> float:
+    def _find_phase_end(self) -> float:
         self._before_look()
-        self.follow()
+        self.read_journal()
         return self._entered[-1].at + self.deadline_s
+
+
+class DeadlineTimer:
+    """Calls ``wake`` when the deadline of a request's present phase has passed, which ``look`` returns.
+
+    One timer serves all requests of a worker: it is left to run from one request to the next.
+    """
+
+    __slots__ = ("_fires_at", "_is_on", "_least_s", "_look", "_loop", "_timer", "_wake", "is_over")
+
+    def __init__(self, loop: asyncio.AbstractEventLoop, wake: Callable[[], None], look: Callable[[], float]) -> None:
+        self._loop = loop
+        self._wake = wake
+        self._look = look
+        self._timer: asyncio.Handle | None = None
+        # Kept here, not read from the timer: uvloop rounds its times, and a timer that is due at once has none.
+        self._fires_at = 0.0
+        self._least_s = 0.0
+        self._is_on = False
+        self.is_over = False
+
+    def watch_request(self, shortest_s: float) -> None:
+        """Watch a request from now on; ``shortest_s`` is the shortest of its phases' deadlines."""
+        self._least_s = max(LEAST_S, shortest_s)
+        self._is_on = True
+        self.is_over = False
+        at = self._loop.time() + self._least_s
+        if self._timer is None or self._fires_at > at:
+            self.close()
+            self._set_timer(at)
+
+    def end_watch(self) -> None:
+        """Watch no request; the timer may run on."""
+        self._is_on = False
+
+    def close(self) -> None:
+        """Leave no timer behind."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _set_timer(self, at: float) -> None:
+        self._fires_at = at
+        self._timer = self._loop.call_at(at, self._check_deadline)
+
+    def _check_deadline(self) -> None:
+        self._timer = None
+        if not self._is_on:
+            return
+        # A timer that was late has still seen everything that began until now.
+        now = max(self._fires_at, self._loop.time())
+        ends_at = self._look()
+        if ends_at > now:
+            self._set_timer(min(ends_at, now + self._least_s))
+            return
+        self.is_over = True
+        self._wake()

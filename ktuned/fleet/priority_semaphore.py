@@ -1,6 +1,14 @@
 """Priority semaphore with ageing, for compile slots and for devices.
 
-The caller gives the ranks of jobs; without them all are equal, and the first come is the first served.
+A *turn* goes to the waiting job of the highest rank, then to the first come. Two things are unlike a plain semaphore:
+
+- *Ranks are asked at each choice*, not when a job begins to wait: a person may raise its priority meanwhile. Each
+  :data:`TURN_AGE_S` of waiting counts as a level more, without an end, so nothing waits forever.
+- *A turn may be given back before its block ends* (:meth:`Turn.give_back`): a compile slot is free as soon as the
+  compiler is done, while the worker still writes the artifact. The number of those inside their blocks is bounded as
+  well (``most_inside_of``), or work that has lost its turn would pile up.
+
+A turn that was handed to a job as this was cancelled goes to the next one.
 """
 
 from __future__ import annotations
@@ -20,18 +28,18 @@ NO_JOB = 0
 """Number of no job, by which ktuned's own work waits for a turn; its rank is the lowest."""
 
 TURN_AGE_S = 20.0
-"""Waiting time that counts as a level: some compiles of more important jobs."""
+"""Waiting time in seconds that counts as a level: a few compiles of more important jobs."""
 
 
-def aged(level: int, waited_s: float, step_s: float) -> int:
-    """Return the rank of something that has waited so long: a level more for each ``step_s``, without an end.
+def age_rank(level: int, waited_s: float, step_s: float) -> int:
+    """Return the rank of something that has waited: a level more for each ``step_s`` seconds, without an end.
 
     Levels are bounded and ranks are not, so that nothing waits forever behind what is more important.
     """
     return level + LEVEL * int(max(0.0, waited_s) // step_s)
 
 
-class _Waiting(msgspec.Struct, eq=False):
+class _Waiter(msgspec.Struct, eq=False):
     job: int
     number: int
     since: float
@@ -43,24 +51,27 @@ RankOf = Callable[[int], int]
 
 
 class Turn:
-    """One that is held; given back at the end of its block, or before."""
+    """A turn that is held, until the end of its block or until it is given back before."""
 
     def __init__(self, give_back: Callable[[], None]) -> None:
         self._give_back: Callable[[], None] | None = give_back
 
     def give_back(self) -> None:
-        """Let the next one have it; once more is no harm."""
+        """Let the next job have the turn. A second call does nothing."""
         give_back, self._give_back = self._give_back, None
         if give_back is not None:
             give_back()
 
 
 class Turns:
-    """Lets ``total_tokens`` hold a turn at once; the next one goes to the highest rank, then to the first come.
+    """The turns of a device, or of a machine's compile slots.
 
-    ``rank_of`` gives a job's level, and is asked at the moment of the choice: it may have changed since it waits.
-    ``most_inside_of`` says for so many turns how many may be in their blocks at once, those included who gave theirs
-    back.
+    Args:
+        total_tokens: Turns that may be held at once.
+        rank_of: Returns a job's level; all are equal without it.
+        most_inside_of: Returns, for a number of turns, how many jobs may be in their blocks at once. This includes
+            those that have given their turn back.
+        clock: The time in seconds, which only rises.
     """
 
     def __init__(
@@ -77,7 +88,7 @@ class Turns:
         self.borrowed_tokens = 0
         self._total = total_tokens
         self._clock = clock
-        self._waiting: list[_Waiting] = []
+        self._waiting: list[_Waiter] = []
         self._count = 0
 
     @property
@@ -88,11 +99,11 @@ class Turns:
     @total_tokens.setter
     def total_tokens(self, total: int) -> None:
         self._total = total
-        self._hand_out()
+        self._hand_out_turns()
 
     @property
     def most_inside(self) -> int:
-        """The number of those that may be in their blocks at once."""
+        """The number of jobs that may be in their blocks at once."""
         return self._most_inside_of(self._total)
 
     @property
@@ -103,26 +114,26 @@ class Turns:
     @property
     def waiting(self) -> list[int]:
         """The jobs that wait, in the order in which they would be served now."""
-        return [waiting.job for waiting in sorted(self._waiting, key=self._order)]
+        return [waiting.job for waiting in sorted(self._waiting, key=self._serving_order)]
 
     @asynccontextmanager
-    async def hold(self, job: int) -> AsyncIterator[Turn]:
+    async def hold_turn(self, job: int) -> AsyncIterator[Turn]:
         """Wait for a turn, and hold it for the length of the block at most."""
         await checkpoint_if_cancelled()
-        await self._take(job)
-        turn = Turn(self._give_back)
+        await self._wait_for_turn(job)
+        turn = Turn(self._end_turn)
         try:
             yield turn
         finally:
             turn.give_back()
-            self._leave()
+            self._leave_block()
 
-    async def _take(self, job: int) -> None:
+    async def _wait_for_turn(self, job: int) -> None:
         if not self.is_full and not self._waiting:
-            self._enter()
+            self._begin_turn()
             return
         self._count += 1
-        waiting = _Waiting(job, self._count, self._clock())
+        waiting = _Waiter(job, self._count, self._clock())
         self._waiting.append(waiting)
         try:
             await waiting.turn.wait()
@@ -131,28 +142,28 @@ class Turns:
                 self._waiting.remove(waiting)
             else:
                 # The turn came together with the cancellation: it is the next one's.
-                self._give_back()
-                self._leave()
+                self._end_turn()
+                self._leave_block()
             raise
 
-    def _enter(self) -> None:
+    def _begin_turn(self) -> None:
         self.borrowed_tokens += 1
         self._inside += 1
 
-    def _leave(self) -> None:
+    def _leave_block(self) -> None:
         self._inside -= 1
-        self._hand_out()
+        self._hand_out_turns()
 
-    def _give_back(self) -> None:
+    def _end_turn(self) -> None:
         self.borrowed_tokens -= 1
-        self._hand_out()
+        self._hand_out_turns()
 
-    def _hand_out(self) -> None:
+    def _hand_out_turns(self) -> None:
         while self._waiting and not self.is_full:
-            first = min(self._waiting, key=self._order)
+            first = min(self._waiting, key=self._serving_order)
             self._waiting.remove(first)
-            self._enter()
+            self._begin_turn()
             first.turn.set()
 
-    def _order(self, waiting: _Waiting) -> tuple[int, int]:
-        return -aged(self._rank_of(waiting.job), self._clock() - waiting.since, TURN_AGE_S), waiting.number
+    def _serving_order(self, waiting: _Waiter) -> tuple[int, int]:
+        return -age_rank(self._rank_of(waiting.job), self._clock() - waiting.since, TURN_AGE_S), waiting.number

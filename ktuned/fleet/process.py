@@ -1,7 +1,17 @@
 """One worker process: spawned as a group of its own, served over a private pipe pair, SIGKILLed as a whole.
 
-A request has a deadline for each phase. When one passes, when the worker dies, or when the calling task is cancelled,
-the worker is killed: its state cannot be known any more, and nothing is lost with it.
+The worker runs user code, so nothing that it does may block or mislead the daemon:
+
+- *It has one request at a time*, and each phase of that a deadline (:mod:`~ktuned.fleet.phases`). When one passes, when
+  the worker dies, or when the calling task is cancelled, it is killed: nobody can see what state it is in, and nothing
+  is lost with it. Only a worker that answers, even that it cannot, lives on.
+- *Descriptors never block.* A request is written as the pipe takes it. What the worker prints is read at once and kept
+  as a tail; a flood of output stops no one. Answers are read until :data:`_INBOX_LIMIT` of them wait for the caller.
+- *Answers are checked.* User code may write into the pipe; a message that is no answer to the present request ends the
+  worker.
+- *Its end is seen by a pidfd*, whatever happens to the pipes. The group is killed while its number is still ours; then
+  the rest of the answers and of the output is read, so that items which came before a death count.
+- *What left the group* (by ``setsid``) bears the worker's mark in its environment, and is killed by that.
 """
 
 from __future__ import annotations
@@ -23,8 +33,8 @@ import anyio
 from ktuned import observer
 from ktuned.fleet import memory, warden
 from ktuned.fleet.executor import Environment, I, R, Worker
-from ktuned.fleet.failures import DeadlineExpired, Output, RequestFailed, Unwatched, WorkerDied
-from ktuned.fleet.output_tail import Tail
+from ktuned.fleet.failures import DeadlineExpired, JournalFailed, Output, RequestFailed, WorkerDied
+from ktuned.fleet.output_tail import OutputTail
 from ktuned.fleet.phases import Phases
 from ktuned.ipc import (
     JOURNAL_VARIABLE,
@@ -71,7 +81,7 @@ StartProcess = Callable[..., Process]
 
 
 class WorkerProcess(Worker):
-    """A worker on this machine; made by :func:`spawn`."""
+    """A worker on this machine; made by :func:`spawn_worker`."""
 
     def __init__(
         self,
@@ -100,13 +110,13 @@ class WorkerProcess(Worker):
         self._answer_types: tuple[type[Any], type[Any] | None] | None = (replies.Ready, None)
         self._on_computed: Callable[[], None] | None = None
         self._news: asyncio.Future[None] | None = None
-        self._phases = Phases(self._loop, journal, on_over=self._on_over, before_look=self._catch_up)
+        self._phases = Phases(self._loop, journal, on_over=self._on_deadline, before_look=self._read_arrived_messages)
         self._items = 0
         self._reading = True
         self._returncode: int | None = None
         self._stopped = ""
         self._fault = ""
-        self._tails = [Tail(process.stdout.fileno()), Tail(process.stderr.fileno())]
+        self._tails = [OutputTail(process.stdout.fileno()), OutputTail(process.stderr.fileno())]
         for descriptor in (read_fd, write_fd, *(tail.fd for tail in self._tails)):
             os.set_blocking(descriptor, False)
         self._loop.add_reader(read_fd, self._on_message)
@@ -119,7 +129,7 @@ class WorkerProcess(Worker):
         """True until the process has ended."""
         return self._returncode is None
 
-    async def exchange(
+    async def send_request(
         self,
         request: requests.Request[R, I],
         deadlines: Mapping[str, float],
@@ -130,22 +140,22 @@ class WorkerProcess(Worker):
         """Send a request; return its reply, and what the worker's code printed meanwhile.
 
         Raises:
-            WorkerDied, DeadlineExpired, RequestFailed: as :meth:`Worker.exchange`.
+            WorkerDied, DeadlineExpired, RequestFailed: as :meth:`Worker.send_request`.
         """
         self.requests += 1
-        self._begin(self.requests, request.first_phase, deadlines)
+        self._begin_request(self.requests, request.first_phase, deadlines)
         self._items = 0
         self._fault = ""
         self._answer_types = requests.answer_types(type(request))
         self._on_computed = on_computed
         for tail in self._tails:
-            tail.take()
+            tail.take_text()
         done = False
         try:
-            await self._send(requests.encode(request), deadlines[request.first_phase])
-            reply: R = await self._reply(on_item)
+            await self._write_request(requests.encode(request), deadlines[request.first_phase])
+            reply: R = await self._await_reply(on_item)
             done = True
-            return reply, self.output()
+            return reply, self.take_output()
         except RequestFailed:
             done = True
             raise
@@ -153,33 +163,33 @@ class WorkerProcess(Worker):
             if not done:
                 self.kill()
 
-    async def ready(self, deadline_s: float) -> None:
+    async def await_ready(self, deadline_s: float) -> None:
         """Wait until a new worker takes requests.
 
         Raises:
             WorkerDied, DeadlineExpired: it never does; it is killed.
         """
-        self._begin(0, Phase.SPAWN, {Phase.SPAWN: deadline_s})
+        self._begin_request(0, Phase.SPAWN, {Phase.SPAWN: deadline_s})
         done = False
         try:
-            ready: replies.Ready = await self._reply(None)
+            ready: replies.Ready = await self._await_reply(None)
             self._phases.keeps_journal = ready.keeps_journal
             done = True
         finally:
             if not done:
                 self.kill()
 
-    def _begin(self, number: int, phase: Phase, deadlines: Mapping[str, float]) -> None:
+    def _begin_request(self, number: int, phase: Phase, deadlines: Mapping[str, float]) -> None:
         try:
-            self._phases.begin(number, phase, deadlines)
+            self._phases.begin_request(number, phase, deadlines)
         except OSError as error:
             # A limit on the size of files, which came after this worker's start.
             self.kill()
-            raise Unwatched(error.strerror or str(error), phase) from error
+            raise JournalFailed(error.strerror or str(error), phase) from error
 
-    async def _send(self, data: bytes, deadline_s: float) -> None:
+    async def _write_request(self, data: bytes, deadline_s: float) -> None:
         view = memoryview(data)
-        # The pipe of a worker that waits for a request is empty, and most requests fit: no deadline need be watched.
+        # The pipe of a worker that waits for a request is empty, and most requests fit: most need no timer for this.
         if self._returncode is None:
             with contextlib.suppress(BlockingIOError, BrokenPipeError):
                 view = view[os.write(self._write_fd, view) :]
@@ -188,7 +198,7 @@ class WorkerProcess(Worker):
         with anyio.move_on_after(deadline_s) as scope:
             while view:
                 if self._returncode is not None:
-                    raise self._death(self._returncode)
+                    raise self._make_death_error(self._returncode)
                 try:
                     view = view[os.write(self._write_fd, view) :]
                 except BlockingIOError:
@@ -197,34 +207,34 @@ class WorkerProcess(Worker):
                 except BrokenPipeError:
                     await self.gone.wait()
         if scope.cancelled_caught:
-            raise DeadlineExpired(self._phases.now, deadline_s, self.output())
+            raise DeadlineExpired(self._phases.current, deadline_s, self.take_output())
 
-    async def _reply(self, on_item: Callable[[Any], None] | None) -> Any:
+    async def _await_reply(self, on_item: Callable[[Any], None] | None) -> Any:
         try:
             while True:
-                match await self._receive():
+                match await self._await_answer():
                     case replies.Item(value):
                         if on_item is not None:
                             on_item(value)
                     case replies.Done(value):
                         return value
                     case replies.Failed(failure):
-                        self._phases.follow()
-                        raise RequestFailed(failure, self._phases.now, self.output())
+                        self._phases.read_journal()
+                        raise RequestFailed(failure, self._phases.current, self.take_output())
         finally:
-            self._phases.end()
+            self._phases.end_request()
             self._answer_types = None
 
-    def _wake(self) -> None:
+    def _wake_caller(self) -> None:
         if self._news is not None and not self._news.done():
             self._news.set_result(None)
 
-    async def _receive(self) -> replies.Item | replies.Done | replies.Failed:
+    async def _await_answer(self) -> replies.Item | replies.Done | replies.Failed:
         while not self._inbox:
             if self._returncode is not None:
-                raise self._death(self._returncode)
+                raise self._make_death_error(self._returncode)
             if self._phases.is_over:
-                raise DeadlineExpired(self._phases.now, self._phases.deadline_s, self.output())
+                raise DeadlineExpired(self._phases.current, self._phases.deadline_s, self.take_output())
             self._news = self._loop.create_future()
             await self._news
         answer = self._inbox.popleft()
@@ -233,15 +243,15 @@ class WorkerProcess(Worker):
             self._loop.add_reader(self._read_fd, self._on_message)
         return answer
 
-    def _death(self, returncode: int) -> WorkerDied:
-        return WorkerDied(returncode, self._phases.now, self.output(), self._stopped, self._fault)
+    def _make_death_error(self, returncode: int) -> WorkerDied:
+        return WorkerDied(returncode, self._phases.current, self.take_output(), self._stopped, self._fault)
 
-    def output(self) -> Output:
-        """Return what was printed since the request began, what still lies in the pipes included."""
+    def take_output(self) -> Output:
+        """Return, and forget, what was printed since the request began, including what still lies in the pipes."""
         for tail in self._tails:
             if self._returncode is None:
                 tail.read_rest()
-        return Output(self._tails[0].take(), self._tails[1].take())
+        return Output(self._tails[0].take_text(), self._tails[1].take_text())
 
     def _on_message(self) -> None:
         try:
@@ -250,45 +260,45 @@ class WorkerProcess(Worker):
             return
         try:
             for message in self._decoder.feed(data):
-                self._take_in(message)
+                self._take_in_message(message)
         except (frames.FrameError, InvalidMessage):
-            self.stop(_NO_ANSWERS)
+            self.kill(_NO_ANSWERS)
             data = b""
         if not data or len(self._inbox) > _INBOX_LIMIT:
             self._loop.remove_reader(self._read_fd)
             self._reading = False
-            self._wake()
+            self._wake_caller()
 
-    def _catch_up(self) -> None:
-        """Read what has arrived, though the loop has not come to it yet."""
+    def _read_arrived_messages(self) -> None:
+        """Read what has arrived, even if the loop has not come to it yet."""
         if self._reading and self._returncode is None:
             self._on_message()
 
-    def _on_over(self) -> None:
-        """End the request under way, whose deadline has passed; what the worker has held back was done before."""
-        self._take_held()
-        self._wake()
+    def _on_deadline(self) -> None:
+        """End the request under way, whose deadline has passed. Items that the worker held back still count."""
+        self._take_in_held_items()
+        self._wake_caller()
 
-    def _take_held(self) -> None:
-        """Take in the items that the worker has done in this request and not sent yet."""
+    def _take_in_held_items(self) -> None:
+        """Take in the items that the worker has finished in this request and not sent yet."""
         held = self._phases.held
         if self._answer_types is None or not held.frames:
             return
-        # A worker that dies while it sends them has not crossed them out yet.
+        # A worker that dies while it sends items has not crossed them out yet: skip those that came.
         known = max(0, self._items - held.first)
         with contextlib.suppress(frames.FrameError, InvalidMessage):
             for message in list(frames.Decoder().feed(held.frames))[known:]:
-                self._take_in(message)
+                self._take_in_message(message)
 
-    def _take_in(self, message: dict[str, Any]) -> None:
-        """Follow a phase, and an end of computing, at once, without waking the caller; keep anything else for it."""
+    def _take_in_message(self, message: dict[str, Any]) -> None:
+        """Act on one message: on phases and faults at once, without waking the caller; keep items and ends for it."""
         if self._answer_types is None:
             raise InvalidMessage("an answer without a request")
         answer = replies.decode(message, *self._answer_types)
         if isinstance(answer, replies.PhaseBegun):
-            if not self._phases.knows(answer.phase):
+            if not self._phases.has_deadline(answer.phase):
                 raise InvalidMessage(f"a phase {answer.phase!r} that has no deadline")
-            self._phases.enter(answer.phase)
+            self._phases.enter_phase(answer.phase)
             return
         if isinstance(answer, replies.Computed):
             if self._on_computed is not None:
@@ -300,18 +310,19 @@ class WorkerProcess(Worker):
         if isinstance(answer, replies.Item):
             self._items += 1
             if not self._phases.keeps_journal:
-                # The phase begins again: the next item has the whole deadline.
-                self._phases.enter(self._phases.now)
+                # Without a journal an item is the only sign of progress: the next one has the whole deadline.
+                self._phases.enter_phase(self._phases.current)
         self._inbox.append(answer)
-        self._wake()
+        self._wake_caller()
 
-    def _on_output(self, tail: Tail) -> None:
-        if not tail.read_some():
+    def _on_output(self, tail: OutputTail) -> None:
+        if not tail.read_available():
             self._loop.remove_reader(tail.fd)
 
     def _on_exit(self) -> None:
-        self.kill()  # Its children, while its process group is still its own.
-        while self._reading and self._decode_rest():
+        # Kills its children. Not later: once the process is reaped, its group's number may be another's.
+        self.kill()
+        while self._reading and self._read_rest():
             pass
         for tail in self._tails:
             tail.read_rest()
@@ -322,49 +333,45 @@ class WorkerProcess(Worker):
         for descriptor in (self._read_fd, self._write_fd, self._pidfd):
             os.close(descriptor)
         self._phases.close()
-        self._take_held()
+        self._take_in_held_items()
         assert self._process.stdout is not None
         assert self._process.stderr is not None
         self._process.stdout.close()
         self._process.stderr.close()
-        self._wake()
+        self._wake_caller()
         self.gone.set()
 
-    def _decode_rest(self) -> bool:
+    def _read_rest(self) -> bool:
         try:
             data = os.read(self._read_fd, _READ_BYTES)
             for message in self._decoder.feed(data):
-                self._take_in(message)
+                self._take_in_message(message)
         except (BlockingIOError, frames.FrameError, InvalidMessage):
             return False
         return bool(data)
 
-    def timeline(self) -> dict[str, float]:
+    def read_phase_durations(self) -> dict[str, float]:
         """Return the seconds that each phase of the last request took, until now."""
-        return self._phases.timeline()
+        return self._phases.read_durations()
 
     def measure_memory(self) -> None:
         """Set :attr:`memory_bytes` to what the process and its descendants have resident."""
-        self.memory_bytes = memory.tree_bytes(self.pid)
+        self.memory_bytes = memory.measure_tree(self.pid)
 
-    def kill(self) -> None:
+    def kill(self, why: str = "") -> None:
         """SIGKILL the whole process group; :attr:`gone` is set when the kernel has let go of the worker."""
+        self._stopped = why or self._stopped
         if self._returncode is None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self.pid, signal.SIGKILL)
 
-    def stop(self, why: str) -> None:
-        """Kill the worker for what it does; ``why`` is the error of the request under way."""
-        self._stopped = why
-        self.kill()
-
-    def bury(self) -> None:
-        """After :attr:`gone`: kill what left the group, remove the scratch directory. Blocks for some ms."""
-        warden.sweep(self._mark)
+    def remove_traces(self) -> None:
+        """After :attr:`gone`: kill what left the group, and remove the scratch directory. Blocks for some ms."""
+        warden.kill_marked(self._mark)
         shutil.rmtree(self._scratch, ignore_errors=True)
 
 
-def spawn(
+def spawn_worker(
     environment: Environment,
     *,
     role: Role,
@@ -374,7 +381,7 @@ def spawn(
     scratch: Path,
     start_process: StartProcess = subprocess.Popen,
 ) -> WorkerProcess:
-    """Start a worker process; await :meth:`WorkerProcess.ready` before the first request.
+    """Start a worker process; await :meth:`WorkerProcess.await_ready` before the first request.
 
     Raises:
         WorkerError: the interpreter cannot be started.
@@ -388,8 +395,8 @@ def spawn(
         ) from error
     with contextlib.ExitStack() as ours, contextlib.ExitStack() as childs:
         try:
-            child_read, write_fd = _pipe(childs, ours)
-            read_fd, child_write = _pipe(ours, childs)
+            child_read, write_fd = _make_pipe(childs, ours)
+            read_fd, child_write = _make_pipe(ours, childs)
             journal = ours.enter_context(contextlib.closing(Journal.create()))
         except OSError as error:
             hint = _MENDS.get(error.errno or 0, "")
@@ -421,7 +428,7 @@ def spawn(
                 f"cannot start a worker with {environment.python} in {environment.cwd}: {error.strerror}",
                 hint=_MENDS.get(error.errno or 0, interpreter),
             ) from error
-        # The worker's from now on.
+        # The worker's object closes them from now on.
         ours.pop_all()
     mark = f"{WORKER_MARK}={worker_id}"
     return WorkerProcess(
@@ -429,8 +436,8 @@ def spawn(
     )
 
 
-def _pipe(reading: contextlib.ExitStack, writing: contextlib.ExitStack) -> tuple[int, int]:
-    """Make a pipe, whose ends are closed with the one and the other."""
+def _make_pipe(reading: contextlib.ExitStack, writing: contextlib.ExitStack) -> tuple[int, int]:
+    """Make a pipe; ``reading`` closes its one end, ``writing`` the other."""
     read_fd, write_fd = os.pipe()
     reading.callback(os.close, read_fd)
     writing.callback(os.close, write_fd)

@@ -1,7 +1,25 @@
-"""The gate between compiles and timing: which may run at once, and on how many cores.
+"""The gate between compiles and timing on one machine: what may run at once, and on how many cores.
 
-While finalists are measured, no compile runs. While a CPU config that uses several cores is timed, compiles keep to the
-cores that are left; where none is, those that run end first, and new ones wait.
+Compiles stretch what is timed beside them: they take cores from a CPU config, and memory bandwidth from any. Six kinds
+of work pass the gate:
+
+=================================  ================================================================================
+a compile                          waits for quiet, and behind all that wait for quiet or for several cores; beside a
+                                   wide timing it needs a core that this leaves
+a timing on one core               waits only where wide timings leave no core: compilers are pinned away from its own
+a *wide* timing, on several cores  waits until its cores are free, and one more for whatever compiles or starts
+*quiet*, for finalists             waits until no compile runs
+a worker's start                   never waits
+what computes: an inspection, a    waits for wide timings on all cores, but not longer than its patience
+strategy, a lane's opening
+=================================  ================================================================================
+
+A timing waits for timings and compiles alone, and both end by themselves: no two that hold something wait for each
+other, so the gate cannot jam. What starts may hang (a constraint for its 30 s), so a wide timing waits for it with
+patience only: a timing that is disturbed is repeated, a lane that stands still is lost.
+
+All waiters check again whenever anything changes: a queue for each kind would need rules for who is woken after a
+cancellation.
 """
 
 from __future__ import annotations
@@ -16,21 +34,19 @@ ALL_CORES = 1 << 16
 """More cores than there are: asks for all of them."""
 
 COURTESY_S = 1.0
-"""Most that is waited for a timing on all cores by what a person or a lane waits for: twice a batch's time."""
+"""How long work that a person or a lane waits for may be delayed by a timing on all cores: twice a batch's time."""
 
 PATIENCE_S = 3.0
-"""Most that a timing on several cores waits for an inspection or a worker's start: a constraint may hang for its 30 s.
-
-An import of torch on a busy machine takes less; a timing that is disturbed is repeated.
-"""
+"""How long a wide timing waits for an inspection or a worker's start; an import of torch takes less."""
 
 
 class QuietGate:
-    """Any number may compile at once, or one may have quiet; no compile begins while quiet is waited for.
+    """Decides who may go on. The gate counts; it starts and stops nothing.
 
-    ``cores`` is how many the machine has for compiles and timing together; without it no timing waits. ``on_wide`` is
-    called with the number of cores that lanes hold beyond their own one, whenever it changes. ``patience_s`` is how
-    long a timing waits for what is starting.
+    Args:
+        cores: Cores of the machine for compiles and timing together; without it no timing waits.
+        on_wide: Called with the number of cores that lanes hold beyond one each, whenever it changes.
+        patience_s: How long a wide timing waits for what is starting, in seconds.
     """
 
     def __init__(
@@ -46,7 +62,7 @@ class QuietGate:
         self._changed = anyio.Event()
         self._compiling = 0
         self._starting: list[float] = []
-        """The end of the patience with each start."""
+        """For each start under way, when the patience with it ends."""
         self._timed: list[int] = []
         self._waiting_for_quiet = 0
         self._waiting_for_cores = 0
@@ -67,8 +83,8 @@ class QuietGate:
         return self._waiting_for_cores
 
     @asynccontextmanager
-    async def compiling(self) -> AsyncIterator[None]:
-        """Hold the gate for one compile."""
+    async def hold_for_compile(self) -> AsyncIterator[None]:
+        """Hold the gate for one compile, once it may run."""
         while not self._may_compile:
             await self._changed.wait()
         self._compiling += 1
@@ -76,34 +92,34 @@ class QuietGate:
             yield
         finally:
             self._compiling -= 1
-            self._notify()
+            self._wake_waiters()
 
     @contextmanager
-    def starting(self) -> Iterator[None]:
-        """Hold the gate for a worker's start, which waits for nothing; a wide timing waits a while for it."""
+    def hold_for_start(self) -> Iterator[None]:
+        """Hold the gate for a worker's start. The start does not wait; a wide timing waits a while for it."""
         until = anyio.current_time() + self._patience_s
         self._starting.append(until)
         try:
             yield
         finally:
             self._starting.remove(until)
-            self._notify()
+            self._wake_waiters()
 
     @asynccontextmanager
-    async def computing(self, patience_s: float = math.inf) -> AsyncIterator[None]:
-        """Hold the gate for what computes: a strategy's proposal, an inspection, a lane's opening.
+    async def hold_for_computing(self, patience_s: float = math.inf) -> AsyncIterator[None]:
+        """Hold the gate for a strategy's proposal, an inspection or a lane's opening.
 
-        It begins when no timing has all cores or waits for them, or after ``patience_s``: some trials hang.
+        It begins when no timing has all cores or waits for them, and after ``patience_s`` in any case: trials may hang.
         """
         with anyio.move_on_after(patience_s):
             while self._waiting_for_cores or (self._is_wide and sum(self._timed) >= self._cores):
                 await self._changed.wait()
-        with self.starting():
+        with self.hold_for_start():
             yield
 
     @asynccontextmanager
-    async def quiet(self) -> AsyncIterator[None]:
-        """Hold the gate alone, once the compiles that run now are over."""
+    async def hold_quiet(self) -> AsyncIterator[None]:
+        """Hold the gate while nothing compiles, once the running compiles are over."""
         self._waiting_for_quiet += 1
         try:
             while self._is_quiet or self._compiling:
@@ -111,20 +127,16 @@ class QuietGate:
             self._is_quiet = True
         finally:
             self._waiting_for_quiet -= 1
-            # If it was cancelled, nothing else wakes the compiles that waited for it.
-            self._notify()
+            # Also after a cancellation: nothing else would wake the compiles that waited for this one.
+            self._wake_waiters()
         try:
             yield
         finally:
             self._is_quiet = False
-            self._notify()
+            self._wake_waiters()
 
-    async def take(self, cores: int) -> int:
-        """Hold cores for timing, alone, once they are free; return how many, as many as there are at most.
-
-        One that needs a single core shares the machine with compiles, which keep off its lane's core. It waits for
-        nothing but timings and compiles, which end by themselves: no two that hold something wait for each other.
-        """
+    async def take_cores(self, cores: int) -> int:
+        """Reserve cores for a timing, once they are free; return how many: at most as many as the machine has."""
         wanted = int(min(cores, self._cores))
         self._waiting_for_cores += wanted > 1
         try:
@@ -134,19 +146,19 @@ class QuietGate:
             self._timed.append(wanted)
         finally:
             self._waiting_for_cores -= wanted > 1
-            self._notify()
+            self._wake_waiters()
         if wanted > 1:
-            self._tell_width()
+            self._report_wide_cores()
         return wanted
 
-    def give(self, cores: int) -> None:
-        """Give back what :meth:`take` returned."""
+    def give_back_cores(self, cores: int) -> None:
+        """Give back what :meth:`take_cores` returned."""
         self._timed.remove(cores)
         if cores > 1:
-            self._tell_width()
-        self._notify()
+            self._report_wide_cores()
+        self._wake_waiters()
 
-    def _tell_width(self) -> None:
+    def _report_wide_cores(self) -> None:
         self._on_wide(sum(self._timed) - len(self._timed))
 
     @property
@@ -162,7 +174,7 @@ class QuietGate:
     def _may_time(self, wanted: int) -> bool:
         if wanted == 1 and not self._is_wide:
             return True
-        # Compiles that run are squeezed onto the cores that are left, if there is one.
+        # However many compiles run, they are squeezed onto the cores that are left; one such core is enough.
         now = anyio.current_time()
         starting = sum(until > now for until in self._starting)
         compiling = min(1, self._compiling + starting) if wanted > 1 else 0
@@ -173,7 +185,7 @@ class QuietGate:
         now = anyio.current_time()
         return min((until for until in self._starting if until > now), default=math.inf)
 
-    def _notify(self) -> None:
+    def _wake_waiters(self) -> None:
         """Wake all waiters, to check again."""
         self._changed.set()
         self._changed = anyio.Event()

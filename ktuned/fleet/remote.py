@@ -5,13 +5,14 @@ A *host* is another machine on which workers can be started. Its name leads the 
 plugin's executor says which hosts there are, starts workers on them, and has each worker find the files that its
 requests name: a project, artifacts, captured inputs. How it does so is its own affair.
 
-What can go wrong there has one error, :class:`~ktuned.fleet.failures.HostLost`: a worker ended, or was not started,
-for a reason that says nothing about its work. The work goes back to its job, and a lane waits or another one stands in.
+Whatever goes wrong between the machines is one error, :class:`~ktuned.fleet.failures.HostLost`: a worker ended, or was
+not started, for a reason that says nothing about its work. The job does the work again, and a lane waits for its host
+or another lane stands in.
 
 A plugin's distribution names its executor under the entry-point group ``ktuned.executors``. The entry's name is that of
-the table of ``config.toml`` that holds its settings; the plugin is imported when that table is there, and not before.
-It is imported by the daemon, so it must be light: libraries that may block or crash belong into a process of its own,
-for which :class:`~ktuned.fleet.Bridge` is made.
+the table of ``config.toml`` that holds its settings; the daemon imports the plugin when that table is there, and not
+before. So the plugin must be light: libraries that may block or crash belong in a process of their own, which
+:class:`~ktuned.fleet.Bridge` runs.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ EXECUTORS = "ktuned.executors"
 
 
 class HostEvents(msgspec.Struct, frozen=True):
-    """Where an executor reports its hosts.
+    """The calls by which an executor reports its hosts.
 
-    ``on_up`` gets the name of a host that takes workers, and the cores that they may use; ``on_lost`` one that takes
-    none any more; ``on_changed`` one whose compilers or packages were replaced, and what changed.
+    ``on_up(host, cores)``: the host takes workers, which may use so many cores. ``on_lost(host)``: it no longer takes
+    any. ``on_changed(host, reason)``: its compilers or packages were replaced.
     """
 
     on_up: Callable[[str, int], None]
@@ -42,12 +43,11 @@ class HostEvents(msgspec.Struct, frozen=True):
 
 
 class Surroundings(msgspec.Struct, frozen=True):
-    """What an executor may use of the daemon that it works for.
+    """What an executor may use of its daemon.
 
-    ``artifacts`` and ``captures`` are the daemon's directories of sealed artifacts and of captured inputs; ``state`` is
-    where a process of the plugin may run, with the environment ``base_env``. ``mark`` (``NAME=value``) must be in the
-    environment of each process that is not to outlive the daemon; children that it may not take for orphans are
-    ``kept``.
+    ``artifacts`` and ``captures`` are the directories of sealed artifacts and of captured inputs. A process of the
+    plugin may run in ``state``, with the environment ``base_env``. It must have ``mark`` (``NAME=value``) in its
+    environment, so that it does not outlive the daemon, and its id among ``kept``, or the daemon kills it as an orphan.
     """
 
     artifacts: Path
@@ -59,7 +59,7 @@ class Surroundings(msgspec.Struct, frozen=True):
 
 
 class RemoteExecutor(Executor):
-    """An executor on other machines; :meth:`running` keeps it in touch with them.
+    """An executor on other machines. It is in touch with them for the length of :meth:`run_workers`.
 
     ``settings`` is the type of its table in ``config.toml``, a struct whose fields have defaults.
     """
@@ -68,41 +68,42 @@ class RemoteExecutor(Executor):
 
     @classmethod
     def check_settings(cls, settings: Any) -> str:
-        """Return what is wrong with settings whose types are right, beginning with the field's name; else nothing."""
+        """Return what is wrong with settings of the right types, beginning with the field's name; empty if nothing."""
         return ""
 
     @abstractmethod
     def __init__(self, surroundings: Surroundings, events: HostEvents) -> None:
-        """Be ready; nothing runs before :meth:`running`."""
+        """Prepare; nothing may run before :meth:`run_workers`."""
 
     @abstractmethod
-    def follow(self, settings: Any, *, limits_are_given: bool) -> None:
-        """Follow settings from now on; nothing where there are none any more, and all hosts are left.
+    def apply_settings(self, settings: Any, *, limits_are_given: bool) -> None:
+        """Follow new settings; None means that the table is gone, and all hosts are left.
 
-        Workers get the limits of :meth:`start` if ``limits_are_given``, else what the executor grants on their host.
+        Workers get the memory limits of :meth:`start_worker` if ``limits_are_given``, else what the executor grants on
+        their host.
         """
 
     @abstractmethod
-    async def settled(self) -> None:
-        """Wait, not longer than a while, until it is known which hosts there are."""
+    async def await_hosts(self) -> None:
+        """Wait until it is known which hosts there are; give up after a while."""
 
     @abstractmethod
-    def describe(self) -> Mapping[str, Any]:
-        """Return it for a status: ``name``, ``version`` (empty while it reaches no hosts), ``mend``, and ``hosts``,
-        each with ``name state cpus gpus interpreter python ktuned reason mend``.
+    def describe_hosts(self) -> Mapping[str, Any]:
+        """Return the executor for ``status``: ``name``, ``version`` (empty while it reaches no hosts), ``mend`` and
+        ``hosts``, each with ``name state cpus gpus interpreter python ktuned reason mend``.
         """
 
     @property
     @abstractmethod
     def notices(self) -> list[str]:
-        """What keeps hosts from being used, one line each."""
+        """Why hosts cannot be used, one line each."""
 
     def leave_cores(self, lanes: int) -> None:
-        """Leave compilers where they are: lanes are counted on this machine alone."""
+        """Do nothing: lanes are counted on this machine alone."""
 
 
-def executor_names() -> list[str]:
-    """Return the names of the installed executors, those of their tables."""
+def list_executor_names() -> list[str]:
+    """Return the names of the installed executors, which are the names of their tables."""
     from importlib.metadata import entry_points
 
     return [entry.name for entry in entry_points(group=EXECUTORS)]

@@ -25,7 +25,7 @@ class CpuUse(msgspec.Struct, frozen=True):
     stalled_us: int | None
     at_us: int
 
-    def others_since(self, earlier: CpuUse) -> float:
+    def share_of_others_since(self, earlier: CpuUse) -> float:
         """Return the share of all CPUs that others used since ``earlier``, 0 … 1."""
         total = self.total - earlier.total
         others = (self.busy - earlier.busy) - (self.own - earlier.own)
@@ -40,29 +40,29 @@ class CpuUse(msgspec.Struct, frozen=True):
 
 
 class Usage:
-    """Reads what a machine does; ``root`` is where its /proc and /sys are, ``pid`` the first of our processes."""
+    """Reads the use of a machine whose /proc and /sys are below ``root``; ours are ``pid`` and its descendants."""
 
     def __init__(self, root: Path = Path("/"), pid: int | None = None) -> None:
         self._root = root
         self._pid = os.getpid() if pid is None else pid
 
-    def cpu(self, at_us: int) -> CpuUse | None:
-        """Return the CPUs' use at a time (µs of a clock that does not jump); ``None`` where there is no /proc."""
+    def read_cpu_use(self, at_us: int) -> CpuUse | None:
+        """Return the CPUs' use now, which the caller's clock calls ``at_us`` (µs); ``None`` where there is no /proc."""
         ticks = read_ticks(self._root / "proc/stat")
         if ticks is None:
             return None
-        return CpuUse(ticks.total, ticks.total - ticks.unused, self._own(), self._stalled_us(), at_us)
+        return CpuUse(ticks.total, ticks.total - ticks.unused, self._read_own_ticks(), self._read_stalled_us(), at_us)
 
-    def on_battery(self) -> bool:
+    def is_on_battery(self) -> bool:
         """Return whether the machine runs on its battery; a mouse's battery (scope ``Device``) does not count."""
         for supply in (self._root / "sys/class/power_supply").glob("*"):
-            kind, scope, status = (_word(supply / name) for name in ("type", "scope", "status"))
+            kind, scope, status = (_read_text(supply / name) for name in ("type", "scope", "status"))
             if kind == "Battery" and scope != "Device" and status == "Discharging":
                 return True
         return False
 
-    def pids(self) -> set[int]:
-        """Return our processes: the daemon, its workers, their descendants."""
+    def list_own_pids(self) -> set[int]:
+        """Return the ids of our processes: the daemon, its workers, their descendants."""
         found: set[int] = set()
         waiting = [self._pid]
         while waiting:
@@ -71,20 +71,20 @@ class Usage:
                 continue
             found.add(pid)
             for thread in (self._root / f"proc/{pid}/task").glob("*"):
-                waiting += map(int, _word(thread / "children").split())
+                waiting += map(int, _read_text(thread / "children").split())
         return found
 
-    def _own(self) -> int:
-        """Return our processes' ticks, with those of ended children, which their parents inherit."""
+    def _read_own_ticks(self) -> int:
+        """Return the ticks that our processes used, including those of ended children, which parents inherit."""
         ticks = 0
-        for pid in self.pids():
-            _, _, behind = _word(self._root / f"proc/{pid}/stat").rpartition(")")
-            ticks += sum(map(int, behind.split()[_TIME_FIELDS]))
+        for pid in self.list_own_pids():
+            _, _, fields = _read_text(self._root / f"proc/{pid}/stat").rpartition(")")
+            ticks += sum(map(int, fields.split()[_TIME_FIELDS]))
         return ticks
 
-    def _stalled_us(self) -> int | None:
+    def _read_stalled_us(self) -> int | None:
         """Return the kernel's ``some`` total (Documentation/accounting/psi.rst)."""
-        for line in _word(self._root / "proc/pressure/cpu").splitlines():
+        for line in _read_text(self._root / "proc/pressure/cpu").splitlines():
             kind, *pairs = line.split()
             values = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
             if kind == "some" and values.get("total", "").isdigit():
@@ -92,8 +92,8 @@ class Usage:
         return None
 
 
-def _word(path: Path) -> str:
-    """Return a small file's text; nothing if it is gone or not readable."""
+def _read_text(path: Path) -> str:
+    """Return a small file's text; empty if it is gone or not readable."""
     try:
         return path.read_text().strip()
     except (OSError, UnicodeDecodeError):

@@ -1,11 +1,11 @@
 """Finds and kills processes by a mark in their environment, so that nothing outlives what started it.
 
-A process group does not hold a compiler's child that called ``setsid``; a mark in the environment is inherited by
-every descendant, however it detaches. Run as a program (``python warden.py MARK``) this file is the *warden*: it waits
-until its standard input closes, which is when the daemon is gone, however it went, and kills what bears the mark. It
-leaves a line about how that was, unless the daemon said that it ends.
+A compiler's child that calls ``setsid`` leaves the process group, but every descendant inherits the environment,
+however it detaches. Run as a program (``python warden.py MARK``) this file is the *warden*. Its standard input is a
+pipe from the daemon, which closes when the daemon is gone, however it went. Then the warden kills what bears the mark.
+Unless the daemon had said that it ends, the warden leaves a line about how it ended.
 
-Only the standard library is imported, and nothing of ktuned, so that the warden stays small and cannot fail with it.
+It imports the standard library alone, and nothing of ktuned, so that it stays small and cannot fail with the daemon.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _QUIET_SCANS = 2
 _SCANS = 50
 
 
-def marked(mark: str) -> list[int]:
-    """Return the ids of our processes whose environment holds ``mark`` (``NAME=value``), ourselves excepted."""
-    wanted = mark.encode()
+def list_marked_pids(mark: str) -> list[int]:
+    """Return the ids of our processes whose environment holds ``mark`` (``NAME=value``), this one excepted."""
+    entry = mark.encode()
     found = []
     for name in os.listdir("/proc"):
         if not name.isdigit() or int(name) == os.getpid():
@@ -35,34 +35,34 @@ def marked(mark: str) -> list[int]:
                 environment = stream.read()
         except OSError:
             continue
-        if wanted in environment.split(b"\0"):
+        if entry in environment.split(b"\0"):
             found.append(int(name))
     return found
 
 
-def sweep(mark: str) -> int:
+def kill_marked(mark: str) -> int:
     """SIGKILL whatever bears ``mark``, again and again until nothing new appears; return how many were killed."""
     killed: set[int] = set()
     quiet = 0
     for _ in range(_SCANS):
-        fresh = [pid for pid in marked(mark) if pid not in killed]
-        for pid in fresh:
+        new_pids = [pid for pid in list_marked_pids(mark) if pid not in killed]
+        for pid in new_pids:
             try:
                 os.kill(pid, signal.SIGKILL)
             except OSError:
                 continue
             killed.add(pid)
-        quiet = 0 if fresh else quiet + 1
+        quiet = 0 if new_pids else quiet + 1
         if quiet == _QUIET_SCANS:
             break
     return len(killed)
 
 
 RUNS = "runs"
-"""First word of the account of a daemon that has not ended; its number follows."""
+"""First word in the account of a daemon that has not ended; its process id follows."""
 
 ORDERLY = b"ended"
-"""A daemon's last word before it closes the pipe, if it ends in order."""
+"""What a daemon that ends in order writes before it closes the pipe."""
 
 _PIDFD_GET_INFO, _INFO_BYTES, _INFO_EXIT = 0xC040FF0B, 64, 8
 _EXIT_CODE_AT = 60
@@ -71,7 +71,7 @@ _STATUS_S = 2.0
 
 
 def describe_end(status: int | None) -> str:
-    """Return how a process ended, by its status as ``waitpid`` has it; ``None`` if that could not be read."""
+    """Return how a process ended, from its ``waitpid`` status; ``None`` is a status that could not be read."""
     if status is None:
         how = "a signal that cannot be caught, or an exit of some library"
     elif status & 0x7F:
@@ -84,7 +84,7 @@ def describe_end(status: int | None) -> str:
 
 
 def _await_info(pidfd: int) -> int | None:
-    """Return the status that a pidfd has once its process was reaped."""
+    """Wait a moment for the status that a pidfd has once its process is reaped; return it, or None."""
     end = time.monotonic() + _STATUS_S
     while (status := _read_info(pidfd)) is None and time.monotonic() < end:
         select.select([], [], [], 0.01)
@@ -123,14 +123,14 @@ def main(argv: list[str]) -> int:
     mark, scratch, *rest = argv
     # A Ctrl-C in the daemon's terminal is for the daemon.
     os.setsid()
-    said = b""
+    last_words = b""
     while data := os.read(0, 1 << 12):
-        said = data
-    is_orderly = not rest or said.endswith(ORDERLY)
+        last_words = data
+    is_orderly = not rest or last_words.endswith(ORDERLY)
     status = None if is_orderly else _read_stat(int(rest[1]))
     if status is not None:
         _write_line(rest[3], rest[2], describe_end(status))
-    sweep(mark)
+    kill_marked(mark)
     shutil.rmtree(scratch, ignore_errors=True)
     if status is None and not is_orderly:
         _write_line(rest[3], rest[2], describe_end(_await_info(int(rest[0]))))
@@ -138,7 +138,7 @@ def main(argv: list[str]) -> int:
 
 
 def _write_line(account: str, pid: str, line: str) -> None:
-    """Replace what the daemon has left in its account, unless the next one has come by now."""
+    """Replace the daemon's line in its account, unless the next daemon has written its own by now."""
     with contextlib.suppress(OSError), open(account, "r+", encoding="utf-8") as stream:
         if stream.read().strip() != f"{RUNS} {pid}":
             return

@@ -65,16 +65,18 @@ class Certainty:
         if reason:
             return f"not looked at since the start: {reason}"
         environments = self._machine.environments
-        reason = environments.doubt(environment)
+        reason = environments.find_doubt(environment)
         if device is not None and device.host and not reason:
-            reason = environments.doubt(environment.beside(device))
-        return f"the toolchain is to be probed again: {reason}" if reason else environments.outdated(environment)
+            reason = environments.find_doubt(environment.with_host_of(device))
+        return (
+            f"the toolchain is to be probed again: {reason}" if reason else environments.describe_outdated(environment)
+        )
 
     def _source_doubt(self, kernel: KernelInfo, environment: Environment) -> str:
         known = self._looks.get(kernel.name)
         if known is not None and known.stamps is kernel.stamps and self._clock() < known.until:
             return known.reason
-        variables = self._machine.environments.variables(environment)
+        variables = self._machine.environments.list_variables(environment)
         reason = _changed_variable(kernel, variables) or _first_difference(kernel.stamps)
         self._looks[kernel.name] = _FileComparison(self._clock() + LOOK_S, kernel.stamps, reason)
         return reason

@@ -192,7 +192,7 @@ class FollowUps:
             while waiting:
                 check = waiting.popleft()
                 try:
-                    async with self._gate.computing(COURTESY_S):
+                    async with self._gate.hold_for_computing(COURTESY_S):
                         if isinstance(check, _BucketQuestion):
                             await self._buckets.find_representative(check.kernel, check.problem)
                         else:

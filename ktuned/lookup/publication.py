@@ -179,7 +179,7 @@ class Publication:
 
     def _describe_kernel(self, kernel: KernelInfo) -> bytes:
         """Return the payload by which clients form keys of a kernel's winners."""
-        devices = self._machine.devices(self._catalog.kernel_environment(kernel), kernel.backend)
+        devices = self._machine.list_devices(self._catalog.kernel_environment(kernel), kernel.backend)
         keys = None
         if kernel.specialize is not None or kernel.bucket:
             keys = sorted({tuple(sorted(problem)) for problem in kernel.problems}) or None

@@ -59,7 +59,7 @@ class ServedWinners:
         others = self._catalog.find_namesakes(kernel)
         if not others:
             return own
-        devices = {device.model: device for device in self._machine.devices(environment, kernel.backend)}
+        devices = {device.model: device for device in self._machine.list_devices(environment, kernel.backend)}
         found = {winner.key: winner for winner in own}
         for winner in (winner for other in others for winner in self._store.list_winners(other.name)):
             context = replace(winner.context, kernel=kernel.name)
@@ -78,7 +78,7 @@ class ServedWinners:
         """Return whether a measurement made now would have a winner's context."""
         if kernel.specialize is not None and set(kernel.specialize) != set(winner.problem):
             return False
-        return self._machine.context(kernel, environment, winner.problem, device) == context
+        return self._machine.build_context(kernel, environment, winner.problem, device) == context
 
     def in_place_of(self, own: list[Winner], kernel: KernelInfo, environment: Environment) -> list[Winner]:
         """Return problems' own winners with the common ones in their place, where the kernel file asks for those.
@@ -88,7 +88,7 @@ class ServedWinners:
         self._verdicts.pop(kernel.name, None)
         if not kernel.weights and not kernel.batch_invariant:
             return own
-        models = {device.model for device in self._machine.devices(environment, kernel.backend)}
+        models = {device.model for device in self._machine.list_devices(environment, kernel.backend)}
         objectives = sorted({winner.objective for winner in own})
         for device in sorted(models & {winner.context.device for winner in own}):
             for objective in objectives:
@@ -124,9 +124,10 @@ class ServedWinners:
         """Return winners with those of the class that was chosen for a group in the place of its own ones; without any
         for its problems where no class is known, or none spans it.
         """
-        device = self._machine.device(environment, kernel.backend, model)
+        device = self._machine.find_device(environment, kernel.backend, model)
         contexts = {
-            canonical(problem): self._machine.context(kernel, environment, problem, device) for problem, _ in group
+            canonical(problem): self._machine.build_context(kernel, environment, problem, device)
+            for problem, _ in group
         }
         decided = {text: self._store.get_winner(context.key_for(objective)) for text, context in contexts.items()}
         waiting = [
@@ -169,8 +170,8 @@ class ServedWinners:
         self, kernel: KernelInfo, environment: Environment, model: str, objective: Objective
     ) -> Iterable[Common]:
         """Return the trials of the config that is best for all problems by an objective, once all are tuned."""
-        device = self._machine.device(environment, kernel.backend, model)
-        contexts = [self._machine.context(kernel, environment, problem, device) for problem in kernel.problems]
+        device = self._machine.find_device(environment, kernel.backend, model)
+        contexts = [self._machine.build_context(kernel, environment, problem, device) for problem in kernel.problems]
         decided = [(context, self._store.get_winner(context.key_for(objective))) for context in contexts]
         if any(winner is None or winner.context != context or not winner.is_final for context, winner in decided):
             # The first config that was measured on all of them may be slow on those that are tuned already.

@@ -279,7 +279,7 @@ class Lookups:
         # The device that would be measured on; without one the winners of its model still count.
         measured_on: Device | None
         try:
-            measured_on = self._machine.device(environment, kernel.backend, device)
+            measured_on = self._machine.find_device(environment, kernel.backend, device)
         except KtunedError:
             measured_on = None
         model = measured_on.model if measured_on is not None else device
@@ -293,7 +293,7 @@ class Lookups:
         context = (
             None
             if measured_on is None or fault
-            else self._machine.context(kernel, environment, key_problem, measured_on)
+            else self._machine.build_context(kernel, environment, key_problem, measured_on)
         )
         doubt = "" if context is None else self._certainty.find_doubt(kernel, environment, measured_on)
         if context is not None and (bucket is None or not bucket.is_current):
@@ -336,7 +336,7 @@ class Lookups:
                 # What is tuned waits for the others of its group.
                 waiting = () if verdict is None else verdict.waiting
                 for asked in map(json.loads, waiting) if waiting else (key_problem,):
-                    asked_context = self._machine.context(kernel, environment, asked, measured_on)
+                    asked_context = self._machine.build_context(kernel, environment, asked, measured_on)
                     self._follow_ups.queue_tuning(kernel, asked, asked_context, by)
                 # This lookup, and those that got the last answer from its shortcut.
                 self._jobs.count_lookups(context.key_for(by), 1 + self.shortcuts.repeats)
@@ -388,7 +388,7 @@ class Lookups:
     ) -> str:
         """Return why problems of a group wait for one that cannot be tuned; nothing if they all may be."""
         for problem in verdict.waiting:
-            context = self._machine.context(kernel, environment, json.loads(problem), device)
+            context = self._machine.build_context(kernel, environment, json.loads(problem), device)
             if failed := self._jobs.last_failure(context, by, kernel.plan_digest):
                 return f"{verdict.words()}: the tuning of {problem} failed: {failed}"
         return ""

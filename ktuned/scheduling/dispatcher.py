@@ -246,7 +246,7 @@ class Dispatcher:
             return
         for lane in self.lanes.values():
             if lane.state == "ready" and lane.device.model == ended.device:
-                lane.release()
+                lane.release_worker()
 
     async def _run_pipeline(self, job: Job, task: PipelineTask) -> tuple[Ending, str]:
         """Run a pipeline until it ends or is stopped; return how it ended, and the message."""

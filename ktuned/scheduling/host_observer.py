@@ -42,11 +42,11 @@ class HostObserver:
         """Return what the machine did since the last reading."""
         users = await self.gpu_users()
         now_us = monotonic_ns() // 1000
-        last, self._last = self._last, self._usage.cpu(now_us)
-        on_battery = self._usage.on_battery()
+        last, self._last = self._last, self._usage.read_cpu_use(now_us)
+        on_battery = self._usage.is_on_battery()
         if last is None or self._last is None or now_us - last.at_us > STALE_US:
             return Reading(pressure=0.0, on_battery=on_battery, gpu_users=users)
-        return Reading(self._last.others_since(last), self._last.pressure_since(last), on_battery, users)
+        return Reading(self._last.share_of_others_since(last), self._last.pressure_since(last), on_battery, users)
 
     async def is_used(self, device: Device) -> bool:
         """Return whether other programs worked on a GPU lately; they do where that is unknown."""
@@ -55,10 +55,12 @@ class HostObserver:
     async def gpu_users(self) -> Mapping[str, int]:
         """Ask a worker of the first environment that knows GPUs; without one there are no users."""
         for environment in self._environments():
-            if any(name.startswith("cuda:") for name in self._machine.device_models(environment)):
+            if any(name.startswith("cuda:") for name in self._machine.list_device_models(environment)):
                 try:
-                    async with self._fleet.lend(Role.INSPECT, environment) as worker:
-                        found, _ = await worker.exchange(requests.GpuUsers(tuple(self._usage.pids())), self._deadlines)
+                    async with self._fleet.lend_worker(Role.INSPECT, environment) as worker:
+                        found, _ = await worker.send_request(
+                            requests.GpuUsers(tuple(self._usage.list_own_pids())), self._deadlines
+                        )
                 except WorkerError as error:
                     _log.info("gpu_users_unknown", reason=error.message)
                     return {}

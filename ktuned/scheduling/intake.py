@@ -108,7 +108,7 @@ class Intake:
             if request.strategy is not None:
                 # Also where no kernel can be read yet.
                 environment = environment_of(found.root)
-                await self._machine.environments.probe(environment)
+                await self._machine.environments.probe_environment(environment)
                 await self._machine.environments.check_strategy(environment, request.strategy)
             for kernel in kernels:
                 await self._requests.check_request(kernel, request)
@@ -190,7 +190,7 @@ class Intake:
             await self._store.add_root(root)
         if measured:
             backend = await anyio.to_thread.run_sync(guess_backend, measured)
-            self._machine.environments.expect_measuring(environment_of(root), backend)
+            self._machine.environments.prepare_first_job(environment_of(root), backend)
         await self._inspector.adopt_root(root)
         return root
 

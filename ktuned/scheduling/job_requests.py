@@ -148,14 +148,14 @@ class JobRequests:
             raise UsageError(f"{kernel.name} declares no problems", hint="name one: `-p M=1024 …`")
         environment = self._catalog.kernel_environment(kernel)
         if not request.compile_only:
-            self._machine.environments.expect_measuring(environment, kernel.backend)
-        await self._machine.environments.probe(environment)
+            self._machine.environments.prepare_first_job(environment, kernel.backend)
+        await self._machine.environments.probe_environment(environment)
         await self._machine.environments.check_strategy(environment, plan.strategy)
         if not request.compile_only and not self._machine.has_device(environment, kernel.backend, request.device):
             await self._machine.environments.probe_hosts(environment)
-        if not self._machine.devices(environment, kernel.backend):
+        if not self._machine.list_devices(environment, kernel.backend):
             # Perhaps what was missing has been installed since.
-            await self._machine.environments.probe(environment, again=True)
+            await self._machine.environments.probe_environment(environment, again=True)
         return plan, problems
 
     async def request_jobs(self, kernel: KernelInfo, request: TuningRequest) -> list[Job]:
@@ -256,10 +256,10 @@ class JobRequests:
     ) -> bool:
         """Return whether a problem's winner holds in the context of now, and no job works on a better one."""
         environment = self._catalog.kernel_environment(kernel)
-        if not self._machine.devices(environment, kernel.backend):
+        if not self._machine.list_devices(environment, kernel.backend):
             return False
-        device = self._machine.device(environment, kernel.backend, request.device)
-        context = self._machine.context(kernel, environment, problem, device)
+        device = self._machine.find_device(environment, kernel.backend, request.device)
+        context = self._machine.build_context(kernel, environment, problem, device)
         key = context.key_for(objective)
         winner = self._store.get_winner(key)
         is_open = any(job.key == key for job in self._jobs.list_live_jobs())
@@ -281,6 +281,6 @@ class JobRequests:
         environment = self._catalog.kernel_environment(kernel)
         if request.compile_only and request.arch is not None:
             return request.arch
-        if request.compile_only or not self._machine.devices(environment, kernel.backend):
-            return self._machine.target(environment, kernel.backend)
-        return self._machine.device(environment, kernel.backend, request.device).model
+        if request.compile_only or not self._machine.list_devices(environment, kernel.backend):
+            return self._machine.choose_target(environment, kernel.backend)
+        return self._machine.find_device(environment, kernel.backend, request.device).model

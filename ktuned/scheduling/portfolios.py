@@ -237,7 +237,7 @@ class Portfolios:
             BackendError: there is no device to measure on.
         """
         environment = self._catalog.kernel_environment(kernel)
-        model = self._machine.device(environment, kernel.backend, device).model
+        model = self._machine.find_device(environment, kernel.backend, device).model
         key = (kernel.name, model, objective)
         known = self._builds.get(key)
         if known is not None and known.state in _UNDER_WAY:
@@ -369,8 +369,8 @@ class Portfolios:
 
     async def _fit_portfolio(self, kernel: KernelInfo, matrix: Matrix, wanted: PortfolioSpec) -> Portfolio:
         request = requests.FitPortfolio(matrix.to_wire(), wanted.max_configs, wanted.loss)
-        async with self._fleet.lend(Role.INSPECT, self._catalog.kernel_environment(kernel)) as worker:
-            reply, _ = await worker.exchange(request, self._deadlines)
+        async with self._fleet.lend_worker(Role.INSPECT, self._catalog.kernel_environment(kernel)) as worker:
+            reply, _ = await worker.send_request(request, self._deadlines)
         if reply.fault:
             raise UsageError(f"{kernel.name}: {reply.fault}")
         return Portfolio.from_wire(reply.portfolio)
@@ -392,11 +392,11 @@ class Portfolios:
     # What the store knows.
 
     def _find_device(self, kernel: KernelInfo, model: str) -> Device:
-        return self._machine.device(self._catalog.kernel_environment(kernel), kernel.backend, model)
+        return self._machine.find_device(self._catalog.kernel_environment(kernel), kernel.backend, model)
 
     def _context_of_problem(self, kernel: KernelInfo, model: str, problem: Problem) -> Context:
         environment = self._catalog.kernel_environment(kernel)
-        return self._machine.context(kernel, environment, problem, self._find_device(kernel, model))
+        return self._machine.build_context(kernel, environment, problem, self._find_device(kernel, model))
 
     def _measuring_state(self, kernel: KernelInfo, model: str) -> str:
         """Return what measurements are good for: the digests of the kernel, the toolchain and the device."""

@@ -98,13 +98,13 @@ class Preparation:
         if root is None:
             raise NotFound(f"{kernel.file} is below no watched root")
         environment = environment_of(root)
-        aim = self._machine.aim(environment, kernel.backend, job.device, compile_only=job.plan.compile_only)
+        aim = self._machine.aim_job(environment, kernel.backend, job.device, compile_only=job.plan.compile_only)
         objective = kernel.objective(job.objective)
         if kernel.needs_energy(objective):
             for device in aim.devices:
                 if device.no_energy:
                     raise Unsupported(unmeasurable(objective, device))
-        context = self._machine.context(kernel, environment, job.problem, aim.model)
+        context = self._machine.build_context(kernel, environment, job.problem, aim.model)
         declared_default = kernel.default
         kernel = kernel.anchored(job.plan.anchor or self._anchor(context.key_for(objective)), objective)
         if is_exact(objective) and kernel.default is None:
@@ -112,7 +112,7 @@ class Preparation:
                 f"{kernel.name} declares no default whose bits the winner could have",
                 hint="declare default=, or choose a config: `ktuned tune KERNEL --anchor KNOB=VALUE,…`",
             )
-        self._leave_cores(len(self._machine.device_models(environment)))
+        self._leave_cores(len(self._machine.list_device_models(environment)))
         return JobBrief(
             job=job,
             kernel=kernel,
@@ -131,14 +131,14 @@ class Preparation:
             traces=self._traces,
             served=partial(self._served, kernel, environment),
             portfolio=partial(self._portfolios.configs_for_problem, kernel, context.device, objective, job.problem),
-            toolchain=self._machine.environments.toolchain_files(environment),
+            toolchain=self._machine.environments.list_toolchain_files(environment),
             shared=self._shared,
-            group_size=self._machine.group_size(environment.beside(aim.model), kernel.backend),
+            group_size=self._machine.get_group_size(environment.with_host_of(aim.model), kernel.backend),
             compilers=tuple(
-                Compiler(site, self._machine.environments.toolchain_files(site))
-                for site in self._machine.compilers(environment, kernel.backend, context.toolchain)
+                Compiler(site, self._machine.environments.list_toolchain_files(site))
+                for site in self._machine.list_compilers(environment, kernel.backend, context.toolchain)
             ),
-            lowers=self._machine.lowers(environment, kernel.backend),
+            lowers=self._machine.lowers_functions(environment, kernel.backend),
         )
 
     def _leave_cores(self, lanes: int) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Hashable
 
 import msgspec
 
-from ktuned.fleet import aged
+from ktuned.fleet import age_rank
 from ktuned.model import Priority
 
 AGE_S = 600.0
@@ -48,7 +48,7 @@ class Standing(msgspec.Struct):
     def rank_at(self, now: float) -> int:
         """Return the level, lifted by how long the job waits; for one that works, by how long it had waited."""
         if self.began is None:
-            return aged(self.level, now - self.since, AGE_S)
+            return age_rank(self.level, now - self.since, AGE_S)
         return self.level + self._lift if now - self.began < TURN_S else self.level
 
     def raise_to(self, base: int, *, is_fixed: bool = False) -> bool:

@@ -123,7 +123,7 @@ class Renewal:
     async def look_around(self, roots: Iterable[Root]) -> None:
         """Inspect roots that are read otherwise than before; the watcher looks at those that are new."""
         for root in roots:
-            await self._machine.environments.probe(environment_of(root))
+            await self._machine.environments.probe_environment(environment_of(root))
             if not os.path.isdir(root.path):
                 continue
             try:
@@ -174,7 +174,7 @@ class Renewal:
     def _keys_tuned_again(self, kernel: KernelInfo) -> frozenset[WinnerKey]:
         """Return the keys that a save has tuned again."""
         try:
-            device = self._machine.device(self._catalog.kernel_environment(kernel), kernel.backend, None).model
+            device = self._machine.find_device(self._catalog.kernel_environment(kernel), kernel.backend, None).model
         except BackendError:
             return frozenset()
         won = self._store.list_winners(kernel.name)
@@ -198,8 +198,8 @@ class Renewal:
         is undone has made no other one.
         """
         environment = self._catalog.kernel_environment(kernel)
-        for device in self._machine.devices(environment, kernel.backend):
-            context = self._machine.context(kernel, environment, problem, device)
+        for device in self._machine.list_devices(environment, kernel.backend):
+            context = self._machine.build_context(kernel, environment, problem, device)
             finalists = PRESETS[kernel.plan.preset].finalists
             seated = self._store.get_winner(context.key_for(objective))
             try:

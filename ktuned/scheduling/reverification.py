@@ -69,7 +69,7 @@ class Reverification:
         return self._machine.is_outdated(environment, kernel.backend, brief.context)
 
     async def _queue_winner(self, kernel: KernelInfo, winner: Winner) -> Job | None:
-        if winner.context.digest != self._machine.digest(kernel, winner.context.problem):
+        if winner.context.digest != self._machine.digest_kernel(kernel, winner.context.problem):
             return None
         trial = self._store.get_trial(winner.trial)
         # A winner keeps only what enters its key; the whole problem is to be had from the job that measured it.
@@ -78,11 +78,11 @@ class Reverification:
             return None
         check_problem(kernel, job.problem)
         environment = self._catalog.kernel_environment(kernel)
-        devices = self._machine.devices(environment, kernel.backend)
+        devices = self._machine.list_devices(environment, kernel.backend)
         device = next((device for device in devices if device.model == winner.context.device), None)
         if device is None:
             return None
-        context = self._machine.context(kernel, environment, job.problem, device)
+        context = self._machine.build_context(kernel, environment, job.problem, device)
         if context == winner.context:
             return None
         if context.problem != winner.context.problem:

@@ -343,7 +343,7 @@ class ShareExchange:
 
     def _declared_places(self, kernel: KernelInfo) -> Iterator[WinnerPlace]:
         environment = self._catalog.kernel_environment(kernel)
-        models = dict.fromkeys(device.model for device in self._machine.devices(environment, kernel.backend))
+        models = dict.fromkeys(device.model for device in self._machine.list_devices(environment, kernel.backend))
         for problem in kernel.problems:
             for model in models:
                 place = self._make_place(kernel, problem, model, kernel.objective(None))
@@ -360,8 +360,8 @@ class ShareExchange:
     def _make_place(self, kernel: KernelInfo, problem: Problem, model: str, objective: str) -> WinnerPlace | None:
         environment = self._catalog.kernel_environment(kernel)
         try:
-            device = self._machine.device(environment, kernel.backend, model)
-            context = self._machine.context(kernel, environment, problem, device)
+            device = self._machine.find_device(environment, kernel.backend, model)
+            context = self._machine.build_context(kernel, environment, problem, device)
             return WinnerPlace(kernel, problem, context, kernel.objective(objective))
         except KtunedError:
             return None

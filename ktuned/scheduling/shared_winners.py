@@ -135,10 +135,10 @@ class SharedWinners:
             # A plugin's mistake must not end the daemon.
             reason = _describe_failure(error)
             log = _log.info if health.is_sick else _log.warning
-            health.failed(reason)
+            health.record_failure(reason)
             log("shared_store_failed", url=hide_secrets(self._settings.url), reason=reason)
             raise SharedStoreDown(reason) from error
-        health.succeeded()
+        health.record_success()
         return answer
 
     async def open_store(self) -> None:

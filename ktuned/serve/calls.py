@@ -68,7 +68,7 @@ class CallMethods:
         if len(wanted.keys) > MAX_KEYS:
             raise UsageError(f"{len(wanted.keys)} keys are asked for at once", hint=f"ask for {MAX_KEYS} at most")
         if wanted.beside is not None:
-            self._applications.note(wanted.beside)
+            self._applications.add_process(wanted.beside)
         waiter = connection if wanted.waits else None
         answers = [
             await self._adoptions.find_answer(key.identity, key.problem, key.device, waiter=waiter, pin=wanted.pin)

@@ -56,7 +56,7 @@ class Control:
 
     def _models_of(self, wanted: str) -> set[str]:
         """Return the models of a device, given its name (``cuda:1``) or one of them."""
-        models = self._machine.device_models()
+        models = self._machine.list_device_models()
         if any(wanted in known for known in models.values()) or wanted in self._jobs.pauses:
             return {wanted}
         if wanted not in models:

@@ -192,7 +192,7 @@ class WinnerExchange:
 
     def _digest_for_problem(self, kernel: KernelInfo, specialized: str, digest: str = "") -> str:
         """Return what a kernel means for a specialised problem; with another ``digest``, what that would mean."""
-        return self._machine.digest(replace(kernel, digest=digest or kernel.digest), specialized)
+        return self._machine.digest_kernel(replace(kernel, digest=digest or kernel.digest), specialized)
 
     async def _judge_winner(
         self, kernel: KernelInfo, exported: str, device: str, winner: Mapping[str, Any], objective: str
@@ -266,10 +266,10 @@ class WinnerExchange:
         """Return what a measurement made here now would stand on; ``None`` where the device is not here."""
         try:
             environment = self._catalog.kernel_environment(kernel)
-            found = self._machine.device(environment, kernel.backend, model)
+            found = self._machine.find_device(environment, kernel.backend, model)
         except KtunedError:
             return None
-        return self._machine.context(kernel, environment, problem, found)
+        return self._machine.build_context(kernel, environment, problem, found)
 
     async def _adopt_offers(self, kernel: KernelInfo, offers: list[Offer]) -> None:
         device = offers[0].context.device

@@ -116,8 +116,8 @@ class Explainer:
 
     def _context_now(self, kernel: KernelInfo, winner: Winner) -> Context:
         environment = self._catalog.kernel_environment(kernel)
-        device = self._machine.device(environment, kernel.backend, winner.context.device)
-        return self._machine.context(kernel, environment, winner.problem, device)
+        device = self._machine.find_device(environment, kernel.backend, winner.context.device)
+        return self._machine.build_context(kernel, environment, winner.problem, device)
 
     def _describe_changes(self, kernel: KernelInfo, then: Context, now: Context) -> list[Change]:
         versions = self._store.load_fingerprint_versions

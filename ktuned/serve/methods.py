@@ -191,7 +191,7 @@ class Methods:
     async def handle_tune(self, wanted: TuneParams, connection: Connection) -> dict[str, Any]:
         """Ask for a tuning; its progress is to be had by ``subscribe`` since the place that is returned."""
         if wanted.beside is not None:
-            self._applications.note(wanted.beside)
+            self._applications.add_process(wanted.beside)
         request = replace(
             _parse_request(wanted),
             device=wanted.device,
@@ -355,7 +355,7 @@ class Methods:
             problem = canonical(kernel.specialized(wanted.problem if bucket is None else bucket.problem))
         device = None if wanted.device is None else self._resolve_model(kernel, wanted.device)
         tried = self._store.list_problems(kernel.name) if wanted.current else []
-        digests = {self._machine.digest(kernel, found) for found in tried} if wanted.current else None
+        digests = {self._machine.digest_kernel(kernel, found) for found in tried} if wanted.current else None
         limit = min(_bounded_limit(wanted.limit), MAX_DETAILED_ROWS if wanted.details else MAX_ROWS)
         chosen = partial(
             self._store.list_trials,
@@ -415,7 +415,7 @@ class Methods:
 
     def _resolve_model(self, kernel: KernelInfo, device: str) -> str:
         """Return the model of a device that is named as it is here (``cuda:1``); any other word is a model itself."""
-        here = self._machine.devices(self._catalog.kernel_environment(kernel), kernel.backend)
+        here = self._machine.list_devices(self._catalog.kernel_environment(kernel), kernel.backend)
         return next((found.model for found in here if found.name == device), device)
 
     async def handle_forget(self, wanted: ForgetParams, connection: Connection) -> dict[str, Any]:

@@ -60,17 +60,17 @@ class DevicePeaks:
         """Return the devices of all interpreters; one that lacks torch is followed by another that may have it."""
         found = []
         for environment in self._environments():
-            report = await self._machine.environments.probe(environment)
+            report = await self._machine.environments.probe_environment(environment)
             found += [(environment, device) for device in report.devices]
         return found
 
     async def _measure_device(self, environment: Environment, device: Device) -> bool:
         """Measure a device in a worker of its own, while its lane measures nothing else; return whether it worked."""
         # In the order of a final round.
-        async with self._fleet.gate.quiet(), self._lane(device).hold(NO_JOB):
-            worker = await self._fleet.acquire(Role.BENCH, environment)
+        async with self._fleet.gate.hold_quiet(), self._lane(device).hold(NO_JOB):
+            worker = await self._fleet.acquire_worker(Role.BENCH, environment)
             try:
-                found, _ = await worker.exchange(requests.MeasurePeaks(device), _DEADLINES)
+                found, _ = await worker.send_request(requests.MeasurePeaks(device), _DEADLINES)
             except WorkerError as error:
                 reason = error.message.splitlines()[0]
                 found = replies.MeasuredPeaks(absent={"all": reason})

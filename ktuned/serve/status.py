@@ -28,7 +28,7 @@ class Pace(Protocol):
     def idle_exit_s(self) -> float:
         """Seconds of inactivity after which the daemon ends; 0 is never."""
 
-    def rates(self) -> Mapping[str, float]:
+    def compute_rates(self) -> Mapping[str, float]:
         """Return how fast each counter rises, per second, over the last minute."""
 
 
@@ -90,9 +90,9 @@ class StatusReport:
             "seq": self._events.seq,
             "idle": {"exit_s": self._pace.idle_exit_s, "busy": self._activity.count_busy()},
             "totals": self._activity.read_counters(),
-            "rates": dict(self._pace.rates()),
-            "lanes": [lane.describe() for lane in self._jobs.list_lanes()],
-            "workers": self._fleet.describe(),
+            "rates": dict(self._pace.compute_rates()),
+            "lanes": [lane.describe_lane() for lane in self._jobs.list_lanes()],
+            "workers": self._fleet.describe_workers(),
             "gate": self._fleet.gate.state,
             "compile_slots": self._fleet.compile_slots.total_tokens,
             "channels": {
@@ -117,8 +117,8 @@ class StatusReport:
                 "cap_bytes": self._artifacts.cap_bytes,
                 "directory": str(self._artifacts.directory),
             },
-            "executors": self._executors.describe(),
-            "environments": self._machine.environments.describe(),
+            "executors": self._executors.describe_hosts(),
+            "environments": self._machine.environments.describe_environments(),
             "roots": [{"path": root.path, "name": root.name, "python": root.python} for root in self._catalog.roots],
             "notices": list(self._notices()),
         }

@@ -141,7 +141,7 @@ class SharedStore(ABC):
     The daemon makes one in its own process when the settings name it, and again when they change. So the constructor
     must neither block nor connect to anything. What may block, or imports a large library, runs in the bridge, a
     process that can be killed at any moment: as a :class:`~ktuned.bridge.Service` there, which is called by
-    ``bridge.exchange(call, deadline_s)`` here. Errors other than those named count as a failure of the store, too.
+    ``bridge.call_service(call, deadline_s)`` here. Errors other than those named count as a failure of the store, too.
 
     Args:
         settings: the ``[share]`` table. ``retention_s`` and ``cap_bytes`` are for :meth:`tidy`.

@@ -87,7 +87,7 @@ class _Suite:
         self._deadlines = dict.fromkeys(map(str, Phase), PATIENCE_S)
 
     async def _worker(self, role: Role = Role.INSPECT) -> Worker:
-        worker = await self._executor.start(role, self._environment, limit_bytes=4 << 30, deadline_s=PATIENCE_S)
+        worker = await self._executor.start_worker(role, self._environment, limit_bytes=4 << 30, deadline_s=PATIENCE_S)
         _require(worker.is_alive, "a worker that was started is not alive")
         _require(worker in list(self._executor.workers), "a worker that was started is not among the executor's")
         return worker
@@ -112,7 +112,7 @@ class _Suite:
         request = self._write("print('one', flush=True)", "print('two', flush=True)")
         items: list[replies.InspectedFile] = []
         computed: list[str] = []
-        _, output = await worker.exchange(
+        _, output = await worker.send_request(
             request, self._deadlines, on_item=items.append, on_computed=lambda: computed.append("computed")
         )
         _require(not computed, "it is said that computing is over, which an inspection does not say")
@@ -127,11 +127,11 @@ class _Suite:
         for text in ("first", "second"):
             beside.write_text(text)
             request = self._write("import pathlib\nprint(pathlib.Path(__file__).with_name('beside.txt').read_text())")
-            _, output = await worker.exchange(request, self._deadlines)
+            _, output = await worker.send_request(request, self._deadlines)
             _require(output.stdout.strip() == text, f"a file that holds {text!r} was read as {output.stdout!r}")
         beside.unlink()
         request = self._write("import pathlib\nprint(pathlib.Path(__file__).with_name('beside.txt').exists())")
-        _, output = await worker.exchange(request, self._deadlines)
+        _, output = await worker.send_request(request, self._deadlines)
         _require(output.stdout.strip() == "False", "a removed file is still there")
 
     async def a_refusal_leaves_the_worker(self) -> None:
@@ -139,18 +139,18 @@ class _Suite:
         worker = await self._worker()
         refused = requests.Admits(requests.KernelRef("nowhere", "tune_x.py", "x", "fake", (), {}), {}, ())
         try:
-            await worker.exchange(refused, self._deadlines)
+            await worker.send_request(refused, self._deadlines)
         except RequestFailed as error:
             _require(bool(error.message), "a refusal says nothing")
         else:
             raise NotConforming("a project that there is not was found")
-        await worker.exchange(self._write("x = 1"), self._deadlines)
+        await worker.send_request(self._write("x = 1"), self._deadlines)
 
     async def a_deadline_kills_the_tree(self) -> None:
         """A phase that takes too long ends the worker and all that it started."""
         worker = await self._worker()
         try:
-            await worker.exchange(self._write(_CHILDREN + _HANG), {**self._deadlines, Phase.INSPECT: 2.0})
+            await worker.send_request(self._write(_CHILDREN + _HANG), {**self._deadlines, Phase.INSPECT: 2.0})
         except DeadlineExpired as error:
             _require(error.phase is Phase.INSPECT, f"the deadline of {error.phase} passed")
             pids = [int(pid) for pid in error.output.stdout.split()]
@@ -188,7 +188,7 @@ class _Suite:
             tasks.start_soon(hang)
             # Another request is not taken meanwhile; the worker is busy when it is stopped.
             await anyio.sleep(BRIEF_S)
-            worker.stop("out of patience")
+            worker.kill("out of patience")
         _require("out of patience" in stopped[0].message, f"the reason is lost: {stopped[0].message}")
         _require(not stopped[0].is_outside_kill, "a stop is taken for a kill from outside")
         await self._gone(worker, [])
@@ -197,19 +197,19 @@ class _Suite:
         """A worker whose caller is cancelled is killed: its state cannot be known."""
         worker = await self._worker()
         with anyio.move_on_after(BRIEF_S):
-            await worker.exchange(self._write(_HANG), self._deadlines)
+            await worker.send_request(self._write(_HANG), self._deadlines)
         await self._gone(worker, [worker.pid])
 
     async def a_kill_is_complete(self) -> None:
         """An idle worker that is killed is gone with all that it has left running."""
         worker = await self._worker()
-        _, output = await worker.exchange(self._write(_CHILDREN), self._deadlines)
+        _, output = await worker.send_request(self._write(_CHILDREN), self._deadlines)
         pids = [int(pid) for pid in output.stdout.split()]
         _require(all(map(self._lives, pids)), "children of a worker that lives have ended")
         worker.kill()
         await self._gone(worker, pids)
         try:
-            await worker.exchange(self._write("x = 1"), self._deadlines)
+            await worker.send_request(self._write("x = 1"), self._deadlines)
         except WorkerError:
             return
         raise NotConforming("a worker that was killed answers")
@@ -224,12 +224,12 @@ class _Suite:
 
             tasks.start_soon(die)
             for _ in range(3):
-                await second.exchange(self._write("x = 1"), self._deadlines)
+                await second.send_request(self._write("x = 1"), self._deadlines)
         _require(second.is_alive and first.pid != second.pid, "a worker's end took another one with it")
 
     async def _dies(self, worker: Worker, body: str) -> WorkerDied:
         try:
-            await worker.exchange(self._write(body), self._deadlines)
+            await worker.send_request(self._write(body), self._deadlines)
         except WorkerDied as error:
             return error
         raise NotConforming("a worker's end was not reported")

@@ -126,9 +126,9 @@ class CompileOnly:
 
     async def _ask_for_configs(self, channel: MemoryObjectSendStream[Attempt]) -> None:
         plan, deadlines, default = self.brief.job.plan, self.brief.deadlines, self.brief.kernel.default
-        async with channel, self._fleet.lend(Role.EXPLORE, self.brief.environment) as explorer:
+        async with channel, self._fleet.lend_worker(Role.EXPLORE, self.brief.environment) as explorer:
             request = self.brief.make_explore_request([] if default is None else [default])
-            async with self._fleet.gate.computing(COURTESY_S):
+            async with self._fleet.gate.hold_for_computing(COURTESY_S):
                 found = await open_space(explorer, request, self.brief.kernel, deadlines)
             exploring = Explorer(explorer, found.strategy, deadlines)
             is_bounded = found.size is not None and not found.is_estimate
@@ -137,7 +137,7 @@ class CompileOnly:
             while asked < plan.trials:
                 is_probing = self._hopelessness.wants_probes
                 most = min(PROBES if is_probing else ASK_AT_ONCE, plan.trials - asked)
-                async with self._fleet.gate.computing():
+                async with self._fleet.gate.hold_for_computing():
                     answer = await exploring.ask_for_configs((), most, anywhere=is_probing)
                 self._record_proposed([proposal.config for proposal in answer.proposals], are_probes=is_probing)
                 asked += len(answer.proposals)

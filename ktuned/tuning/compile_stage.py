@@ -115,7 +115,7 @@ class CompileStage:
         if brief.lowers and not brief.kernel.is_data:
             # A kernel file of data imports nothing itself: its Builds name the library that has its functions.
             (key, *_), opening = self._find_front_ends({})
-            await self._fleet.front_ends.open(key, opening, brief.job.id, brief.deadlines)
+            await self._fleet.front_ends.open_front_end(key, opening, brief.job.id, brief.deadlines)
 
     def has_waiting_configs(self, in_channel: int) -> bool:
         """Return whether a config waits to be compiled, in the channel or for a slot."""
@@ -204,8 +204,8 @@ class CompileStage:
                 continue
             compiler = await self._await_compiler()
             slots, gate = self._fleet.slots_of(compiler.environment), self._fleet.gate_of(compiler.environment)
-            # The slot first, then the gate: a job that only waits for a slot must not hold up another's quiet window.
-            async with slots.hold(self._brief.job.id) as slot, gate.compiling():
+            # The slot first, then the gate: a job that only waits for a slot must not hold up the quiet of another.
+            async with slots.hold_turn(self._brief.job.id) as slot, gate.hold_for_compile():
                 self._on_begun()
                 # Look again: others may have compiled a part of it while this group waited for its slot. What others
                 # compile just now is waited for below, without the slot.
@@ -276,7 +276,7 @@ class CompileStage:
                 await self._request_compile(group, compiler, directory.name, units, slot)
             except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
                 error = raised
-            await self._fleet.pace.step()
+            await self._fleet.pace.wait_for_step()
             instructions: list[Instruction] = []
             for attempt in group:
                 if (unit := units.get(attempt.unit.key)) is not None:
@@ -319,7 +319,7 @@ class CompileStage:
         place = f"{environment.host} slot {staging.rpartition('-')[2]}".lstrip()
         slots = self._fleet.slots_of(compiler.environment)
         async with (
-            self._fleet.lend(Role.COMPILE, environment) as worker,
+            self._fleet.lend_worker(Role.COMPILE, environment) as worker,
             self._register_request(group) as began,
         ):
             until = time()
@@ -334,7 +334,7 @@ class CompileStage:
                 announced=slots.most_inside > slots.total_tokens,
             )
             try:
-                await worker.exchange(
+                await worker.send_request(
                     request,
                     deadlines,
                     on_item=lambda unit: reported.update({unit.key: unit}),
@@ -372,7 +372,7 @@ class CompileStage:
         """Return where a Build's function may be translated, by preference, and the request that opens such a place."""
         brief, library = self._brief, build.get(LIBRARY)
         backend, file = brief.kernel.backend, brief.kernel.file
-        keys = [FrontEndKey.of(one.environment, backend, file, library) for one in brief.compilers]
+        keys = [FrontEndKey.for_build(one.environment, backend, file, library) for one in brief.compilers]
         if library:
             return keys, requests.OpenFrontEnd(backend, library=library, build=build)
         return keys, requests.OpenFrontEnd(backend, brief.kernel_ref)
@@ -401,7 +401,7 @@ class CompileStage:
             for key, one in zip(keys, brief.compilers, strict=True)
         ]
         try:
-            lowered = await self._fleet.front_ends.lower(places, opening, brief.job.id, brief.deadlines)
+            lowered = await self._fleet.front_ends.lower_function(places, opening, brief.job.id, brief.deadlines)
         except (WorkerDied, DeadlineExpired, RequestFailed, HostLost) as error:
             if isinstance(error, HostLost):
                 await anyio.sleep(ABSENT_S / 4)
@@ -443,7 +443,7 @@ class CompileStage:
 
     async def close(self) -> None:
         """Remove the directories and give up the front ends: the job is over."""
-        self._fleet.front_ends.leave(self._brief.job.id)
+        self._fleet.front_ends.forget_job(self._brief.job.id)
         # Not on the event loop: for 500 slots this took 0.8 s, and lookups waited.
         with anyio.CancelScope(shield=True):
             await anyio.to_thread.run_sync(self._remove_directories)

@@ -69,7 +69,7 @@ async def open_space(
     """
     limits = {**deadlines, Phase.PRIOR: deadlines["inspect"], Phase.STRATEGY: deadlines["inspect"]}
     try:
-        answer, _ = await worker.exchange(request, limits)
+        answer, _ = await worker.send_request(request, limits)
     except (DeadlineExpired, WorkerDied) as error:
         where = f"{kernel.file}:{kernel.line}: {kernel.kernel}"
         if error.phase is Phase.PRIOR:
@@ -101,7 +101,7 @@ class Explorer:
             WorkerError: The strategy broke its promises, hung or crashed; the message names it.
         """
         try:
-            answer, _ = await self._worker.exchange(requests.Ask(count, tuple(tried), anywhere), self._deadlines)
+            answer, _ = await self._worker.send_request(requests.Ask(count, tuple(tried), anywhere), self._deadlines)
         except (DeadlineExpired, WorkerDied) as error:
             raise WorkerError(
                 f"while the strategy {self._strategy!r} chose configs: {error.message}",

@@ -239,7 +239,7 @@ class FinalRound:
             return
         # Let them compete in a quiet window, and settle what it shows.
         checked = monotonic()
-        async with self._fleet.quiet(lane.device for lane in self._lanes):
+        async with self._fleet.hold_quiet(lane.device for lane in self._lanes):
             is_quiet = monotonic()
             contest = await self._hold_contest(rounds, finalists, ends_at)
         quiet_s = monotonic() - is_quiet
@@ -542,7 +542,7 @@ class _Contest:
             async with self._measuring.hold_open_lane(self._lane):
                 await self._lane.use_cores(1 if self._lane.device.kind != "cpu" else ALL_CORES)
                 request = requests.TimeReference(self._brief.preset, self._judges_contention)
-                measured, _ = await self._lane.exchange(request, self._brief.deadlines)
+                measured, _ = await self._lane.send_request(request, self._brief.deadlines)
         except WorkerError:
             # The reference is only shown beside the winner: its failure decides nothing.
             return

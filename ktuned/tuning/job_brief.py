@@ -112,7 +112,7 @@ class JobBrief(msgspec.Struct, eq=False, weakref=True):
 
     def find_environment(self, device: Device) -> Environment:
         """Return the environment of workers that measure on a device."""
-        return self.environment.beside(device)
+        return self.environment.with_host_of(device)
 
     @property
     def kernel_ref(self) -> requests.KernelRef:

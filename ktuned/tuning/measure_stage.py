@@ -229,7 +229,7 @@ class MeasureStage:
         """
         has_stand_in = bool(self._find_other_lanes(lane))
         bench, deadlines = self.find_bench(lane, seed), self.brief.deadlines
-        await lane.open(bench, deadlines, waits=not has_stand_in, has_stand_in=has_stand_in)
+        await lane.open_problem(bench, deadlines, waits=not has_stand_in, has_stand_in=has_stand_in)
 
     async def open_lane_early(self, lane: Lane) -> None:
         """Open the problem on a held lane before there is anything to measure; leave a sick lane alone.
@@ -240,7 +240,7 @@ class MeasureStage:
         """
         with suppress(LaneSick):
             has_stand_in = bool(self._find_other_lanes(lane))
-            await lane.open(self.find_bench(lane), self.brief.deadlines, waits=False, has_stand_in=has_stand_in)
+            await lane.open_problem(self.find_bench(lane), self.brief.deadlines, waits=False, has_stand_in=has_stand_in)
 
     def find_lane_facts(self, lane: Lane) -> LaneFacts:
         """Return what the trial machine must know about a lane."""
@@ -437,7 +437,7 @@ class _LaneTurn:
         """
         count, self._items = len(self._in_request), 0
         if count == 1:
-            measured, output = await self._lane.exchange(request, deadlines)
+            measured, output = await self._lane.send_request(request, deadlines)
             await self._take_in_measurements([_Arrived(measured, output, monotonic())], facts, clock)
             return
         send, receive = anyio.create_memory_object_stream[_Arrived](count)
@@ -455,13 +455,13 @@ class _LaneTurn:
             # A worker that reports more than it was asked for: user code may write to pipes that it did not open.
             if self._items < count - 1:
                 self._items += 1
-                send.send_nowait(_Arrived(measured, self._lane.output(), monotonic()))
+                send.send_nowait(_Arrived(measured, self._lane.take_output(), monotonic()))
 
         async with receive, anyio.create_task_group() as items:
             items.start_soon(take_in_arrived)
             with send:
                 try:
-                    measured, output = await self._lane.exchange(request, deadlines, on_item=on_item)
+                    measured, output = await self._lane.send_request(request, deadlines, on_item=on_item)
                     send.send_nowait(_Arrived(measured, output, monotonic()))
                 except (WorkerDied, DeadlineExpired, RequestFailed) as raised:
                     # Raised below: what has arrived must be taken in first, and the task group would wrap the error.
@@ -471,7 +471,7 @@ class _LaneTurn:
 
     async def _take_in_measurements(self, arrived: Sequence[_Arrived], facts: LaneFacts, clock: _LaneClock) -> None:
         """Take in the next measurements of the request, in its order; record the ends that follow."""
-        await self._lane.pace.step()
+        await self._lane.pace.wait_for_step()
         ends: list[End] = []
         for one in arrived:
             attempt = self._in_request.popleft()

@@ -250,7 +250,7 @@ class Outcomes:
             if anchor.fault or anchor.bits != self._compared_with:
                 await self._compare_with_anchor()
         # Many tasks wait for one commit, and all of them go on at once; so lookups get their turn here.
-        await self._pace.step()
+        await self._pace.wait_for_step()
         # Count, by what each trial has cost now: a carried-over figure was paid for by another job.
         is_over_now = False
         for attempt, result in [(end.attempt, end.result) for end in ends]:

@@ -293,7 +293,7 @@ class Pipeline:
     async def _ask_for_configs(self, channel: MemoryObjectSendStream[Attempt]) -> None:
         """Ask the strategy for configs until it has no more, and start each; then deal with the last compiles."""
         plan, outcomes = self.brief.job.plan, self._outcomes
-        async with channel, self._fleet.lend(Role.EXPLORE, self.brief.environment) as worker:
+        async with channel, self._fleet.lend_worker(Role.EXPLORE, self.brief.environment) as worker:
             found, first = await self._open_space(worker)
             explorer = Explorer(worker, found.strategy, self.brief.deadlines)
             asked, remaining_lead, fruitful_at = 0, len(outcomes.lead.configs), monotonic()
@@ -347,7 +347,7 @@ class Pipeline:
             served = outcomes.opening.served
             order = self._prior.plan_order(served, outcomes.lead.configs, slots=self._compiling.slots)
             request = self.brief.make_explore_request(order.first, order.last, order.earlier, served=served)
-            async with self._fleet.gate.computing(COURTESY_S):
+            async with self._fleet.gate.hold_for_computing(COURTESY_S):
                 found = await open_space(worker, request, self.brief.kernel, self.brief.deadlines)
             await self.brief.learn_names(found.observed)
             self._measuring.reference.set_candidates(found.references)
@@ -395,7 +395,7 @@ class Pipeline:
     async def _request_proposals(self, explorer: Explorer, count: int, *, anywhere: bool) -> replies.Proposals:
         tried = self._outcomes.take_tried()
         # A strategy computes, which would disturb a timing that uses every core.
-        async with self._fleet.gate.computing():
+        async with self._fleet.gate.hold_for_computing():
             answer = await explorer.ask_for_configs(tried, count, anywhere=anywhere)
         await self.brief.learn_names(answer.observed)
         return answer
@@ -459,7 +459,7 @@ class Pipeline:
     ) -> None:
         async with channel, onward:
             while (first := await self._compiling.take_next_attempt(channel)) is not None:
-                await self._fleet.pace.step()
+                await self._fleet.pace.wait_for_step()
                 lanes_starve = not onward.statistics().current_buffer_used
                 group = self._compiling.collect_group(first, channel, lanes_starve=lanes_starve)
                 await self._outcomes.record_ends(await self._compiling.compile_attempts(group))
@@ -477,7 +477,7 @@ class Pipeline:
 
     async def _start_compilers(self) -> None:
         """Start compile workers while the kernel file is imported, but not in other jobs' quiet windows."""
-        async with self._fleet.gate.compiling():
+        async with self._fleet.gate.hold_for_compile():
             await self._compiling.start_workers()
 
     async def _open_lane_early(self, lane: Lane) -> None:
@@ -488,12 +488,12 @@ class Pipeline:
         await self._has_fresh.wait()
         gate = lane.gate
         if self._access.is_granted:
-            async with gate.compiling():
-                lane.prepare(self.brief.find_environment(lane.device), self.brief.kernel.backend)
+            async with gate.hold_for_compile():
+                lane.prepare_worker(self.brief.find_environment(lane.device), self.brief.kernel.backend)
         # The reference may be compiled while another job has the lanes.
         await self._measuring.reference.prepare_artifact()
         await self._await_lanes()
-        async with gate.compiling():
+        async with gate.hold_for_compile():
             if lane.state == "ready":
                 async with lane.hold(self.brief.job.id):
                     began = monotonic()

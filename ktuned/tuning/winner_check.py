@@ -124,11 +124,11 @@ class WinnerCheck:
             bench = self._measuring.find_bench(self._lane)
             assert isinstance(bench.request, requests.Open)
             try:
-                await worker.exchange(replace(bench.request, guarded=False), deadlines)
+                await worker.send_request(replace(bench.request, guarded=False), deadlines)
             except WorkerError as error:
                 raise CannotOpen(f"under {sanitizer.name}: {error.message}") from error
             try:
-                measured, output = await worker.exchange(requests.Check(unit), deadlines)
+                measured, output = await worker.send_request(requests.Check(unit), deadlines)
             except (WorkerDied, DeadlineExpired, RequestFailed) as error:
                 report = sanitizer.read_report(error.output)
                 return CheckResult(report[0] if report else error.message, _cut_report(report), (sanitizer.name,))
@@ -138,7 +138,7 @@ class WinnerCheck:
 
     @asynccontextmanager
     async def _lend_worker(self, environment: Environment) -> AsyncIterator[Worker]:
-        worker = await self._fleet.acquire(Role.BENCH, environment)
+        worker = await self._fleet.acquire_worker(Role.BENCH, environment)
         try:
             yield worker
         finally:
@@ -150,7 +150,7 @@ class WinnerCheck:
         brief, attempt = self._brief, Attempt(0, {}, self._brief.make_unit(build))
         try:
             if brief.kernel.expects_default_outputs:
-                async with self._fleet.lend(Role.EXPLORE, brief.environment) as explorer:
+                async with self._fleet.lend_worker(Role.EXPLORE, brief.environment) as explorer:
                     found = await open_space(explorer, brief.make_explore_request(), brief.kernel, brief.deadlines)
                 self._measuring.reference.set_candidates(found.references)
             for end in await self._compiling.compile_attempts([attempt]):

@@ -34,7 +34,7 @@ async def test_hanging_and_crashing_files_hide_no_other(parts: Parts) -> None:
     found = await inspector.inspect_root(parts.root)
     assert found.changes.added == ("project:a", "project:c", "project:e")
     told = {Path(error.path).name: error.message for error in parts.catalog.errors}
-    assert "not over after 3 s" in told["tune_b.py"]
+    assert "timed out after 3 s" in told["tune_b.py"]
     assert "was killed by SIGSEGV" in told["tune_d.py"]
     assert "tune_f.py:1:" in told["tune_f.py"]
     assert [kernel.name for kernel in parts.store.load_kernels()] == ["project:a", "project:c", "project:e"]
@@ -66,11 +66,11 @@ class _LastBreath:
     gate = QuietGate()
 
     @asynccontextmanager
-    async def lend(self, role: str, environment: object) -> AsyncIterator[_LastBreath]:
+    async def lend_worker(self, role: str, environment: object) -> AsyncIterator[_LastBreath]:
         """Lend itself."""
         yield self
 
-    async def exchange(
+    async def send_request(
         self, request: requests.Inspect, *args: object, on_item: Callable[[Any], None], **more: object
     ) -> None:
         """Send an item for each file, and die."""

@@ -64,7 +64,7 @@ def {name}(p, c):
 
 HEALTHY = [{"tag": f"x{repeat}", "fault": "NONE", "repeat": repeat, "hoard": 0} for repeat in (1, 2, 4, 6, 8, 12)]
 BAD = {
-    "ENDLESS": ("hung", "first_launch was not over"),
+    "ENDLESS": ("hung", "first_launch timed out"),
     "ILLEGAL": ("launch_error", "illegal"),
     "MISALIGNED": ("launch_error", "misaligned"),
     "ASSERTION": ("launch_error", "assert"),

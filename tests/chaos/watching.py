@@ -41,7 +41,7 @@ class ChaosDaemon(Daemon):
 
     def processes(self) -> set[int]:
         """Return every living process that this daemon, or an earlier one here, has started, itself included."""
-        return set(warden.marked(self._mark))
+        return set(warden.list_marked_pids(self._mark))
 
     def descriptors(self) -> Counter[str]:
         """Return how many file descriptors the daemon has open of each kind: a file's name, or ``socket``, ``pipe``."""
@@ -145,7 +145,7 @@ class Victim:
 
     def is_gone(self) -> bool:
         """Return whether neither it, nor what it started, nor its files are left."""
-        return not warden.marked(self._mark) and not self._scratch.exists()
+        return not warden.list_marked_pids(self._mark) and not self._scratch.exists()
 
 
 class Listener(threading.Thread):

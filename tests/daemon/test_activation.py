@@ -90,7 +90,7 @@ def activated(directory: Path, manager: socket.socket, *arguments: str) -> Itera
 
 
 @pytest.mark.skipif(ACTIVATE is None, reason="systemd-socket-activate is not installed")
-def test_activated_by_its_socket(tmp_path: Path, manager: socket.socket) -> None:
+def test_the_first_connection_starts_the_daemon_and_is_answered(tmp_path: Path, manager: socket.socket) -> None:
     """The first connection starts it and is answered; it reports how it is, and leaves the manager's socket alone."""
     path = tmp_path / "run" / "k.sock"
     with activated(tmp_path, manager) as process, Client(str(path)) as client:
@@ -136,7 +136,7 @@ def test_a_socket_in_an_open_directory_is_refused(tmp_path: Path, manager: socke
     assert "open to others" in (tmp_path / "serve.log").read_text()
 
 
-def test_clients_jobs_and_watches_keep_it(tmp_path: Path) -> None:
+def test_a_watched_directory_keeps_a_daemon_from_ending_idle(tmp_path: Path) -> None:
     """A plain daemon has no limit; one with a limit stays while a directory is watched, and ends without."""
     with Daemon(tmp_path) as daemon:
         assert daemon.process is not None

@@ -15,12 +15,12 @@ from ktuned.fleet import LocalExecutor
 from ktuned.model import KtunedError
 
 @asynccontextmanager
-async def running(self):
+async def run_workers(self):
     print(len(gc.get_objects()), gc.get_freeze_count(), flush=True)
     raise KtunedError("seen enough")
     yield
 
-LocalExecutor.running = running
+LocalExecutor.run_workers = run_workers
 try:
     run(load_settings(sys.argv[1], sys.argv[1] + "/run/s"))
 except KtunedError as error:
@@ -28,7 +28,7 @@ except KtunedError as error:
 """
 
 
-def test_a_daemon_is_not_scanned_when_it_works(tmp_path: Path) -> None:
+def test_the_collector_does_not_scan_modules_and_parts(tmp_path: Path) -> None:
     """Before the first worker can start, all modules and parts are out of the collector's way."""
     command = [sys.executable, "-c", _SCRIPT, str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)

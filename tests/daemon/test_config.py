@@ -28,7 +28,7 @@ def written(home: Path, text: str | bytes) -> Path:
     return path
 
 
-def test_no_file_is_all_defaults(home: Path) -> None:
+def test_without_a_file_all_settings_are_defaults(home: Path) -> None:
     """Nothing need be configured."""
     settings = load_settings(home, environment={})
     assert (settings.state, settings.cache, settings.roots) == (home, home / "cache", ())
@@ -37,7 +37,7 @@ def test_no_file_is_all_defaults(home: Path) -> None:
     assert not home.exists()
 
 
-def test_file_is_followed(home: Path, tmp_path: Path) -> None:
+def test_each_field_of_the_file_is_followed(home: Path, tmp_path: Path) -> None:
     """Each field arrives, with a root's own values."""
     written(
         home,
@@ -98,7 +98,7 @@ def test_file_is_followed(home: Path, tmp_path: Path) -> None:
         (b"# \xff", "utf-8"),
     ],
 )
-def test_wrong_file_is_one_clear_line(home: Path, text: str | bytes, words: str) -> None:
+def test_a_wrong_field_is_one_line_of_error(home: Path, text: str | bytes, words: str) -> None:
     """The error names the file and the field, and says how to mend it."""
     path = written(home, text)
     with pytest.raises(SettingsError) as refused:
@@ -149,7 +149,7 @@ def test_without_a_home_the_system_s_directories_are_used(tmp_path: Path, monkey
     assert settings.config_path == tmp_path / "CONFIG" / "ktuned" / "config.toml"
 
 
-def test_root_s_interpreter(tmp_path: Path) -> None:
+def test_a_roots_interpreter_is_named_or_its_venv_or_ours(tmp_path: Path) -> None:
     """The named one, else the root's own ``.venv``, else ours; its link is kept, for it is what makes a ``.venv``."""
     assert make_root(str(tmp_path)).python == sys.executable
     own = tmp_path / ".venv" / "bin" / "python"
@@ -163,12 +163,12 @@ def test_root_s_interpreter(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("cores", "lanes", "slots"), [(1, 1, 1), (2, 1, 1), (16, 1, 15), (16, 4, 12), (2, 8, 1)])
-def test_compiles_leave_a_core_to_each_lane(cores: int, lanes: int, slots: int) -> None:
+def test_compile_slots_are_the_cores_without_the_lanes_and_at_least_one(cores: int, lanes: int, slots: int) -> None:
     """There is always one slot."""
     assert default_compile_slots(cores, lanes) == slots
 
 
-def test_what_is_no_file_is_refused_at_once(tmp_path: Path) -> None:
+def test_a_directory_or_pipe_as_config_is_refused_at_once(tmp_path: Path) -> None:
     """A directory or a pipe in the place of config.toml is reported; a pipe would be waited at, by the whole daemon."""
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path, tmp_path / "pipe"):

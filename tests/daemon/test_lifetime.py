@@ -14,7 +14,7 @@ from ktuned.daemon.lifetime import Idleness, Lifetime
 from ktuned.daemon.systemd import Notifier
 
 
-def test_idle_for_long_enough_is_over() -> None:
+def test_idleness_is_over_after_the_limit_without_activity() -> None:
     """The time counts from the last look at which something held the daemon or had happened."""
     idle = Idleness(10.0, now=0.0)
     assert not idle.is_over([], 0, 0.0)
@@ -23,7 +23,7 @@ def test_idle_for_long_enough_is_over() -> None:
 
 
 @pytest.mark.parametrize("reason", ["clients", "jobs", "watches"])
-def test_what_keeps_a_daemon_keeps_it_for_ever(reason: str) -> None:
+def test_a_busy_daemon_is_never_idle(reason: str) -> None:
     """With clients, jobs or watches it does not end, and afterwards the time begins again."""
     idle = Idleness(10.0, now=0.0)
     idle.is_over([], 0, 0.0)
@@ -32,7 +32,7 @@ def test_what_keeps_a_daemon_keeps_it_for_ever(reason: str) -> None:
     assert idle.is_over([], 0, 1e9 + 10)
 
 
-def test_who_came_and_went_between_two_looks_counts() -> None:
+def test_a_client_between_two_looks_restarts_the_idle_time() -> None:
     """A lookup that was answered meanwhile restarts the time, although its client is gone."""
     idle = Idleness(10.0, now=0.0)
     idle.is_over([], 0, 0.0)
@@ -42,7 +42,7 @@ def test_who_came_and_went_between_two_looks_counts() -> None:
 
 
 @hypothesis.given(st.lists(st.tuples(st.booleans(), st.integers(0, 3), st.floats(0, 100)), max_size=30))
-def test_zero_is_never(looks: list[tuple[bool, int, float]]) -> None:
+def test_a_limit_of_zero_never_ends_the_daemon(looks: list[tuple[bool, int, float]]) -> None:
     """Without a limit nothing ends the daemon, whatever happens."""
     idle, now = Idleness(0.0, now=0.0), 0.0
     for is_busy, activity, passed in looks:
@@ -83,14 +83,14 @@ def test_rates_reach_back_a_minute() -> None:
             describe=str,
             stop=lambda: None,
         )
-        assert life.rates(0.0) == {"lookups": 0.0}
+        assert life.compute_rates(0.0) == {"lookups": 0.0}
         for second in range(0, 600, 5):
             lookups = 10 * second
-            life.look(float(second))
-        assert life.rates(595.0) == {"lookups": 10.0}
+            life.check_end(float(second))
+        assert life.compute_rates(595.0) == {"lookups": 10.0}
         for second in range(600, 665, 5):
-            life.look(float(second))
-        assert life.rates(660.0) == {"lookups": 0.0}
+            life.check_end(float(second))
+        assert life.compute_rates(660.0) == {"lookups": 0.0}
 
 
 @pytest.mark.anyio
@@ -112,7 +112,7 @@ async def test_the_loop_feeds_the_watchdog_and_ends_when_idle(tmp_path: Path) ->
                 stop=stopped.set,
             )
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(life.run)
+                tasks.start_soon(life.run_until_cancelled)
                 heard: list[bytes] = []
                 with anyio.fail_after(30):
                     while heard.count(b"WATCHDOG=1") < 4:
@@ -140,7 +140,7 @@ async def test_a_new_limit_counts_at_once() -> None:
             stop=stopped.set,
         )
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(life.run)
+            tasks.start_soon(life.run_until_cancelled)
             await anyio.wait_all_tasks_blocked()
             life.idle_exit_s = 0.01
             with anyio.fail_after(30):

@@ -8,13 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-from ktuned.daemon.logs import Form, choose, leads_to_journal
+from ktuned.daemon.logs import LogFormat, choose_format, leads_to_journal
 from tests.e2e.harness import Daemon, kernel_text
 
 SAYS = """
 import structlog, sys
 from ktuned.daemon import logs
-logs.configure("info", logs.Form[sys.argv[1]])
+logs.configure_logging("info", logs.LogFormat[sys.argv[1]])
 log = structlog.get_logger()
 with structlog.contextvars.bound_contextvars(job=3, trial=14):
     log.debug("unheard")
@@ -26,7 +26,7 @@ except ZeroDivisionError as error:
 """
 
 
-def test_a_log_that_cannot_be_written_is_lost_and_nothing_else() -> None:
+def test_a_log_that_cannot_be_written_is_dropped() -> None:
     """On a full disk the daemon goes on."""
     words = [sys.executable, "-c", f"{SAYS}print('on')", "LOGFMT"]
     with open("/dev/full", "w") as full:
@@ -66,10 +66,10 @@ def test_the_journal_is_known_by_its_stream(tmp_path: Path) -> None:
     try:
         found = os.fstat(writer)
         environ = {"JOURNAL_STREAM": f"{found.st_dev}:{found.st_ino}"}
-        assert choose(environ, writer, as_json=False) is Form.JOURNAL
+        assert choose_format(environ, writer, as_json=False) is LogFormat.JOURNAL
         with (tmp_path / "file").open("w") as other:
-            assert choose(environ, other.fileno(), as_json=True) is Form.JSON
-            assert choose({}, other.fileno(), as_json=False) is Form.LOGFMT
+            assert choose_format(environ, other.fileno(), as_json=True) is LogFormat.JSON
+            assert choose_format({}, other.fileno(), as_json=False) is LogFormat.LOGFMT
             gone = other.fileno()
         assert not leads_to_journal(environ, gone)
     finally:
@@ -77,7 +77,7 @@ def test_the_journal_is_known_by_its_stream(tmp_path: Path) -> None:
         os.close(writer)
 
 
-def test_what_a_job_does_is_logged_as_the_jobs(tmp_path: Path) -> None:
+def test_events_of_a_trial_carry_its_job_and_id(tmp_path: Path) -> None:
     """A trial that crashes is found in the log by its job and its id."""
     daemon = Daemon(tmp_path)
     with daemon:

@@ -17,14 +17,14 @@ from ktuned.model.errors import SettingsError
 PID = 4711
 
 
-def test_without_a_manager_there_is_nothing() -> None:
+def test_without_a_manager_nothing_is_handed_over() -> None:
     """An ordinary environment hands over nothing, and stays as it is."""
     environ = {"PATH": "/bin"}
-    assert Handover.take(environ, PID) == Handover()
+    assert Handover.take_from_environ(environ, PID) == Handover()
     assert environ == {"PATH": "/bin"}
 
 
-def test_what_is_taken_is_gone() -> None:
+def test_the_managers_variables_are_removed_from_the_environment() -> None:
     """Workers do not inherit the manager's variables: they would take its socket for theirs."""
     environ = {
         "LISTEN_PID": str(PID + 1),
@@ -35,21 +35,21 @@ def test_what_is_taken_is_gone() -> None:
         "WATCHDOG_PID": str(PID),
         "HOME": "/root",
     }
-    assert Handover.take(environ, PID) == Handover(None, "/run/notify", 30.0)
+    assert Handover.take_from_environ(environ, PID) == Handover(None, "/run/notify", 30.0)
     assert environ == {"HOME": "/root"}
 
 
 @pytest.mark.parametrize("pid", ["", "0", "1", str(PID + 1), f" {PID}", f"{PID}x"])
 def test_sockets_of_another_process_are_not_ours(pid: str) -> None:
     """Only LISTEN_PID of this very process counts: variables outlive an exec that was meant for another."""
-    assert Handover.take({"LISTEN_PID": pid, "LISTEN_FDS": "1"}, PID).descriptor is None
+    assert Handover.take_from_environ({"LISTEN_PID": pid, "LISTEN_FDS": "1"}, PID).descriptor is None
 
 
 @pytest.mark.parametrize("pid", ["1", "x"])
 def test_a_watchdog_of_another_process_is_not_ours(pid: str) -> None:
     """WATCHDOG_PID names who is watched; without it everyone is."""
-    assert Handover.take({"WATCHDOG_PID": pid, "WATCHDOG_USEC": "1000"}, PID).watchdog_s == 0
-    assert Handover.take({"WATCHDOG_USEC": "1000"}, PID).watchdog_s == 0.001
+    assert Handover.take_from_environ({"WATCHDOG_PID": pid, "WATCHDOG_USEC": "1000"}, PID).watchdog_s == 0
+    assert Handover.take_from_environ({"WATCHDOG_USEC": "1000"}, PID).watchdog_s == 0.001
 
 
 @pytest.mark.parametrize(
@@ -63,10 +63,10 @@ def test_a_watchdog_of_another_process_is_not_ours(pid: str) -> None:
         ({"WATCHDOG_USEC": "0"}, "WATCHDOG_USEC is '0'"),
     ],
 )
-def test_what_cannot_be_meant_is_an_error(variables: dict[str, str], complaint: str) -> None:
+def test_broken_variables_are_one_line_of_error(variables: dict[str, str], complaint: str) -> None:
     """A broken environment is one line, and never a daemon that listens somewhere else."""
     with pytest.raises(SettingsError, match=complaint) as caught:
-        Handover.take({"LISTEN_PID": str(PID), **variables}, PID)
+        Handover.take_from_environ({"LISTEN_PID": str(PID), **variables}, PID)
     assert caught.value.hint
 
 
@@ -86,7 +86,8 @@ for number, one in enumerate(made):
 for number in range(len(made)):
     os.dup2(100 + number, 3 + number)
 try:
-    taken = Handover.take(os.environ | {"LISTEN_PID": "1", "LISTEN_FDS": sys.argv[3], "LISTEN_FDNAMES": sys.argv[4]}, 1)
+    given = {"LISTEN_PID": "1", "LISTEN_FDS": sys.argv[3], "LISTEN_FDNAMES": sys.argv[4]}
+    taken = Handover.take_from_environ(os.environ | given, 1)
     print(taken.descriptor, os.get_inheritable(3))
 except KtunedError as error:
     print(error.message)
@@ -131,10 +132,10 @@ def test_each_state_is_one_datagram(manager: socket.socket) -> None:
     """The assignments are those of sd_notify(3), one a line; a status is one line whatever it holds."""
     with Notifier(manager.getsockname()) as notifier:
         assert notifier.is_heard
-        notifier.ready("2 jobs\nrunning")
-        notifier.alive()
-        notifier.reloading()
-        notifier.stopping()
+        notifier.report_ready("2 jobs\nrunning")
+        notifier.report_alive()
+        notifier.report_reloading()
+        notifier.report_stopping()
     said = [manager.recv(4096).decode() for _ in range(4)]
     assert said[0] == "READY=1\nSTATUS=2 jobs running"
     assert said[1] == "WATCHDOG=1"
@@ -151,21 +152,21 @@ def test_an_abstract_address_is_understood() -> None:
         listening.bind(f"\0{name}")
         listening.settimeout(30)
         with Notifier(f"@{name}") as notifier:
-            notifier.alive()
+            notifier.report_alive()
         assert listening.recv(100) == b"WATCHDOG=1"
 
 
 def test_a_manager_that_is_gone_or_full_is_no_error(manager: socket.socket, tmp_path: Path) -> None:
     """Nothing waits for a manager that does not read, and nothing fails for one that is not there."""
     with Notifier(str(tmp_path / "nobody")) as nobody, Notifier(manager.getsockname()) as full:
-        nobody.alive()
+        nobody.report_alive()
         for _ in range(2000):
-            full.alive()
+            full.report_alive()
     with Notifier() as silent:
-        silent.ready("x")
+        silent.report_ready("x")
         assert not silent.is_heard
 
 
-def test_the_first_descriptor_is_behind_the_standard_ones() -> None:
+def test_the_first_descriptor_is_three() -> None:
     """SD_LISTEN_FDS_START of sd-daemon.h."""
     assert FIRST_DESCRIPTOR == 3

@@ -35,15 +35,15 @@ class Probed:
         """Have no workers that wait."""
 
     @asynccontextmanager
-    async def lend(self, role: Role, environment: Environment) -> AsyncIterator[Any]:
+    async def lend_worker(self, role: Role, environment: Environment) -> AsyncIterator[Any]:
         """Lend a worker of a host."""
         backend = replies.BackendReport("1", {"compiler": COMPILERS[environment.host]}, devices=(DEVICE,))
 
-        async def exchange(request: object, deadlines: Mapping[str, float]) -> tuple[replies.ProbeReport, None]:
+        async def send_request(request: object, deadlines: Mapping[str, float]) -> tuple[replies.ProbeReport, None]:
             observed = replies.Observed({}, (), finding(os.environ), cpu.limits())
             return replies.ProbeReport("3.12", {"fake": backend}, observed=observed), None
 
-        yield SimpleNamespace(exchange=exchange)
+        yield SimpleNamespace(send_request=send_request)
 
 
 async def test_hosts_with_different_toolchains_do_not_share_fresh(parts: Parts) -> None:
@@ -53,15 +53,15 @@ async def test_hosts_with_different_toolchains_do_not_share_fresh(parts: Parts) 
     environment = replace(parts.environment, env=(("ANOTHER", "environment"),))
     for host in COMPILERS:
         if host:
-            environments.host_up(host)
-        await environments.probe(replace(environment, host=host))
+            environments.add_host(host)
+        await environments.probe_environment(replace(environment, host=host))
     kernel = await parts.inspect(kernel_text())
     context = {
-        str(device.name): machine.context(kernel, environment, {"n": 64}, device)
-        for device in machine.devices(environment, "fake")
+        str(device.name): machine.build_context(kernel, environment, {"n": 64}, device)
+        for device in machine.list_devices(environment, "fake")
     }
     assert context["cpu:0"] == context["alike/cpu:0"] != context["other/cpu:0"]
-    aims = {name: machine.aim(environment, "fake", name).devices for name in context}
+    aims = {name: machine.aim_job(environment, "fake", name).devices for name in context}
     # By the model the first device counts, and those with its toolchain.
     found = {name: {device.name for device in devices} for name, devices in aims.items()}
     assert found == {
@@ -69,7 +69,7 @@ async def test_hosts_with_different_toolchains_do_not_share_fresh(parts: Parts) 
         "alike/cpu:0": {"cpu:0", "alike/cpu:0"},
         "other/cpu:0": {"other/cpu:0"},
     }
-    sites = machine.compilers(environment, "fake", context["other/cpu:0"].toolchain)
+    sites = machine.list_compilers(environment, "fake", context["other/cpu:0"].toolchain)
     assert [site.host for site in sites] == ["other"]
 
 
@@ -80,25 +80,29 @@ async def test_a_changed_toolchain_of_a_host_is_doubted_until_it_is_probed(parts
     environments.when_host_changes(lambda: changes.append("changed"))
     host, second = (replace(parts.environment, host=name) for name in ("other", "alike"))
     for one in (host, second):
-        environments.host_up(one.host)
-        assert "not asked yet" in environments.doubt(one)
+        environments.add_host(one.host)
+        assert "not asked yet" in environments.find_doubt(one)
     for one in (parts.environment, host, second):
-        await environments.probe(one)
-        assert environments.doubt(one) == ""
-    environments.host_changed("other", "/usr/bin/gcc changed")
-    assert environments.doubt(host) == environments.look(host) == "other: /usr/bin/gcc changed"
-    assert (changes, environments.doubt(parts.environment), environments.doubt(second)) == (["changed"], "", "")
-    await environments.probe(host)
-    assert environments.doubt(host) == ""
+        await environments.probe_environment(one)
+        assert environments.find_doubt(one) == ""
+    environments.doubt_host("other", "/usr/bin/gcc changed")
+    assert environments.find_doubt(host) == environments.check_toolchain(host) == "other: /usr/bin/gcc changed"
+    assert (changes, environments.find_doubt(parts.environment), environments.find_doubt(second)) == (
+        ["changed"],
+        "",
+        "",
+    )
+    await environments.probe_environment(host)
+    assert environments.find_doubt(host) == ""
 
 
 async def test_a_host_that_left_before_it_was_probed_is_asked_when_it_is_back(parts: Parts) -> None:
     """What changed while it was away is not known."""
     environments = Environments(cast(Fleet, Probed()), parts.store, deadlines={})
     host = replace(parts.environment, host="other")
-    environments.host_up("other")
-    await environments.probe(host)
-    environments.host_lost("other")
+    environments.add_host("other")
+    await environments.probe_environment(host)
+    environments.remove_host("other")
     assert environments.hosts == ()
-    environments.host_up("other")
-    assert "not asked yet" in environments.doubt(host)
+    environments.add_host("other")
+    assert "not asked yet" in environments.find_doubt(host)

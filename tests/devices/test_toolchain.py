@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 
 from ktuned.devices import Environments, SurveyIntervals, ToolchainSurvey
-from ktuned.devices.environment_report import difference
+from ktuned.devices.environment_report import find_difference
 from ktuned.fleet import Environment
 from ktuned.ipc import replies, sight
 from ktuned.model import Context, KernelInfo, Outcome, sentence
@@ -66,7 +66,7 @@ async def test_an_upgraded_compiler_is_probed_again_and_renews_what_it_made(
     parts.lookups.caches.forget_answers(kernel.name)
     assert ask(parts) == ("fresh", "")
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(parts.daemon.toolchain_survey.run)
+        tasks.start_soon(parts.daemon.toolchain_survey.run_until_cancelled)
         if change == "replaced":
             install(compiler, "2.0")
         else:
@@ -97,7 +97,7 @@ class LateEnvironments:
     def when_host_changes(self, listener: object) -> None:
         """Have no nodes."""
 
-    def sites(self, environment: Environment) -> list[Environment]:
+    def list_sites(self, environment: Environment) -> list[Environment]:
         """Have no nodes."""
         return [environment]
 
@@ -105,11 +105,11 @@ class LateEnvironments:
         """Return whether there is a report."""
         return self.known is not None
 
-    def look(self, environment: object) -> str:
+    def check_toolchain(self, environment: object) -> str:
         """Find nothing that changed."""
         return ""
 
-    def report(self, environment: object) -> replies.ProbeReport | None:
+    def get_report(self, environment: object) -> replies.ProbeReport | None:
         """Return the report."""
         return self.known
 
@@ -134,11 +134,11 @@ async def test_the_first_probe_of_an_environment_is_no_change(parts: Parts) -> N
         intervals=SurveyIntervals(recent_s=0.01, all_s=0.01),
     )
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(survey.run)
+        tasks.start_soon(survey.run_until_cancelled)
         await anyio.wait_all_tasks_blocked()
         for compiler in ("1.0", "2.0"):
             environments.known = replies.ProbeReport("", {"fake": replies.BackendReport("", {"cc": compiler})})
-            survey.wake()
+            survey.survey_now()
             await anyio.wait_all_tasks_blocked()
         with anyio.fail_after(10):
             await probed.wait()
@@ -153,14 +153,14 @@ async def test_until_the_probe_answers_are_stale_and_queue_nothing(compiling: Pa
     await parts.measured(kernel, {20.0: 5.0}, rounds=ALL_ROUNDS)
     parts.lookups.caches.forget_answers(kernel.name)
     os.utime(compiler)
-    await until(lambda: bool(parts.machine.environments.look(parts.environment)))
+    await until(lambda: bool(parts.machine.environments.check_toolchain(parts.environment)))
     reason = f"the toolchain is to be probed again: {compiler} changed"
     assert ask(parts, tune=True) == ("stale", reason)
     assert parts.daemon.lookups.statistics()["follow_ups"]["used"] == 0
-    workers = {worker["pid"] for worker in parts.fleet.describe()}
-    await parts.machine.environments.probe(parts.environment)
+    workers = {worker["pid"] for worker in parts.fleet.describe_workers()}
+    await parts.machine.environments.probe_environment(parts.environment)
     assert ask(parts, tune=True) == ("fresh", "")
-    assert not workers & {worker["pid"] for worker in parts.fleet.describe() if worker["state"] == "idle"}
+    assert not workers & {worker["pid"] for worker in parts.fleet.describe_workers() if worker["state"] == "idle"}
     parts.kill_workers()
 
 
@@ -170,12 +170,12 @@ async def test_a_daemon_older_than_its_workers_says_so_and_does_not_probe_for_ev
     # By its own rules it finds another PATH than the workers do, as after an upgrade of what they run.
     elsewhere = {**os.environ, "PATH": "/elsewhere"}
     environments = Environments(parts.fleet, parts.store, deadlines={"inspect": 60.0}, base_env=elsewhere, look_s=0.0)
-    assert (environments.notices, environments.outdated(environment)) == ([], "")
-    reason = environments.look(environment)
+    assert (environments.notices, environments.describe_outdated(environment)) == ([], "")
+    reason = environments.check_toolchain(environment)
     assert reason == "the environment variable PATH changed"
-    await environments.probe(environment)
-    assert (environments.look(environment), environments.doubt(environment)) == ("", "")
-    assert environments.notices == [environments.outdated(environment)]
+    await environments.probe_environment(environment)
+    assert (environments.check_toolchain(environment), environments.find_doubt(environment)) == ("", "")
+    assert environments.notices == [environments.describe_outdated(environment)]
     assert f": {reason})" in environments.notices[0]
     assert "`ktuned stop`" in environments.notices[0]
     parts.kill_workers()
@@ -194,7 +194,7 @@ async def test_a_compile_by_another_toolchain_is_repeated_under_its_key(compilin
         await parts.told.until(lambda: len(parts.told.of("job_queued")) == 2)
         assert "the toolchain changed" in parts.told.of("job_queued")[-1]["job_state"]["message"]
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(parts.daemon.toolchain_survey.run)
+            tasks.start_soon(parts.daemon.toolchain_survey.run_until_cancelled)
             (ended,) = await parts.told.ended()
             tasks.cancel_scope.cancel()
     assert (ended["id"], ended["state"]) == (before.id, "done")
@@ -220,15 +220,15 @@ async def test_an_upgraded_distribution_is_noticed(tmp_path: Path) -> None:
     async with assembled(tmp_path, env={"PYTHONPATH": str(site)}) as parts:
 
         def version() -> str:
-            report = parts.machine.environments.report(parts.environment)
+            report = parts.machine.environments.get_report(parts.environment)
             assert report is not None
             return report.backends["fake"].fingerprint["distribution fakelib"]
 
         assert version() == "1.0"
         newer = library.rename(site / "fakelib-2.0.dist-info")
         (newer / "METADATA").write_text("Metadata-Version: 2.1\nName: fakelib\nVersion: 2.0\n")
-        await until(lambda: bool(parts.machine.environments.look(parts.environment)))
-        await parts.machine.environments.probe(parts.environment)
+        await until(lambda: bool(parts.machine.environments.check_toolchain(parts.environment)))
+        await parts.machine.environments.probe_environment(parts.environment)
         assert version() == "2.0"
         parts.kill_workers()
 
@@ -239,9 +239,9 @@ async def test_the_environment_of_a_measurement_is_part_of_its_context(parts: Pa
 
     async def context(**own: str) -> Context:
         environment = replace(parts.environment, env=tuple(sorted({"PYTHONPATH": str(FAKE_BACKEND), **own}.items())))
-        await parts.machine.environments.probe(environment)
-        device = parts.machine.device(environment, "fake", None)
-        return parts.machine.context(kernel, environment, {"n": 64}, device)
+        await parts.machine.environments.probe_environment(environment)
+        device = parts.machine.find_device(environment, "fake", None)
+        return parts.machine.build_context(kernel, environment, {"n": 64}, device)
 
     plain, other = await context(), await context(MY_SWITCH="on")
     assert plain.toolchain != other.toolchain
@@ -259,11 +259,11 @@ def test_what_a_report_depends_on(tmp_path: Path) -> None:
     files = {str(path): sight(str(path)) for path in (there, absent)}
     held = replies.Observed(files, ("CXX", "OMP_*"), {"env:OMP_NUM_THREADS": "4"}, {"quota": "2 cores"})
     variables, limits = {"OMP_NUM_THREADS": "4", "HOME": "/"}, {"quota": "2 cores"}
-    assert difference(held, variables, limits) == ""
-    assert difference(held, {**variables, "CXX": "clang++"}, limits) == "the environment variable CXX changed"
-    assert difference(held, {"HOME": "/"}, limits) == "the environment variable OMP_NUM_THREADS changed"
-    assert difference(held, {**variables, "PATH": "/bin"}, limits) == "the environment variable PATH changed"
-    assert difference(held, variables, {}) == "the CPUs that it may use changed"
+    assert find_difference(held, variables, limits) == ""
+    assert find_difference(held, {**variables, "CXX": "clang++"}, limits) == "the environment variable CXX changed"
+    assert find_difference(held, {"HOME": "/"}, limits) == "the environment variable OMP_NUM_THREADS changed"
+    assert find_difference(held, {**variables, "PATH": "/bin"}, limits) == "the environment variable PATH changed"
+    assert find_difference(held, variables, {}) == "the CPUs that it may use changed"
     absent.write_text("")
-    assert difference(held, variables, limits) == f"{absent} changed"
-    assert difference(None, variables, limits) == "its toolchain was never looked at"
+    assert find_difference(held, variables, limits) == f"{absent} changed"
+    assert find_difference(None, variables, limits) == "its toolchain was never looked at"

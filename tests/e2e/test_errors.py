@@ -286,7 +286,7 @@ def test_reload_follows_deadlines(shared: Daemon) -> None:
         config.write_text(f"{before}[deadlines]\n{phase} = 0.000001\n")
         assert shared.client.call("reload")["changed"]
         (environment,) = shared.client.call("backends")["environments"]
-        assert f"{phase} was not over after 1e-06 s" in environment["error"]["message"]
+        assert f"{phase} timed out after 1e-06 s" in environment["error"]["message"]
     config.write_text(before)
     shared.client.call("reload")
     (environment,) = shared.client.call("backends")["environments"]

@@ -15,7 +15,7 @@ from ktuned.fleet.executor import Environment
 from ktuned.fleet.fleet import Fleet
 from ktuned.fleet.lane_machine import FleetLimits
 from ktuned.fleet.local_executor import WARDEN_S, LocalExecutor
-from ktuned.fleet.process import StartProcess, WorkerProcess, spawn
+from ktuned.fleet.process import StartProcess, WorkerProcess, spawn_worker
 from ktuned.ipc import Places
 from ktuned.model.keys import Role
 from tests.fleet.playing import DEADLINE_S, PROJECT, Playground, base_env
@@ -59,7 +59,7 @@ async def start_worker(
         # Unique on the machine: a worker is buried with whatever carries its number.
         number = f"{os.getpid()}-{tmp_path.name}-{next(numbers)}"
         scratch = tmp_path / "scratch" / number
-        worker = spawn(
+        worker = spawn_worker(
             environment,
             role=Role.INSPECT,
             base_env=base_env() | env,
@@ -69,7 +69,7 @@ async def start_worker(
             start_process=start_process,
         )
         workers.append(worker)
-        await worker.ready(ready_s)
+        await worker.await_ready(ready_s)
         return worker
 
     yield start
@@ -77,7 +77,7 @@ async def start_worker(
         worker.kill()
         with anyio.fail_after(DEADLINE_S):
             await worker.gone.wait()
-        worker.bury()
+        worker.remove_traces()
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def run_fleet(tmp_path: Path, start_process: StartProcess) -> RunFleet:
             start_process=start_process,
         )
         fleet = Fleet(executor, compile_slots=2, spawn_s=spawn_s, spare_modules=spare_modules, limits=limits)
-        async with fleet.running():
+        async with fleet.run_workers():
             yield fleet
 
     return run

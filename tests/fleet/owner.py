@@ -27,10 +27,14 @@ async def main(directory: Path) -> None:
     fleet = Fleet(executor, compile_slots=1, spawn_s=DEADLINE_S)
     playground = Playground(directory)
     environment = Environment(sys.executable, str(directory), project=PROJECT)
-    async with fleet.running(), anyio.create_task_group() as tasks, fleet.lend(Role.INSPECT, environment) as worker:
+    async with (
+        fleet.run_workers(),
+        anyio.create_task_group() as tasks,
+        fleet.lend_worker(Role.INSPECT, environment) as worker,
+    ):
 
         async def hang() -> None:
-            await worker.exchange(playground.request(CHILDREN + HANG), DEADLINES)
+            await worker.send_request(playground.request(CHILDREN + HANG), DEADLINES)
 
         tasks.start_soon(hang)
         pids = [worker.pid, *await playground.pids()]

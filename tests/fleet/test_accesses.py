@@ -95,13 +95,13 @@ class Project:
         self.write("tune_it.py", KERNEL.format(before=before, inputs=inputs, space=space, depends=depends))
         items: list[replies.InspectedFile] = []
         request = requests.Inspect(PROJECT, ("tune_it.py",), {"it": learned})
-        await self._worker.exchange(request, DEADLINES, on_item=items.append)
+        await self._worker.send_request(request, DEADLINES, on_item=items.append)
         assert items[0].errors == ()
         return items[0].kernels[0]
 
     async def ask(self, request: requests.Request[Any, Any]) -> Any:
         """Return the worker's reply."""
-        reply, _ = await self._worker.exchange(request, {**DEADLINES, "reference": DEADLINE_S})
+        reply, _ = await self._worker.send_request(request, {**DEADLINES, "reference": DEADLINE_S})
         return reply
 
     def ref(self, kernel: KernelInfo) -> requests.KernelRef:
@@ -143,7 +143,7 @@ async def test_data_that_an_import_reads_is_part_of_the_kernel(project: Project)
     assert after.data_read != before.data_read
 
 
-async def test_what_is_not_read_does_not_count(project: Project) -> None:
+async def test_files_that_the_code_does_not_read_are_no_input(project: Project) -> None:
     """Files of the system, of packages and what the code has written itself are no data."""
     doing = "open('/proc/version').close(); open(HERE / 'new.txt', 'w').close(); open(HERE / 'new.txt').close()\n"
     doing += "import email.mime.text, msgpack; open(os.devnull).close()"
@@ -316,7 +316,7 @@ async def test_what_the_project_reads_of_installed_packages_counts(project: Proj
     "walking",
     ["dict(os.environ)['FAST']", "{**os.environ}", "os.environ.copy()", "[*os.environ.items()]", "dict(os.environb)"],
 )
-async def test_who_walks_over_all_variables_may_use_any(project: Project, walking: str) -> None:
+async def test_a_copy_of_all_variables_counts_each_of_them(project: Project, walking: str) -> None:
     """The copy is a plain dict, of which nothing says what is read: each variable counts."""
     kernel = await project.inspect(f"F = {walking}")
     assert kernel.learned["env:FAST"].digest == hashlib.sha256(b"1").hexdigest()
@@ -329,7 +329,7 @@ async def test_a_variable_that_the_file_sets_counts_as_it_was(project: Project) 
 
 
 @pytest.mark.parametrize("doing", ["import platform; platform.processor()", "ctypes.CDLL(None)", "import uuid"])
-async def test_questions_to_the_system_are_none(project: Project, doing: str) -> None:
+async def test_questions_to_the_system_leave_code_fully_observed(project: Project, doing: str) -> None:
     """The standard library's own doings, and what the process has loaded anyway, hide nothing."""
     assert (await project.inspect(doing)).unobserved == ""
 

@@ -61,30 +61,30 @@ def it(p, c):
 class TestApplications:
     """Processes, while they live."""
 
-    def test_one_that_ended_is_none(self) -> None:
+    def test_a_process_that_has_ended_is_not_remembered(self) -> None:
         """Nor a later one with its number."""
         starts = {1: "a", 2: "b"}
         known = Applications(lambda pid: starts.get(pid, ""))
         for pid in (1, 2, 3):
-            known.note(pid)
-        assert known.present() == (1, 2)
+            known.add_process(pid)
+        assert known.list_living() == (1, 2)
         del starts[1]
         starts[2] = "c"
-        assert known.present() == ()
+        assert known.list_living() == ()
 
-    def test_real_processes(self) -> None:
+    def test_a_real_process_is_remembered_until_it_ends(self) -> None:
         """By their start times."""
         known = Applications()
         with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as process:
-            known.note(process.pid)
-            known.note(os.getpid())
-            assert known.present() == (process.pid,)
-        assert known.present() == ()
+            known.add_process(process.pid)
+            known.add_process(os.getpid())
+            assert known.list_living() == (process.pid,)
+        assert known.list_living() == ()
 
-    def test_a_cpu_is_not_shared_in_this_way(self) -> None:
+    def test_applications_count_on_gpus_alone(self) -> None:
         """The operating system shares it out."""
         known = applications()
-        assert (known.beside(GPU), known.beside(CPU)) == ((7,), ())
+        assert (known.list_on_device(GPU), known.list_on_device(CPU)) == ((7,), ())
 
 
 def applications(*, alive: bool = True, used: bool = True) -> Applications:
@@ -95,7 +95,7 @@ def applications(*, alive: bool = True, used: bool = True) -> Applications:
         return used
 
     known = Applications(lambda pid: lives.get(pid, ""), is_used=is_used)
-    known.note(7)
+    known.add_process(7)
     if not alive:
         del lives[7]
     return known
@@ -110,12 +110,12 @@ class TestHold:
         async with run_fleet() as fleet:
             lane = Lane(GPU, fleet, applications=known, is_waited_for=lambda job: job == waited_for)
             now = monotonic()
-            fleet.machine.note_use(GPU, now - used_s, now, is_shared=True)
+            fleet.machine.record_device_use(GPU, now - used_s, now, is_shared=True)
             with anyio.fail_after(DEADLINE_S):
                 async with lane.hold(1):
                     return monotonic() - now
 
-    async def test_beside_an_application_it_waits(self, run_fleet: RunFleet) -> None:
+    async def test_a_lane_beside_an_application_waits_between_requests(self, run_fleet: RunFleet) -> None:
         """Until its use is a tenth of the time."""
         assert await self.waited_s(run_fleet, 0.02, applications()) >= 0.18
 
@@ -124,7 +124,7 @@ class TestHold:
         [(applications(alive=False), 0), (applications(used=False), 0), (applications(), 1)],
         ids=["ended", "idle", "waited-for"],
     )
-    async def test_it_does_not_wait_for_nothing(
+    async def test_a_lane_does_not_wait_for_an_application_that_rests(
         self, run_fleet: RunFleet, known: Applications, waited_for: int
     ) -> None:
         """Not for an application that ended or rests, nor with a job that a client waits for."""
@@ -141,7 +141,7 @@ async def crowded(
     (directory / "torch.py").write_text(TORCH)
     (playground.root / "tune_it.py").write_text(KERNEL)
     known = Applications(lambda pid: "a")
-    known.note(7)
+    known.add_process(7)
     request = requests.Open(playground.kernel("it"), {}, "fake", GPU, "", "expected")
     in_driver = replace(environment, env=(("PYTHONPATH", f"{directory}:{FAKE_DIRECTORY}"),))
     bench = Bench(in_driver, "fake", KernelCode("tune_it.py", ""), "one", request)
@@ -156,12 +156,12 @@ async def test_a_problem_without_room_is_not_opened(crowded: tuple[Lane, Bench, 
     free.write_text(str(4 << 30))
     async with lane.hold(1):
         with pytest.raises(LaneCrowded, match=r"an application leaves 4096 MiB of cuda:0 free; this problem needs"):
-            await lane.open(bench, DEADLINES | {"reference": DEADLINE_S})
+            await lane.open_problem(bench, DEADLINES | {"reference": DEADLINE_S})
     assert (lane.state, lane.worker_pid) == ("sick", None)
     free.write_text(str(40 << 30))
     # Torch's stand-in can make nothing.
     with anyio.fail_after(30):
         async with lane.hold(1):
             with pytest.raises(CannotOpen) as raised:
-                await lane.open(bench, DEADLINES | {"reference": DEADLINE_S})
+                await lane.open_problem(bench, DEADLINES | {"reference": DEADLINE_S})
     assert "an application leaves" not in raised.value.message

@@ -38,7 +38,7 @@ async def story(
     """Have a worker compile units; return what it said in its order."""
     units = tuple(requests.UnitRef(f"{number}", {"does": what}) for number, what in enumerate(does))
     said: list[str] = []
-    await worker.exchange(
+    await worker.send_request(
         requests.Compile(kernel, "fake", "into", units, hold_s=hold_s, announced=announced),
         DEADLINES,
         on_item=lambda item: said.append(item.key),

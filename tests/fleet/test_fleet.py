@@ -39,13 +39,13 @@ ROOT = Path(__file__).parents[2]
 
 def states(fleet: Fleet) -> dict[int, str]:
     """Return each worker's state by its process id."""
-    return {entry["pid"]: entry["state"] for entry in fleet.describe()}
+    return {entry["pid"]: entry["state"] for entry in fleet.describe_workers()}
 
 
 async def lent_pid(fleet: Fleet, role: Role, environment: Environment) -> int:
     """Lend a worker, have it answer, give it back; return which it was."""
-    async with fleet.lend(role, environment) as worker:
-        await worker.exchange(Playground(Path(environment.cwd)).request(""), DEADLINES)
+    async with fleet.lend_worker(role, environment) as worker:
+        await worker.send_request(Playground(Path(environment.cwd)).request(""), DEADLINES)
         assert states(fleet)[worker.pid] == "busy"
         return worker.pid
 
@@ -57,7 +57,7 @@ async def test_a_worker_is_reused_by_its_own_kind(run_fleet: RunFleet, environme
         assert await lent_pid(fleet, Role.INSPECT, environment) == first
         assert await lent_pid(fleet, Role.COMPILE, environment) != first
         assert await lent_pid(fleet, Role.INSPECT, replace(environment, env=(("A", "1"),))) != first
-        described = {entry["pid"]: entry for entry in fleet.describe()}
+        described = {entry["pid"]: entry for entry in fleet.describe_workers()}
         assert len(described) == 3
         assert {key: described[first][key] for key in ("role", "state", "requests")} == {
             "role": "inspect",
@@ -66,12 +66,12 @@ async def test_a_worker_is_reused_by_its_own_kind(run_fleet: RunFleet, environme
         }
 
 
-async def test_two_at_once_are_two(run_fleet: RunFleet, environment: Environment) -> None:
+async def test_two_callers_at_once_get_two_workers(run_fleet: RunFleet, environment: Environment) -> None:
     """A worker that is lent is no one else's."""
     async with (
         run_fleet() as fleet,
-        fleet.lend(Role.INSPECT, environment) as one,
-        fleet.lend(Role.INSPECT, environment) as other,
+        fleet.lend_worker(Role.INSPECT, environment) as one,
+        fleet.lend_worker(Role.INSPECT, environment) as other,
     ):
         assert one.pid != other.pid
 
@@ -80,48 +80,51 @@ async def test_a_worker_that_misbehaved_is_not_lent_again(run_fleet: RunFleet, e
     """After an exception its state cannot be known; after its death there is none: the next one is new."""
     async with run_fleet() as fleet:
         with pytest.raises(RuntimeError, match="doubt"):
-            async with fleet.lend(Role.INSPECT, environment) as doubtful:
+            async with fleet.lend_worker(Role.INSPECT, environment) as doubtful:
                 raise RuntimeError("doubt")
-        async with fleet.lend(Role.INSPECT, environment) as killed:
+        async with fleet.lend_worker(Role.INSPECT, environment) as killed:
             assert killed.pid != doubtful.pid
             killed.kill()
-        async with fleet.lend(Role.INSPECT, environment) as idle:
+        async with fleet.lend_worker(Role.INSPECT, environment) as idle:
             pass
         os.kill(idle.pid, signal.SIGKILL)
         await idle.gone.wait()
         assert await lent_pid(fleet, Role.INSPECT, environment) not in (doubtful.pid, killed.pid, idle.pid)
-        await until(lambda: len(fleet.describe()) == 1)
+        await until(lambda: len(fleet.describe_workers()) == 1)
 
 
-async def test_a_spare_takes_over(run_fleet: RunFleet, environment: Environment) -> None:
+async def test_a_spare_is_lent_without_a_start(run_fleet: RunFleet, environment: Environment) -> None:
     """It stands ready with its backend imported; anyone who asks next gets it without a wait for a start."""
     async with run_fleet() as fleet:
         for _ in range(3):
-            fleet.prepare(Role.BENCH, environment, "fake")
+            fleet.prepare_spares(Role.BENCH, environment, "fake")
         await until(lambda: "idle" in states(fleet).values())
-        fleet.prepare(Role.BENCH, environment, "fake")
+        fleet.prepare_spares(Role.BENCH, environment, "fake")
         (spare,) = states(fleet)
-        async with fleet.lend(Role.BENCH, environment) as worker:
+        async with fleet.lend_worker(Role.BENCH, environment) as worker:
             assert (worker.pid, worker.requests) == (spare, 1)
 
 
 async def test_several_spares_stand_by(run_fleet: RunFleet, environment: Environment) -> None:
     """As many as are asked for and no more; two who need one at once get one each, and neither waits for a start."""
     async with run_fleet() as fleet:
-        fleet.prepare(Role.BENCH, environment, "fake")
-        fleet.prepare(Role.BENCH, environment, "fake", 2)
-        fleet.prepare(Role.BENCH, environment, "fake", 2)
+        fleet.prepare_spares(Role.BENCH, environment, "fake")
+        fleet.prepare_spares(Role.BENCH, environment, "fake", 2)
+        fleet.prepare_spares(Role.BENCH, environment, "fake", 2)
         await until(lambda: list(states(fleet).values()) == ["idle", "idle"])
         spares = set(states(fleet))
-        async with fleet.lend(Role.BENCH, environment) as one, fleet.lend(Role.BENCH, environment) as other:
+        async with (
+            fleet.lend_worker(Role.BENCH, environment) as one,
+            fleet.lend_worker(Role.BENCH, environment) as other,
+        ):
             assert {one.pid, other.pid} == spares
 
 
 async def test_spares_under_way_are_shared_out(run_fleet: RunFleet, environment: Environment) -> None:
     """Who comes while two are being made waits for one of them, and starts no third."""
     async with run_fleet() as fleet:
-        fleet.prepare(Role.BENCH, environment, "fake", 2)
-        async with fleet.lend(Role.BENCH, environment), fleet.lend(Role.BENCH, environment):
+        fleet.prepare_spares(Role.BENCH, environment, "fake", 2)
+        async with fleet.lend_worker(Role.BENCH, environment), fleet.lend_worker(Role.BENCH, environment):
             assert len(states(fleet)) == 2
 
 
@@ -134,17 +137,17 @@ async def test_a_spare_under_way_is_waited_for_by_one(
     first: list[int] = []
 
     async def come(fleet: Fleet) -> None:
-        async with fleet.lend(Role.BENCH, environment) as worker:
+        async with fleet.lend_worker(Role.BENCH, environment) as worker:
             first.append(worker.pid)
 
     async with (
         run_fleet(spare_modules=("slow",), PYTHONPATH=path, FAKE_GATE=str(playground.root)) as fleet,
         anyio.create_task_group() as tasks,
     ):
-        fleet.prepare(Role.BENCH, environment, "fake")
+        fleet.prepare_spares(Role.BENCH, environment, "fake")
         tasks.start_soon(come, fleet)
         await until((playground.root / "spare.reached").exists)
-        async with fleet.lend(Role.BENCH, environment) as second:
+        async with fleet.lend_worker(Role.BENCH, environment) as second:
             assert first == []
             (playground.root / "spare").touch()
             await until(lambda: first)
@@ -154,12 +157,12 @@ async def test_a_spare_under_way_is_waited_for_by_one(
 async def test_a_dead_spare_is_replaced(run_fleet: RunFleet, environment: Environment) -> None:
     """A spare that died while it idled (out of memory) does not count as one."""
     async with run_fleet() as fleet:
-        fleet.prepare(Role.BENCH, environment, "fake")
+        fleet.prepare_spares(Role.BENCH, environment, "fake")
         await until(lambda: "idle" in states(fleet).values())
         (spare,) = states(fleet)
         os.kill(spare, signal.SIGKILL)
         await until(lambda: not states(fleet))
-        fleet.prepare(Role.BENCH, environment, "fake")
+        fleet.prepare_spares(Role.BENCH, environment, "fake")
         await until(lambda: "idle" in states(fleet).values())
         assert spare not in states(fleet)
 
@@ -167,26 +170,26 @@ async def test_a_dead_spare_is_replaced(run_fleet: RunFleet, environment: Enviro
 async def test_a_spare_that_cannot_be_made_disturbs_nobody(run_fleet: RunFleet, environment: Environment) -> None:
     """A backend that cannot be imported, or an interpreter that is missing: the fleet goes on."""
     async with run_fleet() as fleet:
-        fleet.prepare(Role.BENCH, replace(environment, python="/no/such/python"), "fake")
-        fleet.prepare(Role.BENCH, environment, "no_such_backend")
+        fleet.prepare_spares(Role.BENCH, replace(environment, python="/no/such/python"), "fake")
+        fleet.prepare_spares(Role.BENCH, environment, "no_such_backend")
         assert await lent_pid(fleet, Role.INSPECT, environment)
         await until(lambda: list(states(fleet).values()) == ["idle"])
 
 
-async def test_an_idle_worker_is_let_go(run_fleet: RunFleet, environment: Environment) -> None:
+async def test_a_worker_that_idles_too_long_ends(run_fleet: RunFleet, environment: Environment) -> None:
     """A worker that has been idle for a while is killed and forgotten; one that is lent stays."""
-    async with run_fleet(limits=FleetLimits(idle_s=0.04)) as fleet, fleet.lend(Role.BENCH, environment) as kept:
+    async with run_fleet(limits=FleetLimits(idle_s=0.04)) as fleet, fleet.lend_worker(Role.BENCH, environment) as kept:
         await lent_pid(fleet, Role.BENCH, environment)
         await until(lambda: states(fleet) == {kept.pid: "busy"})
 
 
-async def test_idle_workers_are_few(run_fleet: RunFleet, environment: Environment) -> None:
+async def test_beyond_the_limit_the_longest_idle_worker_ends(run_fleet: RunFleet, environment: Environment) -> None:
     """Beyond the limit, to which the compile slots' and one that translates are added, the longest idle ends."""
     async with run_fleet(limits=FleetLimits(max_idle=1)) as fleet:
         fleet.compile_slots.total_tokens = 4
         async with AsyncExitStack() as lent:
             for _ in range(8):
-                await lent.enter_async_context(fleet.lend(Role.COMPILE, environment))
+                await lent.enter_async_context(fleet.lend_worker(Role.COMPILE, environment))
         await until(lambda: list(states(fleet).values()) == ["idle"] * 7)
 
 
@@ -194,10 +197,10 @@ async def test_compile_workers_stand_aside(run_fleet: RunFleet, environment: Env
     """They are niced and keep to their cores, with all that they start; the others are not."""
     core = min(os.sched_getaffinity(0))
     async with run_fleet(compile_cores=frozenset({core})) as fleet:
-        async with fleet.lend(Role.COMPILE, environment) as worker:
+        async with fleet.lend_worker(Role.COMPILE, environment) as worker:
             process = psutil.Process(worker.pid)
             assert (process.nice(), process.cpu_affinity()) == (COMPILE_NICENESS, [core])
-        async with fleet.lend(Role.BENCH, environment) as worker:
+        async with fleet.lend_worker(Role.BENCH, environment) as worker:
             process = psutil.Process(worker.pid)
             assert process.nice() == psutil.Process().nice()
             assert process.cpu_affinity() == psutil.Process().cpu_affinity()
@@ -209,7 +212,7 @@ async def test_each_lane_has_a_core_to_itself(run_fleet: RunFleet, environment: 
     async with run_fleet(compile_cores=frozenset(cores)) as fleet, AsyncExitStack() as lent:
         for lanes in (0, 1, 2, 999):
             fleet.leave_cores(lanes)
-            worker = await lent.enter_async_context(fleet.lend(Role.COMPILE, environment))
+            worker = await lent.enter_async_context(fleet.lend_worker(Role.COMPILE, environment))
             left = cores[min(max(0, lanes - 1), len(cores) - 1) :]
             assert psutil.Process(worker.pid).cpu_affinity() == left
 
@@ -223,7 +226,7 @@ async def test_compilers_keep_to_the_cores_that_the_daemon_has_left(
         os.sched_setaffinity(0, {max(cores)})
         try:
             fleet.leave_cores(1)
-            async with fleet.lend(Role.COMPILE, environment) as worker:
+            async with fleet.lend_worker(Role.COMPILE, environment) as worker:
                 assert psutil.Process(worker.pid).cpu_affinity() == [max(cores)]
         finally:
             os.sched_setaffinity(0, cores)
@@ -232,15 +235,15 @@ async def test_compilers_keep_to_the_cores_that_the_daemon_has_left(
 async def test_a_worker_returns_to_the_device_that_it_knows(run_fleet: RunFleet, environment: Environment) -> None:
     """It has its context there; a worker that knows another device is left alone, one that knows none is taken."""
     async with run_fleet() as fleet:
-        first = await fleet.acquire(Role.BENCH, environment, "cuda:0")
-        second = await fleet.acquire(Role.BENCH, environment, "cuda:1")
-        unseated = await fleet.acquire(Role.BENCH, environment)
+        first = await fleet.acquire_worker(Role.BENCH, environment, "cuda:0")
+        second = await fleet.acquire_worker(Role.BENCH, environment, "cuda:1")
+        unseated = await fleet.acquire_worker(Role.BENCH, environment)
         for worker in (second, unseated, first):
-            fleet.release(worker)
-        assert await fleet.acquire(Role.BENCH, environment, "cuda:1") is second
-        assert await fleet.acquire(Role.BENCH, environment, "cuda:1") is unseated
-        assert await fleet.acquire(Role.BENCH, environment, "cuda:1") is not first
-        assert await fleet.acquire(Role.BENCH, environment, "cuda:0") is first
+            fleet.release_worker(worker)
+        assert await fleet.acquire_worker(Role.BENCH, environment, "cuda:1") is second
+        assert await fleet.acquire_worker(Role.BENCH, environment, "cuda:1") is unseated
+        assert await fleet.acquire_worker(Role.BENCH, environment, "cuda:1") is not first
+        assert await fleet.acquire_worker(Role.BENCH, environment, "cuda:0") is first
 
 
 @pytest.mark.parametrize("fails", [False, True], ids=["ends", "fails"])
@@ -252,8 +255,8 @@ async def test_nothing_survives_the_fleet(
 
     async def use(fleet: Fleet) -> None:
         await lent_pid(fleet, Role.COMPILE, environment)
-        worker = await fleet.acquire(Role.INSPECT, environment)
-        await worker.exchange(playground.request(CHILDREN), DEADLINES)
+        worker = await fleet.acquire_worker(Role.INSPECT, environment)
+        await worker.send_request(playground.request(CHILDREN), DEADLINES)
         pids.extend([*states(fleet), *await playground.pids()])
         assert all(is_running(pid) for pid in pids)
         if fails:
@@ -272,10 +275,10 @@ async def test_nothing_survives_the_fleet(
     assert not list((tmp_path / "tmp").iterdir())
 
 
-async def test_a_spare_under_way_does_not_survive_either(run_fleet: RunFleet, environment: Environment) -> None:
+async def test_a_spare_under_way_does_not_survive_the_fleet(run_fleet: RunFleet, environment: Environment) -> None:
     """Leaving while a worker is being started leaves nothing behind; the leak check of each test sees to it."""
     async with run_fleet() as fleet:
-        fleet.prepare(Role.BENCH, environment, "fake")
+        fleet.prepare_spares(Role.BENCH, environment, "fake")
         await until(lambda: states(fleet))
         (pid,) = states(fleet)
     assert not is_running(pid)
@@ -300,7 +303,7 @@ async def test_leftovers_of_a_killed_daemon_are_cleared(run_fleet: RunFleet, tmp
             r"cannot run a worker: .*: No module named ktuned\ninstall ktuned into that interpreter",
         ),
         ("kill -9 $$", WorkerError, r"cannot run a worker: .* SIGKILL during spawn\nlook in the kernel's log"),
-        ("exec sleep 1000", DeadlineExpired, r"^spawn was not over after 0\.2 s$"),
+        ("exec sleep 1000", DeadlineExpired, r"^spawn timed out after 0\.2 s$"),
     ],
     ids=["no-ktuned", "killed", "silent"],
 )
@@ -313,8 +316,8 @@ async def test_an_interpreter_of_no_use_is_one_line(
     python.chmod(0o755)
     async with run_fleet(spawn_s=BRIEF_S if error is DeadlineExpired else DEADLINE_S) as fleet:
         with pytest.raises(error, match=message):
-            await fleet.acquire(Role.INSPECT, replace(environment, python=str(python)))
-        await until(lambda: not fleet.describe())
+            await fleet.acquire_worker(Role.INSPECT, replace(environment, python=str(python)))
+        await until(lambda: not fleet.describe_workers())
 
 
 async def test_the_warden_kills_what_a_killed_daemon_left(tmp_path: Path) -> None:
@@ -334,11 +337,11 @@ async def test_the_warden_kills_what_a_killed_daemon_left(tmp_path: Path) -> Non
     assert not list((directory / "tmp").iterdir())
 
 
-async def test_a_status_says_of_each_worker(run_fleet: RunFleet, environment: Environment) -> None:
+async def test_the_status_describes_each_worker(run_fleet: RunFleet, environment: Environment) -> None:
     """Pid, role, state, age and requests, as plain data."""
     async with run_fleet() as fleet:
         await lent_pid(fleet, Role.INSPECT, environment)
-        (entry,) = fleet.describe()
+        (entry,) = fleet.describe_workers()
         assert {"pid", "role", "state", "age_s", "requests"} <= set(entry)
         assert entry["age_s"] >= 0
 

@@ -22,9 +22,9 @@ def test_tolerated_failures_cost_no_pause(tolerated: int) -> None:
     """As many failures in a row as are tolerated are tried again at once; the next one is not."""
     health = Health(tolerated=tolerated, clock=Clock())
     for _ in range(tolerated):
-        health.failed("no")
+        health.record_failure("no")
         assert (health.is_sick, health.pause_s) == (False, 0.0)
-    health.failed("still no")
+    health.record_failure("still no")
     assert (health.is_sick, health.pause_s, health.reason) == (True, FIRST_PAUSE_S, "still no")
 
 
@@ -34,7 +34,7 @@ def test_pauses_double_up_to_the_last() -> None:
     health = Health(clock=clock)
     pauses = []
     for _ in range(12):
-        health.failed("no")
+        health.record_failure("no")
         pauses.append(health.pause_s)
         clock.now += health.pause_s
         assert health.pause_s == 0.0
@@ -46,8 +46,8 @@ def test_success_forgets_everything() -> None:
     """After a success the next failure is the first."""
     health = Health(clock=Clock())
     for _ in range(5):
-        health.failed("no")
-    health.succeeded()
+        health.record_failure("no")
+    health.record_success()
     assert (health.is_sick, health.pause_s, health.failures, health.reason) == (False, 0.0, 0, "")
-    health.failed("no")
+    health.record_failure("no")
     assert health.pause_s == FIRST_PAUSE_S

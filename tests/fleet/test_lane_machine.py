@@ -41,18 +41,18 @@ from ktuned.fleet.lane_machine import (
     TOLERATED_FAILURES,
     AwaitSpare,
     Bench,
-    Close,
-    End,
+    CloseData,
+    EndWorker,
     Fail,
     FleetLimits,
     Instruction,
     LaneMachine,
     LaneRecord,
     LaneState,
-    Lend,
+    LendWorker,
     MakeSpare,
-    TakeDevice,
     Trust,
+    WarmSpare,
 )
 from ktuned.ipc import requests
 from ktuned.ipc.replies import Failure, Measurement
@@ -118,21 +118,18 @@ class Played(Worker):
     def is_alive(self) -> bool:
         return not self.gone.is_set()
 
-    def kill(self) -> None:
+    def kill(self, why: str = "") -> None:
         self.is_killed = True
 
-    async def exchange(self, request: Any, deadlines: Mapping[str, float], **callbacks: Any) -> Any:
-        raise NotImplementedError
-
-    def stop(self, why: str) -> None:
+    async def send_request(self, request: Any, deadlines: Mapping[str, float], **callbacks: Any) -> Any:
         raise NotImplementedError
 
     def measure_memory(self) -> None: ...
 
-    def output(self) -> Output:
+    def take_output(self) -> Output:
         return Output()
 
-    def timeline(self) -> Mapping[str, float]:
+    def read_phase_durations(self) -> Mapping[str, float]:
         return {}
 
 
@@ -151,7 +148,7 @@ class World:
         self.stuck: set[Worker] = set()
         self.told: list[str] = []
         self.making: list[MakeSpare] = []
-        self.waiting: list[TakeDevice] = []
+        self.waiting: list[WarmSpare] = []
         self.closing: list[Worker] = []
 
     def start(self, role: Role = Role.BENCH, device: str = "", code: KernelCode | None = None) -> Played:
@@ -165,13 +162,13 @@ class World:
         mine = []
         for instruction in instructions:
             match instruction:
-                case End(worker):
+                case EndWorker(worker):
                     worker.kill()
-                case Close(workers):
+                case CloseData(workers):
                     self.closing += workers
                 case MakeSpare():
                     self.making.append(instruction)
-                case TakeDevice():
+                case WarmSpare():
                     self.waiting.append(instruction)
                 case _:
                     mine.append(instruction)
@@ -186,13 +183,13 @@ class World:
 
     def acquire(self, device: str = "", code: KernelCode | None = None) -> Worker:
         """Have a worker lent, or started."""
-        match self.carry_out(self.machine.lend(*BENCH, device, code, waits=False)):
-            case Lend(worker):
+        match self.carry_out(self.machine.lend_worker(*BENCH, device, code, waits=False)):
+            case LendWorker(worker):
                 return worker
             case Fail(error):
                 raise error
         worker = self.start(device=device)
-        self.machine.note_started(BENCH)
+        self.machine.record_start(BENCH)
         return worker
 
     def open(
@@ -228,7 +225,7 @@ class World:
                     assert lane.worker is not None
                     assert not lane.worker.gone.is_set()
                     for worker in lane.closing:
-                        self.carry_out(self.machine.note_closed(worker))
+                        self.carry_out(self.machine.record_closed_data(worker))
                     outcome = answers.popleft() if answers else None
                     self.told.append(f"{state} {lane.worker.pid}" + (f": {outcome.message}" if outcome else ""))
             instructions = self.machine.advance_lane(lane, outcome)
@@ -236,7 +233,7 @@ class World:
 
     def measure(self, measured: Measurement, lane: int = 0) -> None:
         """Have a lane measure something."""
-        self.carry_out(self.machine.note_measured(self.lanes[lane], measured))
+        self.carry_out(self.machine.record_measurement(self.lanes[lane], measured))
 
     def fail(self, error: WorkerError, said: Iterable[WorkerError | None] = (), lane: int = 0) -> None:
         """Have a request fail."""
@@ -282,7 +279,7 @@ def lane_in(world: World, state: LaneState) -> LaneRecord:
         with pytest.raises(WorkerDied):
             world.fail(DIED)
     if state is LaneState.RESTING:
-        lane.health.failed("the canary failed")
+        lane.health.record_failure("the canary failed")
     world.carry_out(world.machine.need_problem(lane, PROBLEM))
     while lane.state is not state:
         outcome = world.acquire(lane.device.name, A) if lane.state is LaneState.TAKING else None
@@ -318,10 +315,10 @@ def events(world: World, lane: LaneRecord, kind: str) -> list[Iterable[Instructi
             needs = [PROBLEM, NEXT_PROBLEM, OTHER_FILE]
             return [machine.need_problem(lane, need, waits=waits) for need in needs for waits in (True, False)]
         case "measured":
-            return [machine.note_measured(lane, measured) for measured in MEASUREMENTS]
+            return [machine.record_measurement(lane, measured) for measured in MEASUREMENTS]
         case "released":
             return [machine.release_lane(lane, is_shared=is_shared) for is_shared in (True, False)]
-    return [machine.stop(lane)]
+    return [machine.stop_lane(lane)]
 
 
 @pytest.mark.parametrize("device", [GPU, CPU], ids=["gpu", "cpu"])
@@ -363,7 +360,7 @@ def test_each_way_out_of_a_state_is_in_the_table(state: LaneState) -> None:
                 world = World(device)
                 lane = lane_in(world, state)
                 if prepared == 1 and state is LaneState.VACANT:
-                    lane.health.failed("sick")
+                    lane.health.record_failure("sick")
                 lane.has_stand_in = prepared == 2
                 lane.waits = prepared != 2
                 if prepared == 3:
@@ -387,16 +384,16 @@ def play(random: Random, world: World) -> None:
         case 0 if world.making:
             order = world.making.pop(random.randrange(len(world.making)))
             spare = world.start(order.role) if random.random() < 0.8 else None
-            world.carry_out(machine.note_spare(order.kind, spare))
+            world.carry_out(machine.record_spare(order.kind, spare))
         case 1 if world.waiting:
             turn = world.waiting.pop(random.randrange(len(world.waiting)))
             lent = world.carry_out(machine.take_spare_to_warm(turn.environment, turn.device))
-            if isinstance(lent, Lend):
+            if isinstance(lent, LendWorker):
                 warmed: WorkerError | None = random.choice([None, None, BROKEN, DIED])
-                world.carry_out(machine.note_warmed(lent.worker, turn.device, warmed))
+                world.carry_out(machine.record_warm_up(lent.worker, turn.device, warmed))
         case 2 if world.closing:
             closed: WorkerError | None = random.choice([None, None, HUNG])
-            world.carry_out(machine.note_closed(world.closing.pop(), closed))
+            world.carry_out(machine.record_closed_data(world.closing.pop(), closed))
         case 3:
             world.clock.now += random.choice([0.1, 5.0, 100.0])
             world.carry_out(machine.review_idle())
@@ -405,9 +402,9 @@ def play(random: Random, world: World) -> None:
         case 5 if lane.state in LEGAL["released"]:
             world.carry_out(machine.release_lane(lane, is_shared=random.random() < 0.5))
         case 6 if random.random() < 0.3:
-            world.carry_out(machine.stop(lane))
+            world.carry_out(machine.stop_lane(lane))
         case 7 if lane.state is LaneState.OPEN:
-            world.carry_out(machine.note_measured(lane, random.choice(MEASUREMENTS)))
+            world.carry_out(machine.record_measurement(lane, random.choice(MEASUREMENTS)))
         case 8 if lane.state in LEGAL["needed"]:
             bench = random.choice([PROBLEM, NEXT_PROBLEM, OTHER_FILE, replace(PROBLEM, code=EDITED)])
             facts = {name: random.random() < 0.5 for name in ("waits", "has_stand_in", "is_shared")}
@@ -433,7 +430,7 @@ def take_step(random: Random, world: World, lane: LaneRecord) -> None:
             outcome = error
     elif lane.state is not LaneState.RESTING:
         for worker in lane.closing:
-            world.carry_out(world.machine.note_closed(worker))
+            world.carry_out(world.machine.record_closed_data(worker))
         lane.closing = []
         outcome = random.choice([None, None, None, *ERRORS]) if lane.state is LaneState.OPENING else None
         if lane.state is LaneState.PROVING and random.random() < 0.3:
@@ -451,7 +448,7 @@ def test_whatever_happens_no_worker_is_in_two_places_and_each_lane_opens_in_the_
         play(random, world)
     world.stuck.clear()
     for place, lane in enumerate(world.lanes):
-        world.carry_out(world.machine.stop(lane))
+        world.carry_out(world.machine.stop_lane(lane))
         world.open(lane=place)
         assert (lane.state, lane.trust, lane.health.failures) == (LaneState.OPEN, Trust.SOUND, 0)
         world.check()
@@ -630,7 +627,7 @@ def test_idle_workers_end_where_a_problem_may_lack_their_memory(error: RequestFa
     """Those that have opened a file; warm spares, too, where the error says that memory is short."""
     world = World()
     for code in (B, None, None):
-        world.carry_out(world.machine.release(world.start(device=GPU.name, code=code)))
+        world.carry_out(world.machine.release_worker(world.start(device=GPU.name, code=code)))
     world.open(said=[error])
     assert [worker.pid for worker in world.workers if worker.is_killed] == ended
     assert world.told[0] == "takes 3"
@@ -639,7 +636,7 @@ def test_idle_workers_end_where_a_problem_may_lack_their_memory(error: RequestFa
 def test_a_problem_waits_for_the_memory_of_idle_workers_that_were_ended_for_it() -> None:
     """One that does not end still holds it."""
     world = World()
-    world.carry_out(world.machine.release(world.start(device=GPU.name, code=B)))
+    world.carry_out(world.machine.release_worker(world.start(device=GPU.name, code=B)))
     world.stuck.add(world.workers[0])
     with pytest.raises(LaneSick, match="worker 1 was killed but does not end"):
         world.open(said=[NO_MEMORY], waits=False)
@@ -712,7 +709,7 @@ def test_a_job_that_is_stopped_in_an_opening_leaves_no_worker() -> None:
     """Its state cannot be known."""
     world = World()
     lane = lane_in(world, LaneState.OPENING)
-    world.carry_out(world.machine.stop(lane))
+    world.carry_out(world.machine.stop_lane(lane))
     assert (lane.state, world.workers[0].is_killed, lane.is_suspect) == (LaneState.VACANT, True, True)
 
 
@@ -722,7 +719,7 @@ def test_beside_an_application_memory_is_given_up() -> None:
     world.open()
     world.carry_out(world.machine.release_lane(world.lanes[0], is_shared=True))
     assert (world.closing, world.idle) == ([world.workers[0]], []), "none is lent while it closes its data"
-    world.carry_out(world.machine.note_closed(world.workers[0]))
+    world.carry_out(world.machine.record_closed_data(world.workers[0]))
     world.clock.now += LINGER_S
     world.carry_out(world.machine.review_idle())
     assert world.workers[0].is_killed
@@ -732,12 +729,12 @@ def test_a_use_beside_an_application_is_followed_by_nine_times_as_long() -> None
     """Uses in a row add up, a pause counts, and where no application is, there is none."""
     world = World()
     machine, now = world.machine, world.clock.now
-    machine.note_use(GPU, now - 0.5, now, is_shared=True)
+    machine.record_device_use(GPU, now - 0.5, now, is_shared=True)
     assert machine.pause_s(GPU) == pytest.approx(0.5 / DUTY - 0.5)
     world.clock.now = now + 2.0
-    machine.note_use(GPU, now + 1.9, now + 2.0, is_shared=True)
+    machine.record_device_use(GPU, now + 1.9, now + 2.0, is_shared=True)
     assert machine.pause_s(GPU) == pytest.approx(3.5)
-    machine.note_use(GPU, now + 1.9, now + 2.0, is_shared=False)
+    machine.record_device_use(GPU, now + 1.9, now + 2.0, is_shared=False)
     assert machine.pause_s(GPU) == 0.0
 
 
@@ -751,7 +748,7 @@ def test_the_newest_worker_of_the_best_state_is_lent() -> None:
     older, newer = (world.start(device=GPU.name, code=A) for _ in range(2))
     elsewhere = world.start(device=OTHER_GPU.name, code=A)
     for worker in (cold, warm, older, newer, elsewhere):
-        world.carry_out(world.machine.release(worker))
+        world.carry_out(world.machine.release_worker(worker))
     assert [world.acquire(GPU.name, A) for _ in range(4)] == [newer, older, warm, cold]
     assert world.acquire(GPU.name, A).pid == 6, "started"
 
@@ -760,11 +757,11 @@ def test_idle_workers_end_when_they_are_too_many_too_large_or_too_old() -> None:
     """The longest idle first, and never the newest because of its size."""
     world = World(limits=FleetLimits(max_idle=2, max_idle_bytes=100))
     for _ in range(5):
-        world.carry_out(world.machine.release(world.start(Role.INSPECT)))
+        world.carry_out(world.machine.release_worker(world.start(Role.INSPECT)))
     assert world.idle == [2, 3, 4, 5], "two, and two of the compilers"
     large = world.start(Role.INSPECT)
     large.memory_bytes = 1000
-    world.carry_out(world.machine.release(large))
+    world.carry_out(world.machine.release_worker(large))
     assert world.idle == [large.pid]
     world.clock.now += 60.0
     world.carry_out(world.machine.review_idle())
@@ -779,10 +776,10 @@ def test_what_cannot_start_is_left_alone_for_a_while() -> None:
     world = World()
     killed = WorkerDied(-signal.SIGKILL, Phase.SPAWN, Output())
     for error in [killed] * 10 + [NO_START] * TOLERATED_FAILURES:
-        world.machine.note_started(BENCH, error)
+        world.machine.record_start(BENCH, error)
     world.acquire()
     for _ in range(TOLERATED_FAILURES + 1):
-        world.machine.note_started(BENCH, NO_START)
+        world.machine.record_start(BENCH, NO_START)
     with pytest.raises(WorkerError, match="failed to run a worker 4 times in a row and is left alone for 1 s"):
         world.acquire()
     assert "runs no bench worker, tried again in 1 s" in world.machine.notices[0]
@@ -813,7 +810,7 @@ def made(world: World, count: int) -> None:
     """Have spares be there that were ordered."""
     for _ in range(count):
         order = world.making.pop()
-        world.carry_out(world.machine.note_spare(order.kind, world.start(order.role)))
+        world.carry_out(world.machine.record_spare(order.kind, world.start(order.role)))
 
 
 def test_spares_of_a_gpu_are_warmed_one_after_the_other() -> None:
@@ -826,8 +823,8 @@ def test_spares_of_a_gpu_are_warmed_one_after_the_other() -> None:
     for error in (None, NO_MEMORY):
         world.waiting.clear()
         lent = world.carry_out(world.machine.take_spare_to_warm(HERE, GPU))
-        assert isinstance(lent, Lend)
-        world.carry_out(world.machine.note_warmed(lent.worker, GPU, error))
+        assert isinstance(lent, LendWorker)
+        world.carry_out(world.machine.record_warm_up(lent.worker, GPU, error))
     assert (world.waiting, [worker.device for worker in world.machine.idle]) == ([], [GPU.name] * 2)
     assert world.machine.notices[0].startswith("no warm spare on cuda:0")
 
@@ -851,7 +848,7 @@ def test_what_one_gpu_has_under_way_is_not_the_other_s() -> None:
         world.carry_out(world.machine.order_spares(*BENCH, "fake", 2, device))
     assert len(world.making) == 4
     made(world, 4)
-    assert isinstance(world.carry_out(world.machine.take_spare_to_warm(HERE, GPU)), Lend)
+    assert isinstance(world.carry_out(world.machine.take_spare_to_warm(HERE, GPU)), LendWorker)
     world.carry_out(world.machine.order_spares(*BENCH, "fake", 3, GPU))
     assert len(world.making) == 1
 
@@ -861,11 +858,11 @@ def test_a_spare_under_way_is_waited_for_by_one() -> None:
     world = World()
     world.machine.keeps_spares = True
     world.carry_out(world.machine.order_spares(*BENCH, "fake", 1))
-    assert world.carry_out(world.machine.lend(*BENCH)) == AwaitSpare(BENCH)
-    assert world.carry_out(world.machine.lend(*BENCH)) is None
-    world.machine.note_awaited(BENCH)
+    assert world.carry_out(world.machine.lend_worker(*BENCH)) == AwaitSpare(BENCH)
+    assert world.carry_out(world.machine.lend_worker(*BENCH)) is None
+    world.machine.record_awaited_spare(BENCH)
     made(world, 1)
-    assert world.carry_out(world.machine.lend(*BENCH)) == Lend(world.workers[0])
+    assert world.carry_out(world.machine.lend_worker(*BENCH)) == LendWorker(world.workers[0])
 
 
 def test_only_the_first_spare_of_all_may_make_its_context_early() -> None:

@@ -57,13 +57,13 @@ async def spares_of(fleet: Fleet, count: int) -> set[int]:
     """Return the spares' process ids as soon as so many stand ready."""
 
     def idle() -> set[int]:
-        return {entry["pid"] for entry in fleet.describe() if entry["state"] == "idle"}
+        return {entry["pid"] for entry in fleet.describe_workers() if entry["state"] == "idle"}
 
     await until(lambda: len(idle()) >= count)
     return idle()
 
 
-async def test_one_seat(run_lane: RunLane) -> None:
+async def test_two_jobs_use_a_lane_one_after_the_other(run_lane: RunLane) -> None:
     """Anyone who comes second measures when the first has left; the status says who measures."""
     async with run_lane() as (lane, _):
         order: list[str] = []
@@ -83,15 +83,15 @@ async def test_one_seat(run_lane: RunLane) -> None:
         assert lane.busy_s > 0
 
 
-async def test_a_seat_is_freed_by_failure(run_lane: RunLane) -> None:
+async def test_an_exception_leaves_the_lane_to_the_next_job(run_lane: RunLane) -> None:
     """An exception on the lane closes it to no one."""
     async with run_lane() as (lane, _):
         with pytest.raises(RuntimeError):
             async with lane.hold(1):
                 raise RuntimeError("no")
         async with lane.hold(2):
-            assert lane.describe()["job"] == 2
-        assert set(lane.describe()) == {"device", "model", "state", "reason", "job", "worker_pid", "busy_s"}
+            assert lane.describe_lane()["job"] == 2
+        assert set(lane.describe_lane()) == {"device", "model", "state", "reason", "job", "worker_pid", "busy_s"}
 
 
 async def test_an_open_problem_is_not_opened_again(
@@ -101,18 +101,18 @@ async def test_an_open_problem_is_not_opened_again(
     async with run_lane() as (lane, fleet):
 
         def opened() -> tuple[int | None, int]:
-            (requests,) = (entry["requests"] for entry in fleet.describe() if entry["pid"] == lane.worker_pid)
+            (requests,) = (entry["requests"] for entry in fleet.describe_workers() if entry["pid"] == lane.worker_pid)
             return lane.worker_pid, requests
 
         async with lane.hold(1):
-            await lane.open(bench(playground, environment), DEADLINES)
+            await lane.open_problem(bench(playground, environment), DEADLINES)
             first, _ = opened()
-            await lane.open(bench(playground, environment), DEADLINES)
+            await lane.open_problem(bench(playground, environment), DEADLINES)
             assert opened() == (first, 1)
-            await lane.open(bench(playground, environment, "two"), DEADLINES)
+            await lane.open_problem(bench(playground, environment, "two"), DEADLINES)
             assert opened() == (first, 2)
             other = msgspec.structs.replace(environment, env=(("A", "1"),))
-            await lane.open(bench(playground, other, "two"), DEADLINES)
+            await lane.open_problem(bench(playground, other, "two"), DEADLINES)
             assert opened()[0] != first
 
 
@@ -127,7 +127,7 @@ async def test_a_kernel_file_finds_no_trace_of_another(
     async with run_lane() as (lane, _), lane.hold(1):
         pids = []
         for code in (KernelCode("a.py", "1"), KernelCode("b.py", "1"), KernelCode("a.py", "2")):
-            await lane.open(bench(playground, environment, str(code), LEAVES_A_TRACE, code), DEADLINES)
+            await lane.open_problem(bench(playground, environment, str(code), LEAVES_A_TRACE, code), DEADLINES)
             pids.append(lane.worker_pid)
         assert len(set(pids)) == 3
 
@@ -139,9 +139,9 @@ async def test_two_kernel_files_stay_warm(run_lane: RunLane, playground: Playgro
 
         async def opened(code: KernelCode) -> int | None:
             async with lane.hold(1):
-                await lane.open(bench(playground, environment, code.file, code=code), DEADLINES)
+                await lane.open_problem(bench(playground, environment, code.file, code=code), DEADLINES)
                 pid = lane.worker_pid
-            lane.release()
+            lane.release_worker()
             return pid
 
         first = {code: await opened(code) for code in (a, b)}
@@ -149,7 +149,7 @@ async def test_two_kernel_files_stay_warm(run_lane: RunLane, playground: Playgro
         await opened(c)
         assert await opened(a) == first[a]
         assert await opened(b) != first[b]
-        await until(lambda: sum(entry["pid"] in first.values() for entry in fleet.describe()) == 1)
+        await until(lambda: sum(entry["pid"] in first.values() for entry in fleet.describe_workers()) == 1)
 
 
 async def test_the_python_of_an_edit_ends_the_worker_of_the_old_one(
@@ -160,10 +160,10 @@ async def test_the_python_of_an_edit_ends_the_worker_of_the_old_one(
     async with run_lane() as (lane, fleet), lane.hold(1):
         pids = {}
         for code in (a, b, edited):
-            await lane.open(bench(playground, environment, str(code), code=code), DEADLINES)
+            await lane.open_problem(bench(playground, environment, str(code), code=code), DEADLINES)
             pids[code] = lane.worker_pid
-        await until(lambda: pids[a] not in {entry["pid"] for entry in fleet.describe()})
-        await lane.open(bench(playground, environment, "again", code=b), DEADLINES)
+        await until(lambda: pids[a] not in {entry["pid"] for entry in fleet.describe_workers()})
+        await lane.open_problem(bench(playground, environment, "again", code=b), DEADLINES)
         assert lane.worker_pid == pids[b]
 
 
@@ -173,10 +173,10 @@ async def test_a_waiting_worker_gives_its_data_up(
     """The second warm worker keeps what it has imported, and no memory of a problem."""
     a, b = KernelCode("a.py", "1"), KernelCode("b.py", "1")
     async with run_lane() as (lane, fleet), lane.hold(1):
-        await lane.open(bench(playground, environment, "a", code=a), DEADLINES)
+        await lane.open_problem(bench(playground, environment, "a", code=a), DEADLINES)
         first = lane.worker_pid
-        await lane.open(bench(playground, environment, "b", code=b), DEADLINES)
-        (had,) = (entry["requests"] for entry in fleet.describe() if entry["pid"] == first)
+        await lane.open_problem(bench(playground, environment, "b", code=b), DEADLINES)
+        (had,) = (entry["requests"] for entry in fleet.describe_workers() if entry["pid"] == first)
         assert had == 2, "opened, and closed"
 
 
@@ -187,9 +187,9 @@ async def test_an_opening_that_fails_in_a_used_worker_is_tried_in_a_new_one(
     async with run_lane() as (lane, _), lane.hold(1):
         for identity in ("one", "two"):
             problem = Bench(environment, "fake", CODE, identity, explored(playground, LEAVES_A_TRACE))
-            await lane.open(problem, DEADLINES)
+            await lane.open_problem(problem, DEADLINES)
         with pytest.raises(CannotOpen, match="ZeroDivisionError"):
-            await lane.open(Bench(environment, "fake", CODE, "x", explored(playground, "1 / 0\n")), DEADLINES)
+            await lane.open_problem(Bench(environment, "fake", CODE, "x", explored(playground, "1 / 0\n")), DEADLINES)
 
 
 def explored(playground: Playground, body: str) -> requests.Explore:
@@ -198,15 +198,17 @@ def explored(playground: Playground, body: str) -> requests.Explore:
     return requests.Explore(playground.kernel("double", file), {"n": 64}, Plan())
 
 
-async def test_the_spare_takes_over(run_lane: RunLane, playground: Playground, environment: Environment) -> None:
+async def test_after_a_hang_the_spare_is_opened_and_two_new_ones_are_made(
+    run_lane: RunLane, playground: Playground, environment: Environment
+) -> None:
     """After a hang the next opening gets the warm spare, and two new ones are made: failures come in rows."""
     async with run_lane() as (lane, fleet), lane.hold(1):
-        await lane.open(bench(playground, environment), DEADLINES)
+        await lane.open_problem(bench(playground, environment), DEADLINES)
         (spare,) = await spares_of(fleet, 1)
         with pytest.raises(DeadlineExpired):
-            await lane.exchange(playground.request(HANG), DEADLINES | {"inspect": BRIEF_S})
+            await lane.send_request(playground.request(HANG), DEADLINES | {"inspect": BRIEF_S})
         assert lane.worker_pid is None
-        await lane.open(bench(playground, environment), DEADLINES)
+        await lane.open_problem(bench(playground, environment), DEADLINES)
         assert lane.worker_pid == spare
         spares = await spares_of(fleet, 2)
         assert len(spares) == 2
@@ -220,9 +222,9 @@ async def test_a_cancelled_trial_leaves_no_worker(
     async with run_lane() as (lane, _):
         with anyio.CancelScope() as scope:
             async with lane.hold(1):
-                await lane.open(bench(playground, environment), DEADLINES)
+                await lane.open_problem(bench(playground, environment), DEADLINES)
                 scope.deadline = anyio.current_time() + BRIEF_S
-                await lane.exchange(playground.request(HANG), DEADLINES)
+                await lane.send_request(playground.request(HANG), DEADLINES)
         assert scope.cancelled_caught
         assert (lane.state, lane.worker_pid) == ("ready", None)
 
@@ -233,9 +235,9 @@ async def test_a_problem_that_cannot_be_opened(
     """Whatever its inputs or its reference do, it is one error that says why, and the lane goes on."""
     async with run_lane() as (lane, _), lane.hold(1):
         with pytest.raises(CannotOpen, match="the worker exited with code 3 during inspect"):
-            await lane.open(bench(playground, environment, body=CRASH), DEADLINES)
+            await lane.open_problem(bench(playground, environment, body=CRASH), DEADLINES)
         assert lane.worker_pid is None
-        await lane.open(bench(playground, environment, "two"), DEADLINES)
+        await lane.open_problem(bench(playground, environment, "two"), DEADLINES)
         assert lane.worker_pid is not None
 
 
@@ -249,18 +251,18 @@ async def test_a_changed_source_is_no_failure_of_the_problem(
         changed = Bench(environment, "fake", CODE, "x", requests.Explore(kernel, {}, Plan()))
         async with lane.hold(1):
             with pytest.raises(RequestFailed) as caught:
-                await lane.open(changed, DEADLINES)
+                await lane.open_problem(changed, DEADLINES)
             assert caught.value.code == "source_changed"
 
 
-async def test_a_missing_interpreter_is_told(
+async def test_a_missing_interpreter_is_an_error_with_its_remedy(
     run_lane: RunLane, playground: Playground, environment: Environment
 ) -> None:
     """A lane that gets no worker says why, with what mends it."""
     async with run_lane() as (lane, _):
         async with lane.hold(1):
             with pytest.raises(CannotOpen, match="cannot start a worker with /no/such/python") as caught:
-                await lane.open(
+                await lane.open_problem(
                     bench(playground, msgspec.structs.replace(environment, python="/no/such/python")), DEADLINES
                 )
         assert "`python`" in caught.value.hint
@@ -272,11 +274,11 @@ async def test_a_released_lane_gives_its_worker_back(
     """With nothing to measure the worker idles in the fleet, and is let go like any other."""
     async with run_lane() as (lane, fleet):
         async with lane.hold(1):
-            await lane.open(bench(playground, environment), DEADLINES)
+            await lane.open_problem(bench(playground, environment), DEADLINES)
             pid = lane.worker_pid
-        lane.release()
+        lane.release_worker()
         assert lane.worker_pid is None
-        assert {entry["pid"]: entry["state"] for entry in fleet.describe()}[pid or 0] == "idle"
+        assert {entry["pid"]: entry["state"] for entry in fleet.describe_workers()}[pid or 0] == "idle"
 
 
 EXAMPLE = """\
@@ -301,7 +303,7 @@ OUTCOMES = {
 }
 
 
-async def test_trials_on_a_real_lane(
+async def test_a_config_that_raises_crashes_or_hangs_replaces_its_worker_alone(
     run_lane: RunLane, playground: Playground, environment: Environment, tmp_path: Path
 ) -> None:
     """Each config has its outcome; one that raises, crashes or hangs has its worker replaced, and no other."""
@@ -321,52 +323,54 @@ async def test_trials_on_a_real_lane(
             seal(artifact_place(tmp_path / "artifacts", unit.key), unit)
         async with lane.hold(1):
             for does, (outcome, phase) in OUTCOMES.items():
-                await lane.open(problem, deadlines)
+                await lane.open_problem(problem, deadlines)
                 first = lane.worker_pid
-                measured, output = await lane.exchange(trial(does), deadlines)
+                measured, output = await lane.send_request(trial(does), deadlines)
                 assert lane.worker_pid == (None if outcome == "launch_error" else first)
                 assert (measured.outcome, measured.phase or "timing") == (outcome, phase), measured
                 assert does == "unsupported" or output.stdout.startswith("loaded")
                 assert (measured.latency_us is None) == (outcome not in ("measured", "slower"))
-            await lane.open(problem, deadlines)
+            await lane.open_problem(problem, deadlines)
             first = lane.worker_pid
-            measured, _ = await lane.exchange(trial("work", stop_above_us=None), deadlines)
+            measured, _ = await lane.send_request(trial("work", stop_above_us=None), deadlines)
             assert measured.latency_us is not None
             assert 50 <= measured.latency_us < 20_000
             assert measured.max_error == 0.0
             rival = requests.Incumbent(1.0, 1.0, 1.0)
             hopeful = requests.Trial((units["slow"],), replace(preset, timing_s=5.0), False, None, rival)
-            measured, _ = await lane.exchange(hopeful, deadlines)
+            measured, _ = await lane.send_request(hopeful, deadlines)
             assert (measured.outcome, measured.beaten) == ("measured", True), "it cannot win: no more samples"
             assert measured.message.startswith("cannot win: "), measured.message
             assert measured.message.endswith("by 3 samples"), measured.message
             assert (measured.low_us or 0.0) <= (measured.latency_us or 0.0) <= (measured.high_us or 0.0)
             (artifact_place(tmp_path / "artifacts", "wrong-key") / "kernel.json").write_text("{}")
-            measured, _ = await lane.exchange(trial("wrong"), deadlines)
+            measured, _ = await lane.send_request(trial("wrong"), deadlines)
             assert (measured.outcome, measured.message) == (None, "wrong-key: kernel.json is not what was sealed")
             assert lane.worker_pid == first
             batch: list[replies.Measurement] = []
-            last, _ = await lane.exchange(trial("wrong", "nothing", "slow", "work"), deadlines, on_item=batch.append)
+            last, _ = await lane.send_request(
+                trial("wrong", "nothing", "slow", "work"), deadlines, on_item=batch.append
+            )
             assert [one.outcome for one in (*batch, last)] == [None, "mismatch", "slower", "measured"]
             batch.clear()
-            last, _ = await lane.exchange(trial("work", "raise", "work"), deadlines, on_item=batch.append)
+            last, _ = await lane.send_request(trial("work", "raise", "work"), deadlines, on_item=batch.append)
             assert [one.outcome for one in (*batch, last)] == ["measured", "launch_error"], "a batch ends at a failure"
             assert lane.worker_pid is None
-            await lane.open(problem, deadlines)
-            measured, _ = await lane.exchange(requests.TimeReference(preset, False), deadlines)
+            await lane.open_problem(problem, deadlines)
+            measured, _ = await lane.send_request(requests.TimeReference(preset, False), deadlines)
             assert measured.latency_us is not None
             assert measured.latency_us > 0
             held = replace(trial("work", "slow", "segfault", "work"), hold_s=60.0)
             batch.clear()
             with pytest.raises(WorkerDied, match="was killed by SIGSEGV during first_launch"):
-                await lane.exchange(held, deadlines, on_item=batch.append)
+                await lane.send_request(held, deadlines, on_item=batch.append)
             assert [one.outcome for one in batch] == ["measured", "slower"], "what was held back is not lost"
             assert lane.worker_pid is None
-            await lane.open(problem, deadlines)
+            await lane.open_problem(problem, deadlines)
             held = replace(trial("work", "wrong", "work", "hang", "work"), hold_s=60.0)
             batch.clear()
-            with pytest.raises(DeadlineExpired, match="first_launch was not over after 2 s"):
-                await lane.exchange(held, deadlines | {"first_launch": 2.0}, on_item=batch.append)
+            with pytest.raises(DeadlineExpired, match="first_launch timed out after 2 s"):
+                await lane.send_request(held, deadlines | {"first_launch": 2.0}, on_item=batch.append)
             assert [one.outcome for one in batch] == ["measured", None, "measured"]
 
 

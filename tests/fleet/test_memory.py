@@ -30,7 +30,7 @@ def eat(mib: int) -> str:
 @contextmanager
 def limited(fleet: Fleet) -> Iterator[Fleet]:
     """Let each of a fleet's workers use little."""
-    fleet.resize(2, (LIMIT, LIMIT))
+    fleet.apply_limits(2, (LIMIT, LIMIT))
     yield fleet
 
 
@@ -39,8 +39,8 @@ async def test_a_worker_that_outgrows_its_limit_is_stopped(run_fleet: RunFleet, 
     playground = Playground(Path(environment.cwd))
     async with run_fleet() as fleet:
         with limited(fleet), pytest.raises(WorkerDied, match=r"out of memory: .* GiB it may during inspect") as caught:
-            async with fleet.lend(Role.BENCH, environment) as worker:
-                await worker.exchange(playground.request(eat(200), HANG), DEADLINES)
+            async with fleet.lend_worker(Role.BENCH, environment) as worker:
+                await worker.send_request(playground.request(eat(200), HANG), DEADLINES)
         assert not caught.value.is_outside_kill
 
 
@@ -50,27 +50,29 @@ async def test_what_a_worker_starts_counts_too(run_fleet: RunFleet, environment:
     body = f"import subprocess, sys\nsubprocess.run([sys.executable, '-c', {eat(200) + HANG!r}])"
     async with run_fleet() as fleet:
         with limited(fleet), pytest.raises(WorkerDied, match="out of memory"):
-            async with fleet.lend(Role.BENCH, environment) as worker:
-                await worker.exchange(playground.request(body), DEADLINES)
+            async with fleet.lend_worker(Role.BENCH, environment) as worker:
+                await worker.send_request(playground.request(body), DEADLINES)
 
 
-async def test_what_is_too_fast_for_the_watcher_is_refused(run_fleet: RunFleet, environment: Environment) -> None:
+async def test_an_allocation_too_fast_for_the_watcher_is_refused_by_the_kernel(
+    run_fleet: RunFleet, environment: Environment
+) -> None:
     """An allocation that the kernel refuses ends the worker as out of memory, not the config as one that raised."""
     playground = Playground(Path(environment.cwd))
     async with run_fleet() as fleet:
         with pytest.raises(WorkerDied, match=r"out of memory: .* was refused .* during compile"):
-            async with fleet.lend(Role.COMPILE, environment) as worker:
-                await worker.exchange(playground.compile_request({"does": "compile_eat"}), DEADLINES)
+            async with fleet.lend_worker(Role.COMPILE, environment) as worker:
+                await worker.send_request(playground.compile_request({"does": "compile_eat"}), DEADLINES)
 
 
 @pytest.mark.parametrize(("role", "is_capped"), [(Role.COMPILE, True), (Role.INSPECT, True), (Role.BENCH, False)])
-async def test_the_kernel_bounds_who_needs_no_driver(
+async def test_the_kernel_bounds_workers_that_need_no_driver(
     run_fleet: RunFleet, environment: Environment, role: Role, is_capped: bool
 ) -> None:
     """Drivers map what they like: a bench worker is watched, the others are bounded as well."""
     async with run_fleet() as fleet:
         with limited(fleet):
-            async with fleet.lend(role, environment) as worker:
+            async with fleet.lend_worker(role, environment) as worker:
                 soft, _ = resource.prlimit(worker.pid, resource.RLIMIT_DATA)
                 assert soft == (LIMIT * 3 // 2 if is_capped else resource.RLIM_INFINITY)
                 assert Path(f"/proc/{worker.pid}/oom_score_adj").read_text() == "800\n"
@@ -79,8 +81,8 @@ async def test_the_kernel_bounds_who_needs_no_driver(
 async def _used(fleet: Fleet, environment: Environment, body: str) -> int:
     """Run code in a compile worker, wait until its memory was looked at, give it back; return which one it was."""
     playground = Playground(Path(environment.cwd))
-    async with fleet.lend(Role.COMPILE, environment) as worker:
-        await worker.exchange(playground.request(body), DEADLINES)
+    async with fleet.lend_worker(Role.COMPILE, environment) as worker:
+        await worker.send_request(playground.request(body), DEADLINES)
         worker.memory_bytes = 0
         await until(lambda: worker.memory_bytes)
         return worker.pid
@@ -101,13 +103,13 @@ async def test_a_worker_of_many_requests_is_replaced(run_fleet: RunFleet, enviro
     playground = Playground(Path(environment.cwd))
 
     async def ask(worker: Worker) -> int:
-        await worker.exchange(playground.request(""), DEADLINES)
+        await worker.send_request(playground.request(""), DEADLINES)
         return worker.pid
 
     async with run_fleet(limits=FleetLimits(max_requests=3)) as fleet:
         pids = []
         for _ in range(4):
-            async with fleet.lend(Role.INSPECT, environment) as worker:
+            async with fleet.lend_worker(Role.INSPECT, environment) as worker:
                 pids.append(await ask(worker))
         assert len(set(pids[:3])) == 1
         assert pids[3] != pids[2]

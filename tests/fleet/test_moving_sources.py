@@ -46,19 +46,19 @@ async def compiled(worker: WorkerProcess, kernel: requests.KernelRef, **build: s
     """Have a worker compile one config."""
     items: list[replies.CompiledUnit] = []
     request = requests.Compile(kernel, "fake", "into", (requests.UnitRef("unit", build),))
-    await worker.exchange(request, DEADLINES, on_item=items.append)
+    await worker.send_request(request, DEADLINES, on_item=items.append)
     return items[0]
 
 
 async def test_a_worker_compiles_after_an_edit_of_what_it_imported(worker: WorkerProcess, project: Path) -> None:
     """A worker that holds the modules from before an edit drops them: it does not refuse the new state."""
     before = reference(project)
-    await worker.exchange(requests.Admits(before, {"n": 1}, ({"tag": "x"},)), DEADLINES)
+    await worker.send_request(requests.Admits(before, {"n": 1}, ({"tag": "x"},)), DEADLINES)
     (project / "helper.py").write_text("SIZE = 2\n")
     assert (await compiled(worker, reference(project), tag="x")).outcome is None
 
 
-async def test_an_edit_that_is_taken_back_while_a_compiler_reads(
+async def test_a_source_edited_and_restored_during_a_compile_is_compiled_again(
     start_worker: StartWorker, project: Path, tmp_path: Path
 ) -> None:
     """The same bytes before and after say nothing: a source that was touched meanwhile is compiled again."""

@@ -19,7 +19,7 @@ async def test_the_loop_looks_at_its_sockets_between_two_steps() -> None:
     loop = asyncio.get_running_loop()
 
     async def work(number: int) -> None:
-        await pace.step()
+        await pace.wait_for_step()
         order.append(f"step {number}")
 
     def look() -> None:
@@ -39,7 +39,7 @@ async def test_the_loop_looks_at_its_sockets_between_two_steps() -> None:
 async def test_a_lone_step_waits_for_nothing() -> None:
     """With one lane there is nothing to wait for."""
     pace = Pace()
-    coroutine = pace.step()
+    coroutine = pace.wait_for_step()
     with pytest.raises(StopIteration):
         coroutine.send(None)
     await anyio.wait_all_tasks_blocked()
@@ -50,7 +50,7 @@ async def test_tasks_that_are_cancelled_hold_up_no_others() -> None:
     pace, done = Pace(), list[int]()
 
     async def work(number: int) -> None:
-        await pace.step()
+        await pace.wait_for_step()
         done.append(number)
 
     first, second, third = (asyncio.ensure_future(work(number)) for number in (1, 2, 3))
@@ -62,4 +62,4 @@ async def test_tasks_that_are_cancelled_hold_up_no_others() -> None:
     assert done == [1, 3]
     await anyio.wait_all_tasks_blocked()
     assert pace.waiting == 0
-    await pace.step()
+    await pace.wait_for_step()

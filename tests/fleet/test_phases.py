@@ -12,7 +12,7 @@ import pytest
 from ktuned.fleet.phases import Phases
 from ktuned.ipc import Journal
 from ktuned.model.keys import Phase
-from tests.fleet.test_expiry import Loop
+from tests.fleet.test_deadline_timer import Loop
 
 DEADLINES: dict[str, float] = {Phase.LOAD: 60.0, Phase.FIRST_LAUNCH: 2.0, Phase.CHECK: 30.0}
 
@@ -33,7 +33,7 @@ class Followed:
             clock=self.loop.time,
         )
         self.phases.keeps_journal = keeps_journal
-        self.phases.begin(1, Phase.LOAD, DEADLINES)
+        self.phases.begin_request(1, Phase.LOAD, DEADLINES)
         self.worker.follow()
 
     def enter(self, phase: Phase) -> None:
@@ -41,7 +41,7 @@ class Followed:
         if self.phases.keeps_journal:
             self.worker.enter(phase)
         else:
-            self.phases.enter(phase)
+            self.phases.enter_phase(phase)
 
     def close(self) -> None:
         """End both sides."""
@@ -65,7 +65,7 @@ def test_each_phase_has_its_own_deadline(followed: Followed) -> None:
     followed.enter(Phase.CHECK)
     followed.loop.turn_to(300.0)
     assert followed.over_at == [86.0]
-    assert (followed.phases.now, followed.phases.deadline_s) == (Phase.CHECK, 30.0)
+    assert (followed.phases.current, followed.phases.deadline_s) == (Phase.CHECK, 30.0)
 
 
 def test_a_phase_that_begins_again_has_the_whole_deadline(followed: Followed) -> None:
@@ -83,7 +83,7 @@ def test_the_seconds_of_each_phase_are_known(followed: Followed) -> None:
         followed.loop.turn_to(followed.loop.now + seconds)
         followed.enter(phase)
     followed.loop.turn_to(followed.loop.now + 8.0)
-    assert followed.phases.timeline() == {"load": 5.0, "check": 10.0}
+    assert followed.phases.read_durations() == {"load": 5.0, "check": 10.0}
 
 
 @pytest.mark.parametrize("phase", [Phase.TIMING, Phase.LOAD])
@@ -107,5 +107,5 @@ def test_what_was_known_stays_known_after_the_end() -> None:
     followed = Followed(keeps_journal=True)
     followed.worker.enter(Phase.CHECK)
     followed.close()
-    assert followed.phases.now is Phase.CHECK
-    assert followed.phases.timeline().keys() == {"load", "check"}
+    assert followed.phases.current is Phase.CHECK
+    assert followed.phases.read_durations().keys() == {"load", "check"}

@@ -8,7 +8,7 @@ import anyio.abc
 import pytest
 from anyio import wait_all_tasks_blocked
 
-from ktuned.fleet.priority_semaphore import LEVEL, TURN_AGE_S, Turns, aged
+from ktuned.fleet.priority_semaphore import LEVEL, TURN_AGE_S, Turns, age_rank
 
 pytestmark = pytest.mark.anyio
 
@@ -41,7 +41,7 @@ class Hall:
 
     async def _hold(self, job: int) -> None:
         with anyio.CancelScope() as self.scopes[job]:
-            async with self.turns.hold(job):
+            async with self.turns.hold_turn(job):
                 self.served.append(job)
                 await self._leaving[job].wait()
 
@@ -82,7 +82,7 @@ async def test_highest_rank_first_as_it_is_at_the_choice() -> None:
         assert hall.served == [1, 4, 3, 2]
 
 
-async def test_long_waiting_rises_past_what_is_more_important() -> None:
+async def test_a_job_that_waits_long_passes_more_important_ones() -> None:
     """However important those are who come later, who waits long enough is served before them."""
     turns, clock = ranked(rank_of=lambda job: 400 if job > 1 else 100)
     async with anyio.create_task_group() as tasks:
@@ -95,7 +95,7 @@ async def test_long_waiting_rises_past_what_is_more_important() -> None:
         assert hall.served == [2, 3, 1, 4]
 
 
-async def test_more_and_fewer_turns() -> None:
+async def test_a_larger_total_admits_more_and_a_smaller_one_takes_no_turn_away() -> None:
     """A larger total lets more in at once; a smaller one takes no turn away, and lets no one in until there is room."""
     turns, _ = ranked(1)
     async with anyio.create_task_group() as tasks:
@@ -113,7 +113,7 @@ async def test_more_and_fewer_turns() -> None:
     assert turns.borrowed_tokens == 0
 
 
-async def test_cancelled_while_waiting_and_while_served() -> None:
+async def test_a_cancelled_job_leaves_the_queue_or_passes_its_turn_on() -> None:
     """Who is cancelled leaves the queue; one whose turn came in the same moment passes it on."""
     turns, _ = ranked()
     async with anyio.create_task_group() as tasks:
@@ -132,17 +132,17 @@ async def test_cancelled_while_waiting_and_while_served() -> None:
     assert (turns.borrowed_tokens, turns.waiting) == (0, [])
 
 
-async def test_handed_over_turn_of_a_cancelled_one_goes_on() -> None:
+async def test_a_turn_handed_to_a_cancelled_job_goes_to_the_next() -> None:
     """A turn that was handed to someone who is cancelled before he can take it is not lost."""
     turns, _ = ranked()
 
     async def hold() -> None:
-        async with turns.hold(2):
+        async with turns.hold_turn(2):
             pytest.fail("was cancelled before it had its turn")
 
     async with anyio.create_task_group() as tasks:
         hall = Hall(turns, tasks)
-        async with turns.hold(9):
+        async with turns.hold_turn(9):
             await hall.come(1)
             # A task of asyncio's own: it can be cancelled between the handing over and the taking.
             other = asyncio.create_task(hold())
@@ -159,17 +159,17 @@ async def test_handed_over_turn_of_a_cancelled_one_goes_on() -> None:
 @pytest.mark.parametrize(
     ("waited_s", "rank"), [(-5.0, 100), (0.0, 100), (9.9, 100), (10.0, 100 + LEVEL), (1e6, 100 + LEVEL * 100_000)]
 )
-def test_age_lifts_by_whole_levels(waited_s: float, rank: int) -> None:
+def test_age_raises_a_rank_by_whole_levels(waited_s: float, rank: int) -> None:
     """Each step counts one level, without an end; a clock that went back counts nothing."""
-    assert aged(100, waited_s, 10.0) == rank
+    assert age_rank(100, waited_s, 10.0) == rank
 
 
-async def test_a_turn_that_is_given_back_early_is_the_next_ones() -> None:
+async def test_a_turn_that_is_given_back_early_goes_to_one_other_job() -> None:
     """At once, and only one: the end of its block gives none back that another holds by then."""
     turns = Turns(most_inside_of=lambda total: total + 1)
     async with anyio.create_task_group() as tasks:
         hall = Hall(turns, tasks)
-        async with turns.hold(1) as turn:
+        async with turns.hold_turn(1) as turn:
             await hall.come(2, 3)
             turn.give_back()
             turn.give_back()
@@ -180,13 +180,13 @@ async def test_a_turn_that_is_given_back_early_is_the_next_ones() -> None:
     assert turns.borrowed_tokens == 0
 
 
-async def test_those_who_gave_their_turn_back_are_bounded_too() -> None:
+async def test_jobs_that_gave_their_turn_back_are_bounded_as_well() -> None:
     """Whatever holds them up in their blocks, no more than so many are there: the next one waits for a block's end."""
     turns = Turns(2, most_inside_of=lambda total: total + 1)
     async with anyio.create_task_group() as tasks:
         hall = Hall(turns, tasks)
-        async with turns.hold(1) as first:
-            async with turns.hold(2) as second:
+        async with turns.hold_turn(1) as first:
+            async with turns.hold_turn(2) as second:
                 first.give_back()
                 second.give_back()
                 await hall.come(3, 4)

@@ -14,15 +14,15 @@ import pytest
 from ktuned.fleet.executor import Environment
 from ktuned.fleet.failures import (
     DeadlineExpired,
+    JournalFailed,
     Output,
     RequestFailed,
-    Unwatched,
     WorkerDied,
     describe_exit,
     signal_name,
 )
-from ktuned.fleet.output_tail import TAIL_BYTES, Tail
-from ktuned.fleet.process import WorkerProcess, spawn
+from ktuned.fleet.output_tail import TAIL_BYTES, OutputTail
+from ktuned.fleet.process import WorkerProcess, spawn_worker
 from ktuned.ipc import Places, replies, requests
 from ktuned.model.errors import WorkerError
 from ktuned.model.keys import Phase, Role
@@ -60,7 +60,7 @@ async def ask(
 ) -> tuple[list[Any], Output]:
     """Have user code run and return the items that were sent meanwhile, and what was printed."""
     items: list[Any] = []
-    _, output = await worker.exchange(request, DEADLINES | deadlines, on_item=items.append)
+    _, output = await worker.send_request(request, DEADLINES | deadlines, on_item=items.append)
     return items, output
 
 
@@ -75,11 +75,11 @@ async def test_a_worker_answers_again_and_again(worker: WorkerProcess, playgroun
 async def test_a_failed_request_keeps_the_worker(worker: WorkerProcess, playground: Playground) -> None:
     """The error arrives with its code, its one line and its traceback; the process goes on."""
     with pytest.raises(RequestFailed, match=r"^ask comes after explore$") as caught:
-        await worker.exchange(requests.Ask(1), DEADLINES)
+        await worker.send_request(requests.Ask(1), DEADLINES)
     assert (caught.value.code, caught.value.phase) == ("usage", "inspect")
     assert "Traceback" in caught.value.failure.trace
     with pytest.raises(RequestFailed, match=r"(?m)^there is no operation 'sing'$") as caught:
-        await worker.exchange(Sing(), DEADLINES)
+        await worker.send_request(Sing(), DEADLINES)
     assert caught.value.code == "invalid_message"
     assert len((await ask(worker, playground.request("")))[0]) == 1
 
@@ -91,9 +91,9 @@ async def test_large_messages_pass_both_ways(worker: WorkerProcess, playground: 
     kernel = playground.kernel("it", request.files[0])
     problem: dict[str, Scalar] = {"size": len(large), "padding": large}
     wanted = requests.Explore(kernel, problem, Plan(strategy="exhaustive"), ({"s": "x"},))
-    opened, _ = await worker.exchange(wanted, DEADLINES)
+    opened, _ = await worker.send_request(wanted, DEADLINES)
     assert opened.size is None
-    answer, _ = await worker.exchange(requests.Ask(1), DEADLINES)
+    answer, _ = await worker.send_request(requests.Ask(1), DEADLINES)
     build = answer.proposals[0].build
     assert build is not None
     assert len(build["tag"]) == len(large)
@@ -129,14 +129,16 @@ async def test_items_sent_before_a_death_are_kept(worker: WorkerProcess, playgro
     """What was finished before the crash was finished."""
     items: list[replies.InspectedFile] = []
     with pytest.raises(WorkerDied):
-        await worker.exchange(playground.request("x = 1", "import os\nos._exit(1)"), DEADLINES, on_item=items.append)
+        await worker.send_request(
+            playground.request("x = 1", "import os\nos._exit(1)"), DEADLINES, on_item=items.append
+        )
     assert len(items) == 1
 
 
 async def test_a_phase_past_its_deadline_kills_the_worker(worker: WorkerProcess, playground: Playground) -> None:
     """The error names phase, deadline and last words, and the process is gone at once."""
     body = f"import sys\nprint('waiting for the lock', file=sys.stderr, flush=True)\n{HANG}"
-    with pytest.raises(DeadlineExpired, match=r"^inspect was not over after 4 s: waiting for the lock$") as caught:
+    with pytest.raises(DeadlineExpired, match=r"^inspect timed out after 4 s: waiting for the lock$") as caught:
         await ask(worker, playground.request(body), inspect=SPOKEN_S)
     assert (caught.value.phase, caught.value.deadline_s) == ("inspect", SPOKEN_S)
     assert caught.value.output.stderr == "waiting for the lock\n"
@@ -146,7 +148,7 @@ async def test_a_phase_past_its_deadline_kills_the_worker(worker: WorkerProcess,
 
 async def test_each_phase_has_its_own_deadline(worker: WorkerProcess, playground: Playground) -> None:
     """The worker's word for what it does decides which deadline runs."""
-    with pytest.raises(DeadlineExpired, match=r"^compile was not over") as caught:
+    with pytest.raises(DeadlineExpired, match=r"^compile timed out") as caught:
         await ask(worker, playground.compile_request({"does": "compile_hang"}), compile=BRIEF_S)
     assert (caught.value.phase, caught.value.deadline_s) == ("compile", BRIEF_S)
 
@@ -174,7 +176,7 @@ async def test_all_that_a_worker_started_dies_with_it(worker: WorkerProcess, pla
     in_group, detached = pids
     await gone([in_group])
     assert is_running(detached)
-    worker.bury()
+    worker.remove_traces()
     await gone([detached])
 
 
@@ -186,7 +188,7 @@ async def test_a_worker_whose_deadlines_cannot_be_watched_is_killed(
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (0, hard))
     try:
-        with pytest.raises(Unwatched, match=r"^the journal of a worker cannot be written: File too large$"):
+        with pytest.raises(JournalFailed, match=r"^the journal of a worker cannot be written: File too large$"):
             await ask(worker, request)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
@@ -229,9 +231,9 @@ async def test_a_flood_that_outlives_the_worker_blocks_nobody(worker: WorkerProc
 def test_an_endless_stream_is_not_read_to_its_end() -> None:
     """Anyone who fills a pipe faster than it is read away does not hold up the loop that serves everyone."""
     with open("/dev/zero", "rb", buffering=0) as endless:
-        tail = Tail(endless.fileno())
+        tail = OutputTail(endless.fileno())
         tail.read_rest()
-        assert tail.take() == "\0" * TAIL_BYTES
+        assert tail.take_text() == "\0" * TAIL_BYTES
 
 
 async def test_output_belongs_to_its_request(worker: WorkerProcess, playground: Playground) -> None:
@@ -245,7 +247,7 @@ async def test_a_worker_that_does_not_read_is_given_up(worker: WorkerProcess, pl
     """A large request to a stopped process ends with its first phase's deadline, and with the process."""
     os.kill(worker.pid, signal.SIGSTOP)
     request = replace(playground.request(""), project="x" * 1_000_000)
-    with pytest.raises(DeadlineExpired, match=r"^inspect was not over"):
+    with pytest.raises(DeadlineExpired, match=r"^inspect timed out"):
         await ask(worker, request, inspect=BRIEF_S)
     with anyio.fail_after(DEADLINE_S):
         await worker.gone.wait()
@@ -273,7 +275,7 @@ async def test_a_worker_killed_while_it_is_being_asked(worker: WorkerProcess, pl
         "frame({'item': {'file': 1}})",
     ],
 )
-async def test_messages_that_are_none_kill_the_worker(
+async def test_nonsense_in_the_pipe_kills_the_worker(
     worker: WorkerProcess, playground: Playground, scribble: str
 ) -> None:
     """User code that scribbles into the daemon's pipe ends its own process and nothing else, and is reported why."""
@@ -312,7 +314,9 @@ async def test_what_user_code_raises_is_told_whatever_it_is(
     assert fine.errors == ()
 
 
-async def test_a_worker_ends_at_once(worker: WorkerProcess, playground: Playground) -> None:
+async def test_exit_handlers_of_user_code_do_not_delay_a_workers_end(
+    worker: WorkerProcess, playground: Playground
+) -> None:
     """What user code has registered for the interpreter's end cannot make a death look like a hang."""
     body = """\
         import atexit, os, threading
@@ -324,7 +328,9 @@ async def test_a_worker_ends_at_once(worker: WorkerProcess, playground: Playgrou
         await ask(worker, playground.request(body))
 
 
-async def test_the_environment_is_built(start_worker: StartWorker, environment: Environment, tmp_path: Path) -> None:
+async def test_a_workers_variables_come_from_daemon_then_root_then_worker(
+    start_worker: StartWorker, environment: Environment, tmp_path: Path
+) -> None:
     """The daemon's variables, then the root's, then the worker's mark and scratch; the cwd is the root."""
     body = """\
         import json, os, pathlib
@@ -359,7 +365,7 @@ async def test_the_scratch_directory_goes_with_the_worker(
     worker.kill()
     with anyio.fail_after(DEADLINE_S):
         await worker.gone.wait()
-    worker.bury()
+    worker.remove_traces()
     assert not scratch.exists()
 
 
@@ -374,7 +380,7 @@ async def test_an_interpreter_that_cannot_start_is_one_line(
     """It names interpreter, directory and reason, says what mends it, and leaves no descriptor open."""
     wrong = Environment(python or environment.python, cwd or environment.cwd)
     with pytest.raises(WorkerError, match=rf"^cannot start a worker with {wrong.python} in {wrong.cwd}: {reason}") as e:
-        spawn(
+        spawn_worker(
             wrong,
             role=Role.INSPECT,
             base_env={},
@@ -392,7 +398,7 @@ async def test_a_worker_that_is_never_ready_is_killed(
     python = tmp_path / "python"
     python.write_text("#!/bin/sh\nexec sleep 1000\n")
     python.chmod(0o755)
-    with pytest.raises(DeadlineExpired, match=r"^spawn was not over after 0\.2 s$"):
+    with pytest.raises(DeadlineExpired, match=r"^spawn timed out after 0\.2 s$"):
         await start_worker(msgspec.structs.replace(environment, python=str(python)), ready_s=BRIEF_S)
 
 
@@ -404,4 +410,4 @@ def test_ends_are_described_in_words() -> None:
         "was killed by SIGKILL",
     ]
     assert (signal_name(11), signal_name(250)) == ("SIGSEGV", "signal 250")
-    assert (Output(stderr="a\nb\n\n").last_line(), Output("only out").last_line()) == (": b", "")
+    assert (Output(stderr="a\nb\n\n").quote_last_line(), Output("only out").quote_last_line()) == (": b", "")

@@ -26,7 +26,7 @@ class Holder:
     async def hold(self) -> None:
         """Enter, wait to be reported, leave."""
         with self.scope:
-            async with self._gate.quiet() if self._quiet else self._gate.compiling():
+            async with self._gate.hold_quiet() if self._quiet else self._gate.hold_for_compile():
                 self.entered.set()
                 await self._leave.wait()
         self.left.set()
@@ -127,7 +127,7 @@ async def test_one_quiet_window_at_a_time() -> None:
         await late.leave()
 
 
-async def test_who_gives_up_waiting_for_quiet_holds_nobody_back() -> None:
+async def test_giving_up_the_wait_for_quiet_lets_compiles_begin() -> None:
     """A compile that waited for it begins at once, not when some other compile happens to end."""
     async with anyio.create_task_group() as tasks:
         scene = Scene(tasks)
@@ -180,11 +180,11 @@ class Timing:
 
     async def take(self) -> None:
         """Wait for the cores, and hold them."""
-        self.cores = await self._gate.take(self._wanted)
+        self.cores = await self._gate.take_cores(self._wanted)
 
     async def give(self) -> None:
         """Give them back, and let everyone go on."""
-        self._gate.give(self.cores)
+        self._gate.give_back_cores(self.cores)
         self.cores = 0
         await settle()
 
@@ -202,7 +202,7 @@ async def test_a_timing_on_all_cores_is_alone() -> None:
     async with anyio.create_task_group() as tasks:
         scene = Scene(tasks, cores=2)
         compiled = await scene.comes()
-        with scene.gate.starting():
+        with scene.gate.hold_for_start():
             wide = await timing(tasks, scene.gate, 2)
             late = await scene.comes()
             assert (wide.cores, late.is_in) == (0, False)
@@ -261,7 +261,7 @@ async def test_a_strategy_keeps_off_a_timing_on_all_cores() -> None:
     """It proposes before or after; what a person waits for loses patience; finalists on a GPU hold nothing up."""
     async with anyio.create_task_group() as tasks:
         scene = Scene(tasks, cores=2)
-        async with scene.gate.computing():
+        async with scene.gate.hold_for_computing():
             wide = await timing(tasks, scene.gate, 2)
             assert wide.cores == 0
         await settle()
@@ -269,26 +269,26 @@ async def test_a_strategy_keeps_off_a_timing_on_all_cores() -> None:
         proposed = anyio.Event()
 
         async def propose() -> None:
-            async with scene.gate.computing():
+            async with scene.gate.hold_for_computing():
                 proposed.set()
 
         tasks.start_soon(propose)
         await settle()
         assert not proposed.is_set()
-        async with scene.gate.computing(patience_s=0.0):
+        async with scene.gate.hold_for_computing(patience_s=0.0):
             pass
         await wide.give()
         assert proposed.is_set()
-        async with scene.gate.quiet(), scene.gate.computing():
+        async with scene.gate.hold_quiet(), scene.gate.hold_for_computing():
             pass
 
 
 async def test_a_start_that_hangs_delays_a_timing_for_a_while() -> None:
     """A constraint may hang for longer than anything else may wait."""
     gate = QuietGate(cores=2, patience_s=0.02)
-    with gate.starting(), anyio.fail_after(DEADLINE_S):
-        assert await gate.take(2) == 2
-        gate.give(2)
+    with gate.hold_for_start(), anyio.fail_after(DEADLINE_S):
+        assert await gate.take_cores(2) == 2
+        gate.give_back_cores(2)
 
 
 async def test_finalists_on_many_cores_need_no_second_quiet() -> None:
@@ -312,7 +312,7 @@ async def test_a_timing_that_gives_up_waiting_holds_nothing_back() -> None:
         running = await scene.comes()
         with anyio.CancelScope() as scope:
             tasks.start_soon(_cancel_when_settled, scope)
-            await scene.gate.take(2)
+            await scene.gate.take_cores(2)
         late = await scene.comes()
         assert late.is_in
         for holder in (running, late):

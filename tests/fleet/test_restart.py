@@ -35,7 +35,7 @@ open("pid", "w").write(str(os.getpid()))
 async def inspect(worker: WorkerProcess, request: requests.Request[Any, Any]) -> list[replies.InspectedFile]:
     """Return what a worker found in some files."""
     items: list[replies.InspectedFile] = []
-    await worker.exchange(request, DEADLINES, on_item=items.append)
+    await worker.send_request(request, DEADLINES, on_item=items.append)
     return items
 
 
@@ -52,7 +52,9 @@ async def test_a_file_that_cannot_be_loaded_twice_is_inspected_twice(
         assert await playground.read("pid") == str(worker.pid)
 
 
-async def test_an_error_of_a_fresh_process_is_one(worker: WorkerProcess, playground: Playground) -> None:
+async def test_a_file_that_fails_in_a_fresh_process_too_is_an_error(
+    worker: WorkerProcess, playground: Playground
+) -> None:
     """A file that fails in a fresh process, too, is an error, and the files after it are inspected."""
     broken = KERNEL.format(before="raise ValueError('always')", name="never")
     request = playground.request(KERNEL.format(before="", name="a"), broken, KERNEL.format(before="", name="b"))
@@ -61,10 +63,12 @@ async def test_an_error_of_a_fresh_process_is_one(worker: WorkerProcess, playgro
     assert [kernel.kernel for kernel in last.kernels] == ["b"]
 
 
-async def test_a_job_opens_what_an_earlier_one_has_left(worker: WorkerProcess, playground: Playground) -> None:
+async def test_a_load_that_an_earlier_job_spoiled_begins_again_in_a_fresh_process(
+    worker: WorkerProcess, playground: Playground
+) -> None:
     """A request that loads a kernel begins again likewise, with the environment that the worker was started in."""
     playground.request(KERNEL.format(before=ONCE + "ASSERTED = os.environ.pop('LEFT')\n", name="once"))
     explore = requests.Explore(playground.kernel("once", "tune_1.py"), {}, Plan())
     for _ in range(2):
-        reply, _ = await worker.exchange(explore, DEADLINES)
+        reply, _ = await worker.send_request(explore, DEADLINES)
         assert reply.size == 1

@@ -61,7 +61,7 @@ class Broken:
     async def lose_worker(self, lane: Lane) -> None:
         """Have a trial hang, so that its worker is killed."""
         with pytest.raises(DeadlineExpired):
-            await lane.exchange(
+            await lane.send_request(
                 self._playground.request(HANG), DEADLINES | {"load": DEADLINES["load"], "inspect": BRIEF_S}
             )
 
@@ -84,7 +84,7 @@ async def _lane(run_fleet: RunFleet, broken: Broken, *, reap_s: float = REAP_S) 
     async with run_fleet() as fleet:
         lane = Lane(GPU, fleet, on_state=broken.note, health=Health(first_pause_s=0.05), reap_s=reap_s)
         async with lane.hold(1):
-            await lane.open(broken.bench, DEADLINES)
+            await lane.open_problem(broken.bench, DEADLINES)
             yield lane, fleet
 
 
@@ -92,12 +92,12 @@ async def test_a_lane_that_only_lost_its_worker_is_never_sick(run_fleet: RunFlee
     """The canary passes at once, and no one is reported anything."""
     async with _lane(run_fleet, broken) as (lane, _):
         await broken.lose_worker(lane)
-        await lane.open(broken.bench, DEADLINES)
+        await lane.open_problem(broken.bench, DEADLINES)
         assert (lane.health.is_sick, lane.health.reason, broken.diary) == (False, "", [])
         assert lane.worker_pid is not None
 
 
-@pytest.mark.parametrize(("state", "reason"), [("unspecified launch failure", "launch failure"), ("hung", "not over")])
+@pytest.mark.parametrize(("state", "reason"), [("unspecified launch failure", "launch failure"), ("hung", "timed out")])
 async def test_a_sick_lane_is_probed_until_a_canary_passes(
     run_fleet: RunFleet, broken: Broken, state: str, reason: str
 ) -> None:
@@ -107,10 +107,10 @@ async def test_a_sick_lane_is_probed_until_a_canary_passes(
         await broken.lose_worker(lane)
         async with anyio.create_task_group() as tasks:
             deadlines = DEADLINES | ({"load": BRIEF_S * 3} if state == "hung" else {})
-            tasks.start_soon(lane.open, broken.bench, deadlines)
+            tasks.start_soon(lane.open_problem, broken.bench, deadlines)
             await until(lambda: lane.health.failures >= 3)
             assert lane.state == "sick"
-            assert lane.describe()["reason"] == lane.health.reason
+            assert lane.describe_lane()["reason"] == lane.health.reason
             assert "the canary failed" in lane.health.reason
             assert reason in lane.health.reason
             broken.becomes("well")
@@ -118,7 +118,7 @@ async def test_a_sick_lane_is_probed_until_a_canary_passes(
         assert lane.worker_pid is not None
         assert broken.diary[0] == "sick"
         assert broken.diary[-1] != "sick"
-        assert lane.describe()["reason"] == ""
+        assert lane.describe_lane()["reason"] == ""
         assert len(broken.pauses) >= 3
         assert all(after > before for before, after in itertools.pairwise(broken.pauses))
 
@@ -143,9 +143,9 @@ async def test_a_worker_that_cannot_be_reaped_makes_its_lane_sick(run_fleet: Run
         worker: WorkerProcess = stuck  # type: ignore[assignment]
         lane.record.ending.append(worker)
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(lane.open, broken.bench, DEADLINES)
+            tasks.start_soon(lane.open_problem, broken.bench, DEADLINES)
             await until(lambda: lane.health.is_sick)
-            assert "worker 4000000 was killed but does not end" in lane.describe()["reason"]
+            assert "worker 4000000 was killed but does not end" in lane.describe_lane()["reason"]
             assert lane.worker_pid is None
             stuck.gone.set()
         assert (lane.health.is_sick, broken.diary[0]) == (False, "sick")
@@ -159,10 +159,10 @@ async def test_spares_end_where_a_problem_has_no_memory(
     """Their contexts may be what it lacks; for another error of the user's they are not made again and again."""
     async with run_fleet() as fleet:
         lane = Lane(GPU, fleet)
-        fleet.prepare(Role.BENCH, broken.bench.environment, "fake", 3, device=GPU)
+        fleet.prepare_spares(Role.BENCH, broken.bench.environment, "fake", 3, device=GPU)
         await until(lambda: warm_spares(fleet) == 3)
         async with lane.hold(1):
             fails = broken.bench_that(f"raise RuntimeError({message!r})")
             with pytest.raises(CannotOpen, match=re.escape(message)):
-                await lane.open(fails, DEADLINES)
+                await lane.open_problem(fails, DEADLINES)
             assert warm_spares(fleet) == left

@@ -24,12 +24,12 @@ async def spare_phases(run_fleet: RunFleet, tmp_path: Path, state: str) -> tuple
     """Make a spare for a GPU that is in a state; return how many requests each spare has had, and the notices."""
     environment = gpu_environment(tmp_path, state)
     async with run_fleet() as fleet:
-        fleet.prepare(Role.BENCH, environment, "fake", 2, device=GPU)
-        fleet.prepare(Role.BENCH, environment, "fake", 2, device=GPU)
+        fleet.prepare_spares(Role.BENCH, environment, "fake", 2, device=GPU)
+        fleet.prepare_spares(Role.BENCH, environment, "fake", 2, device=GPU)
         await until(lambda: warm_spares(fleet) == 2)
-        assert len(fleet.describe()) == 2
-        worker = await fleet.acquire(Role.BENCH, environment, GPU.name)
-        other = await fleet.acquire(Role.BENCH, environment, "cuda:1")
+        assert len(fleet.describe_workers()) == 2
+        worker = await fleet.acquire_worker(Role.BENCH, environment, GPU.name)
+        other = await fleet.acquire_worker(Role.BENCH, environment, "cuda:1")
         counts = [worker.requests, other.requests]
         for one in (worker, other):
             one.kill()
@@ -51,7 +51,7 @@ async def test_spare_that_the_gpu_refuses_stays_cold_and_is_announced(run_fleet:
 
 async def two_that_wait(fleet: Fleet, environment: Environment) -> None:
     """Have two spares import what they need, which then wait for a GPU that is held."""
-    fleet.prepare(Role.BENCH, environment, "fake", 2, device=GPU)
+    fleet.prepare_spares(Role.BENCH, environment, "fake", 2, device=GPU)
     await until(lambda: len(list(fleet.machine.idle)) == 2)
 
 
@@ -60,7 +60,7 @@ async def test_spares_work_on_a_gpu_in_turns_with_its_lanes(run_fleet: RunFleet,
     environment = gpu_environment(tmp_path, "well")
     async with run_fleet() as fleet:
         turns = fleet.turns_on(GPU)
-        async with turns.hold(1):
+        async with turns.hold_turn(1):
             await two_that_wait(fleet, environment)
             await anyio.wait_all_tasks_blocked()
             assert turns.waiting == [0]
@@ -75,12 +75,12 @@ async def test_a_lane_that_has_its_gpu_takes_a_spare_that_waits_for_it(run_fleet
     environment = gpu_environment(tmp_path, "well")
     async with run_fleet() as fleet:
         turns = fleet.turns_on(GPU)
-        async with turns.hold(1):
+        async with turns.hold_turn(1):
             await two_that_wait(fleet, environment)
-            worker = await fleet.acquire(Role.BENCH, environment, GPU.name)
+            worker = await fleet.acquire_worker(Role.BENCH, environment, GPU.name)
         assert worker.requests == 1
         await until(lambda: warm_spares(fleet) == 1)
-        assert len(fleet.describe()) == 2
+        assert len(fleet.describe_workers()) == 2
         worker.kill()
 
 
@@ -89,12 +89,12 @@ async def test_a_hung_gpu_is_held_no_longer_than_a_spare_may_take(run_fleet: Run
     environment = gpu_environment(tmp_path, "hung")
     async with run_fleet() as fleet:
         turns = fleet.turns_on(GPU)
-        fleet.prepare(Role.BENCH, environment, "fake", 1, device=GPU)
+        fleet.prepare_spares(Role.BENCH, environment, "fake", 1, device=GPU)
         await until(lambda: turns.is_full)
-        (entry,) = fleet.describe()
+        (entry,) = fleet.describe_workers()
         os.kill(entry["pid"], signal.SIGKILL)
         with anyio.fail_after(WARM_S - 1):
-            async with turns.hold(1):
+            async with turns.hold_turn(1):
                 assert warm_spares(fleet) == 0
 
 
@@ -104,19 +104,19 @@ async def test_each_gpu_of_a_machine_has_its_spares(run_fleet: RunFleet, tmp_pat
     other = Device(DeviceName("cuda:1"), GPU.model, GPU.target)
     async with run_fleet() as fleet:
         for device in (GPU, other):
-            fleet.prepare(Role.BENCH, environment, "fake", 2, device=device)
+            fleet.prepare_spares(Role.BENCH, environment, "fake", 2, device=device)
         await until(lambda: (warm_spares(fleet), warm_spares(fleet, other.name)) == (2, 2))
-        assert len(fleet.describe()) == 4
+        assert len(fleet.describe_workers()) == 4
 
 
 async def test_a_spare_under_way_is_warmed_when_it_is_needed(run_fleet: RunFleet, tmp_path: Path) -> None:
     """A failure while spares still import starts no others; they are warm when they are there."""
     environment = gpu_environment(tmp_path, "well")
     async with run_fleet() as fleet:
-        fleet.prepare(Role.BENCH, environment, "fake", 2)
-        fleet.prepare(Role.BENCH, environment, "fake", 2, device=GPU)
+        fleet.prepare_spares(Role.BENCH, environment, "fake", 2)
+        fleet.prepare_spares(Role.BENCH, environment, "fake", 2, device=GPU)
         await until(lambda: warm_spares(fleet) == 2)
-        assert len(fleet.describe()) == 2
+        assert len(fleet.describe_workers()) == 2
 
 
 async def test_after_a_failure_more_spares_are_made(run_fleet: RunFleet, tmp_path: Path) -> None:
@@ -124,25 +124,25 @@ async def test_after_a_failure_more_spares_are_made(run_fleet: RunFleet, tmp_pat
     environment = gpu_environment(tmp_path, "well")
     async with run_fleet() as fleet:
         turns = fleet.turns_on(GPU)
-        fleet.prepare(Role.BENCH, environment, "fake", 1, device=GPU)
+        fleet.prepare_spares(Role.BENCH, environment, "fake", 1, device=GPU)
         await until(lambda: turns.is_full or warm_spares(fleet))
-        fleet.prepare(Role.BENCH, environment, "fake", 3, device=GPU)
+        fleet.prepare_spares(Role.BENCH, environment, "fake", 3, device=GPU)
         await until(lambda: warm_spares(fleet) == 3)
-        fleet.prepare(Role.BENCH, environment, "fake", 3, device=GPU)
+        fleet.prepare_spares(Role.BENCH, environment, "fake", 3, device=GPU)
         await anyio.wait_all_tasks_blocked()
-        assert len(fleet.describe()) == 3
+        assert len(fleet.describe_workers()) == 3
 
 
 async def test_a_fleet_knows_that_a_worker_has_its_context_on_a_gpu(run_fleet: RunFleet, tmp_path: Path) -> None:
     """In use, or idle as a warm spare, which a lane may take at any moment; a CPU's worker has none."""
     environment = gpu_environment(tmp_path, "well")
     async with run_fleet() as fleet:
-        worker = await fleet.acquire(Role.BENCH, environment, "cpu:0")
+        worker = await fleet.acquire_worker(Role.BENCH, environment, "cpu:0")
         assert not fleet.has_contexts
-        fleet.prepare(Role.BENCH, environment, "fake", 1, device=GPU)
+        fleet.prepare_spares(Role.BENCH, environment, "fake", 1, device=GPU)
         await until(lambda: warm_spares(fleet) == 1)
         assert fleet.has_contexts
-        spare = await fleet.acquire(Role.BENCH, environment, GPU.name)
+        spare = await fleet.acquire_worker(Role.BENCH, environment, GPU.name)
         assert fleet.has_contexts
         for one in (worker, spare):
             one.kill()

@@ -50,7 +50,7 @@ def broken(tmp_path: Path, environment: Environment) -> Broken:
 
 async def _fail(fleet: Fleet, environment: Environment) -> str:
     with pytest.raises(WorkerError) as caught:
-        await fleet.acquire(Role.BENCH, environment)
+        await fleet.acquire_worker(Role.BENCH, environment)
     return caught.value.message
 
 
@@ -67,27 +67,27 @@ async def test_ten_deaths_at_once_are_four_starts(
         assert "runs no bench worker, tried again in" in notice
         assert "no libpython" in notice
         # No one else suffers.
-        async with fleet.lend(Role.BENCH, environment) as worker:
+        async with fleet.lend_worker(Role.BENCH, environment) as worker:
             assert worker.is_alive
 
 
-async def test_spares_are_no_way_around_it(run_fleet: RunFleet, broken: Broken) -> None:
+async def test_spares_of_what_cannot_start_are_not_made_in_a_loop(run_fleet: RunFleet, broken: Broken) -> None:
     """Spares of what cannot start are not made in a loop either."""
     async with run_fleet() as fleet:
         for _ in range(ATTEMPTS):
-            fleet.prepare(Role.BENCH, broken.environment, "fake", 2)
+            fleet.prepare_spares(Role.BENCH, broken.environment, "fake", 2)
             await until(lambda: not fleet.machine.spares_under_way[Role.BENCH, broken.environment])
         # Two at once may both begin before the first one's failure is known.
         assert broken.starts <= TOLERATED_FAILURES + 2
 
 
-async def test_what_is_mended_is_found_out(run_fleet: RunFleet, broken: Broken) -> None:
+async def test_after_the_pause_an_interpreter_that_works_again_is_used(run_fleet: RunFleet, broken: Broken) -> None:
     """After the pause it is tried again; a success forgets the failures, and the status says no more of them."""
     async with run_fleet(limits=FleetLimits(first_pause_s=0.05)) as fleet:
         for _ in range(TOLERATED_FAILURES + 1):
             await _fail(fleet, broken.environment)
         broken.mend()
         await until(lambda: not fleet.machine._starts[Role.BENCH, broken.environment].pause_s)
-        worker = await fleet.acquire(Role.BENCH, broken.environment)
+        worker = await fleet.acquire_worker(Role.BENCH, broken.environment)
         assert worker.is_alive
         assert fleet.machine.notices == []

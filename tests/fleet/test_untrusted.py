@@ -44,7 +44,7 @@ def project(playground: Playground) -> Path:
 async def inspect(worker: WorkerProcess) -> replies.InspectedFile:
     """Return what a worker found in the kernel file."""
     items: list[replies.InspectedFile] = []
-    await worker.exchange(requests.Inspect(PROJECT, ("tune_it.py",)), DEADLINES, on_item=items.append)
+    await worker.send_request(requests.Inspect(PROJECT, ("tune_it.py",)), DEADLINES, on_item=items.append)
     return items[0]
 
 
@@ -61,7 +61,7 @@ async def test_a_file_that_others_can_write_is_an_error(worker: WorkerProcess, p
 
 
 @pytest.mark.parametrize("name", ["helper.py", "one.c"])
-async def test_a_job_checks_them_again(worker: WorkerProcess, project: Path, name: str) -> None:
+async def test_a_job_checks_files_that_others_can_write_again(worker: WorkerProcess, project: Path, name: str) -> None:
     """What others can write since the inspection is neither imported nor compiled."""
     (kernel,) = (await inspect(worker)).kernels
     assert isinstance(kernel, KernelInfo)
@@ -70,6 +70,6 @@ async def test_a_job_checks_them_again(worker: WorkerProcess, project: Path, nam
     opening = requests.Admits(ref, {"n": 1}, ({"tag": "x"},))
     (project / name).chmod(0o666)
     with pytest.raises(RequestFailed, match="can be written by others"):
-        await worker.exchange(compiling, DEADLINES)
+        await worker.send_request(compiling, DEADLINES)
     with pytest.raises(RequestFailed, match="can be written by others"):
-        await worker.exchange(opening, DEADLINES)
+        await worker.send_request(opening, DEADLINES)

@@ -30,7 +30,7 @@ def machine(root: Path, ticks: str, stalled_us: int | None = None) -> None:
         (root / "proc/pressure/cpu").write_text(f"{some}full avg10=0.00 avg60=0.00 avg300=0.00 total=5\n")
 
 
-def test_others_are_what_is_busy_and_not_ours(tmp_path: Path) -> None:
+def test_others_use_what_is_busy_and_not_ours(tmp_path: Path) -> None:
     """Niced time counts as any; ours are the daemon, its descendants and those that have ended."""
     process(tmp_path, 10, "10 5 3 2", children="11 12 ", name="a daemon) (")
     process(tmp_path, 11, "100 0 0 0", children="13")
@@ -39,29 +39,29 @@ def test_others_are_what_is_busy_and_not_ours(tmp_path: Path) -> None:
     process(tmp_path, 99, "1000 0 0 0")
     usage = Usage(tmp_path, 10)
     machine(tmp_path, "1000 100 200 5000 100 10 10 10", stalled_us=1_000_000)
-    before = usage.cpu(0)
+    before = usage.read_cpu_use(0)
     assert before is not None
     assert (before.own, before.busy, before.total) == (200, 1330, 6430)
-    assert usage.pids() == {10, 11, 12, 13}
+    assert usage.list_own_pids() == {10, 11, 12, 13}
 
     machine(tmp_path, "1200 400 200 5500 100 10 10 10", stalled_us=1_500_000)
     (tmp_path / "proc/11/stat").write_text((tmp_path / "proc/11/stat").read_text().replace("100", "400"))
-    after = usage.cpu(2_000_000)
+    after = usage.read_cpu_use(2_000_000)
     assert after is not None
-    assert after.others_since(before) == pytest.approx(200 / 1000)
+    assert after.share_of_others_since(before) == pytest.approx(200 / 1000)
     assert after.pressure_since(before) == pytest.approx(0.25)
-    assert after.others_since(after) == 0.0
+    assert after.share_of_others_since(after) == 0.0
     assert after.pressure_since(after) is None
 
 
-def test_what_the_kernel_does_not_tell(tmp_path: Path) -> None:
+def test_use_that_the_kernel_does_not_report_is_unknown(tmp_path: Path) -> None:
     """Without pressure it is unknown; without /proc there is no reading at all; neither is an error."""
     usage = Usage(tmp_path, 10)
-    assert usage.cpu(0) is None
+    assert usage.read_cpu_use(0) is None
     machine(tmp_path, "1 2 3")
-    assert usage.cpu(0) is None
+    assert usage.read_cpu_use(0) is None
     machine(tmp_path, "1 2 3 4 5 6 7 8")
-    found = usage.cpu(0)
+    found = usage.read_cpu_use(0)
     assert found is not None
     assert (found.stalled_us, found.own, found.pressure_since(found)) == (None, 0, None)
 
@@ -77,7 +77,9 @@ def test_what_the_kernel_does_not_tell(tmp_path: Path) -> None:
         ({"mouse": "type=Battery scope=Device status=Discharging"}, False),
     ],
 )
-def test_battery(tmp_path: Path, supplies: dict[str, str], expected: bool) -> None:
+def test_a_machine_is_on_battery_while_its_own_battery_discharges(
+    tmp_path: Path, supplies: dict[str, str], expected: bool
+) -> None:
     """The machine runs on battery while one of its own discharges."""
     for name, facts in supplies.items():
         directory = tmp_path / "sys/class/power_supply" / name
@@ -85,18 +87,18 @@ def test_battery(tmp_path: Path, supplies: dict[str, str], expected: bool) -> No
         for fact in facts.split():
             key, _, value = fact.partition("=")
             (directory / key).write_text(f"{value}\n")
-    assert Usage(tmp_path).on_battery() is expected
+    assert Usage(tmp_path).is_on_battery() is expected
 
 
 def test_this_machine_tells_ours_from_others() -> None:
     """A child's work is ours while it runs and after it has ended; another tree's is not."""
     ours, others = Usage(), Usage(pid=1 if os.getpid() != 1 else 2)
-    before = ours.cpu(0)
+    before = ours.read_cpu_use(0)
     subprocess.run([sys.executable, "-c", SPIN.format(seconds=0.5)], check=True)
-    after = ours.cpu(1_000_000)
+    after = ours.read_cpu_use(1_000_000)
     assert before is not None
     assert after is not None
     tick = os.sysconf("SC_CLK_TCK")
     assert after.own - before.own >= 0.4 * tick
-    assert os.getpid() in ours.pids()
-    assert isinstance(others.pids(), set)
+    assert os.getpid() in ours.list_own_pids()
+    assert isinstance(others.list_own_pids(), set)

@@ -476,8 +476,8 @@ async def settled(parts: Parts, *problems: Problem, within_s: float = PATIENCE_S
 async def test_a_noisy_winner_is_not_served_with_confidence(parts: Parts) -> None:
     """Its spread is more than half of it: the answer says so, and is not final."""
     kernel = await parts.inspect(kernel_text(configs="[dict(us=1.0), dict(us=2.0)]"))
-    device = parts.machine.device(parts.environment, "fake", None)
-    context = parts.machine.context(kernel, parts.environment, {"n": 64}, device)
+    device = parts.machine.find_device(parts.environment, "fake", None)
+    context = parts.machine.build_context(kernel, parts.environment, {"n": 64}, device)
     job = await parts.store.create_job(context.key, {"n": 64}, priority=1, reason="", plan=kernel.plan, now=0.0)
     trial = await parts.store.begin_trial(context, {"n": 64}, job.id, {"us": 1.0})
     result = TrialResult(Outcome.MEASURED, 10.0, 8.0, detail={"rounds": 1000})

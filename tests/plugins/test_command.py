@@ -90,7 +90,7 @@ def test_a_program_is_tuned_by_what_it_prints(tuned: Tuned) -> None:
         "dies": ("launch_error", "was killed by SIGSEGV"),
         "silent": ("launch_error", "the output has no match"),
         "unprepared": ("compile_error", "gone.sh"),
-        "hangs": ("hung", "first_launch was not over"),
+        "hangs": ("hung", "first_launch timed out"),
     }
     for how, (outcome, words) in expected.items():
         assert trials[how]["outcome"] == outcome

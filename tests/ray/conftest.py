@@ -109,14 +109,14 @@ def running(
             process.kill()
             process.wait()
         process.stdout.close()
-        warden.sweep(f"{_MARK}={mark}")
+        warden.kill_marked(f"{_MARK}={mark}")
         subprocess.run(["rm", "-rf", str(directory)], check=False)
 
 
 def follow(parts: Parts, address: str, runtime_env: str = "") -> None:
     """Have a daemon join a cluster, as its settings do."""
     settings = ClusterSettings(address, runtime_env=runtime_env)
-    parts.daemon.executors.follow({"cluster": settings}, limits_are_given=False)
+    parts.daemon.executors.apply_settings({"cluster": settings}, limits_are_given=False)
 
 
 def executor_of(parts: Parts) -> ClusterExecutor:
@@ -132,7 +132,7 @@ async def joined(
 ) -> AsyncIterator[Parts]:
     """Assemble a daemon that has joined the cluster, and may use some devices alone."""
     async with assembled(tmp_path, env={}) as parts, anyio.create_task_group() as tasks:
-        tasks.start_soon(parts.daemon.probes.run)
+        tasks.start_soon(parts.daemon.probes.run_until_cancelled)
         parts.machine.chosen = chosen
         follow(parts, address or nodes.address, runtime_env)
         with anyio.fail_after(2 * PATIENCE_S):

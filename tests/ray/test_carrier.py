@@ -36,7 +36,7 @@ class Cluster:
         self.files: list[set[str]] = []
         self.info = SimpleNamespace(id="1", name="n0")
 
-    async def exchange(self, call: Any, deadline_s: float) -> Any:
+    async def call_service(self, call: Any, deadline_s: float) -> Any:
         """Take parcels, or say which files of a project are missing."""
         if isinstance(call, cluster_calls.Give):
             self.given.append(dict(call.parcels))
@@ -45,6 +45,8 @@ class Cluster:
         self.files.append(set(call.files))
         held = {name for parcels in self.given for name in parcels}
         return node_calls.Layout(tuple(one for one in sorted(set(call.files.values())) if f"file-{one}" not in held))
+
+    call_keeper = call_service
 
 
 @pytest.fixture
@@ -75,7 +77,7 @@ async def test_a_request_that_names_a_kernel_finds_its_files(
     (root / "tune_it.py").write_text("it")
     digest = hashlib.sha256(b"it").hexdigest()
     kernel = requests.KernelRef("p", "tune_it.py", "it", "fake", (), {"tune_it.py": digest})
-    await carrier.provide(made(kind, kernel=kernel), Environment("python", str(root), (), "p"))
+    await carrier.provide_files(made(kind, kernel=kernel), Environment("python", str(root), (), "p"))
     assert there.given == [{f"file-{digest}": str(root / "tune_it.py")}]
     assert there.files[-1] == {"tune_it.py"}
 
@@ -99,12 +101,12 @@ async def test_a_damaged_artifact_is_carried_again(
     environment = Environment("python", str(tmp_path), (), "p")
     parcel = {f"artifact-{UNIT.key}": str(artifact_place(tmp_path / "artifacts", UNIT.key))}
     for _ in range(2):
-        await carrier.provide(request_, environment)
-    carrier.note(well, request_)
-    await carrier.provide(request_, environment)
+        await carrier.provide_files(request_, environment)
+    carrier.forget_damaged(well, request_)
+    await carrier.provide_files(request_, environment)
     assert there.given == [parcel]
-    carrier.note(damaged, request_)
-    await carrier.provide(request_, environment)
+    carrier.forget_damaged(damaged, request_)
+    await carrier.provide_files(request_, environment)
     assert there.given == [parcel, parcel]
 
 
@@ -117,9 +119,9 @@ async def test_a_small_artifact_travels_with_its_request(there: Cluster, carrier
         place.mkdir(parents=True)
         (place / "kernel.so").write_bytes(b"x" * size)
     request = made(requests.Trial, units=(small, large))
-    assert list(await carrier.provide(request, environment)) == [f"artifact-{small.key}"]
+    assert list(await carrier.provide_files(request, environment)) == [f"artifact-{small.key}"]
     assert [list(one) for one in there.given] == [[f"artifact-{large.key}"]]
-    assert await carrier.provide(request, environment) == {}
+    assert await carrier.provide_files(request, environment) == {}
 
 
 @pytest.mark.parametrize("is_whole", [True, False])
@@ -135,7 +137,7 @@ async def test_an_artifact_that_came_with_its_item_is_checked(
         (source / "kernel.so").write_bytes(b"other")
     unit = replies.CompiledUnit(UNIT.key, None, "", 0.1, {})
     with nullcontext() if is_whole else pytest.raises(BridgeDown, match="damaged"):
-        assert (await carrier.bring(unit, parcels.pack(source))).bytes > 0
+        assert (await carrier.bring_artifact(unit, parcels.pack_parcel(source))).bytes > 0
     place = artifact_place(tmp_path / "artifacts", UNIT.key)
     assert place.exists() is is_whole
     assert list(place.parent.iterdir()) == [place] * is_whole

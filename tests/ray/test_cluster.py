@@ -79,13 +79,15 @@ async def test_a_job_is_tuned_on_all_nodes(tmp_path: Path, nodes: Nodes) -> None
         assert trial is not None
         assert trial.artifact is not None
         assert parts.artifacts.find_artifact(trial.artifact) is not None
-        assert {"n0", "n1", "n2"} == {host["name"] for host in executor_of(parts).describe()["hosts"]}
+        assert {"n0", "n1", "n2"} == {host["name"] for host in executor_of(parts).describe_hosts()["hosts"]}
         keepers = [pid for node in nodes.raylets for pid in nodes.below(node, "ktuned_ray.keeper")]
     psutil.wait_procs([psutil.Process(pid) for pid in keepers if psutil.pid_exists(pid)], timeout=PATIENCE_S)
     assert not [pid for pid in keepers if psutil.pid_exists(pid)]
 
 
-async def test_what_is_used_is_leased(tmp_path: Path, nodes: Nodes, request: pytest.FixtureRequest) -> None:
+async def test_lanes_and_slots_lease_what_they_use(
+    tmp_path: Path, nodes: Nodes, request: pytest.FixtureRequest
+) -> None:
     """Lanes and slots hold Ray's resources while they are used, no more than there are, and give them back."""
     _only_in_full(request)
     async with joined(tmp_path, nodes, "n0") as parts, anyio.create_task_group() as tasks:
@@ -94,11 +96,15 @@ async def test_what_is_used_is_leased(tmp_path: Path, nodes: Nodes, request: pyt
         ended: list[str] = []
         leases = Leases(executor.bridge, ended.append, idle_s=0.1)
         hasty = Leases(executor.bridge, ended.append, wait_s=1.0)
-        tasks.start_soon(leases.run)
-        async with leases.held(link, "n0/cpu:0"), leases.held(link, "n0/cpu:0"), leases.held(link, ""):
+        tasks.start_soon(leases.return_idle_leases)
+        async with (
+            leases.hold_resource(link, "n0/cpu:0"),
+            leases.hold_resource(link, "n0/cpu:0"),
+            leases.hold_resource(link, ""),
+        ):
             assert leases.devices == ["n0/cpu:0", ""]
             with pytest.raises(CallFailed, match="other jobs of the cluster"):
-                async with hasty.held(link, ""):
+                async with hasty.hold_resource(link, ""):
                     pass
         with anyio.fail_after(PATIENCE_S):
             while leases.devices:  # noqa: ASYNC110 - an actor's end is no event of ours

@@ -36,7 +36,7 @@ class Scripted:
         self.taken = anyio.Event()
         self._early, self._late = early, late
 
-    async def exchange(
+    async def send_request(
         self, request: object, deadlines: Mapping[str, float], *, on_item: Callable[[Any], None]
     ) -> tuple[replies.Empty, Output]:
         for number in range(self._early):
@@ -47,16 +47,16 @@ class Scripted:
             on_item(replies.Failure(f"late {number}", ""))
         return replies.Empty(), Output()
 
-    def output(self) -> Output:
+    def take_output(self) -> Output:
         return Output("said")
 
-    def timeline(self) -> dict[str, float]:
+    def read_phase_durations(self) -> dict[str, float]:
         return {}
 
     def measure_memory(self) -> None:
         """Use nothing."""
 
-    def kill(self) -> None:
+    def kill(self, why: str = "") -> None:
         self.gone.set()
 
 
@@ -65,10 +65,10 @@ async def test_items_that_come_with_the_reply_travel_with_it(early: int, late: i
     """Items are sent as they come, in order, each once; those that come with the reply are in it."""
     worker = Scripted(early, late)
 
-    async def start(role: Role, environment: Environment, **options: object) -> Scripted:
+    async def start_worker(role: Role, environment: Environment, **options: object) -> Scripted:
         return worker
 
-    keeper = Keeper(cast(LocalExecutor, SimpleNamespace(start=start)), tmp_path)
+    keeper = Keeper(cast(LocalExecutor, SimpleNamespace(start_worker=start_worker)), tmp_path)
     sent: list[Record] = []
     started = anyio.Event()
 

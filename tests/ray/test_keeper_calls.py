@@ -31,7 +31,7 @@ _ECHO = "import os, sys\nfd = int(sys.argv[1])\nwhile data := os.read(fd, 1000):
 class EchoActor(KeeperActor):
     """An actor whose keeper answers with what it is sent."""
 
-    def _spawn(self, descriptor: int) -> subprocess.Popen[bytes]:
+    def _spawn_keeper(self, descriptor: int) -> subprocess.Popen[bytes]:
         # A keeper removes it at its end.
         self._home.rmdir()
         return subprocess.Popen([sys.executable, "-c", _ECHO, str(descriptor)], pass_fds=(descriptor,))
@@ -61,7 +61,7 @@ class Actor:
     """An actor whose calls the test answers, in any order."""
 
     def __init__(self) -> None:
-        self.relay = self
+        self.relay_bytes = self
         self.calls: list[tuple[int, bytes, asyncio.Future[Any]]] = []
 
     def remote(self, number: int, data: bytes) -> asyncio.Future[Any]:
@@ -81,9 +81,9 @@ async def test_answers_keep_their_order() -> None:
 
     calls = KeeperCalls(actor, send)
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(calls.run)
+        tasks.start_soon(calls.run_until_lost)
         await anyio.lowlevel.checkpoint()
-        await calls.relay(b"request")
+        await calls.relay_bytes(b"request")
         assert [(number, data) for number, data, _ in actor.calls] == [(0, b""), (1, b"request")]
         actor.calls[1][2].set_result((1, b"second"))
         await anyio.wait_all_tasks_blocked()
@@ -98,14 +98,14 @@ async def test_answers_keep_their_order() -> None:
         tasks.cancel_scope.cancel()
 
 
-async def test_the_end_of_the_keeper_ends_them() -> None:
+async def test_the_keepers_end_fails_the_run_with_its_reason() -> None:
     """An actor that says so fails the run with its words."""
 
     async def send(chunk: Any) -> None:
         return
 
     calls = KeeperCalls(actor := Actor(), send)
-    run = asyncio.ensure_future(calls.run())
+    run = asyncio.ensure_future(calls.run_until_lost())
     await anyio.lowlevel.checkpoint()
     actor.calls[0][2].set_exception(RuntimeError("its keeper was killed by signal 9"))
     with pytest.raises(CallFailed, match="was killed"):
@@ -115,13 +115,13 @@ async def test_the_end_of_the_keeper_ends_them() -> None:
 async def test_the_first_call_that_waits_has_the_answers() -> None:
     """What is passed on is answered by the call that has waited longest; the one that brought it waits on."""
     actor = EchoActor()
-    keeper = await actor.start()
+    keeper = await actor.start_keeper()
     async with asyncio.timeout(20):
-        first = asyncio.ensure_future(actor.relay(0, b""))
+        first = asyncio.ensure_future(actor.relay_bytes(0, b""))
         await anyio.wait_all_tasks_blocked()
-        second = asyncio.ensure_future(actor.relay(1, b"hello"))
+        second = asyncio.ensure_future(actor.relay_bytes(1, b"hello"))
         assert await first == (0, b"hello")
-        third = asyncio.ensure_future(actor.relay(2, b"again"))
+        third = asyncio.ensure_future(actor.relay_bytes(2, b"again"))
         assert await second == (1, b"again")
         os.kill(keeper, signal.SIGKILL)
         with pytest.raises(RuntimeError, match="its keeper was killed by signal 9"):
@@ -132,18 +132,18 @@ async def test_the_first_call_that_waits_has_the_answers() -> None:
 async def test_a_connection_carries_the_bytes() -> None:
     """Once the bridge has connected no call of the actor brings answers; the one under way says why it ended."""
     actor, taken = EchoActor(), asyncio.Queue[bytes]()
-    keeper = await actor.start()
+    keeper = await actor.start_keeper()
 
     async def send(chunk: Any) -> None:
         taken.put_nowait(chunk.data)
 
     async with asyncio.timeout(20):
-        host, port = await actor.listen(SECRET, "127.0.0.1")
-        calls = KeeperCalls(SimpleNamespace(relay=Remote(actor.relay)), send)
-        calls.streams = await direct.connect(host, port, SECRET)
-        run = asyncio.ensure_future(calls.run())
-        await calls.relay(b"over")
-        await calls.relay(b" there")
+        host, port = await actor.listen_for_bridge(SECRET, "127.0.0.1")
+        calls = KeeperCalls(SimpleNamespace(relay_bytes=Remote(actor.relay_bytes)), send)
+        calls.streams = await direct.connect_to_actor(host, port, SECRET)
+        run = asyncio.ensure_future(calls.run_until_lost())
+        await calls.relay_bytes(b"over")
+        await calls.relay_bytes(b" there")
         said = b""
         while said != b"over there":
             said += await taken.get()
@@ -157,18 +157,18 @@ async def test_a_stranger_is_refused() -> None:
     """Without the secret there is no connection, for either side, and the bridge still gets its own."""
     listener = direct.Listener(SECRET)
     async with asyncio.timeout(20):
-        port = await listener.start("127.0.0.1")
-        with pytest.raises(direct.NotDirect):
-            await direct.connect("127.0.0.1", port, b"another")
+        port = await listener.start_listening("127.0.0.1")
+        with pytest.raises(direct.NoDirectConnection):
+            await direct.connect_to_actor("127.0.0.1", port, b"another")
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
         writer.write(bytes(2 * direct.SECRET_BYTES))
         # A nonce, and no more.
         assert len(await reader.read()) == direct.SECRET_BYTES
         writer.close()
-        _, ours = await direct.connect("127.0.0.1", port, SECRET)
+        _, ours = await direct.connect_to_actor("127.0.0.1", port, SECRET)
         _, theirs = await listener.connected
-        with pytest.raises(direct.NotDirect):
-            await direct.connect("127.0.0.1", port, SECRET)
+        with pytest.raises(direct.NoDirectConnection):
+            await direct.connect_to_actor("127.0.0.1", port, SECRET)
     for one in (ours, theirs):
         one.close()
 
@@ -183,25 +183,25 @@ async def test_a_false_keeper_is_refused() -> None:
         writer.close()
 
     async with asyncio.timeout(20), await asyncio.start_server(pretend, "127.0.0.1", 0) as server:
-        with pytest.raises(direct.NotDirect, match="does not know the secret"):
-            await direct.connect("127.0.0.1", server.sockets[0].getsockname()[1], SECRET)
+        with pytest.raises(direct.NoDirectConnection, match="does not know the secret"):
+            await direct.connect_to_actor("127.0.0.1", server.sockets[0].getsockname()[1], SECRET)
         said = await heard.get()
     assert len(said) == 2 * direct.SECRET_BYTES
     assert SECRET not in said
 
 
-async def test_nothing_listens_for_long() -> None:
+async def test_the_listener_closes_when_no_bridge_comes() -> None:
     """A bridge that does not come leaves no open port behind."""
     listener = direct.Listener(SECRET)
-    port = await listener.start("127.0.0.1", wait_s=0.0)
+    port = await listener.start_listening("127.0.0.1", wait_s=0.0)
     with pytest.raises(asyncio.CancelledError):
         await listener.connected
-    with pytest.raises(direct.NotDirect):
-        await direct.connect("127.0.0.1", port, SECRET)
+    with pytest.raises(direct.NoDirectConnection):
+        await direct.connect_to_actor("127.0.0.1", port, SECRET)
 
 
 def test_encrypted_clusters_are_not_bypassed() -> None:
     """Where Ray encrypts what it sends, all goes its way."""
-    assert direct.is_wanted({})
-    assert direct.is_wanted({"RAY_USE_TLS": "0"})
-    assert not direct.is_wanted({"RAY_USE_TLS": "1"})
+    assert direct.is_allowed({})
+    assert direct.is_allowed({"RAY_USE_TLS": "0"})
+    assert not direct.is_allowed({"RAY_USE_TLS": "1"})

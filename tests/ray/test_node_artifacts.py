@@ -33,11 +33,11 @@ def unit(key: str = KEY, outcome: Outcome | None = None) -> replies.CompiledUnit
     return replies.CompiledUnit(key, outcome, "", 0.1, {})
 
 
-async def test_what_one_node_sends_another_takes(tmp_path: Path) -> None:
+async def test_an_artifact_travels_between_nodes_unchanged(tmp_path: Path) -> None:
     """A compiled unit's artifact travels with its item, and with a request, unchanged."""
     sealed(tmp_path / "one" / "artifacts")
-    packed = await NodeArtifacts(tmp_path / "one").packed(unit())
-    await NodeArtifacts(tmp_path / "two").take({f"artifact-{KEY}": packed})
+    packed = await NodeArtifacts(tmp_path / "one").pack_artifact(unit())
+    await NodeArtifacts(tmp_path / "two").take_parcels({f"artifact-{KEY}": packed})
     found = manifest.verify(artifact_place(tmp_path / "two" / "artifacts", KEY), required=["kernel.so"])
     assert found.key == KEY
 
@@ -46,32 +46,32 @@ async def test_what_one_node_sends_another_takes(tmp_path: Path) -> None:
 async def test_an_item_without_an_artifact_travels_alone(item: object, tmp_path: Path) -> None:
     """A failed unit, one whose artifact is gone and any other item take nothing with them."""
     sealed(tmp_path / "artifacts")
-    assert await NodeArtifacts(tmp_path).packed(item) == b""
+    assert await NodeArtifacts(tmp_path).pack_artifact(item) == b""
 
 
 async def test_a_large_artifact_is_left_to_be_fetched(tmp_path: Path) -> None:
     """A frame holds no artifact that would hold up those behind it."""
     sealed(tmp_path / "artifacts", size=parcels.MAX_IN_FRAME_BYTES)
-    assert await NodeArtifacts(tmp_path).packed(unit()) == b""
+    assert await NodeArtifacts(tmp_path).pack_artifact(unit()) == b""
 
 
 async def test_a_parcel_stays_in_its_directory(tmp_path: Path) -> None:
     """A name that leads out of the keeper's directory fails the call, and writes nothing."""
     with pytest.raises(CallFailed, match="no parcel can be named"):
-        await NodeArtifacts(tmp_path / "home").take({"artifact-../../out": b"\x80"})
+        await NodeArtifacts(tmp_path / "home").take_parcels({"artifact-../../out": b"\x80"})
     assert list(tmp_path.iterdir()) == []
 
 
-async def test_the_oldest_go_beyond_the_cap(tmp_path: Path) -> None:
+async def test_beyond_the_cap_the_oldest_artifact_is_removed(tmp_path: Path) -> None:
     """With a third artifact the first is removed, and the others stay."""
     keys = [f"{number:02}" + "0" * 62 for number in range(3)]
     places = [sealed(tmp_path / "artifacts", key) for key in keys]
     for age, place in enumerate(reversed(places)):
         os.utime(place / manifest.MANIFEST_NAME, (1000.0 - age, 1000.0 - age))
     artifacts = NodeArtifacts(tmp_path, cap_bytes=3500, look_s=0.0)
-    await artifacts.packed(unit(keys[2]))
+    await artifacts.pack_artifact(unit(keys[2]))
     async with anyio.create_task_group() as tasks:
-        tasks.start_soon(artifacts.run)
+        tasks.start_soon(artifacts.run_until_cancelled)
         with anyio.fail_after(10):
             while places[0].exists():  # noqa: ASYNC110 - a directory's end is no event
                 await anyio.sleep(0.01)

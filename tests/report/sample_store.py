@@ -327,5 +327,5 @@ def _message(outcome: Outcome, messages: Sequence[str], source: random.Random) -
     if outcome is Outcome.COMPILE_ERROR:
         return source.choice(messages)
     if outcome is Outcome.HUNG:
-        return "first_launch was not over after 2 s"
+        return "first_launch timed out after 2 s"
     return f"C: {source.choice((4096, 8192))} of 16777216 elements (0.05%) out of tolerance, the first at [0, 128]"

@@ -82,10 +82,10 @@ async def test_a_portfolio_answers_problems_that_were_never_tuned(parts: Parts) 
     measured before, on both sides. The next daemon answers with the same portfolio.
     """
     kernel = await parts.inspect(kernel_file())
-    device = parts.machine.device(parts.environment, "fake", None)
+    device = parts.machine.find_device(parts.environment, "fake", None)
 
     def measured(size: int) -> set[str]:
-        context = parts.machine.context(kernel, parts.environment, {"n": size}, device)
+        context = parts.machine.build_context(kernel, parts.environment, {"n": size}, device)
         return {known.text for known in parts.store.measured_configs(context, 10)}
 
     async with at_work(parts):

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.anyio
 async def asked(parts: Parts) -> Job:
     """Return a job of the kernel, as it would be taken from the queue."""
     kernel = await parts.inspect(kernel_text(deadlines="dict(check=7.0)"))
-    model = parts.machine.device(parts.environment, "fake", None).model
+    model = parts.machine.find_device(parts.environment, "fake", None).model
     return Job(1, kernel.name, {"n": 64}, model, JobState.QUEUED, 100, "asked", kernel.plan, created=0.0)
 
 
@@ -32,7 +32,7 @@ async def test_a_job_is_worked_on_with_what_is_known_now(parts: Parts) -> None:
         [brief.job.device],
     )
     assert brief.deadlines == {**parts.deadlines, "check": 7.0}
-    assert brief.context == parts.machine.context(brief.kernel, parts.environment, {"n": 64}, brief.devices[0])
+    assert brief.context == parts.machine.build_context(brief.kernel, parts.environment, {"n": 64}, brief.devices[0])
 
 
 async def test_what_cannot_be_worked_on_says_why(parts: Parts, tmp_path: Path) -> None:
@@ -54,5 +54,5 @@ async def test_compilers_have_the_cores_that_lanes_leave(parts: Parts) -> None:
     assert parts.fleet.compile_slots.total_tokens == before
     parts.preparation.settings = msgspec.structs.replace(parts.preparation.settings, slots_are_given=False)
     parts.preparation.prepare_brief(job)
-    lanes = len(parts.machine.device_models(parts.environment))
+    lanes = len(parts.machine.list_device_models(parts.environment))
     assert parts.fleet.compile_slots.total_tokens == default_compile_slots(len(os.sched_getaffinity(0)), lanes)

@@ -177,10 +177,10 @@ async def test_compile_slots_go_to_the_most_important_job(parts: Parts) -> None:
     had: list[int] = []
 
     async def compile_for(job: int) -> None:
-        async with slots.hold(job):
+        async with slots.hold_turn(job):
             had.append(job)
 
-    async with anyio.create_task_group() as tasks, slots.hold(0):
+    async with anyio.create_task_group() as tasks, slots.hold_turn(0):
         tasks.start_soon(compile_for, low.id)
         await anyio.wait_all_tasks_blocked()
         tasks.start_soon(compile_for, high.id)

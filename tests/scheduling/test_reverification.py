@@ -19,9 +19,9 @@ pytestmark = pytest.mark.anyio
 class Newer(Machine):
     """A machine whose toolchains are newer than those that were measured with."""
 
-    def context(self, *asked: Any) -> Context:
+    def build_context(self, *asked: Any) -> Context:
         """Return the context of now."""
-        return replace(super().context(*asked), toolchain="newer")
+        return replace(super().build_context(*asked), toolchain="newer")
 
 
 def capture(digest: str) -> Capture:
@@ -70,8 +70,8 @@ async def test_a_job_that_began_after_the_probe_goes_on(parts: Parts) -> None:
 async def test_a_context_of_another_toolchain_or_driver_is_outdated(parts: Parts) -> None:
     """The present context is not."""
     kernel = await parts.inspect(kernel_text())
-    device = parts.machine.device(parts.environment, "fake", None)
-    present = parts.machine.context(kernel, parts.environment, {"n": 64}, device)
+    device = parts.machine.find_device(parts.environment, "fake", None)
+    present = parts.machine.build_context(kernel, parts.environment, {"n": 64}, device)
     contexts = (present, replace(present, toolchain="older"), replace(present, device_fingerprint="older"))
     judged = [parts.machine.is_outdated(parts.environment, "fake", context) for context in contexts]
     assert judged == [False, True, True]

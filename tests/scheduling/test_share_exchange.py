@@ -56,10 +56,10 @@ SECOND = {"us": 50.0, "joules": 0.03}
 @pytest.fixture
 async def member(tmp_path: Path, store: Path) -> AsyncIterator[Parts]:
     """Run a member's parts with a bridge to the shared store."""
-    async with assembled(tmp_path) as parts, parts.daemon.bridge.running():
+    async with assembled(tmp_path) as parts, parts.daemon.bridge.accept_calls():
         parts.daemon.share_exchange.apply_settings(ShareSettings(str(store)))
         # Its tasks are the fixture's.
-        await parts.daemon.bridge.exchange(Hello(), PATIENCE_S)
+        await parts.daemon.bridge.call_service(Hello(), PATIENCE_S)
         yield parts
 
 
@@ -99,8 +99,8 @@ def looked_up(parts: Parts) -> tuple[Status, dict[str, Any]]:
 
 def context_of(parts: Parts, kernel: KernelInfo) -> Context:
     """Return the present context of a kernel's problem."""
-    device = parts.machine.device(parts.environment, "fake", None)
-    return parts.machine.context(kernel, parts.environment, {"n": 64}, device)
+    device = parts.machine.find_device(parts.environment, "fake", None)
+    return parts.machine.build_context(kernel, parts.environment, {"n": 64}, device)
 
 
 def publish(
@@ -282,11 +282,11 @@ async def test_a_store_that_is_not_there_is_a_notice(member: Parts, store: Path)
 
 async def test_a_bridge_that_is_killed_is_a_notice(tmp_path: Path, store: Path) -> None:
     """A later call starts another one, and publishes what the first could not."""
-    async with assembled(tmp_path) as parts, parts.daemon.bridge.running():
+    async with assembled(tmp_path) as parts, parts.daemon.bridge.accept_calls():
         winners, exchange, bridge = parts.daemon.shared_winners, parts.daemon.share_exchange, parts.daemon.bridge
         exchange.apply_settings(ShareSettings(str(store)))
         await decided(parts, await parts.inspect(kernel_text()))
-        await bridge.exchange(Hello(), PATIENCE_S)
+        await bridge.call_service(Hello(), PATIENCE_S)
         bridge.kill("killed by a test")
         with pytest.raises(SharedStoreDown):
             await exchange.publish_all()
@@ -316,7 +316,7 @@ async def test_what_is_not_decided_here_is_not_published(member: Parts, store: P
 async def test_a_daemon_that_starts_again_sends_nothing_twice(tmp_path: Path, store: Path) -> None:
     """It keeps no account of what it published: the store itself says what it has."""
     for sent in (1, 0):
-        async with assembled(tmp_path) as parts, parts.daemon.bridge.running():
+        async with assembled(tmp_path) as parts, parts.daemon.bridge.accept_calls():
             parts.daemon.share_exchange.apply_settings(ShareSettings(str(store)))
             kernel = await parts.inspect(kernel_text())
             if sent:
@@ -457,7 +457,7 @@ async def test_learned_names_are_compared_by_content(tmp_path: Path, store: Path
     for content, is_found in (("#define N 1\n", True), ("#define N 2\n", False)):
         directory = tmp_path / str(is_found)
         directory.mkdir()
-        async with assembled(directory) as parts, parts.daemon.bridge.running():
+        async with assembled(directory) as parts, parts.daemon.bridge.accept_calls():
             parts.daemon.share_exchange.apply_settings(ShareSettings(str(store)))
             parts.write(content, "cfg.h")
             kernel = await parts.inspect(KERNEL)

@@ -48,12 +48,12 @@ def sharing(parts: Parts) -> WinnerExchange:
     return WinnerExchange(
         admission=parts.daemon.admission,
         catalog=parts.catalog,
-        foreign_names=ForeignNames(parts.catalog, parts.inspector, parts.daemon.traces, parts.machine.digest),
+        foreign_names=ForeignNames(parts.catalog, parts.inspector, parts.daemon.traces, parts.machine.digest_kernel),
         machine=parts.machine,
         store=parts.store,
         artifacts=parts.artifacts,
         served=parts.daemon.lookups.served,
-        publish=parts.daemon.router.publish,
+        publish=parts.daemon.router.publish_event,
     )
 
 

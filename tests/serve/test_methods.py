@@ -248,8 +248,8 @@ async def test_knobs_and_keys_stand_in_the_declared_order(desk: Desk, parts: Par
     space = "us=[50.0], tag=['b', 'a']"
     kernel = await parts.inspect(kernel_text(configs=space, problems="[dict(n=1, m=2, k=3)]"))
     problem = {"k": 3, "m": 2, "n": 1}
-    device = parts.machine.device(parts.environment, "fake", None)
-    context = parts.machine.context(kernel, parts.environment, problem, device)
+    device = parts.machine.find_device(parts.environment, "fake", None)
+    context = parts.machine.build_context(kernel, parts.environment, problem, device)
     await desk.call("tune", kernel="it", problem=problem)
     (job,) = (await desk.call("jobs", kernel="it"))["jobs"]
     assert [*job["problem"]] == ["n", "m", "k"]
@@ -265,8 +265,8 @@ async def test_results_begin_with_the_fastest(desk: Desk, parts: Parts) -> None:
     """Then come those without a figure; only a single trial comes with its detail."""
     kernel = await parts.inspect(kernel_text())
     await parts.measured(kernel, {50.0: 7.0, 90.0: 3.0}, note="kept")
-    device = parts.machine.device(parts.environment, "fake", None)
-    context = parts.machine.context(kernel, parts.environment, {"n": 64}, device)
+    device = parts.machine.find_device(parts.environment, "fake", None)
+    context = parts.machine.build_context(kernel, parts.environment, {"n": 64}, device)
     failed = await parts.store.begin_trial(context, {"n": 64}, 1, {"us": 1.0})
     await parts.store.finish_trial(failed, TrialResult(Outcome.CRASHED, message="it died"))
 
@@ -301,7 +301,7 @@ async def test_results_take_a_device_by_its_name_here(desk: Desk, parts: Parts) 
     """As every other command does; a word that is no name here is a model, which may be elsewhere."""
     kernel = await parts.inspect(kernel_text())
     await parts.measured(kernel, {50.0: 7.0})
-    device = parts.machine.device(parts.environment, "fake", None)
+    device = parts.machine.find_device(parts.environment, "fake", None)
     for named in (device.name, device.model):
         (trial,) = (await desk.call("results", kernel="it", device=named))["trials"]
         assert trial["device"] == device.model

@@ -23,5 +23,5 @@ async def test_workers_of_this_machine_conform(tmp_path: Path) -> None:
         captures=tmp_path / "captures",
         base_env=base_env(),
     )
-    async with executor.running():
+    async with executor.run_workers():
         await check_executor(executor, Environment(sys.executable, str(root), project="play"))

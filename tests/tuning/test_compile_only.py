@@ -154,14 +154,14 @@ async def test_a_job_without_a_device_keeps_its_artifacts(parts: Parts) -> None:
 async def test_the_settings_arch_wins_over_the_backends(parts: Parts) -> None:
     """What config.toml says is compiled for where there is no device; a device's own target goes before both."""
     await parts.inspect(kernel_text())
-    assert parts.machine.target(parts.environment, "fake") == "fake"
+    assert parts.machine.choose_target(parts.environment, "fake") == "fake"
     parts.machine.arch = "sm_120a"
-    assert parts.machine.target(parts.environment, "fake") == "fake"
+    assert parts.machine.choose_target(parts.environment, "fake") == "fake"
     without_device(parts, FAKE_TARGET="sm_90a")
-    await parts.machine.environments.probe(parts.environment)
-    assert parts.machine.target(parts.environment, "fake") == "sm_120a"
+    await parts.machine.environments.probe_environment(parts.environment)
+    assert parts.machine.choose_target(parts.environment, "fake") == "sm_120a"
     parts.machine.arch = ""
-    assert parts.machine.target(parts.environment, "fake") == "sm_90a"
+    assert parts.machine.choose_target(parts.environment, "fake") == "sm_90a"
     parts.kill_workers()
 
 
@@ -176,7 +176,7 @@ async def test_without_device_and_target_there_is_nothing_to_compile_for(parts: 
     )
     assert [(job.state, job.message) for job in (tuned, compiled)] == [(JobState.FAILED, reason)] * 2
     with pytest.raises(BackendError):
-        parts.machine.target(parts.environment, "fake")
+        parts.machine.choose_target(parts.environment, "fake")
     named = await ended(parts, msgspec.structs.replace(COMPILE, arch="fake"))
     assert (named["state"], named["outcomes"]) == ("done", {"compiled": 2})
     parts.kill_workers()

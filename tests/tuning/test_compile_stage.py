@@ -102,7 +102,7 @@ class Writing:
         self._worker = worker
         self.computed, self.written = anyio.Event(), anyio.Event()
 
-    async def exchange(
+    async def send_request(
         self, request: requests.Compile, deadlines: Any, *, on_item: Any, on_computed: Callable[[], None]
     ) -> Any:
         """Compile, and hold back the reply."""
@@ -111,7 +111,7 @@ class Writing:
             on_computed()
             self.computed.set()
 
-        reply = await self._worker.exchange(request, deadlines, on_item=on_item, on_computed=tell)
+        reply = await self._worker.send_request(request, deadlines, on_item=on_item, on_computed=tell)
         await self.written.wait()
         return reply
 
@@ -122,7 +122,7 @@ async def test_a_slot_is_free_while_its_artifact_is_written(parts: Parts, monkey
     parts.fleet.compile_slots.total_tokens = slots = 4
     compiling = CompileStage(brief, parts.fleet, parts.artifacts)
     assert compiling.groups == 5
-    lend, writing = parts.fleet.lend, list[Writing]()
+    lend, writing = parts.fleet.lend_worker, list[Writing]()
 
     @asynccontextmanager
     async def lend_slow(*kind: Any) -> AsyncIterator[Writing]:
@@ -130,7 +130,7 @@ async def test_a_slot_is_free_while_its_artifact_is_written(parts: Parts, monkey
             writing.append(Writing(worker))
             yield writing[-1]
 
-    monkeypatch.setattr(parts.fleet, "lend", lend_slow)
+    monkeypatch.setattr(parts.fleet, "lend_worker", lend_slow)
     ready: list[int] = []
 
     async def compile_one(number: int) -> None:
@@ -161,24 +161,24 @@ async def test_a_compile_is_repeated_if_its_worker_is_killed_while_it_writes(
     brief = await begun(parts)
     parts.fleet.compile_slots.total_tokens = 4
     compiling = CompileStage(brief, parts.fleet, parts.artifacts)
-    lend, killed = parts.fleet.lend, list[int]()
+    lend, killed = parts.fleet.lend_worker, list[int]()
 
     @asynccontextmanager
     async def lend_doomed(*kind: Any) -> AsyncIterator[Any]:
         async with lend(*kind) as worker:
 
-            async def exchange(*arguments: Any, on_computed: Callable[[], None], **named: Any) -> Any:
+            async def send_request(*arguments: Any, on_computed: Callable[[], None], **named: Any) -> Any:
                 def kill_first() -> None:
                     on_computed()
                     if not killed:
                         killed.append(worker.pid)
                         os.kill(worker.pid, signal.SIGKILL)
 
-                return await worker.exchange(*arguments, on_computed=kill_first, **named)
+                return await worker.send_request(*arguments, on_computed=kill_first, **named)
 
-            yield SimpleNamespace(exchange=exchange)
+            yield SimpleNamespace(send_request=send_request)
 
-    monkeypatch.setattr(parts.fleet, "lend", lend_doomed)
+    monkeypatch.setattr(parts.fleet, "lend_worker", lend_doomed)
     attempt = Attempt(0, {}, brief.make_unit({}))
     assert await compiling.compile_attempts([attempt]) == []
     assert len(killed) == 1

@@ -26,7 +26,7 @@ async def library(parts: Parts, name: str, text: str, project_file: str = SHARED
     (directory / f"tune_{name}.py").write_text(text)
     root = make_root(str(directory))
     parts.catalog.add_root(root)
-    await parts.machine.environments.probe(environment_of(root))
+    await parts.machine.environments.probe_environment(environment_of(root))
     await parts.inspector.inspect_root(root)
     return root
 
@@ -49,7 +49,7 @@ async def tuned(parts: Parts, *names: str) -> list[dict[str, Any]]:
             jobs += len(await parts.requests.request_jobs(parts.catalog.resolve_kernel(name), TuningRequest()))
             ended = await parts.told.ended(jobs)
         assert {one["state"] for one in ended} == {"done"}
-        found = parts.fleet.describe()
+        found = parts.fleet.describe_workers()
     parts.kill_workers()
     return found
 

@@ -39,7 +39,7 @@ def lane_of(parts: Parts) -> Lane:
 
 def bench_workers(parts: Parts) -> list[dict[str, Any]]:
     """Return the workers that measure, or could."""
-    return [worker for worker in parts.fleet.describe() if worker["role"] == "bench"]
+    return [worker for worker in parts.fleet.describe_workers() if worker["role"] == "bench"]
 
 
 async def test_a_lane_is_opened_during_the_first_compile(parts: Parts) -> None:
@@ -70,7 +70,7 @@ async def test_compile_workers_of_a_new_kernel_start_beside_its_strategy(parts: 
     await parts.jobs.submit_job(key, {"n": 128}, priority=Priority.REQUESTED, reason="test", plan=plan)
     async with parts.working():
         await parts.reached("door")
-        await until(lambda: "compile" in {worker["role"] for worker in parts.fleet.describe()})
+        await until(lambda: "compile" in {worker["role"] for worker in parts.fleet.describe_workers()})
         parts.open_gate("door")
         (ended,) = await parts.told.ended()
     assert ended["state"] == "done"
@@ -112,7 +112,7 @@ async def test_no_lane_is_opened_in_a_quiet_window(parts: Parts) -> None:
     """While another job's finalists are measured nothing is opened, and no spare is started."""
     await submitted(parts, "[dict(us=50.0)]", reference="lambda x: 2 * x")
     async with parts.working():
-        async with parts.fleet.gate.quiet():
+        async with parts.fleet.gate.hold_quiet():
             await until(parts.store.list_trials)
             assert (bench_workers(parts), lane_of(parts).state) == ([], "ready")
         (ended,) = await parts.told.ended()

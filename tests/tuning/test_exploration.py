@@ -55,7 +55,7 @@ class Hung:
     def __init__(self, phase: Phase = Phase.INSPECT) -> None:
         self.phase = phase
 
-    async def exchange(self, *arguments: Any, **options: Any) -> Any:
+    async def send_request(self, *arguments: Any, **options: Any) -> Any:
         raise DeadlineExpired(self.phase, 2.0, Output())
 
 
@@ -63,9 +63,7 @@ class Hung:
 async def test_a_strategy_that_hangs_is_named() -> None:
     """The phase alone would not say what took so long."""
     explorer = Explorer(Hung(), "slowpoke", {})  # type: ignore[arg-type]
-    with pytest.raises(
-        WorkerError, match=r"^while the strategy 'slowpoke' chose configs: inspect was not over after 2 s"
-    ):
+    with pytest.raises(WorkerError, match=r"^while the strategy 'slowpoke' chose configs: inspect timed out after 2 s"):
         await explorer.ask_for_configs([], 1)
 
 
@@ -73,12 +71,13 @@ async def test_a_strategy_that_hangs_is_named() -> None:
 @pytest.mark.parametrize(
     ("phase", "words"),
     [
-        (Phase.PRIOR, "(?m)^/p/tune_gemm.py:7: gemm: prior was not over after 2 s$"),
+        (Phase.PRIOR, "(?m)^/p/tune_gemm.py:7: gemm: prior timed out after 2 s$"),
         (
             Phase.STRATEGY,
-            "^/p/tune_gemm.py:7: gemm: while the strategy 'guided' started, which also calls `where`: strategy was not",
+            "^/p/tune_gemm.py:7: gemm: while the strategy 'guided' started, which also calls `where`: "
+            "strategy timed out",
         ),
-        (Phase.INSPECT, "^inspect was not over after 2 s$"),
+        (Phase.INSPECT, "^inspect timed out after 2 s$"),
     ],
 )
 async def test_a_prior_or_strategy_that_hangs_at_the_opening_is_named(phase: Phase, words: str) -> None:

@@ -12,7 +12,7 @@ import anyio
 import pytest
 
 from ktuned.fleet import FrontEndKey
-from ktuned.fleet.front_ends import MOST
+from ktuned.fleet.front_ends import MAX_FRONT_ENDS
 from ktuned.ipc import requests
 from ktuned.model import WorkerError
 from ktuned.model.plan import Plan
@@ -117,7 +117,7 @@ async def test_a_library_may_be_imported_before_there_is_a_job(parts: Parts, lib
     with libraries.in_use():
         library = libraries.write("early")
         brief = await libraries.brief()
-        parts.fleet.front_ends.prepare(brief.environment, "fake", library, brief.deadlines)
+        parts.fleet.front_ends.prepare_library(brief.environment, "fake", library, brief.deadlines)
         with anyio.fail_after(PATIENCE_S):
             await until(lambda: libraries.imports == ["early"])
         assert translators(await libraries.compile(brief, library, "work"))
@@ -155,7 +155,7 @@ async def test_a_library_that_hangs_delays_no_other(libraries: Libraries) -> Non
             assert len(translators(await libraries.compile(await libraries.brief(), fine, "work", "work"))) == 1
             assert not errors
         assert len(errors) == 4
-        assert set(errors) == {f"inspect was not over after {IMPORT_S:.3g} s"}
+        assert set(errors) == {f"inspect timed out after {IMPORT_S:.3g} s"}
 
 
 async def test_an_edited_library_is_imported_again(libraries: Libraries) -> None:
@@ -187,19 +187,19 @@ async def test_idle_front_ends_are_ended(parts: Parts, libraries: Libraries) -> 
         library = libraries.write("idle")
         brief = await libraries.brief()
         (front,) = translators(await libraries.compile(brief, library, "work"))
-        key, opening = FrontEndKey.of(brief.environment, "fake", "", library), requests.OpenFrontEnd("fake")
-        await parts.fleet.front_ends.open(key, opening, 7, brief.deadlines)
+        key, opening = FrontEndKey.for_build(brief.environment, "fake", "", library), requests.OpenFrontEnd("fake")
+        await parts.fleet.front_ends.open_front_end(key, opening, 7, brief.deadlines)
         parts.fleet.front_ends.end_idle(0.0)
         os.kill(front, 0)
-        parts.fleet.front_ends.leave(7)
+        parts.fleet.front_ends.forget_job(7)
         parts.fleet.front_ends.end_idle(0.0)
-        await until(lambda: front not in {worker["pid"] for worker in parts.fleet.describe()})
+        await until(lambda: front not in {worker["pid"] for worker in parts.fleet.describe_workers()})
 
 
 async def test_the_number_of_front_ends_is_bounded(libraries: Libraries) -> None:
     """The longest idle make room for others."""
     with libraries.in_use():
-        some = [libraries.write(f"library_{number}") for number in range(MOST + 1)]
+        some = [libraries.write(f"library_{number}") for number in range(MAX_FRONT_ENDS + 1)]
         fronts = [translators(await libraries.compile(await libraries.brief(), one, "work")) for one in some]
         again = translators(await libraries.compile(await libraries.brief(), some[-1], "work"))
         assert again == fronts[-1]

@@ -68,12 +68,12 @@ class PlayedLane:
         """Lend the lane at once."""
         yield
 
-    async def open(self, bench: Bench, deadlines: Mapping[str, float], **others: bool) -> None:
+    async def open_problem(self, bench: Bench, deadlines: Mapping[str, float], **others: bool) -> None:
         """Open, or fail, as listed."""
         self.opened += 1
         opening = self._openings.pop(0) if len(self._openings) > 1 else self._openings[0]
         if isinstance(opening, LaneSick):
-            self.health.failed(opening.message)
+            self.health.record_failure(opening.message)
         if opening is not None:
             raise opening
 
@@ -82,7 +82,7 @@ class PlayedLane:
         self.granted.append(cores)
         return cores
 
-    async def exchange(
+    async def send_request(
         self,
         request: requests.Trial,
         deadlines: Mapping[str, float],
@@ -108,7 +108,7 @@ class PlayedLane:
             self.drop()
         return answer, Output()
 
-    def output(self) -> Output:
+    def take_output(self) -> Output:
         """Return nothing: no code of a worker runs."""
         return Output()
 
@@ -253,14 +253,14 @@ async def test_after_a_hang_while_loading_ahead_both_configs_are_measured_alone(
     """A load waits for the device, so that an endless launch of the config before looks like a load that hangs."""
 
     class Hanging(PlayedLane):
-        async def exchange(self, request: requests.Trial, *_: Any, **__: Any) -> tuple[Any, Output]:
+        async def send_request(self, request: requests.Trial, *_: Any, **__: Any) -> tuple[Any, Output]:
             keys = [unit.key for unit in request.units]
             self._answers = [MEASURED]
             if keys == [hung]:
                 self._answers = [DeadlineExpired(phase, 1.0, Output())]
             elif hung in keys:
                 self._answers = [MEASURED, DeadlineExpired(Phase.LOAD_NEXT, 1.0, Output())]
-            return await super().exchange(request, *_, **__)
+            return await super().send_request(request, *_, **__)
 
     attempts = several(4)
     lane = Hanging("cuda:0", [MEASURED])
@@ -347,7 +347,7 @@ async def test_a_problem_that_cannot_be_opened_fails_its_job(tmp_path: Path) -> 
 async def test_a_sick_lane_is_left_out_until_it_may_be_tried_again(tmp_path: Path) -> None:
     """Its next trials go to a lane that works, without a try at the sick one."""
     sick, other = PlayedLane("cuda:0", [MEASURED]), PlayedLane("cuda:1", [MEASURED])
-    sick.health.failed("the canary failed")
+    sick.health.record_failure("the canary failed")
     assert (await measured(tmp_path, sick, other))[0] is Outcome.MEASURED
     assert (sick.opened, other.asked) == (0, 1)
 
@@ -367,9 +367,9 @@ async def test_an_artifact_that_is_removed_between_two_tries_is_compiled_again(t
     compiling = Recompiling(Artifacts(tmp_path, 1))
 
     class Losing(PlayedLane):
-        async def exchange(self, *given: Any, **named: Any) -> tuple[Any, Output]:
+        async def send_request(self, *given: Any, **named: Any) -> tuple[Any, Output]:
             compiling.remove_all()
-            return await super().exchange(*given, **named)
+            return await super().send_request(*given, **named)
 
     lane = Losing("cuda:0", [CONTENDED, MEASURED])
     attempt = Attempt(1, {}, requests.UnitRef("ab", {}))

@@ -58,7 +58,7 @@ async def test_a_search_that_learns_waits_for_the_results_of_its_kernel(parts: P
     async with parts.working():
         await parts.reached("launch")
         await parts.told.until(lambda: len(parts.told.of("job_started")) == 2)
-        await until(lambda: any(worker["role"] == "explore" for worker in parts.fleet.describe()))
+        await until(lambda: any(worker["role"] == "explore" for worker in parts.fleet.describe_workers()))
         assert not [trial for trial in parts.store.list_trials() if trial.job == second]
         parts.open_gate("launch")
         ended = await parts.told.ended(2)

@@ -43,7 +43,7 @@ async def test_known_configs_are_counted_once(parts: Parts) -> None:
     ended = await tune(parts)
     assert (ended["state"], ended["done"], ended["total"]) == ("done", 3, 3)
     assert (ended["best_us"], ended["default_us"]) == (10.0, 10.0)
-    assert {worker["role"] for worker in parts.fleet.describe()} <= {"inspect", "explore"}
+    assert {worker["role"] for worker in parts.fleet.describe_workers()} <= {"inspect", "explore"}
 
 
 async def test_an_undone_edit_restores_the_old_winner(parts: Parts) -> None:
@@ -97,8 +97,8 @@ async def test_the_winner_is_decided_by_the_final_round(parts: Parts) -> None:
 def ground(parts: Parts) -> Context:
     """Return what the kernel is measured on now."""
     kernel = parts.catalog.resolve_kernel("it")
-    device = parts.machine.device(parts.environment, "fake", None)
-    return parts.machine.context(kernel, parts.environment, {"n": 64}, device)
+    device = parts.machine.find_device(parts.environment, "fake", None)
+    return parts.machine.build_context(kernel, parts.environment, {"n": 64}, device)
 
 
 async def test_decided_finalists_are_not_measured_again(parts: Parts) -> None:

@@ -80,7 +80,7 @@ def start(
         from ktuned.model import StoreDamaged
 
     _may_open_files()
-    logs.configure(log_level, logs.choose(os.environ, sys.stderr.fileno(), as_json=as_json))
+    logs.configure_logging(log_level, logs.choose_format(os.environ, sys.stderr.fileno(), as_json=as_json))
     listen_at = None if socket is None else socket.absolute()
     settings = load_settings(home=home, socket=listen_at, config=config, idle_exit_s=idle_exit_s, no_share=no_share)
     is_handed_over = "LISTEN_FDS" in os.environ

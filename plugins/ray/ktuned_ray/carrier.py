@@ -1,6 +1,13 @@
-"""Files that a request needs on a node of a cluster: carried there before it, and artifacts brought back.
+"""Files that a request needs on a node of a cluster: carried there before the request, and artifacts brought back.
 
-Projects travel by content, each file once; artifacts and captured inputs by key.
+A *project* travels by content: a snapshot lists its files by digest, the node says which it lacks, and these are
+carried, each once. A snapshot counts for :data:`SNAPSHOT_S`, and only if it has the very contents that the request's
+kernel was inspected with. A file that is saved meanwhile is found out by its digest, on the node, and the work is done
+again.
+
+*Artifacts* and captured inputs travel by key, as parcels. What is small goes along with the request, because each call
+before it costs a lane a millisecond. The carrier remembers what the node has; if the node finds one damaged it is
+forgotten, and carried again. An artifact that comes back is checked before it is sealed here.
 """
 
 from __future__ import annotations
@@ -24,18 +31,18 @@ from ktuned.fleet import Bridge, BridgeDown, Environment
 from ktuned.ipc import artifact_place, manifest, replies, requests
 from ktuned_ray import cluster_calls, node_calls, parcels
 from ktuned_ray.node_link import NodeLink
-from ktuned_ray.snapshot import Snapshot, Snapshots, holds
+from ktuned_ray.snapshot import Snapshot, Snapshots, holds_files
 
 _log = structlog.get_logger()
 
 CARRY_S = 120.0
-"""Time for files to travel: a hundred MiB over a slow network."""
+"""Time for files to travel, in seconds: a hundred MiB over a slow network."""
 
 SNAPSHOT_S = 1.0
-"""For this long a snapshot counts, as long as it has what a request names."""
+"""How long a snapshot counts, in seconds, provided that it has what a request names."""
 
 MAX_SEALED = 4096
-"""Artifacts that a node is known to have; they are carried again when they are forgotten."""
+"""Parcels that a node is known to have; a forgotten one is carried again."""
 
 
 class _Project(msgspec.Struct, eq=False):
@@ -58,53 +65,53 @@ class Carrier:
         self._projects: dict[tuple[str, str], _Project] = {}
         self._parcels: dict[str, None] = {}
 
-    async def provide(self, request: requests.Request[Any, Any], environment: Environment) -> Mapping[str, bytes]:
-        """Have the node hold all that a request names, but for the small parcels that are returned: they go with it.
+    async def provide_files(self, request: requests.Request[Any, Any], environment: Environment) -> Mapping[str, bytes]:
+        """Carry what a request names to the node; return the small parcels, which go along with the request.
 
         Raises:
             BridgeDown, BridgeSlow, CallFailed: it cannot be carried there.
         """
-        # By what it names, not by a list of operations, of which the next one would be missing.
+        # By what a request names, not by its type: a list of types would lack the next one.
         kernel = getattr(request, "kernel", None)
         if isinstance(kernel, requests.KernelRef):
-            await self._lay_out(environment, kernel.digests)
+            await self._lay_out_project(environment, kernel.digests)
         elif isinstance(request, requests.Inspect):
-            await self._lay_out(environment, dict.fromkeys(request.files))
-        named = {f"artifact-{key}": str(artifact_place(self._artifacts, key)) for key in _measured(request)}
+            await self._lay_out_project(environment, dict.fromkeys(request.files))
+        named = {f"artifact-{key}": str(artifact_place(self._artifacts, key)) for key in _list_artifact_keys(request)}
         if isinstance(request, requests.Open) and request.captured:
             named[f"capture-{request.captured}"] = str(self._captures / f"{request.captured}.safetensors")
         lacking = {name: place for name, place in named.items() if name not in self._parcels}
         if not lacking:
             return {}
         small = await self._give_large(lacking)
-        self._note_there(lacking)
+        self._remember_parcels(lacking)
         return small
 
     async def _give_large(self, lacking: Mapping[str, str]) -> dict[str, bytes]:
         """Carry parcels that are too large for a frame; return the others."""
-        small = await anyio.to_thread.run_sync(_small, lacking)
+        small = await anyio.to_thread.run_sync(_pack_small_parcels, lacking)
         large = {name: place for name, place in lacking.items() if name not in small}
         if large:
-            await self._bridge.exchange(cluster_calls.Give(self._link.info.id, large), CARRY_S)
+            await self._bridge.call_service(cluster_calls.Give(self._link.info.id, large), CARRY_S)
         return small
 
-    def _note_there(self, parcels: Iterable[str]) -> None:
+    def _remember_parcels(self, parcels: Iterable[str]) -> None:
         self._parcels |= dict.fromkeys(parcels)
         while len(self._parcels) > MAX_SEALED:
             del self._parcels[next(iter(self._parcels))]
 
-    def note(self, answer: object, request: requests.Request[Any, Any]) -> None:
-        """Carry a request's artifacts again the next time, if one of them is damaged on the node."""
+    def forget_damaged(self, answer: object, request: requests.Request[Any, Any]) -> None:
+        """Forget a request's artifacts if the answer says that one is damaged on the node: they are carried again."""
         is_damaged = isinstance(answer, replies.Measurement) and answer.outcome is None
         if not is_damaged and not (isinstance(answer, replies.Opened) and answer.is_damaged):
             return
-        for key in _measured(request):
+        for key in _list_artifact_keys(request):
             self._parcels.pop(f"artifact-{key}", None)
 
-    async def bring(self, unit: replies.CompiledUnit, packed: bytes = b"") -> replies.CompiledUnit:
-        """Keep a compiled unit's artifact here; return the unit with the bytes that were added to this disk.
+    async def bring_artifact(self, unit: replies.CompiledUnit, packed: bytes = b"") -> replies.CompiledUnit:
+        """Seal a compiled unit's artifact here; return the unit with the bytes that were added to this disk.
 
-        One that did not come with its item is fetched.
+        An artifact that was too large to come with its item is fetched.
         """
         if unit.outcome is not None:
             return unit
@@ -115,13 +122,13 @@ class Carrier:
             return replace(unit, bytes=0)
         staging = place.with_name(f".{key}.from-{self._link.info.id[:8]}")
         if not packed:
-            await self._bridge.exchange(
+            await self._bridge.call_service(
                 cluster_calls.Fetch(self._link.info.id, f"artifact-{key}", str(staging)), CARRY_S
             )
         size = await anyio.to_thread.run_sync(_seal_carried, staging, place, packed)
         return replace(unit, bytes=size)
 
-    async def _lay_out(self, environment: Environment, digests: Mapping[str, str | None]) -> None:
+    async def _lay_out_project(self, environment: Environment, digests: Mapping[str, str | None]) -> None:
         key = environment.project, environment.cwd
         project = self._projects.get(key)
         if project is None:
@@ -129,31 +136,31 @@ class Carrier:
         async with project.lock:
             listed = {name: digest for name, digest in digests.items() if digest}
             is_recent = monotonic() < project.taken_at + SNAPSHOT_S and None not in digests.values()
-            if is_recent and project.laid_out is not None and holds(project.laid_out, listed):
+            if is_recent and project.laid_out is not None and holds_files(project.laid_out, listed):
                 return
-            taken = await anyio.to_thread.run_sync(project.snapshots.take, tuple(digests))
+            taken = await anyio.to_thread.run_sync(project.snapshots.take_snapshot, tuple(digests))
             if taken != project.laid_out:
-                await self._carry(environment, taken)
+                await self._carry_snapshot(environment, taken)
                 project.laid_out = taken
             project.taken_at = monotonic()
 
-    async def _carry(self, environment: Environment, taken: Snapshot) -> None:
+    async def _carry_snapshot(self, environment: Environment, taken: Snapshot) -> None:
         call = node_calls.LayOut(
             environment.project, environment.cwd, dict(taken.files), taken.executable, taken.directories
         )
         places = {digest: f"{environment.cwd}/{name}" for name, digest in taken.files.items()}
         for _ in range(3):
-            lacking = (await self._link.exchange(call, CARRY_S)).missing
+            lacking = (await self._link.call_keeper(call, CARRY_S)).missing
             if not lacking:
                 return
             files = {f"file-{digest}": places[digest] for digest in lacking}
-            await self._bridge.exchange(cluster_calls.Give(self._link.info.id, files), CARRY_S)
-        # Saved while it was carried: the request finds that out by the digests.
+            await self._bridge.call_service(cluster_calls.Give(self._link.info.id, files), CARRY_S)
+        # Files were saved while others were carried. The request finds that out by their digests.
         _log.info("project_not_laid_out", node=self._link.info.name, project=environment.project)
 
 
-def _measured(request: requests.Request[Any, Any]) -> list[str]:
-    """Return the keys of the artifacts that a request has loaded."""
+def _list_artifact_keys(request: requests.Request[Any, Any]) -> list[str]:
+    """Return the keys of the artifacts that a request has the worker load."""
     if isinstance(request, requests.Trial):
         return [unit.key for unit in request.units]
     if isinstance(request, requests.Open):
@@ -161,27 +168,27 @@ def _measured(request: requests.Request[Any, Any]) -> list[str]:
     return [request.unit.key] if isinstance(request, requests.Time | requests.Check) else []
 
 
-def _small(lacking: Mapping[str, str]) -> dict[str, bytes]:
+def _pack_small_parcels(lacking: Mapping[str, str]) -> dict[str, bytes]:
     """Return the parcels that are small enough to travel with a request; those that cannot be read are left out."""
     small: dict[str, bytes] = {}
-    left = parcels.MAX_ALL_IN_FRAME_BYTES
+    remaining_bytes = parcels.MAX_ALL_IN_FRAME_BYTES
     for name, place in lacking.items():
         with contextlib.suppress(OSError):
-            packed = parcels.pack_small(Path(place))
-            if packed is not None and len(packed) <= left:
+            packed = parcels.pack_small_parcel(Path(place))
+            if packed is not None and len(packed) <= remaining_bytes:
                 small[name] = packed
-                left -= len(packed)
+                remaining_bytes -= len(packed)
     return small
 
 
 def _seal_carried(staging: Path, place: Path, packed: bytes) -> int:
-    """Check a carried artifact and move it into its place, one that came ``packed`` too; return its size."""
+    """Check a carried artifact, unpack it if it came ``packed``, and move it into its place; return its size."""
     try:
         if packed:
             parcels.unpack_directory(packed, staging)
         manifest.verify(staging, required=())
         size = 0
-        for path in parcels.files_below(staging).values():
+        for path in parcels.list_files_below(staging).values():
             state = os.stat(path)
             size += state.st_size
             os.chmod(path, state.st_mode & ~0o222)

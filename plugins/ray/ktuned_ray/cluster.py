@@ -1,6 +1,13 @@
-"""A cluster: joined in the background, left when it is lost, and tried again with pauses that grow.
+"""A cluster: joined in the background, and joined again when it is lost, with pauses that grow.
 
-Local tuning goes on meanwhile. Each node has a keeper of its own, which is started again likewise while its node lives.
+Two loops, one inside the other, each with failures and pauses of its own:
+
+- *The cluster.* Join it and receive news of its nodes until it is lost. A join that brings no news within
+  :data:`JOIN_S` hangs, and only killing the bridge ends it.
+- *Each node*, for as long as the news list it: start a keeper there and keep the link to it until it is lost.
+
+Tuning on this machine goes on meanwhile. A job without a device here waits for the cluster, but not longer than
+:data:`SETTLED_S`: until each node was tried once, or the cluster itself.
 """
 
 from __future__ import annotations
@@ -21,17 +28,17 @@ from ktuned_ray.node_link import NodeLink
 _log = structlog.get_logger()
 
 JOIN_S: Final = 60.0
-"""Time for a cluster to say which nodes it has; longer, and joining it hangs."""
+"""Time for a cluster to say which nodes it has; after that, joining it counts as hung."""
 
 SETTLED_S: Final = 30.0
-"""Time that a first job waits for the cluster, where this machine has no device for it."""
+"""How long a job waits for the cluster if this machine has no device for it, in seconds."""
 
 MAX_NODES: Final = 256
-"""Nodes that are used; each has its keeper and its lanes."""
+"""Nodes that are used at most; each has its keeper and its lanes."""
 
 
 class Cluster:
-    """The nodes of one cluster; ``on_up`` is called when a node's keeper takes calls, ``on_down`` when no more."""
+    """The nodes of one cluster; ``on_up`` is called when a node's keeper takes calls, ``on_down`` when it stops."""
 
     def __init__(
         self,
@@ -55,42 +62,42 @@ class Cluster:
         self._scope: anyio.CancelScope | None = None
         self._runtime_env = ""
 
-    async def settled(self) -> None:
-        """Wait until each node of the cluster was tried once, or the cluster itself; not longer than a while."""
+    async def await_nodes(self) -> None:
+        """Wait until each node of the cluster was tried once, or the cluster itself; give up after a while."""
         if self.address:
             with anyio.move_on_after(SETTLED_S):
                 await self._settled.wait()
 
-    def _settle(self) -> None:
+    def _check_settled(self) -> None:
         nodes = () if self.news is None else self.news.nodes
         if all(node.id in self._links or node.id in self._failures for node in nodes):
             self._settled.set()
 
-    def follow(self, address: str, runtime_env: str = "") -> None:
-        """Join another cluster from now on, or none where the address is empty."""
+    def apply_settings(self, address: str, runtime_env: str = "") -> None:
+        """Leave the cluster and join the one at an address; none if it is empty."""
         if (address, runtime_env) == (self.address, self._runtime_env):
             return
         self.address, self._runtime_env = address, runtime_env
-        self._health.succeeded()
+        self._health.record_success()
         self._settings.set()
         if self._scope is not None:
             self._scope.cancel()
 
-    async def run(self) -> None:
-        """Be in the cluster that the settings name, until cancelled."""
+    async def run_until_cancelled(self) -> None:
+        """Stay in the cluster that the settings name, until cancelled."""
         while True:
             self._settings = anyio.Event()
             if self.address:
                 with anyio.CancelScope() as self._scope:
-                    await self._stay()
+                    await self._stay_joined()
             else:
                 await self._settings.wait()
 
-    async def _stay(self) -> None:
+    async def _stay_joined(self) -> None:
         while True:
             reason, hint = "", ""
             try:
-                await self._member()
+                await self._join_until_lost()
             except* (BridgeDown, BridgeSlow, CallFailed) as group:
                 error: BaseException = group
                 while isinstance(error, BaseExceptionGroup):
@@ -100,15 +107,15 @@ class Cluster:
             finally:
                 self.news = None
             self._settled.set()
-            self._health.failed(f"{reason} ({hint})" if hint else reason)
+            self._health.record_failure(f"{reason} ({hint})" if hint else reason)
             pause_s = max(self._health.pause_s, self._bridge.pause_s)
             _log.warning("cluster_lost", address=self.address, reason=reason, again_in_s=round(pause_s, 1))
             await anyio.sleep(pause_s)
 
-    async def _member(self) -> None:
-        """Be in the cluster until it is lost."""
+    async def _join_until_lost(self) -> None:
+        """Join the cluster and keep its nodes until it is lost."""
         async with anyio.create_task_group() as tasks:
-            tasks.start_soon(self._join, tasks)
+            tasks.start_soon(self._receive_news, tasks)
             known: set[str] = set()
             while True:
                 await self._changed.wait()
@@ -116,11 +123,13 @@ class Cluster:
                 for info in self.news.nodes[:MAX_NODES] if self.news is not None else ():
                     if info.id not in known:
                         known.add(info.id)
-                        tasks.start_soon(self._keep, info)
+                        tasks.start_soon(self._keep_node, info)
 
-    async def _join(self, tasks: anyio.abc.TaskGroup) -> None:
+    async def _receive_news(self, tasks: anyio.abc.TaskGroup) -> None:
         tasks.start_soon(self._expect_news)
-        await self._bridge.exchange(cluster_calls.Join(self.address, self._runtime_env), math.inf, on_item=self._take)
+        await self._bridge.call_service(
+            cluster_calls.Join(self.address, self._runtime_env), math.inf, on_item=self._take_news
+        )
 
     async def _expect_news(self) -> None:
         with anyio.move_on_after(JOIN_S):
@@ -129,40 +138,40 @@ class Cluster:
         if self.news is None:
             self._bridge.kill(f"it did not join {self.address} within {JOIN_S:.0f} s")
 
-    def _take(self, news: cluster_calls.ClusterNews) -> None:
+    def _take_news(self, news: cluster_calls.ClusterNews) -> None:
         if self.news is None:
             _log.info("cluster_joined", address=self.address, ray=news.ray, nodes=len(news.nodes))
         self.news = news
-        self._health.succeeded()
+        self._health.record_success()
         self._changed.set()
 
     def _is_listed(self, info: cluster_calls.NodeInfo) -> bool:
         return self.news is not None and any(node.id == info.id for node in self.news.nodes)
 
-    async def _keep(self, info: cluster_calls.NodeInfo) -> None:
-        """Have a keeper on a node for as long as the node lives."""
+    async def _keep_node(self, info: cluster_calls.NodeInfo) -> None:
+        """Keep a link to a node for as long as the cluster lists it."""
         health = Health()
         while self._is_listed(info):
             link = NodeLink(self._bridge, info)
             try:
-                reason = await link.run(self._up)
+                reason = await link.run_until_lost(self._on_node_up)
             finally:
-                self._down(link)
-            health.failed(reason)
+                self._on_node_down(link)
+            health.record_failure(reason)
             self._failures[info.id] = (info.name, health)
-            self._settle()
+            self._check_settled()
             _log.warning("node_lost", node=info.name, reason=reason, again_in_s=round(health.pause_s, 1))
             await anyio.sleep(max(health.pause_s, self._bridge.pause_s))
         self._failures.pop(info.id, None)
 
-    def _up(self, link: NodeLink) -> None:
+    def _on_node_up(self, link: NodeLink) -> None:
         self._failures.pop(link.info.id, None)
         self._links[link.info.id] = link
         _log.info("node_joined", node=link.info.name, cpus=link.info.cpus, gpus=link.info.gpus)
         self._on_up(link)
-        self._settle()
+        self._check_settled()
 
-    def _down(self, link: NodeLink) -> None:
+    def _on_node_down(self, link: NodeLink) -> None:
         if self._links.pop(link.info.id, None) is not None:
             self._on_down(link)
 
@@ -171,7 +180,7 @@ class Cluster:
         """The nodes whose keepers take calls."""
         return [link for link in self._links.values() if link.is_up]
 
-    def describe(self) -> dict[str, Any]:
+    def describe_cluster(self) -> dict[str, Any]:
         """Return the cluster for a status; nothing without one."""
         if not self.address:
             return {}
@@ -180,10 +189,10 @@ class Cluster:
             "name": self.address,
             "version": "" if news is None else f"Ray {news.ray} and Python {news.python}",
             "mend": "the bridge's interpreter ([cluster] python) needs ktuned-ray, and the cluster's Ray and Python",
-            "hosts": [] if news is None else [self._describe(info) for info in news.nodes],
+            "hosts": [] if news is None else [self._describe_node(info) for info in news.nodes],
         }
 
-    def _describe(self, info: cluster_calls.NodeInfo) -> dict[str, Any]:
+    def _describe_node(self, info: cluster_calls.NodeInfo) -> dict[str, Any]:
         link = self._links.get(info.id)
         report = None if link is None else link.report
         failure = self._failures.get(info.id)
@@ -202,7 +211,7 @@ class Cluster:
 
     @property
     def notices(self) -> Iterator[str]:
-        """The parts of the cluster that cannot be used, one line each."""
+        """Why the cluster or its nodes cannot be used, one line each."""
         if self._health.is_sick:
             yield (
                 f"the cluster {self.address} cannot be used, tried again in {self._health.pause_s:.0f} s: "

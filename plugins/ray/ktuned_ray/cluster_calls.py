@@ -1,6 +1,6 @@
 """Calls of the bridge's service ``cluster``: join a cluster, reach the keeper on a node, hold resources, carry files.
 
-The daemon speaks with a node's keeper itself (:mod:`ktuned.bridge.node`): the bridge only relays those frames.
+The daemon calls a node's keeper itself (:mod:`ktuned_ray.node_calls`): the bridge only relays those frames.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Chunk(Record):
 
 @record
 class Attach(Call[replies.Empty, Chunk]):
-    """Start a keeper on a node, and relay what it answers until it ends; then the call fails, and says how it ended.
+    """Start a keeper on a node, and relay what it answers until it ends; then the call fails and says how it ended.
 
-    The first item is empty: the keeper takes calls. One that is left is killed.
+    The first item is empty: the keeper takes calls. The keeper is killed when the call is cancelled.
     """
 
     operation: ClassVar = "cluster.attach"
@@ -78,7 +78,7 @@ class Relay(Call[replies.Empty, Never]):
 
 @record
 class Give(Call[replies.Empty, Never]):
-    """Put parcels onto a node: files or directories of this machine, by the names that they have there."""
+    """Put parcels onto a node: paths of this machine, by the parcels' names there."""
 
     operation: ClassVar = "cluster.give"
 
@@ -88,7 +88,7 @@ class Give(Call[replies.Empty, Never]):
 
 @record
 class Fetch(Call[replies.Empty, Never]):
-    """Bring a parcel of a node here: the directory ``place`` is made with its files."""
+    """Bring a parcel of a node here, into a new directory ``place``."""
 
     operation: ClassVar = "cluster.fetch"
 
@@ -107,9 +107,9 @@ class Leased(Record):
 
 @record
 class Lease(Call[Leased, Never]):
-    """Hold a GPU, or CPUs, of a node until the lease is released; waits ``wait_s`` at most.
+    """Hold a GPU, or CPUs, of a node until the lease is released; waits for it ``wait_s`` seconds at most.
 
-    Fails with code ``not_leased`` where other jobs of the cluster have it.
+    Fails with code ``not_leased`` if other jobs of the cluster have it.
     """
 
     operation: ClassVar = "cluster.lease"

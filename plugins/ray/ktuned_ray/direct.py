@@ -1,9 +1,11 @@
-"""The connection between the bridge and a keeper's actor: bytes travel over it instead of in calls of the actor.
+"""A direct connection between the bridge and a keeper's actor, instead of calls of the actor.
 
-A call of an actor and its answer take 3 ms and 1.5 ms of CPU on each side, a connection a tenth of that. The actor
-listens on its node's address for one connection, for a few seconds, and the bridge connects: nothing listens where the
-daemon is. Both prove that they know a secret, which travels in a call of the actor. Where the node cannot be reached,
-or Ray encrypts what it sends, calls of the actor carry the bytes.
+A call of an actor and its answer take 3 ms, and 1.5 ms of CPU on each side; a connection takes a tenth of that.
+
+The actor listens on its node's address for one connection, for a few seconds, and the bridge connects: nothing listens
+where the daemon runs. Each side proves that it knows a secret, which travels in a call of the actor. They exchange
+random bytes, and each sends a keyed digest of both and of its own role, so that a proof can be neither repeated nor
+sent back. If the node cannot be reached, or Ray encrypts what it sends, calls of the actor carry the bytes.
 """
 
 from __future__ import annotations
@@ -22,21 +24,21 @@ SECRET_BYTES: Final = 32
 _PROOF = "sha256"
 
 WAIT_S: Final = 10.0
-"""Time for the bridge to connect after the actor listens; then it listens no more."""
+"""How long the actor listens for the bridge, in seconds."""
 
 CONNECT_S: Final = 2.0
 """Time to connect and to prove the secret: a firewall that drops packets costs it once for each node."""
 
 MAX_STRANGERS: Final = 16
-"""Connections that may be about to prove the secret: others of the network may try."""
+"""Connections that may be proving themselves at once: anybody in the network may try."""
 
 
-class NotDirect(Exception):
-    """There is no such connection; the message says why."""
+class NoDirectConnection(Exception):
+    """There can be no direct connection; the message says why."""
 
 
-def is_wanted(environ: Mapping[str, str]) -> bool:
-    """Return whether bytes may travel beside Ray: not where it encrypts its own."""
+def is_allowed(environ: Mapping[str, str]) -> bool:
+    """Return whether bytes may bypass Ray: not where Ray encrypts what it sends."""
     return environ.get("RAY_USE_TLS", "0").lower() in ("", "0", "false")
 
 
@@ -49,18 +51,18 @@ class Listener:
         self._server: asyncio.Server
         self.connected: asyncio.Future[Streams] = asyncio.get_running_loop().create_future()
 
-    async def start(self, host: str, wait_s: float = WAIT_S) -> int:
+    async def start_listening(self, host: str, wait_s: float = WAIT_S) -> int:
         """Begin to listen; return the port."""
-        self._server = await asyncio.start_server(self._greet, host, 0)
+        self._server = await asyncio.start_server(self._admit_bridge, host, 0)
         asyncio.get_running_loop().call_later(wait_s, self.close)
         return int(self._server.sockets[0].getsockname()[1])
 
     def close(self) -> None:
-        """Listen no more."""
+        """Stop listening."""
         self._server.close()
         self.connected.cancel()
 
-    async def _greet(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _admit_bridge(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._strangers += 1
         try:
             if self._strangers > MAX_STRANGERS or not await self._is_bridge(reader, writer) or self.connected.done():
@@ -80,17 +82,17 @@ class Listener:
                 proof = await reader.readexactly(SECRET_BYTES)
         except (OSError, EOFError, TimeoutError):
             return False
-        if not hmac.compare_digest(proof, _proof(self._secret, b"bridge", ours, theirs)):
+        if not hmac.compare_digest(proof, _compute_proof(self._secret, b"bridge", ours, theirs)):
             return False
-        writer.write(_proof(self._secret, b"keeper", ours, theirs))
+        writer.write(_compute_proof(self._secret, b"keeper", ours, theirs))
         return True
 
 
-async def connect(host: str, port: int, secret: bytes) -> Streams:
-    """Connect to a keeper's actor that listens.
+async def connect_to_actor(host: str, port: int, secret: bytes) -> Streams:
+    """Connect to a keeper's actor that listens, and prove the secret to each other.
 
     Raises:
-        NotDirect: it cannot be reached, or does not know the secret.
+        NoDirectConnection: it cannot be reached, or does not know the secret.
     """
     writer: asyncio.StreamWriter | None = None
     try:
@@ -98,8 +100,10 @@ async def connect(host: str, port: int, secret: bytes) -> Streams:
             reader, writer = await asyncio.open_connection(host, port)
             theirs = await reader.readexactly(SECRET_BYTES)
             ours = secrets.token_bytes(SECRET_BYTES)
-            writer.write(ours + _proof(secret, b"bridge", theirs, ours))
-            if hmac.compare_digest(await reader.readexactly(SECRET_BYTES), _proof(secret, b"keeper", theirs, ours)):
+            writer.write(ours + _compute_proof(secret, b"bridge", theirs, ours))
+            if hmac.compare_digest(
+                await reader.readexactly(SECRET_BYTES), _compute_proof(secret, b"keeper", theirs, ours)
+            ):
                 return reader, writer
         failure = "it does not know the secret"
     except (OSError, EOFError, TimeoutError) as error:
@@ -107,8 +111,8 @@ async def connect(host: str, port: int, secret: bytes) -> Streams:
     if writer is not None:
         with contextlib.suppress(OSError):
             writer.close()
-    raise NotDirect(f"{host}:{port}: {failure}")
+    raise NoDirectConnection(f"{host}:{port}: {failure}")
 
 
-def _proof(secret: bytes, role: bytes, *nonces: bytes) -> bytes:
+def _compute_proof(secret: bytes, role: bytes, *nonces: bytes) -> bytes:
     return hmac.digest(secret, b"".join((role, *nonces)), _PROOF)

@@ -64,7 +64,7 @@ class ClusterExecutor(RemoteExecutor):
 
     @classmethod
     def check_settings(cls, settings: ClusterSettings) -> str:
-        """Return whether the runtime environment is no JSON."""
+        """Return what is wrong with the runtime environment; empty if it is JSON."""
         try:
             json.loads(settings.runtime_env or "{}")
         except ValueError as error:
@@ -80,8 +80,8 @@ class ClusterExecutor(RemoteExecutor):
             kept=surroundings.kept,
             mend="set `python` of [cluster] in config.toml to an interpreter that has ktuned-ray installed",
         )
-        self.cluster = Cluster(self.bridge, self._up, self._down)
-        self.leases = Leases(self.bridge, self._end_device)
+        self.cluster = Cluster(self.bridge, self._on_node_up, self._on_node_down)
+        self.leases = Leases(self.bridge, self._end_workers_on)
         self._surroundings = surroundings
         self._events = events
         self._limits_are_given = False
@@ -91,64 +91,64 @@ class ClusterExecutor(RemoteExecutor):
         self._watched: dict[Environment, replies.Observed] = {}
         self._tasks: anyio.abc.TaskGroup | None = None
 
-    def follow(self, settings: ClusterSettings | None, *, limits_are_given: bool) -> None:
-        """Be in the cluster of the settings from now on, or in none."""
+    def apply_settings(self, settings: ClusterSettings | None, *, limits_are_given: bool) -> None:
+        """Join the cluster of the settings, or leave it if they name none."""
         found = settings or ClusterSettings()
         self._limits_are_given = limits_are_given
         python = os.path.expanduser(found.python) or sys.executable
         if self.bridge.python != python:
             self.bridge.python = python
             self.bridge.kill("its interpreter is another one now")
-        self.cluster.follow(found.ray, found.runtime_env)
+        self.cluster.apply_settings(found.ray, found.runtime_env)
 
     @asynccontextmanager
-    async def running(self) -> AsyncIterator[Self]:
-        """Be in the cluster; on leaving, every worker is killed."""
-        async with self.bridge.running(), anyio.create_task_group() as tasks:
+    async def run_workers(self) -> AsyncIterator[Self]:
+        """Stay in the cluster for the length of the block; on leaving, every worker is killed."""
+        async with self.bridge.accept_calls(), anyio.create_task_group() as tasks:
             self._tasks = tasks
-            tasks.start_soon(self.leases.run)
-            tasks.start_soon(self.cluster.run)
+            tasks.start_soon(self.leases.return_idle_leases)
+            tasks.start_soon(self.cluster.run_until_cancelled)
             try:
                 yield self
             finally:
                 self._tasks = None
-                # With its call a worker is killed.
+                # Cancels the calls that hold workers, and with its call each worker is killed.
                 tasks.cancel_scope.cancel()
 
-    async def settled(self) -> None:
-        """Wait, not longer than a while, until each node was tried once, or the cluster itself."""
-        await self.cluster.settled()
+    async def await_hosts(self) -> None:
+        """Wait until each node was tried once, or the cluster itself; give up after a while."""
+        await self.cluster.await_nodes()
 
-    def describe(self) -> dict[str, Any]:
+    def describe_hosts(self) -> dict[str, Any]:
         """Return the cluster for a status; nothing without one."""
-        return self.cluster.describe()
+        return self.cluster.describe_cluster()
 
     @property
     def notices(self) -> list[str]:
-        """The parts of the cluster that cannot be used, one line each."""
+        """Why the bridge, the cluster or its nodes cannot be used, one line each."""
         return [*self.bridge.notices, *self.cluster.notices]
 
-    def _up(self, link: NodeLink) -> None:
+    def _on_node_up(self, link: NodeLink) -> None:
         self._links[link.info.name] = link
         self._files[link] = Carrier(self.bridge, link, self._surroundings.artifacts, self._surroundings.captures)
         self._events.on_up(link.info.name, link.cores)
 
-    def _down(self, link: NodeLink) -> None:
-        """Forget a node that was lost; all of its workers have ended, and its leases go back."""
-        for lease in self.leases.drop(link):
+    def _on_node_down(self, link: NodeLink) -> None:
+        """Forget a node that was lost: its workers have ended, and its leases are given back."""
+        for lease in self.leases.forget_node(link):
             if self._tasks is not None:
-                self._tasks.start_soon(self.leases.release, lease)
+                self._tasks.start_soon(self.leases.release_lease, lease)
         if self._files.pop(link, None) is not None and self._links.get(link.info.name) is link:
             del self._links[link.info.name]
             self._events.on_lost(link.info.name)
 
-    def _end_device(self, device: str) -> None:
-        """End the workers on a device that others may have from now on."""
+    def _end_workers_on(self, device: str) -> None:
+        """Kill the workers on a device whose lease is given back."""
         for worker in self._workers:
             if worker.device == device:
                 worker.kill()
 
-    def files(self, link: NodeLink) -> Carrier:
+    def get_carrier(self, link: NodeLink) -> Carrier:
         """Return what carries files to a node.
 
         Raises:
@@ -163,7 +163,9 @@ class ClusterExecutor(RemoteExecutor):
         """All workers that have not ended."""
         return list(self._workers)
 
-    async def start(self, role: Role, environment: Environment, *, limit_bytes: int, deadline_s: float) -> RemoteWorker:
+    async def start_worker(
+        self, role: Role, environment: Environment, *, limit_bytes: int, deadline_s: float
+    ) -> RemoteWorker:
         """Start a worker on its environment's node, and wait until it takes requests.
 
         Raises:
@@ -181,8 +183,8 @@ class ClusterExecutor(RemoteExecutor):
             limit_bytes if self._limits_are_given else 0,
             deadline_s,
         )
-        starting = _Starting()
-        self._tasks.start_soon(self._hold, call, link, role, environment, starting)
+        starting = _PendingWorker()
+        self._tasks.start_soon(self._hold_worker, call, link, role, environment, starting)
         try:
             with anyio.fail_after(deadline_s + GRACE_S):
                 await starting.known.wait()
@@ -196,19 +198,19 @@ class ClusterExecutor(RemoteExecutor):
         assert starting.worker is not None
         return starting.worker
 
-    async def _hold(
-        self, call: node_calls.Start, link: NodeLink, role: Role, environment: Environment, starting: _Starting
+    async def _hold_worker(
+        self, call: node_calls.Start, link: NodeLink, role: Role, environment: Environment, starting: _PendingWorker
     ) -> None:
-        """Hold a worker's call until it has ended."""
+        """Hold the call that runs a worker until the worker has ended."""
 
-        def started(item: node_calls.Started) -> None:
+        def on_started(item: node_calls.Started) -> None:
             starting.worker = RemoteWorker(role, environment, item, self, link)
             self._workers.add(starting.worker)
             starting.known.set()
 
         try:
             with starting.scope:
-                await link.exchange(call, math.inf, started)
+                await link.call_keeper(call, math.inf, on_started)
         except CallFailed as error:
             starting.error = WorkerError(f"{environment.host}: {error.message}", hint=error.hint)
         except (BridgeDown, BridgeSlow) as error:
@@ -219,24 +221,24 @@ class ClusterExecutor(RemoteExecutor):
                 starting.worker.gone.set()
             starting.known.set()
 
-    def end(self, link: NodeLink, number: int, why: str) -> None:
-        """Have a worker killed, as soon as its keeper hears of it."""
+    def kill_worker(self, link: NodeLink, number: int, why: str) -> None:
+        """Have a worker's keeper kill it, in the background."""
         if self._tasks is not None and not link.reason:
-            self._tasks.start_soon(self._kill, link, number, why)
+            self._tasks.start_soon(self._send_kill, link, number, why)
 
-    async def _kill(self, link: NodeLink, number: int, why: str) -> None:
+    async def _send_kill(self, link: NodeLink, number: int, why: str) -> None:
         with contextlib.suppress(BridgeDown, BridgeSlow, CallFailed):
-            await link.exchange(node_calls.Kill(number, why), CALL_S)
+            await link.call_keeper(node_calls.Kill(number, why), CALL_S)
 
     def watch_toolchain(self, link: NodeLink, environment: Environment, observed: replies.Observed) -> None:
-        """Have a node's keeper watch the toolchain that a probe saw there, in place of what an earlier one saw."""
+        """Have a node's keeper watch the toolchain that a probe saw there; an earlier probe's no longer counts."""
         if self._tasks is not None:
             self._watched[environment] = observed
-            self._tasks.start_soon(self._watch, link, environment, observed)
+            self._tasks.start_soon(self._watch_until_changed, link, environment, observed)
 
-    async def _watch(self, link: NodeLink, environment: Environment, observed: replies.Observed) -> None:
+    async def _watch_until_changed(self, link: NodeLink, environment: Environment, observed: replies.Observed) -> None:
         try:
-            changed = await link.exchange(node_calls.Watch(observed.files, observed.limits), math.inf)
+            changed = await link.call_keeper(node_calls.Watch(observed.files, observed.limits), math.inf)
         except (BridgeDown, BridgeSlow, CallFailed) as error:
             _log.debug("toolchain_not_watched", node=environment.host, reason=error.message)
             return
@@ -245,8 +247,8 @@ class ClusterExecutor(RemoteExecutor):
             self._events.on_changed(environment.host, changed.reason)
 
 
-class _Starting(msgspec.Struct, eq=False):
-    """A worker on its way: ``known`` is set when it is there, or has failed."""
+class _PendingWorker(msgspec.Struct, eq=False):
+    """A worker that is being started; ``known`` is set when it is ready or has failed."""
 
     known: anyio.Event = msgspec.field(default_factory=anyio.Event)
     scope: anyio.CancelScope = msgspec.field(default_factory=anyio.CancelScope)

@@ -1,27 +1,24 @@
-"""Ray's errors as one line each, with what mends them.
-
-A module of its own: the keeper's calls and the service share it, and neither imports the other.
-"""
+"""Ray's errors as one line each, with what the user can do."""
 
 from __future__ import annotations
 
 import ray.exceptions
 
 
-def line_of(error: BaseException) -> str:
-    """Return an error as one line: the last of what Ray says, which is the cause."""
+def format_error(error: BaseException) -> str:
+    """Return an error as one line: the last line of Ray's text, which has the cause."""
     cause = getattr(error, "cause", None)
     if isinstance(cause, Exception):
         error = cause
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if isinstance(error, ray.exceptions.ActorDiedError):
-        said = [line for line in lines if "dead because" in line or "killed" in line or "node" in line.lower()]
-        return f"its actor died: {(said or lines)[-1][:300]}"
+        reasons = [line for line in lines if "dead because" in line or "killed" in line or "node" in line.lower()]
+        return f"its actor died: {(reasons or lines)[-1][:300]}"
     return f"{type(error).__name__}: {lines[-1][:300] if lines else ''}"
 
 
-def hint_of(error: BaseException) -> str:
-    """Return what mends an error, as far as that is known."""
+def find_hint(error: BaseException) -> str:
+    """Return what the user can do about an error; empty if that is not known."""
     text = str(error)
     if "ersion mismatch" in text or ("differ" in text and "version" in text):
         return "give [cluster] python an interpreter with the cluster's versions of Ray and Python"
@@ -30,7 +27,7 @@ def hint_of(error: BaseException) -> str:
     if "uthentication" in text or "oken" in text:
         return f"give the daemon {_TOKEN}"
     if "Failed to connect to Ray cluster" in text:
-        # Ray says no more where a token is missing or wrong.
+        # Ray says nothing else when a token is missing or wrong.
         return f"is it up? If it wants a token, give the daemon {_TOKEN}"
     return ""
 

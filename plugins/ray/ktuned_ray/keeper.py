@@ -1,7 +1,8 @@
-"""A node's keeper: a process that runs workers there as a daemon does, for one that is on another machine.
+"""A node's keeper: a process that runs workers there as a daemon does, for a daemon on another machine.
 
-``python -m ktuned_ray.keeper SOCKET_FD DIRECTORY``. It has its own executor and warden, watches deadlines and
-memory itself, and ends with everything that it started when its socket closes. ``DIRECTORY`` is private, and removed.
+``python -m ktuned_ray.keeper SOCKET_FD DIRECTORY``. It has an executor and a warden of its own, and watches deadlines
+and memory itself, so that the network has no part in them. When its socket closes it ends, with everything that it
+started. ``DIRECTORY`` is private, and removed at the end.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import anyio.to_thread
 import msgspec
 
 from ktuned.backends import cpu
-from ktuned.bridge import Call, CallFailed, Host, Send, Service
+from ktuned.bridge import Call, CallFailed, CallServer, Send, Service
 from ktuned.fleet import DeadlineExpired, Environment, LocalExecutor, Output, RequestFailed, Worker, WorkerDied, memory
 from ktuned.ipc import Trust, first_changed, replies, requests, to_message
 from ktuned.model import Record, Role, WorkerError
@@ -36,15 +37,15 @@ from ktuned_ray.node_artifacts import NodeArtifacts
 from ktuned_ray.node_layout import NodeLayouts
 
 MEMORY_S: Final = 0.2
-"""Interval between two looks at workers' memory, as in a daemon."""
+"""Interval of looks at workers' memory, in seconds, as in a daemon."""
 
 WATCH_S: Final = 2.0
-"""Interval between two looks at a toolchain's files, as at those in use on a daemon's own machine."""
+"""Interval of looks at a toolchain's files, in seconds, as for those in use on a daemon's own machine."""
 
 _OTHERS = ("KTUNED_HOME", "KTUNED_SOCKET")
 
 
-class _Seat(msgspec.Struct, frozen=True, eq=False):
+class _LimitedWorker(msgspec.Struct, frozen=True, eq=False):
     """A worker with its limit of memory."""
 
     worker: Worker
@@ -70,42 +71,42 @@ class Keeper(Service):
         self._executor = executor
         self._layouts = NodeLayouts(home)
         self._laying_out = anyio.Lock()
-        self._seats: dict[int, _Seat] = {}
+        self._seats: dict[int, _LimitedWorker] = {}
         self._numbers = itertools.count(1)
         self._cores = sorted(os.sched_getaffinity(0))
-        self._granted = memory.default_limits(max(1, len(self._cores) - 1))
+        self._granted = memory.choose_default_limits(max(1, len(self._cores) - 1))
 
     async def carry_out(self, call: Call[Any, Any], send: Send) -> Record:
         """Carry one call out."""
         match call:
             case node_calls.Describe():
-                return await anyio.to_thread.run_sync(self._describe)
+                return await anyio.to_thread.run_sync(self._describe_node)
             case node_calls.LayOut():
                 async with self._laying_out:
                     return node_calls.Layout(await anyio.to_thread.run_sync(self._layouts.lay_out, call))
             case node_calls.Watch():
-                return await self._watch(call)
+                return await self._watch_toolchain(call)
             case node_calls.Start():
-                return await self._run(call, send)
+                return await self._run_worker(call, send)
             case node_calls.Exchange():
-                return await self._exchange(call, send)
+                return await self._pass_request(call, send)
             case node_calls.Kill():
-                self._kill(call)
+                self._kill_worker(call)
                 return replies.Empty()
             case node_calls.LeaveCores():
                 self._executor.leave_cores(call.lanes)
                 return replies.Empty()
         raise AssertionError(call)
 
-    async def _watch(self, call: node_calls.Watch) -> node_calls.Changed:
-        # The environment of this process, and so of its workers, stays what it is.
+    async def _watch_toolchain(self, call: node_calls.Watch) -> node_calls.Changed:
+        # Files and CPUs alone: the environment of this process, and so of its workers, cannot change.
         while cpu.limits() == call.limits:
             if changed := await anyio.to_thread.run_sync(first_changed, call.files):
                 return node_calls.Changed(f"{changed} changed")
             await anyio.sleep(self._watch_s)
         return node_calls.Changed("the CPUs that it may use changed")
 
-    def _describe(self) -> node_calls.NodeReport:
+    def _describe_node(self) -> node_calls.NodeReport:
         found = importlib.metadata.distributions()
         return node_calls.NodeReport(
             os.getpid(),
@@ -117,19 +118,19 @@ class Keeper(Service):
             {entry.metadata["Name"]: entry.version for entry in found if entry.metadata["Name"]},
         )
 
-    async def _run(self, call: node_calls.Start, send: Send) -> node_calls.Ended:
-        """Run a worker until it has ended, or is not wanted any more."""
+    async def _run_worker(self, call: node_calls.Start, send: Send) -> node_calls.Ended:
+        """Run a worker until it has ended, or the call is cancelled."""
         role = Role(call.role)
-        root = self._layouts.root(call.project, call.root)
+        root = self._layouts.root_path(call.project, call.root)
         root.mkdir(parents=True, exist_ok=True)
         environment = Environment(sys.executable, str(root), tuple(sorted(call.env.items())), call.project)
         limit = call.limit_bytes or self._granted[role is Role.COMPILE]
         try:
-            worker = await self._executor.start(role, environment, limit_bytes=limit, deadline_s=call.deadline_s)
+            worker = await self._executor.start_worker(role, environment, limit_bytes=limit, deadline_s=call.deadline_s)
         except WorkerError as error:
             raise CallFailed("worker", error.message, hint=error.hint) from error
         number = next(self._numbers)
-        self._seats[number] = _Seat(worker, limit)
+        self._seats[number] = _LimitedWorker(worker, limit)
         try:
             await send(node_calls.Started(number, worker.pid))
             await worker.gone.wait()
@@ -138,29 +139,25 @@ class Keeper(Service):
             del self._seats[number]
         return node_calls.Ended()
 
-    def _kill(self, call: node_calls.Kill) -> None:
+    def _kill_worker(self, call: node_calls.Kill) -> None:
         seat = self._seats.get(call.worker)
-        if seat is None:
-            return
-        if call.why:
-            seat.worker.stop(call.why)
-        else:
-            seat.worker.kill()
+        if seat is not None:
+            seat.worker.kill(call.why)
 
-    async def _exchange(self, call: node_calls.Exchange, send: Send) -> node_calls.Exchanged:
+    async def _pass_request(self, call: node_calls.Exchange, send: Send) -> node_calls.Exchanged:
         seat = self._seats.get(call.worker)
         if seat is None:
             raise CallFailed("no_worker", "the worker has ended")
         began = monotonic()
         worker = seat.worker
         if call.parcels:
-            await self.artifacts.take(call.parcels)
+            await self.artifacts.take_parcels(call.parcels)
         request = requests.decode(call.message)
         waiting: deque[tuple[Any, Output]] = deque()
         news = asyncio.Event()
 
         def on_item(value: Any) -> None:
-            waiting.append((value, worker.output()))
+            waiting.append((value, worker.take_output()))
             news.set()
 
         async def pass_on() -> None:
@@ -168,64 +165,68 @@ class Keeper(Service):
                 await news.wait()
                 news.clear()
                 while waiting:
-                    await send(await self._item(*waiting[0]))
-                    # Not before: it is still to be sent where this is cancelled.
+                    await send(await self._make_item(*waiting[0]))
+                    # Removed only now: if this task is cancelled in the send, the item still goes with the reply.
                     waiting.popleft()
 
         passing = asyncio.ensure_future(pass_on())
         try:
-            ended = await _ended(worker, request, call.deadlines, on_item)
+            ended = await _run_request(worker, request, call.deadlines, on_item)
         finally:
             passing.cancel()
-        left = [await self._item(*one) for one in waiting]
-        if sum(len(item.artifact) for item in left) > parcels.MAX_ALL_IN_FRAME_BYTES:
-            for item in left:
+        last = [await self._make_item(*one) for one in waiting]
+        if sum(len(item.artifact) for item in last) > parcels.MAX_ALL_IN_FRAME_BYTES:
+            for item in last:
                 await send(item)
-            left = []
-        # Results that come together travel as one answer: each costs a call of an actor.
-        return replace(ended, last=tuple(left), seconds=monotonic() - began)
+            last = []
+        # Items that came with the end travel in its answer: each answer may cost a call of an actor.
+        return replace(ended, last=tuple(last), seconds=monotonic() - began)
 
-    async def _item(self, value: Any, output: Output) -> node_calls.Item:
-        artifact = await self.artifacts.packed(value)
+    async def _make_item(self, value: Any, output: Output) -> node_calls.Item:
+        artifact = await self.artifacts.pack_artifact(value)
         return node_calls.Item(to_message(value), output.stdout, output.stderr, artifact)
 
     async def watch_memory(self) -> None:
-        """Stop workers that outgrow their limits, until cancelled."""
+        """Kill workers that outgrow their limits, until cancelled."""
         while True:
             for seat in list(self._seats.values()):
                 seat.worker.measure_memory()
                 if seat.worker.memory_bytes > seat.limit_bytes:
-                    seat.worker.stop(memory.exceeded(seat.worker.memory_bytes, seat.limit_bytes))
+                    seat.worker.kill(memory.describe_excess(seat.worker.memory_bytes, seat.limit_bytes))
             await anyio.sleep(MEMORY_S)
 
 
-async def _ended(
+async def _run_request(
     worker: Worker, request: requests.Request[Any, Any], deadlines: Mapping[str, float], on_item: Any
 ) -> node_calls.Exchanged:
-    """Have a worker carry a request out; return how that ended as data."""
+    """Have a worker carry a request out; return its reply or its failure as data."""
     try:
-        reply, output = await worker.exchange(request, deadlines, on_item=on_item)
+        reply, output = await worker.send_request(request, deadlines, on_item=on_item)
     except WorkerDied as error:
-        return _failed(error, error.output, returncode=error.returncode, stopped=error.stopped, fault=error.fault)
+        return _describe_failure(
+            error, error.output, returncode=error.returncode, stopped=error.stopped, fault=error.fault
+        )
     except DeadlineExpired as error:
-        return _failed(error, error.output, expired_s=error.deadline_s)
+        return _describe_failure(error, error.output, expired_s=error.deadline_s)
     except RequestFailed as error:
-        return _failed(error, error.output, failure=error.failure)
+        return _describe_failure(error, error.output, failure=error.failure)
     worker.measure_memory()
     return node_calls.Exchanged(
         to_message(reply),
         output.stdout,
         output.stderr,
-        phases=worker.timeline(),
+        phases=worker.read_phase_durations(),
         memory_bytes=worker.memory_bytes,
     )
 
 
-def _failed(error: WorkerDied | DeadlineExpired | RequestFailed, output: Output, **fields: Any) -> node_calls.Exchanged:
+def _describe_failure(
+    error: WorkerDied | DeadlineExpired | RequestFailed, output: Output, **fields: Any
+) -> node_calls.Exchanged:
     return node_calls.Exchanged(None, output.stdout, output.stderr, phase=error.phase, **fields)
 
 
-async def keep(descriptor: int, home: Path) -> None:
+async def keep_workers(descriptor: int, home: Path) -> None:
     """Keep workers until the socket closes, or a signal asks for the end."""
     cores = sorted(os.sched_getaffinity(0))
     executor = LocalExecutor(
@@ -237,20 +238,20 @@ async def keep(descriptor: int, home: Path) -> None:
         compile_cores=cores[1:],
         adopts=True,
         trust=Trust((str(home),)),
-        # Ray kills the children of an actor that it ends.
+        # Ray kills the children of an actor that it ends, so the warden removes the whole directory.
         private=home,
     )
-    async with executor.running(), anyio.create_task_group() as tasks:
+    async with executor.run_workers(), anyio.create_task_group() as tasks:
         keeper = Keeper(executor, home)
         tasks.start_soon(keeper.watch_memory)
-        tasks.start_soon(keeper.artifacts.run)
+        tasks.start_soon(keeper.artifacts.run_until_cancelled)
         # Closed by the transport.
         connection = socket.socket(fileno=descriptor)
         loop = asyncio.get_running_loop()
-        _, host = await loop.create_connection(lambda: Host(lambda name: keeper), sock=connection)
-        loop.add_signal_handler(signal.SIGTERM, host.connection_lost, None)
-        await host.closed
-        await host.close()
+        _, server = await loop.create_connection(lambda: CallServer(lambda name: keeper), sock=connection)
+        loop.add_signal_handler(signal.SIGTERM, server.connection_lost, None)
+        await server.closed
+        await server.close()
         tasks.cancel_scope.cancel()
 
 
@@ -260,7 +261,7 @@ def main(argv: list[str]) -> int:
     os.set_inheritable(descriptor, False)
     os.umask(0o077)
     try:
-        anyio.run(keep, descriptor, home)
+        anyio.run(keep_workers, descriptor, home)
     finally:
         shutil.rmtree(home, ignore_errors=True)
     return 0

@@ -1,7 +1,12 @@
 """The actor on each node: starts one keeper process there, and relays bytes between it and the bridge.
 
-The keeper starts the workers, from its main thread: the kernel ends a worker with the thread that started it, and an
-actor's threads come and go. It ends when the actor does, because its socket closes.
+Why a process of its own: the kernel ends a worker with the *thread* that started it, and an actor's threads come and
+go. The keeper starts workers from its main thread. It ends when the actor does, because its socket closes.
+
+Bytes travel over a direct connection (:mod:`~ktuned_ray.direct`), or else in calls of :meth:`KeeperActor.relay_bytes`.
+An actor cannot call back, so the bridge always has some calls waiting here, and answers go to the one that has waited
+longest. Ray may run calls in another order than they were made: each has a number for what it brings, and each answer
+has a place in the stream.
 """
 
 from __future__ import annotations
@@ -24,7 +29,7 @@ POLL_S: Final = 10.0
 """Longest wait of one call for answers: a bridge that was killed leaves no call behind for longer."""
 
 MAX_WAITING: Final = 32
-"""Calls that wait for answers; beyond, the first returns without, long before Ray lets no more begin."""
+"""Calls that wait for answers at once. With more the first returns empty, long before Ray's limit of running calls."""
 
 _READ_BYTES: Final = 1 << 18
 
@@ -32,7 +37,7 @@ MAX_BYTES: Final = 8 << 20
 """Bytes that one call returns."""
 
 RAYLET_S: Final = 1.0
-"""Interval of looks whether the node's raylet lives."""
+"""Interval in seconds at which the actor looks whether the node's raylet lives."""
 
 _OF_RAY = ("CUDA_VISIBLE_DEVICES", "OMP_NUM_THREADS", "NVIDIA_VISIBLE_DEVICES")
 """Variables that Ray sets for actors by rules that differ by version; workers get the node's own."""
@@ -57,102 +62,106 @@ class KeeperActor:
         self._direct: asyncio.StreamWriter | None = None
         self._tasks: list[asyncio.Task[None]] = []
 
-    async def start(self) -> int:
+    async def start_keeper(self) -> int:
         """Start the keeper; return its process id."""
         self._home = Path(tempfile.mkdtemp(prefix="ktuned-keeper-"))
         ours, theirs = socket.socketpair()
         with theirs:
-            self._process = self._spawn(theirs.fileno())
+            self._process = self._spawn_keeper(theirs.fileno())
         self._reader, self._writer = await asyncio.open_connection(sock=ours)
         loop = asyncio.get_running_loop()
-        self._tasks = [loop.create_task(self._read()), loop.create_task(self._end_with_node(os.getppid()))]
+        self._tasks = [loop.create_task(self._read_answers()), loop.create_task(self._end_with_node(os.getppid()))]
         return self._process.pid
 
-    def _spawn(self, descriptor: int) -> subprocess.Popen[bytes]:
+    def _spawn_keeper(self, descriptor: int) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "ktuned_ray.keeper", str(descriptor), str(self._home)],
             stdin=subprocess.DEVNULL,
             pass_fds=(descriptor,),
             start_new_session=True,
             cwd=self._home,
-            env=environment(os.environ, node_environment(os.getppid())),
+            env=build_environment(os.environ, read_node_environment(os.getppid())),
         )
 
-    async def listen(self, secret: bytes, host: str = "") -> tuple[str, int]:
-        """Listen for the bridge, which connects before it relays anything; return the address."""
+    async def listen_for_bridge(self, secret: bytes, host: str = "") -> tuple[str, int]:
+        """Listen for the bridge, which connects before it relays anything; return host and port."""
         if not host:
             import ray
 
             host = str(ray.util.get_node_ip_address())
         self._listener = direct.Listener(secret)
-        port = await self._listener.start(host)
-        self._tasks.append(asyncio.get_running_loop().create_task(self._splice(self._listener)))
+        port = await self._listener.start_listening(host)
+        self._tasks.append(asyncio.get_running_loop().create_task(self._pass_on_stream(self._listener)))
         return host, port
 
-    async def _splice(self, listener: direct.Listener) -> None:
-        """Pass on what the bridge sends; what the keeper answers goes the same way back."""
+    async def _pass_on_stream(self, listener: direct.Listener) -> None:
+        """Pass on what the bridge sends over the connection, until that ends. Answers go back the same way."""
         with contextlib.suppress(asyncio.CancelledError, OSError):
             reader, self._direct = await listener.connected
             while data := await reader.read(_READ_BYTES):
                 self._writer.write(data)
                 await self._writer.drain()
         if self._direct is not None:
-            # The bridge has ended, or took too long to prove itself and calls this actor instead.
+            # The bridge has ended, or it gave the connection up and calls this actor instead.
             self._direct.close()
             self._direct = None
 
-    async def relay(self, number: int, data: bytes) -> tuple[int, bytes]:
-        """Pass calls on to the keeper, then return its next answers, with their place: the first of those calls that
-        wait has them. One without answers returns after a while, with no bytes.
+    async def relay_bytes(self, number: int, data: bytes) -> tuple[int, bytes]:
+        """Pass bytes on to the keeper, then wait for its next answers.
 
-        ``number`` counts up from 0, and is the order of what is passed on.
+        Args:
+            number: The place of ``data`` in the stream to the keeper, from 0.
+            data: Bytes for the keeper; may be empty.
+
+        Returns:
+            The answers' place in the stream from the keeper, and their bytes. Empty if none came for a while.
 
         Raises:
             RuntimeError: the keeper has ended.
         """
-        await self._pass_on(number, data)
+        await self._pass_on_calls(number, data)
         if not self._inbox and not self._end:
-            await self._wait()
+            await self._wait_for_answers()
         self._is_taken_soon = False
         answers = bytes(self._inbox[:MAX_BYTES])
         del self._inbox[:MAX_BYTES]
         if not answers and self._end:
             raise RuntimeError(self._end)
         if self._inbox or self._end:
-            self._wake()
+            self._wake_first()
         place = self._taken
         self._taken += bool(answers)
         return place, answers
 
-    async def _wait(self) -> None:
+    async def _wait_for_answers(self) -> None:
         """Wait for answers in the order of the calls."""
-        mine = asyncio.get_running_loop().create_future()
-        self._waiting.append(mine)
+        waiter = asyncio.get_running_loop().create_future()
+        self._waiting.append(waiter)
         if len(self._waiting) > MAX_WAITING:
-            self._release()
+            self._release_first()
         try:
             with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(mine, POLL_S)
+                await asyncio.wait_for(waiter, POLL_S)
         finally:
             with contextlib.suppress(ValueError):
-                self._waiting.remove(mine)
+                self._waiting.remove(waiter)
 
-    def _wake(self) -> None:
+    def _wake_first(self) -> None:
         """Let the first call that waits take the answers, unless one is about to."""
         if not self._is_taken_soon:
-            self._is_taken_soon = self._release()
+            self._is_taken_soon = self._release_first()
 
-    def _release(self) -> bool:
-        """Let the first call that waits go on; return whether there is one."""
+    def _release_first(self) -> bool:
+        """Let the call that has waited longest return; return whether there is one."""
         while self._waiting:
             first = self._waiting.popleft()
-            # One whose time is over may not have left yet.
+            # A call whose time is over may still be in the queue.
             if not first.done():
                 first.set_result(None)
                 return True
         return False
 
-    async def _pass_on(self, number: int, data: bytes) -> None:
+    async def _pass_on_calls(self, number: int, data: bytes) -> None:
         async with self._turn:
             await self._turn.wait_for(lambda: self._next == number)
             self._writer.write(data)
@@ -160,11 +169,11 @@ class KeeperActor:
             self._turn.notify_all()
         await self._writer.drain()
 
-    async def _read(self) -> None:
+    async def _read_answers(self) -> None:
         while data := await self._reader.read(_READ_BYTES):
             if self._direct is None:
                 self._inbox += data
-                self._wake()
+                self._wake_first()
                 continue
             with contextlib.suppress(OSError):
                 self._direct.write(data)
@@ -173,7 +182,7 @@ class KeeperActor:
         returncode = await asyncio.to_thread(self._process.wait)
         how = f"was killed by signal {-returncode}" if returncode < 0 else f"exited with code {returncode}"
         self._end = f"its keeper {how}"
-        self._wake()
+        self._wake_first()
 
     async def _end_with_node(self, raylet: int) -> None:
         """End this process with its node.
@@ -182,25 +191,25 @@ class KeeperActor:
         """
         while os.getppid() == raylet:  # noqa: ASYNC110 - no event reports another parent
             await asyncio.sleep(RAYLET_S)
-        # The keeper ends its workers when its socket closes.
+        # This closes the keeper's socket, and the keeper ends its workers.
         os._exit(1)
 
-    def take(self, parcel: Mapping[str, bytes]) -> None:
+    def take_parcels(self, parcel: Mapping[str, bytes]) -> None:
         """Put parcels where the keeper finds them."""
         for name, data in parcel.items():
-            parcels.unpack(name, data, self._home)
+            parcels.unpack_parcel(name, data, self._home)
 
-    def take_one(self, name: str, data: bytes) -> None:
-        """Put one parcel there, whose bytes come from Ray's object store."""
-        self.take({name: data})
+    def take_parcel(self, name: str, data: bytes) -> None:
+        """Put one parcel where the keeper finds it; its bytes come from Ray's object store."""
+        self.take_parcels({name: data})
 
-    def pack(self, name: str) -> bytes:
+    def pack_parcel(self, name: str) -> bytes:
         """Return a parcel's bytes."""
-        return parcels.pack(parcels.place_of(name, self._home))
+        return parcels.pack_parcel(parcels.parcel_path(name, self._home))
 
 
-def node_environment(pid: int) -> Mapping[str, str]:
-    """Return the environment that a node was started with: its raylet's, the parent of all of its actors."""
+def read_node_environment(pid: int) -> Mapping[str, str]:
+    """Return the environment that a node was started with: that of its raylet, the process ``pid``."""
     try:
         entries = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:
@@ -209,8 +218,8 @@ def node_environment(pid: int) -> Mapping[str, str]:
     return {name: value for name, _, value in pairs}
 
 
-def environment(own: Mapping[str, str], node: Mapping[str, str]) -> dict[str, str]:
-    """Return the environment of a keeper: the actor's, with a runtime environment's variables, without Ray's rules."""
+def build_environment(own: Mapping[str, str], node: Mapping[str, str]) -> dict[str, str]:
+    """Return a keeper's environment: the actor's, which has the runtime environment's variables, without Ray's own."""
     kept: dict[str, Any] = {name: value for name, value in own.items() if not name.startswith("RAY_")}
     for name in _OF_RAY:
         kept.pop(name, None)

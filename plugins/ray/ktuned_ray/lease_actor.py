@@ -1,7 +1,7 @@
-"""The actor that holds a resource of Ray's for a lane or a slot, and does nothing else.
+"""The actor that holds a resource of Ray's for a lane or a compile slot, and does nothing else.
 
-As long as it lives, no other job of the cluster gets that GPU, or those CPUs. A module of its own, which each node
-imports.
+As long as it lives, no other job of the cluster gets that GPU, or those CPUs. Each node imports this module, so it
+imports little.
 """
 
 from __future__ import annotations
@@ -13,16 +13,16 @@ from typing import Final
 import ray
 
 RAYLET_S: Final = 1.0
-"""Interval of looks whether the node's raylet lives."""
+"""Interval in seconds at which the actor looks whether the node's raylet lives."""
 
 
 class LeaseActor:
-    """Holds what it was started with."""
+    """Holds the resources that it was started with."""
 
     def __init__(self) -> None:
         threading.Thread(target=_end_with_node, args=(os.getppid(),), daemon=True).start()
 
-    def gpus(self) -> list[str]:
+    def list_gpus(self) -> list[str]:
         """Return the ids of the GPUs that are held; answered once they are."""
         ids = ray.get_runtime_context().get_accelerator_ids()
         return [str(one) for one in ids.get("GPU", [])]

@@ -1,7 +1,9 @@
-"""Leases: what lanes and slots on a cluster's nodes hold of the cluster's own account of its resources.
+"""Leases: GPUs and CPUs that ktuned holds in the cluster's own account, so that other jobs do not use them meanwhile.
 
-One lease for each GPU, or CPU, that is in use, so that ktuned and other jobs never share one by accident. It is given
-back when it was not used for a while.
+There is one lease for each GPU, or CPU, in use. A GPU's serves all requests on the device; a CPU's serves one compile
+at a time. A lease is given back when it was not used for :data:`IDLE_S`; before a device is given back, the workers
+there end, because their contexts hold its memory. If another job has the resource, the request fails with
+``not_leased``, and the lane counts as having lost its host.
 """
 
 from __future__ import annotations
@@ -23,14 +25,14 @@ from ktuned_ray.node_link import CALL_S, NodeLink
 _log = structlog.get_logger()
 
 WAIT_S: Final = 20.0
-"""Time to get a resource that is free: an actor's start, on a node that is busy."""
+"""Time to get a free resource: an actor must start, on a node that may be busy."""
 
 IDLE_S: Final = 30.0
-"""Time that a lease is kept after its use: the next job often follows at once."""
+"""How long a lease is kept after its use, in seconds: the next job often follows at once."""
 
 
 class _Lease(msgspec.Struct, eq=False):
-    """A resource that is held, for so many requests at once; ``given_at`` is when the last one of them ended."""
+    """A resource that is held. ``uses`` counts the requests that use it now, ``given_at`` is the end of the last."""
 
     link: NodeLink
     id: str
@@ -42,8 +44,11 @@ class _Lease(msgspec.Struct, eq=False):
 class Leases:
     """The leases of one daemon.
 
-    One is given back ``idle_s`` after its use, and waited for ``wait_s``. ``end_device`` is called before that of a
-    device goes: its workers must end.
+    Args:
+        bridge: The bridge to the cluster.
+        end_device: Ends the workers on a device; called before its lease is given back.
+        idle_s: How long an unused lease is kept, in seconds.
+        wait_s: How long to wait for a resource, in seconds.
     """
 
     def __init__(
@@ -59,12 +64,16 @@ class Leases:
 
     @property
     def devices(self) -> list[str]:
-        """What is held now: devices by name, a CPU for a compile as an empty one."""
+        """What is held now: a device by its name, a compile's CPU as an empty name."""
         return [lease.device for lease in self._held]
 
     @asynccontextmanager
-    async def held(self, link: NodeLink, device: str | None) -> AsyncIterator[None]:
-        """Hold a device, or a CPU for a compile (an empty name), or nothing (``None``); at once where it is held.
+    async def hold_resource(self, link: NodeLink, device: str | None) -> AsyncIterator[None]:
+        """Hold a resource for the block; without a wait if it is held already.
+
+        Args:
+            link: The node.
+            device: The device's name; empty for a compile's CPU, ``None`` for nothing.
 
         Raises:
             CallFailed: other jobs of the cluster have it.
@@ -74,9 +83,9 @@ class Leases:
             yield
             return
         async with self._lock:
-            lease = self._find(link, device)
+            lease = self._find_lease(link, device)
             if lease is None:
-                lease = await self._take(link, device)
+                lease = await self._take_lease(link, device)
                 self._held.append(lease)
             lease.uses += 1
         try:
@@ -86,19 +95,19 @@ class Leases:
             lease.given_at = monotonic()
             self._news.set()
 
-    def _find(self, link: NodeLink, device: str) -> _Lease | None:
-        """Return the lease of a device, or one of a CPU that no compile uses."""
+    def _find_lease(self, link: NodeLink, device: str) -> _Lease | None:
+        """Return the lease of a device, or an unused one of a CPU, if there is one."""
         alike = (lease for lease in self._held if lease.link is link and lease.device == device)
         return next((lease for lease in alike if device or not lease.uses), None)
 
-    def drop(self, link: NodeLink) -> list[str]:
+    def forget_node(self, link: NodeLink) -> list[str]:
         """Forget a lost node's leases; return their ids."""
         lost = [lease for lease in self._held if lease.link is link]
         self._held = [lease for lease in self._held if lease.link is not link]
         return [lease.id for lease in lost]
 
-    async def run(self) -> None:
-        """Give back what was not used for a while, until cancelled."""
+    async def return_idle_leases(self) -> None:
+        """Give leases back that were not used for a while, until cancelled."""
         while True:
             waits = [lease.given_at for lease in self._held if not lease.uses]
             if not waits:
@@ -111,27 +120,27 @@ class Leases:
                     self._held.remove(lease)
                     if lease.device:
                         self._end_device(lease.device)
-                    await self.release(lease.id)
+                    await self.release_lease(lease.id)
 
-    async def release(self, lease: str) -> None:
-        """Give a lease back; without the bridge it is gone anyway."""
+    async def release_lease(self, lease: str) -> None:
+        """Give a lease back. If the bridge is down, the lease is gone with it."""
         with suppress(BridgeDown, BridgeSlow, CallFailed):
-            await self._bridge.exchange(cluster_calls.Release(lease), CALL_S)
+            await self._bridge.call_service(cluster_calls.Release(lease), CALL_S)
 
-    async def _take(self, link: NodeLink, device: str) -> _Lease:
-        """Hold a CPU, or the device's GPU. Ray chooses among those that are free: others go back."""
+    async def _take_lease(self, link: NodeLink, device: str) -> _Lease:
+        """Get a CPU, or the device's GPU. Ray chooses among the free ones: take more until it fits, return the rest."""
         kind, _, index = device.rpartition("/")[2].partition(":")
-        gpu = link.gpu(int(index)) if kind == "cuda" else ""
-        others: list[str] = []
+        gpu = link.find_gpu_id(int(index)) if kind == "cuda" else ""
+        surplus_leases: list[str] = []
         call = cluster_calls.Lease(link.info.id, gpus=1 if gpu else 0, cpus=0 if gpu else 1, wait_s=self._wait_s)
         try:
             for _ in range(max(1, link.info.gpus)):
-                leased = await self._bridge.exchange(call, self._wait_s + CALL_S)
+                leased = await self._bridge.call_service(call, self._wait_s + CALL_S)
                 if leased.gpu == gpu:
                     _log.debug("leased", node=link.info.name, device=device)
                     return _Lease(link, leased.lease, device)
-                others.append(leased.lease)
+                surplus_leases.append(leased.lease)
         finally:
-            for other in others:
-                await self.release(other)
+            for other in surplus_leases:
+                await self.release_lease(other)
         raise CallFailed("not_leased", f"another job of the cluster has {device}")

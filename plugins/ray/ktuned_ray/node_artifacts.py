@@ -1,6 +1,6 @@
-"""Artifacts on a node: those that came with requests, or were compiled there, below a keeper's directory.
+"""Artifacts on a node, below a keeper's directory: those that came with requests, and those compiled there.
 
-They are kept within a cap by removing the oldest; one that is needed again is carried again.
+Beyond a cap the oldest are removed; one that is needed again is carried again.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from ktuned.store import Artifacts
 from ktuned_ray import parcels
 
 CAP_BYTES: Final = 4 << 30
-"""Bytes of artifacts on a node: a large job's, and little beside the disk of a machine with GPUs."""
+"""Bytes of artifacts on a node: enough for a large job, and little on the disk of a machine with GPUs."""
 
 LOOK_S: Final = 10.0
-"""Interval of looks at their size while some came."""
+"""Interval of looks at their size, in seconds, as long as new ones come."""
 
 
 class NodeArtifacts:
@@ -35,35 +35,35 @@ class NodeArtifacts:
         self._look_s = look_s
         self._news = anyio.Event()
 
-    async def take(self, given: Mapping[str, bytes]) -> None:
-        """Put parcels that came with a request where workers find them.
+    async def take_parcels(self, given: Mapping[str, bytes]) -> None:
+        """Unpack parcels that came with a request to where workers find them.
 
         Raises:
-            CallFailed: one cannot be written, or is none.
+            CallFailed: one cannot be written, or is no parcel.
         """
 
-        def write() -> None:
+        def unpack_all() -> None:
             for name, data in given.items():
-                parcels.unpack(name, data, self._home)
+                parcels.unpack_parcel(name, data, self._home)
 
         try:
-            await anyio.to_thread.run_sync(write)
+            await anyio.to_thread.run_sync(unpack_all)
         except (OSError, parcels.BadParcel) as error:
             raise CallFailed("parcel", f"a parcel cannot be kept: {error}") from error
         self._news.set()
 
-    async def packed(self, item: Any) -> bytes:
-        """Return a compiled unit's artifact, to travel with the item; nothing of another item, or of a large one."""
+    async def pack_artifact(self, item: Any) -> bytes:
+        """Return the packed artifact of a compiled unit; empty if it is too large, or the item is no compiled unit."""
         if not isinstance(item, replies.CompiledUnit) or item.outcome is not None:
             return b""
         self._news.set()
         place = artifact_place(self._home / "artifacts", item.artifact or item.key)
         with suppress(OSError):
-            return await anyio.to_thread.run_sync(parcels.pack_small, place) or b""
+            return await anyio.to_thread.run_sync(parcels.pack_small_parcel, place) or b""
         return b""
 
-    async def run(self) -> None:
-        """Keep them within the cap, until cancelled."""
+    async def run_until_cancelled(self) -> None:
+        """Keep artifacts within the cap, until cancelled."""
         while True:
             await self._news.wait()
             self._news = anyio.Event()

@@ -1,6 +1,6 @@
-"""Calls of a node's keeper: start workers, exchange requests with them, kill them, lay out a project's files.
+"""Calls of a node's keeper: start workers, send them requests, kill them, lay out a project's files.
 
-The daemon sends them over the bridge, which relays their bytes. A worker is known by a number; its requests and answers
+The daemon sends them over the bridge, which relays their bytes. A worker is named by a number; its requests and answers
 are those of :mod:`ktuned.ipc`, as plain data.
 """
 
@@ -18,7 +18,7 @@ from ktuned.model import Record, record
 class NodeReport(Record):
     """A node's keeper: its interpreter, ktuned's version there, its cores, and the distributions installed.
 
-    ``gpus`` are the ids of those that ``CUDA_VISIBLE_DEVICES`` leaves, in its order; none where it leaves all.
+    ``gpus`` are the ids that ``CUDA_VISIBLE_DEVICES`` lists, in its order; empty if it is not set.
     """
 
     pid: int
@@ -83,8 +83,9 @@ class Changed(Record):
 
 @record
 class Watch(Call[Changed, Never]):
-    """Answer when one of the files by which a toolchain is known is no longer as it was seen, or the CPUs that may be
-    used are others: the fields of :class:`~ktuned.ipc.replies.Observed`.
+    """Watch a toolchain: the reply comes when one of its files has changed, or the CPUs that may be used.
+
+    The fields are those of :class:`~ktuned.ipc.replies.Observed`.
     """
 
     operation: ClassVar = "node.watch"
@@ -95,9 +96,9 @@ class Watch(Call[Changed, Never]):
 
 @record
 class Start(Call[Ended, Started]):
-    """Start a worker; the reply comes when it has ended. One whose call is taken back is killed.
+    """Start a worker; the reply comes when it has ended. It is killed when the call is cancelled.
 
-    It may use ``limit_bytes`` of memory; 0 is what the keeper grants on that machine.
+    It may use ``limit_bytes`` of memory; 0 is what the keeper grants on its machine.
     """
 
     operation: ClassVar = "node.start"
@@ -114,7 +115,7 @@ class Start(Call[Ended, Started]):
 class Item(Record):
     """An item of a worker's answer, and what its code printed for it.
 
-    Of a compiled unit ``artifact`` is the packed artifact, unless that is too large to travel in a frame.
+    ``artifact`` is a compiled unit's packed artifact, unless it is too large to travel in a frame.
     """
 
     value: Any
@@ -127,9 +128,9 @@ class Item(Record):
 class Exchanged(Record):
     """The end of an exchange: a reply's ``value``, or a failure; ``last`` are the items that were not sent before it.
 
-    It took ``seconds`` at the keeper. ``phase`` is where it ended, ``phases`` the seconds of each. Of a worker that
-    died ``returncode`` is given, and why it was ``stopped``, or the ``fault`` that it reported; of a phase that took
-    too long ``expired_s``, its deadline.
+    It took ``seconds`` at the keeper. ``phase`` is where it ended, ``phases`` the seconds of each phase. If the worker
+    died there is a ``returncode``, and the reason why it was ``stopped`` or the ``fault`` that it reported. If a phase
+    took too long, ``expired_s`` is its deadline.
     """
 
     value: Any = None
@@ -149,10 +150,10 @@ class Exchanged(Record):
 
 @record
 class Exchange(Call[Exchanged, Item]):
-    """Have a worker carry a request out (the frame's map, as plain data), with a deadline for each phase.
+    """Have a worker carry out a request (``message``: the frame's map, as plain data), with a deadline for each phase.
 
-    ``parcels`` are those that it names and that the node lacks, as far as they are small: each call of an actor that
-    does not go before a request saves a lane a millisecond.
+    ``parcels`` are the small ones that the request names and the node lacks. Each call of an actor before a request
+    costs a lane a millisecond.
     """
 
     operation: ClassVar = "node.exchange"
@@ -165,7 +166,7 @@ class Exchange(Call[Exchanged, Item]):
 
 @record
 class Kill(Call[replies.Empty, Never]):
-    """Kill a worker; with ``why`` it is stopped for what it does."""
+    """Kill a worker; ``why`` is the error of its request, if it is killed for what it did."""
 
     operation: ClassVar = "node.kill"
 
@@ -175,7 +176,7 @@ class Kill(Call[replies.Empty, Never]):
 
 @record
 class LeaveCores(Call[replies.Empty, Never]):
-    """Keep compilers and explorers of the node off so many cores."""
+    """Leave cores of the node to lanes: keep compilers and explorers off them."""
 
     operation: ClassVar = "node.leave_cores"
 

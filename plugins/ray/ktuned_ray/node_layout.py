@@ -1,7 +1,8 @@
 """Projects on a node: the files that a daemon lists, by content, in a directory that stands for the root.
 
-The directory repeats the root's absolute path below a private one, so that a file beside the root has its place, too. A
-file's bytes come as a parcel; they are checked by their digest, and the parcel becomes the file.
+The directory repeats the root's absolute path below a private one, so that files outside the root have their place too.
+A file's bytes come as a parcel, are checked by their digest, and become the file. A layout is made as a whole: as long
+as bytes are missing, nothing changes.
 """
 
 from __future__ import annotations
@@ -25,33 +26,33 @@ class NodeLayouts:
         """The digest of each file that was laid out, by its place."""
         self._of: dict[str, set[Path]] = {}
 
-    def root(self, project: str, root: str) -> Path:
+    def root_path(self, project: str, root: str) -> Path:
         """Return the directory that stands for a project's root."""
         identity = hashlib.sha256(f"{project}\0{root}".encode()).hexdigest()[:16]
         return Path(f"{self._home}/projects/{identity}{os.path.normpath(root)}")
 
     def lay_out(self, call: node_calls.LayOut) -> tuple[str, ...]:
-        """Make a project's files those of the call; return the digests of those that are missing. Blocks."""
-        top = str(self.root(call.project, call.root))
+        """Make a project's files those of the call; return the digests of the missing ones. Blocks."""
+        top = str(self.root_path(call.project, call.root))
         private = top.removesuffix(os.path.normpath(call.root))
         wanted: dict[Path, str] = {}
         for name, digest in call.files.items():
             path = absolute(name, top)
-            # More `..` than there are directories would leave the private one.
+            # With more `..` than there are directories, a path would lead out of the private one.
             if path.startswith(f"{private}/") and digest:
                 wanted[Path(path)] = digest
         known = {digest: place for place, digest in self._files.items()}
-        fresh = {place: digest for place, digest in wanted.items() if self._files.get(place) != digest}
-        missing = {digest for digest in fresh.values() if digest not in known and not self._has(digest)}
+        changed = {place: digest for place, digest in wanted.items() if self._files.get(place) != digest}
+        missing = {digest for digest in changed.values() if digest not in known and not self._has_parcel(digest)}
         if missing:
             return tuple(sorted(missing))
         for directory in (top, *(absolute(name, top) for name in call.directories)):
             if directory.startswith(f"{private}/"):
                 os.makedirs(directory, exist_ok=True)
-        # Read before any is replaced: a renamed file's bytes are at its earlier place.
-        contents = {digest: self._read(digest, known) for digest in set(fresh.values())}
+        # Read all before any is replaced: a renamed file's bytes lie at its earlier place.
+        contents = {digest: self._read_content(digest, known) for digest in set(changed.values())}
         executable = {absolute(name, top) for name in call.executable}
-        for place, digest in fresh.items():
+        for place, digest in changed.items():
             parcels.unpack_file(contents[digest], place)
             place.chmod(0o755 if str(place) in executable else 0o644)
             self._files[place] = digest
@@ -62,12 +63,12 @@ class NodeLayouts:
         shutil.rmtree(self._home / "files", ignore_errors=True)
         return ()
 
-    def _parcel(self, digest: str) -> Path:
-        return parcels.place_of(f"file-{digest}", self._home)
+    def _parcel_path(self, digest: str) -> Path:
+        return parcels.parcel_path(f"file-{digest}", self._home)
 
-    def _has(self, digest: str) -> bool:
-        """Return whether a parcel is there and has the bytes that its name promises; a wrong one is removed."""
-        place = self._parcel(digest)
+    def _has_parcel(self, digest: str) -> bool:
+        """Return whether a parcel is there with the bytes that its name promises; a wrong one is removed."""
+        place = self._parcel_path(digest)
         try:
             if hashlib.sha256(place.read_bytes()).hexdigest() == digest:
                 return True
@@ -76,6 +77,6 @@ class NodeLayouts:
             return False
         return False
 
-    def _read(self, digest: str, known: Mapping[str, Path]) -> bytes:
+    def _read_content(self, digest: str, known: Mapping[str, Path]) -> bytes:
         place = known.get(digest)
-        return (self._parcel(digest) if place is None else place).read_bytes()
+        return (self._parcel_path(digest) if place is None else place).read_bytes()

@@ -1,4 +1,10 @@
-"""Link to the keeper of one node: calls over the bridge, signs of life, and the end of it all."""
+"""Link to the keeper of one node: calls over the bridge, heartbeats, and the reason of its end.
+
+Calls are frames in a queue, which a task relays through the bridge in the order of the calls; with too much in the
+queue new calls wait. The link is up when the keeper has described its node, and lost when the bridge's call ends or the
+keeper is silent for :data:`SILENCE_S`. A lost link never comes back: its calls fail with the reason, and the cluster
+makes another one.
+"""
 
 from __future__ import annotations
 
@@ -23,29 +29,29 @@ ATTACH_S: Final = 120.0
 """Time for a keeper to take calls: Ray may first have to install a runtime environment."""
 
 CALL_S: Final = 30.0
-"""Time for the bridge, or a keeper, to answer what takes no time."""
+"""Time for the bridge, or a keeper, to answer what costs no work."""
 
 BEAT_S: Final = 5.0
 SILENCE_S: Final = 20.0
-"""Interval of signs of life of a keeper, and the silence after which it is given up: it hangs, or the network is
-parted."""
+"""Interval of a keeper's heartbeats, and the silence after which the link is given up: the keeper hangs, or the network
+is cut."""
 
 MAX_WAITING_BYTES: Final = 32 << 20
-"""Bytes of calls that may wait for the bridge: two frames."""
+"""Bytes that may wait for the bridge: two frames."""
 
 MAX_RELAYED_BYTES: Final = 4 << 20
-"""Bytes that are relayed at once."""
+"""Bytes that are relayed with one call."""
 
 
 class NodeLink:
-    """The keeper of a node while it lives; :meth:`run` starts it, and returns the reason why it has ended."""
+    """The keeper of a node while it lives. :meth:`run_until_lost` starts it, and returns the reason why it ended."""
 
     def __init__(self, bridge: Bridge, info: cluster_calls.NodeInfo) -> None:
         self.info = info
         self.report: node_calls.NodeReport | None = None
         self.reason = ""
         self._bridge = bridge
-        self._calls = Calls(f"the keeper on {info.name}", self._send, self._writable)
+        self._calls = Calls(f"the keeper on {info.name}", self._queue_bytes, self._wait_for_room)
         self._outbox = bytearray()
         self._news = anyio.Event()
         self._room = anyio.Event()
@@ -59,32 +65,32 @@ class NodeLink:
 
     @property
     def cores(self) -> int:
-        """The cores that workers may use there: as many as Ray counts, and as there are."""
+        """The cores that workers may use there: as many as Ray counts, but not more than there are."""
         cores = self.info.cpus if self.report is None else min(self.info.cpus, self.report.cores)
         return max(1, cores)
 
-    def gpu(self, index: int) -> str:
-        """Return Ray's id of the GPU that workers there know by an index."""
+    def find_gpu_id(self, index: int) -> str:
+        """Return Ray's id of the GPU that workers there call by an index."""
         visible = () if self.report is None else self.report.gpus
         return visible[index] if index < len(visible) else str(index)
 
-    async def run(self, on_up: Callable[[NodeLink], None]) -> str:
-        """Keep the link until it is lost; ``on_up`` is called when the keeper takes calls. Returns why it was lost."""
+    async def run_until_lost(self, on_up: Callable[[NodeLink], None]) -> str:
+        """Keep the link until it is lost; return why. ``on_up`` is called when the keeper takes calls."""
         try:
             async with anyio.create_task_group() as tasks:
-                tasks.start_soon(self._pump)
-                tasks.start_soon(self._attend, on_up)
-                await self._bridge.exchange(cluster_calls.Attach(self.info.id), math.inf, on_item=self._take)
+                tasks.start_soon(self._relay_queued_bytes)
+                tasks.start_soon(self._watch_keeper, on_up)
+                await self._bridge.call_service(cluster_calls.Attach(self.info.id), math.inf, on_item=self._take_chunk)
         except* (BridgeDown, BridgeSlow, CallFailed) as group:
-            self.reason = self._fault or _first(group)
-        except* _Lost as group:
-            self.reason = self._fault or _first(group)
+            self.reason = self._fault or _first_reason(group)
+        except* _LinkLost as group:
+            self.reason = self._fault or _first_reason(group)
         finally:
             self.reason = self.reason or "the daemon has left it"
-            self._calls.fail(self.reason)
+            self._calls.fail_all(self.reason)
         return self.reason
 
-    async def exchange(self, call: Call[R, I], deadline_s: float, on_item: Callable[[I], None] | None = None) -> R:
+    async def call_keeper(self, call: Call[R, I], deadline_s: float, on_item: Callable[[I], None] | None = None) -> R:
         """Call the keeper.
 
         Raises:
@@ -94,26 +100,26 @@ class NodeLink:
         """
         if self.reason:
             raise BridgeDown(self.reason)
-        return await self._calls.exchange(call, deadline_s, on_item)
+        return await self._calls.send_call(call, deadline_s, on_item)
 
-    def _take(self, chunk: cluster_calls.Chunk) -> None:
+    def _take_chunk(self, chunk: cluster_calls.Chunk) -> None:
         self._attached.set()
         try:
             self._calls.feed(chunk.data)
         except (frames.FrameError, InvalidMessage) as error:
             self._fault = f"its keeper sent what is no answer: {error}"
 
-    def _send(self, data: bytes) -> None:
+    def _queue_bytes(self, data: bytes) -> None:
         if self.reason:
             raise BridgeDown(self.reason)
         self._outbox += data
         self._news.set()
 
-    async def _writable(self) -> None:
+    async def _wait_for_room(self) -> None:
         while len(self._outbox) > MAX_WAITING_BYTES:
             await self._room.wait()
 
-    async def _pump(self) -> None:
+    async def _relay_queued_bytes(self) -> None:
         await self._attached.wait()
         while True:
             await self._news.wait()
@@ -121,29 +127,29 @@ class NodeLink:
             del self._outbox[:MAX_RELAYED_BYTES]
             if not self._outbox:
                 self._news = anyio.Event()
-            await self._bridge.post(cluster_calls.Relay(self.info.id, data), CALL_S)
+            await self._bridge.post_call(cluster_calls.Relay(self.info.id, data), CALL_S)
             self._room.set()
             self._room = anyio.Event()
 
-    async def _attend(self, on_up: Callable[[NodeLink], None]) -> None:
-        self.report = await self._ask(node_calls.Describe(), ATTACH_S)
+    async def _watch_keeper(self, on_up: Callable[[NodeLink], None]) -> None:
+        self.report = await self._ask_keeper(node_calls.Describe(), ATTACH_S)
         on_up(self)
         while True:
             await anyio.sleep(BEAT_S)
-            await self._ask(Hello(), SILENCE_S)
+            await self._ask_keeper(Hello(), SILENCE_S)
 
-    async def _ask(self, call: Call[R, Any], deadline_s: float) -> R:
+    async def _ask_keeper(self, call: Call[R, Any], deadline_s: float) -> R:
         try:
-            return await self._calls.exchange(call, deadline_s)
+            return await self._calls.send_call(call, deadline_s)
         except BridgeSlow:
-            raise _Lost(f"its keeper gave no sign of life for {deadline_s:.0f} s") from None
+            raise _LinkLost(f"its keeper gave no sign of life for {deadline_s:.0f} s") from None
 
 
-class _Lost(Exception):
+class _LinkLost(Exception):
     """The link is given up; the message says why."""
 
 
-def _first(group: BaseExceptionGroup[Any]) -> str:
+def _first_reason(group: BaseExceptionGroup[Any]) -> str:
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

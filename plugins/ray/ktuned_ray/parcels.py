@@ -1,7 +1,8 @@
 """Parcels: files and directories as they travel to a node, each by a name that its content decides.
 
 ``file-SHA256`` is a file of a project, ``artifact-KEY`` a sealed artifact, ``capture-SHA256`` an application's captured
-inputs. A directory travels as one MessagePack map of its files. Content from a node is checked before it is used.
+inputs. A directory travels as one MessagePack map of its files. Names and content from the other side are checked
+before they are used: no parcel may name a place outside its directory.
 """
 
 from __future__ import annotations
@@ -29,10 +30,10 @@ _NAME = re.compile(r"(file|artifact|capture)-([0-9A-Za-z_.]{1,200})")
 
 
 class BadParcel(Exception):
-    """A parcel's name, size or content is not what one may have."""
+    """A parcel's name, size or content is not allowed."""
 
 
-def place_of(name: str, home: Path) -> Path:
+def parcel_path(name: str, home: Path) -> Path:
     """Return where a parcel lies below a keeper's directory.
 
     Raises:
@@ -49,55 +50,55 @@ def place_of(name: str, home: Path) -> Path:
     return home / "files" / key
 
 
-def pack(path: Path) -> bytes:
+def pack_parcel(path: Path) -> bytes:
     """Return a file's bytes, or a directory's files as one.
 
     Raises:
         OSError: it cannot be read.
         BadParcel: it is too large.
     """
-    packed = _packed(path, MAX_PARCEL_BYTES)
+    packed = _pack_path(path, MAX_PARCEL_BYTES)
     if packed is None:
         raise BadParcel(f"{path} is larger than {MAX_PARCEL_BYTES >> 20} MiB")
     return packed
 
 
-def pack_small(path: Path) -> bytes | None:
-    """Return what :func:`pack` does, or nothing for what is too large to travel with a call.
+def pack_small_parcel(path: Path) -> bytes | None:
+    """Return what :func:`pack_parcel` does, or None if it is too large to travel with a call.
 
     Raises:
         OSError: it cannot be read.
     """
-    return _packed(path, MAX_IN_FRAME_BYTES)
+    return _pack_path(path, MAX_IN_FRAME_BYTES)
 
 
-def _packed(path: Path, most: int) -> bytes | None:
+def _pack_path(path: Path, most: int) -> bytes | None:
     if path.is_file():
         return path.read_bytes() if path.stat().st_size <= most else None
     if not path.is_dir():
         raise FileNotFoundError(f"{path} does not exist")
-    files = files_below(path)
+    files = list_files_below(path)
     if sum(map(os.path.getsize, files.values())) > most:
         return None
     packed: bytes = msgpack.packb({name: Path(place).read_bytes() for name, place in files.items()})
     return packed
 
 
-def files_below(directory: Path) -> dict[str, str]:
+def list_files_below(directory: Path) -> dict[str, str]:
     """Return the places of a directory's files by their names relative to it, in order."""
     top = os.fspath(directory)
-    # By strings: each trial's artifact is listed, and paths as objects cost half a millisecond.
+    # As strings: each trial's artifact is listed, and Path objects would cost half a millisecond.
     places = [f"{at}/{name}" for at, _, names in os.walk(top) for name in names]
     return {place[len(top) + 1 :]: place for place in sorted(places) if os.path.isfile(place)}
 
 
-def unpack(name: str, data: bytes, home: Path) -> None:
-    """Put a parcel in its place below a keeper's directory.
+def unpack_parcel(name: str, data: bytes, home: Path) -> None:
+    """Write a parcel to its place below a keeper's directory.
 
     Raises:
-        BadParcel: it has no place there, or is none.
+        BadParcel: it has no place there, or is no parcel.
     """
-    place = place_of(name, home)
+    place = parcel_path(name, home)
     if name.startswith("artifact-"):
         unpack_directory(data, place)
     else:
@@ -114,10 +115,10 @@ def unpack_file(data: bytes, place: Path) -> None:
 
 
 def unpack_directory(data: bytes, place: Path) -> None:
-    """Make a directory of the files that :func:`pack` took; ``place`` must not exist, or be empty.
+    """Make a directory of the files that :func:`pack_parcel` packed; ``place`` must not exist, or be empty.
 
     Raises:
-        BadParcel: it is no such thing, or names files outside.
+        BadParcel: the data is no packed directory, or names files outside.
     """
     try:
         files = msgpack.unpackb(data, raw=False)
@@ -138,5 +139,5 @@ def unpack_directory(data: bytes, place: Path) -> None:
             with open(path, "xb") as stream:
                 stream.write(content)
         except (FileExistsError, FileNotFoundError):
-            # One that may be in use, or that has a directory of its own.
+            # The file exists and may be in use, or its directory does not exist yet.
             unpack_file(content, path)

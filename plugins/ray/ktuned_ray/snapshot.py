@@ -1,7 +1,7 @@
 """Snapshot of a project's root: its files by content, so that another machine can have the same.
 
-All regular files below the root belong to it, up to a limit, without what editors, version control and package
-managers keep; and those that a kernel's context lists, wherever they are.
+It has all regular files below the root, up to limits, without what editors, version control and package managers keep;
+and every file that a kernel's context lists, wherever that is.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ MAX_BYTES: Final = 256 << 20
 """Limits of what travels besides a context's own files: sources, and small data; not checkpoints and build trees."""
 
 _LEFT_OUT = frozenset({"__pycache__", "node_modules", "site-packages", "dist-packages"})
-"""Directories that are never part of a project's code; those whose names begin with a dot are not either."""
+"""Directories that are never part of a project's code. Nor are those whose names begin with a dot."""
 
 
 class Snapshot(msgspec.Struct, frozen=True):
-    """A root's files as they were: SHA-256 by path relative to the root, which of them can be executed, directories.
+    """A root's files at one time: their SHA-256 by relative path, those that are executable, and the directories.
 
     ``left_out`` counts the files beyond the limits.
     """
@@ -38,7 +38,7 @@ class Snapshot(msgspec.Struct, frozen=True):
     left_out: int = 0
 
 
-class _Found(msgspec.Struct):
+class _SnapshotDraft(msgspec.Struct):
     files: dict[str, str] = msgspec.field(default_factory=dict)
     executable: list[str] = msgspec.field(default_factory=list)
     directories: list[str] = msgspec.field(default_factory=list)
@@ -47,24 +47,24 @@ class _Found(msgspec.Struct):
 
 
 class Snapshots:
-    """Takes snapshots of one root; a file that looks as before is not read again."""
+    """Takes snapshots of one root. A file whose size, times and inode are the same is not read again."""
 
     def __init__(self, root: str) -> None:
         self._root = root
         self._known: dict[str, tuple[tuple[int, ...], str]] = {}
 
-    def take(self, listed: Iterable[str] = ()) -> Snapshot:
-        """Return the root's files as they are now, and those ``listed`` by a context (relative paths). Blocks."""
-        found = _Found()
+    def take_snapshot(self, listed: Iterable[str] = ()) -> Snapshot:
+        """Return the root's files as they are now, and those that a context has ``listed`` (relative paths). Blocks."""
+        found = _SnapshotDraft()
         seen: dict[str, tuple[tuple[int, ...], str]] = {}
-        for place in (*self._below(self._root, found), *(absolute(name, self._root) for name in listed)):
+        for place in (*self._walk_files(self._root, found), *(absolute(name, self._root) for name in listed)):
             name = relative(place, self._root)
             if name not in found.files:
-                self._add(name, place, found, seen)
+                self._add_file(name, place, found, seen)
         self._known = seen
         return Snapshot(found.files, tuple(found.executable), tuple(found.directories), found.left_out)
 
-    def _below(self, top: str, found: _Found) -> Iterator[str]:
+    def _walk_files(self, top: str, found: _SnapshotDraft) -> Iterator[str]:
         for directory, directories, files in os.walk(top):
             directories[:] = sorted(name for name in directories if not name.startswith("."))
             found.directories += (relative(os.path.join(directory, name), self._root) for name in directories)
@@ -76,7 +76,9 @@ class Snapshots:
                     continue
                 yield place
 
-    def _add(self, name: str, place: str, found: _Found, seen: dict[str, tuple[tuple[int, ...], str]]) -> None:
+    def _add_file(
+        self, name: str, place: str, found: _SnapshotDraft, seen: dict[str, tuple[tuple[int, ...], str]]
+    ) -> None:
         try:
             state = os.stat(place)
             if not stat.S_ISREG(state.st_mode):
@@ -96,8 +98,8 @@ class Snapshots:
             found.executable.append(name)
 
 
-def holds(snapshot: Snapshot, digests: Mapping[str, str]) -> bool:
-    """Return whether a snapshot has every file of a context with the content that it lists."""
+def holds_files(snapshot: Snapshot, digests: Mapping[str, str]) -> bool:
+    """Return whether a snapshot has every file of a context, with the content that the context lists."""
     files = {name: held for name, held in digests.items() if held != DIRECTORY and not held.startswith(LISTING)}
     return all(snapshot.files.get(name, "") == digest for name, digest in files.items())
 

@@ -1,8 +1,8 @@
-"""A worker on a node: the same process with the same requests and replies as here, which its node's keeper starts.
+"""A worker on a node: the same process as here, with the same requests and replies, started by the node's keeper.
 
-Before a request that names files of a project, or artifacts, they are put there; after a compile its artifacts are
-brought here. The keeper watches the deadlines, so that the way to it has no part in them. All under way on a node that
-is lost fails with :class:`~ktuned.fleet.HostLost`.
+A request takes these steps: lease the device or a CPU, carry the files that the request names, pass the request to the
+keeper, bring compiled artifacts back. The keeper watches the deadlines, so that the way to it has no part in them. If
+the node is lost, whatever is under way fails with :class:`~ktuned.fleet.HostLost`.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _log = structlog.get_logger()
 
 GRACE_S: Final = 10.0
-"""Time that an answer may take beyond its phases' deadlines, which the keeper watches."""
+"""Time that an answer may take beyond the deadlines of its phases, which the keeper watches."""
 
 
 class RemoteWorker(Worker):
@@ -66,7 +66,7 @@ class RemoteWorker(Worker):
         """True until it has ended, or was killed."""
         return not self.gone.is_set() and not self._is_killed
 
-    async def exchange(
+    async def send_request(
         self,
         request: requests.Request[Any, Any],
         deadlines: Mapping[str, float],
@@ -74,25 +74,24 @@ class RemoteWorker(Worker):
         on_item: Callable[[Any], None] | None = None,
         on_computed: Callable[[], None] | None = None,
     ) -> tuple[Any, Output]:
-        """Send a request; return its reply, and what the worker's code printed meanwhile. Its keeper passes no
-        ``on_computed`` on.
+        """Send a request and wait for its reply, as :meth:`Worker.send_request`; ``on_computed`` is never called.
 
         Raises:
-            WorkerDied, DeadlineExpired, RequestFailed: as :meth:`Worker.exchange`; :class:`HostLost` with the node, or
-                where others have the device.
+            WorkerDied, DeadlineExpired, RequestFailed: as there.
+            HostLost: the node is lost, or others have the device.
         """
         self.requests += 1
         self._said = []
         done = False
         try:
             try:
-                async with self._executor.leases.held(self._link, self._resource):
-                    reply = await self._exchange(request, deadlines, on_item)
+                async with self._executor.leases.hold_resource(self._link, self._resource):
+                    reply = await self._pass_request(request, deadlines, on_item)
             except (BridgeDown, BridgeSlow, CallFailed) as error:
                 await self._settle_end()
-                raise self._death(error, request.first_phase) from error
+                raise self._make_death_error(error, request.first_phase) from error
             done = True
-            return reply, self.output()
+            return reply, self.take_output()
         except RequestFailed:
             done = True
             raise
@@ -102,7 +101,7 @@ class RemoteWorker(Worker):
 
     @property
     def _resource(self) -> str | None:
-        """What a request needs of the cluster's account: the device, a CPU (an empty name), or nothing."""
+        """What a request must lease: the device, a CPU (an empty name), or nothing."""
         if self.role is Role.COMPILE:
             return ""
         return self.device or None
@@ -112,20 +111,20 @@ class RemoteWorker(Worker):
         with anyio.move_on_after(CALL_S if self._link.reason else 1.0):
             await self.gone.wait()
 
-    def _death(self, error: KtunedError, phase: Phase) -> WorkerDied:
+    def _make_death_error(self, error: KtunedError, phase: Phase) -> WorkerDied:
         if self._stopped:
-            return WorkerDied(-9, phase, self.output(), self._stopped)
+            return WorkerDied(-9, phase, self.take_output(), self._stopped)
         return HostLost(self.environment.host, self._link.reason or error.message, phase)
 
-    async def _exchange(
+    async def _pass_request(
         self,
         request: requests.Request[Any, Any],
         deadlines: Mapping[str, float],
         on_item: Callable[[Any], None] | None,
     ) -> Any:
         began = monotonic()
-        files = self._executor.files(self._link)
-        small = await files.provide(request, self.environment)
+        files = self._executor.get_carrier(self._link)
+        small = await files.provide_files(request, self.environment)
         provided_at = monotonic()
         reply_type, item_type = requests.answer_types(type(request))
         brought: list[tuple[replies.CompiledUnit, bytes]] = []
@@ -135,7 +134,7 @@ class RemoteWorker(Worker):
             if on_item is not None:
                 on_item(value)
 
-        def take(item: node_calls.Item) -> None:
+        def take_item(item: node_calls.Item) -> None:
             assert item_type is not None
             value = from_plain(item_type, item.value)
             output = Output(item.stdout, item.stderr)
@@ -143,76 +142,74 @@ class RemoteWorker(Worker):
                 self._said.append(output)
                 brought.append((value, item.artifact))
                 return
-            files.note(value, request)
+            files.forget_damaged(value, request)
             pass_on(value, output)
 
-        call = node_calls.Exchange(self._number, requests.plain(_local(request)), dict(deadlines), small or None)
-        # The deadline is begun again by each item, as a phase is.
-        ended = await self._link.exchange(call, sum(deadlines.values()) + GRACE_S, take)
+        call = node_calls.Exchange(
+            self._number, requests.plain(_localize_request(request)), dict(deadlines), small or None
+        )
+        # Each item begins the deadline again, as it does for a phase.
+        ended = await self._link.call_keeper(call, sum(deadlines.values()) + GRACE_S, take_item)
         for item in ended.last:
-            take(item)
+            take_item(item)
         ended_at = monotonic()
         for value, packed in brought:
-            # Bounded by the group that was compiled.
-            pass_on(await files.bring(value, packed), Output())
+            # At most the group of units that was compiled.
+            pass_on(await files.bring_artifact(value, packed), Output())
         self._said.append(Output(ended.stdout, ended.stderr))
         self._phases = ended.phases or {}
         self.memory_bytes = ended.memory_bytes or self.memory_bytes
         self._raise_failure(ended)
         reply = from_plain(reply_type, ended.value)
-        files.note(reply, request)
+        files.forget_damaged(reply, request)
         if isinstance(reply, replies.ProbeReport) and reply.observed is not None:
             self._executor.watch_toolchain(self._link, self.environment, reply.observed)
         _log.debug(
             "node_exchanged",
             node=self.environment.host,
             operation=request.operation,
-            provide_ms=_ms(provided_at - began),
-            way_ms=_ms(ended_at - provided_at - ended.seconds),
-            keeper_ms=_ms(ended.seconds - sum(self._phases.values())),
-            bring_ms=_ms(monotonic() - ended_at),
-            **{f"{phase}_ms": _ms(seconds) for phase, seconds in self._phases.items()},
+            provide_ms=_to_ms(provided_at - began),
+            way_ms=_to_ms(ended_at - provided_at - ended.seconds),
+            keeper_ms=_to_ms(ended.seconds - sum(self._phases.values())),
+            bring_ms=_to_ms(monotonic() - ended_at),
+            **{f"{phase}_ms": _to_ms(seconds) for phase, seconds in self._phases.items()},
         )
         return reply
 
     def _raise_failure(self, ended: node_calls.Exchanged) -> None:
         if ended.failure is not None:
-            raise RequestFailed(ended.failure, Phase(ended.phase), self.output())
+            raise RequestFailed(ended.failure, Phase(ended.phase), self.take_output())
         if ended.expired_s is not None:
-            raise DeadlineExpired(Phase(ended.phase), ended.expired_s, self.output())
+            raise DeadlineExpired(Phase(ended.phase), ended.expired_s, self.take_output())
         if ended.returncode is not None:
             stopped = ended.stopped or self._stopped
-            raise WorkerDied(ended.returncode, Phase(ended.phase), self.output(), stopped, ended.fault)
+            raise WorkerDied(ended.returncode, Phase(ended.phase), self.take_output(), stopped, ended.fault)
 
-    def kill(self) -> None:
+    def kill(self, why: str = "") -> None:
         """End the worker and all that it started; :attr:`gone` is set when it has."""
+        self._stopped = why or self._stopped
         if self.is_alive:
             self._is_killed = True
-            self._executor.end(self._link, self._number, self._stopped)
-
-    def stop(self, why: str) -> None:
-        """Kill the worker for what it does."""
-        self._stopped = why
-        self.kill()
+            self._executor.kill_worker(self._link, self._number, self._stopped)
 
     def measure_memory(self) -> None:
-        """Leave :attr:`memory_bytes` as its last answer said: the keeper watches the limit."""
+        """Keep :attr:`memory_bytes` as the last answer said: the keeper watches the limit."""
 
-    def output(self) -> Output:
-        """Return what was printed since this was last asked."""
+    def take_output(self) -> Output:
+        """Return what was printed since this was last called."""
         said, self._said = self._said, []
         return Output("".join(one.stdout for one in said), "".join(one.stderr for one in said))
 
-    def timeline(self) -> Mapping[str, float]:
+    def read_phase_durations(self) -> Mapping[str, float]:
         """Return the seconds of each phase of the last request."""
         return self._phases
 
 
-def _ms(seconds: float) -> float:
+def _to_ms(seconds: float) -> float:
     return round(1000 * seconds, 2)
 
 
-def _local(request: requests.Request[Any, Any]) -> requests.Request[Any, Any]:
+def _localize_request(request: requests.Request[Any, Any]) -> requests.Request[Any, Any]:
     """Return a request with its device's name on the node."""
     device = getattr(request, "device", None)
     if not isinstance(device, Device) or not device.host:

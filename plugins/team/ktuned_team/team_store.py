@@ -107,7 +107,7 @@ class TeamStore(SharedStore):
 
     async def _call(self, call: Call[R, Any], deadline_s: float, on_item: Callable[[Any], None] | None = None) -> R:
         try:
-            return await self.bridge.exchange(call, deadline_s, on_item=on_item)
+            return await self.bridge.call_service(call, deadline_s, on_item=on_item)
         except (BridgeDown, BridgeSlow, CallFailed) as error:
             if isinstance(error, BridgeSlow):
                 # Threads that hang in a file system go with it.

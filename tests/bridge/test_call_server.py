@@ -6,8 +6,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from ktuned.bridge.host import Host
-from ktuned.bridge.messages import Call, encode_note
+from ktuned.bridge.call_server import CallServer
+from ktuned.bridge.messages import Call, encode_post
 from ktuned.bridge.service import Send, Service
 from ktuned.ipc import replies
 from tests.bridge.services.ktuned_echo import Note
@@ -39,19 +39,19 @@ async def test_a_post_overtakes_none_that_waits_for_the_import(steps: int) -> No
         assert may_end.wait(30)
         return notes
 
-    host = Host(load)
+    server = CallServer(load)
     for text in ("one", "two"):
-        host.data_received(encode_note(Note(text)))
+        server.data_received(encode_post(Note(text)))
     await asyncio.sleep(0)
-    (loading,) = host._services.values()
+    (loading,) = server._services.values()
     may_end.set()
     async with asyncio.timeout(30):
         while not loading.done():  # noqa: ASYNC110 - the loop's steps are what is tested
             await asyncio.sleep(0)
         for _ in range(steps):
             await asyncio.sleep(0)
-        host.data_received(encode_note(Note("three")))
+        server.data_received(encode_post(Note("three")))
         while len(notes.texts) < 3:  # noqa: ASYNC110
             await asyncio.sleep(0)
     assert notes.texts == ["one", "two", "three"]
-    await host.close()
+    await server.close()

@@ -10,7 +10,7 @@ import anyio
 import pytest
 import uvloop
 
-from ktuned.fleet.expiry import LEAST_S, Expiry
+from ktuned.fleet.phases import LEAST_S, DeadlineTimer
 
 PATIENCE_S = 30.0
 
@@ -63,12 +63,12 @@ class _Watched:
         self.woken_at: list[float] = []
         self.looks = 0
         self.ends_at = 0.0
-        self.expiry = Expiry(cast(asyncio.AbstractEventLoop, self.loop), self._wake, self._look)
+        self.timer = DeadlineTimer(cast(asyncio.AbstractEventLoop, self.loop), self._wake, self._look)
 
     def begin(self, deadline_s: float) -> None:
         """Begin a request whose first phase has this deadline."""
         self.enter(deadline_s)
-        self.expiry.begin(2.0)
+        self.timer.watch_request(2.0)
 
     def enter(self, deadline_s: float) -> None:
         """Enter a phase, of which the daemon hears nothing."""
@@ -93,9 +93,9 @@ def test_a_phase_expires_at_its_deadline(watched: _Watched, deadline_s: float) -
     """Not over before, over then, and reported once."""
     watched.begin(deadline_s)
     watched.loop.turn_to(100.0 + deadline_s - 0.1)
-    assert not watched.expiry.is_over
+    assert not watched.timer.is_over
     watched.loop.turn_to(200.0)
-    assert watched.expiry.is_over
+    assert watched.timer.is_over
     assert watched.woken_at == [deadline_s]
 
 
@@ -117,9 +117,9 @@ def test_a_phase_entered_unseen_has_its_own_deadline(
 def test_an_ended_request_never_expires(watched: _Watched) -> None:
     """What came in time is not late, nothing is looked at, and a later request is watched again."""
     watched.begin(2.0)
-    watched.expiry.end()
+    watched.timer.end_watch()
     watched.loop.turn_to(150.0)
-    assert not watched.expiry.is_over
+    assert not watched.timer.is_over
     assert watched.looks == 0
     watched.begin(3.0)
     watched.loop.turn_to(200.0)
@@ -131,7 +131,7 @@ def test_a_new_request_forgets_that_the_last_one_expired(watched: _Watched) -> N
     watched.begin(2.0)
     watched.loop.turn_to(110.0)
     watched.begin(2.0)
-    assert not watched.expiry.is_over
+    assert not watched.timer.is_over
 
 
 def test_a_long_phase_is_looked_at_seldom(watched: _Watched) -> None:
@@ -146,7 +146,7 @@ def test_a_thousand_short_requests_share_a_timer(watched: _Watched) -> None:
     for step in range(1000):
         watched.loop.turn_to(100.0 + step / 1000)
         watched.begin(2.0 if step % 2 else 60.0)
-        watched.expiry.end()
+        watched.timer.end_watch()
     assert len(watched.loop.timers) <= 2
     assert watched.looks == 0
 
@@ -154,7 +154,7 @@ def test_a_thousand_short_requests_share_a_timer(watched: _Watched) -> None:
 def test_closing_leaves_no_timer(watched: _Watched) -> None:
     """A dead worker is not kept in memory by its last deadline."""
     watched.begin(60.0)
-    watched.expiry.close()
+    watched.timer.close()
     assert not watched.loop.pending()
 
 
@@ -178,14 +178,14 @@ def test_a_loop_that_rounds_ends_every_phase(
             loop = asyncio.get_running_loop()
             deadline_s = LEAST_S + 0.0011 + part * 0.0001
             ends_at = loop.time() + deadline_s
-            expiry = Expiry(loop, over.set, lambda: ends_at)  # noqa: B023 - awaited below
+            timer = DeadlineTimer(loop, over.set, lambda: ends_at)  # noqa: B023 - awaited below
             if before_s is not None:
-                expiry.begin(before_s)
-            expiry.begin(deadline_s)
+                timer.watch_request(before_s)
+            timer.watch_request(deadline_s)
             with anyio.fail_after(PATIENCE_S):
                 await over.wait()
-            assert expiry.is_over
-            expiry.close()
+            assert timer.is_over
+            timer.close()
 
     with asyncio.Runner(loop_factory=new_loop) as runner:
         runner.run(expire_all())

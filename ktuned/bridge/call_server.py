@@ -1,6 +1,10 @@
 """The bridge's process: reads calls from the daemon's socket, has services carry them out, sends the answers.
 
-It ends with the daemon: when the socket closes, or by the kernel's signal when the daemon dies.
+Each call is a task of one event loop; calls run side by side, and a cancelled one has its task cancelled. The first
+call of a service imports it in a thread, which takes seconds; its other calls wait in their order, those of other
+services do not. Whatever a service raises becomes the failure of its call, and never the end of the process.
+
+The process ends with the daemon: when the socket closes, or by a signal from the kernel when the daemon dies.
 """
 
 from __future__ import annotations
@@ -22,13 +26,13 @@ from ktuned.ipc import InvalidMessage, frames, from_plain, parent, replies
 from ktuned.model import KtunedError, Record
 
 MAX_CALLS: Final = 4096
-"""Calls under way at once: two for each worker of the largest fleet. More means that the daemon has lost count."""
+"""Calls under way at once: two for each worker of the largest fleet. More is a fault of the daemon."""
 
 CLOSE_S: Final = 2.0
-"""Time for services to let go when the daemon closes the socket; then the process ends."""
+"""Time for services to close when the daemon closes the socket; then the process ends."""
 
 
-class Host(asyncio.Protocol):
+class CallServer(asyncio.Protocol):
     """The bridge's end of the socket; :attr:`closed` is done when the daemon has closed its own."""
 
     def __init__(self, load: Callable[[str], Service] = load_service) -> None:
@@ -53,25 +57,25 @@ class Host(asyncio.Protocol):
             self.closed.set_result(None)
 
     def pause_writing(self) -> None:
-        """Hold back items until the daemon has read what was sent."""
+        """Hold items back until the daemon has read what was sent."""
         self._writable.clear()
 
     def resume_writing(self) -> None:
-        """Go on."""
+        """Let items be sent again."""
         self._writable.set()
 
     def data_received(self, data: bytes) -> None:
         """Begin each call that the bytes complete."""
         try:
             for message in self._decoder.feed(data):
-                self._take(message)
+                self._take_message(message)
         except (frames.FrameError, InvalidMessage) as error:
             sys.stderr.write(f"ktuned-bridge: {error}\n")
             self._transport.abort()
 
-    def _take(self, message: dict[str, Any]) -> None:
-        asked = messages.decode_asked(message)
-        if isinstance(asked, messages.Cancelled):
+    def _take_message(self, message: dict[str, Any]) -> None:
+        asked = messages.decode_call(message)
+        if isinstance(asked, messages.CallCancellation):
             task = self._tasks.get(asked.number)
             if task is not None:
                 task.cancel()
@@ -79,32 +83,32 @@ class Host(asyncio.Protocol):
         if len(self._tasks) >= MAX_CALLS:
             raise InvalidMessage(f"more than {MAX_CALLS} calls at once")
         if asked.number is None:
-            number, work = next(self._notes), self._heed(asked)
+            number, work = next(self._notes), self._carry_out_post(asked)
         else:
-            number, work = asked.number, self._carry_out(asked, asked.number)
+            number, work = asked.number, self._answer_call(asked, asked.number)
         task = asyncio.get_running_loop().create_task(work)
         self._tasks[number] = task
         task.add_done_callback(lambda _: self._tasks.pop(number, None))
 
-    async def _heed(self, asked: messages.Asked) -> None:
+    async def _carry_out_post(self, asked: messages.ReceivedCall) -> None:
         """Carry out a call that has no answers."""
 
         async def send(item: Record) -> None:
             raise AssertionError(f"{asked.operation} has no items")
 
         try:
-            await self._reply(asked, send)
+            await self._find_reply(asked, send)
         except KtunedError as error:
             sys.stderr.write(f"ktuned-bridge: {asked.operation}: {error.message}\n")
 
-    async def _carry_out(self, asked: messages.Asked, number: int) -> None:
+    async def _answer_call(self, asked: messages.ReceivedCall, number: int) -> None:
 
         async def send(item: Record) -> None:
             await self._writable.wait()
             self._transport.write(messages.encode_item(number, item))
 
         try:
-            answer = messages.encode_reply(number, await self._reply(asked, send))
+            answer = messages.encode_reply(number, await self._find_reply(asked, send))
         except KtunedError as error:
             answer = messages.encode_fault(number, replies.Fault(error.code, error.message, error.hint))
         except Exception as error:
@@ -112,10 +116,10 @@ class Host(asyncio.Protocol):
             answer = messages.encode_fault(number, replies.Fault("service", f"{type(error).__name__}: {text}"))
         self._transport.write(answer)
 
-    async def _reply(self, asked: messages.Asked, send: Callable[[Record], Any]) -> Record:
+    async def _find_reply(self, asked: messages.ReceivedCall, send: Callable[[Record], Any]) -> Record:
         if asked.operation == Hello.operation:
             return Versions(os.getpid(), platform.python_version(), sys.executable)
-        service = await self._service(asked.operation.partition(".")[0])
+        service = await self._get_service(asked.operation.partition(".")[0])
         for call in service.calls:
             if call.operation == asked.operation:
                 return await service.carry_out(from_plain(call, asked.fields), send)
@@ -125,15 +129,16 @@ class Host(asyncio.Protocol):
             hint="install one version of ktuned and its plugins everywhere",
         )
 
-    async def _service(self, name: str) -> Service:
-        """Return a service; importing what it needs takes seconds, and others answer meanwhile."""
-        # In turns: a call that comes as the import ends overtakes none that waited for it, and posts keep their order.
+    async def _get_service(self, name: str) -> Service:
+        """Return a service, imported at its first call. Other services answer meanwhile."""
+        # One by one: a call that comes as the import ends must not overtake those that waited, or posts lose their
+        # order.
         async with self._turns.setdefault(name, asyncio.Lock()):
             loading = self._services.get(name)
             if loading is None or (loading.done() and loading.exception() is not None):
                 loading = asyncio.ensure_future(asyncio.to_thread(self._load, name))
                 self._services[name] = loading
-            # Shielded: the next call waits for it, too.
+            # Shielded: if this call is cancelled, the next one still waits for the import.
             return await asyncio.shield(loading)
 
     async def close(self) -> None:
@@ -146,14 +151,14 @@ class Host(asyncio.Protocol):
                     await loading.result().close()
 
 
-async def serve(descriptor: int) -> None:
+async def serve_daemon(descriptor: int) -> None:
     """Serve the socket until the daemon closes it."""
     # Closed by the transport.
     connection = socket.socket(fileno=descriptor)
-    _, host = await asyncio.get_running_loop().create_connection(Host, sock=connection)
-    await host.closed
+    _, server = await asyncio.get_running_loop().create_connection(CallServer, sock=connection)
+    await server.closed
     with contextlib.suppress(TimeoutError):
-        await asyncio.wait_for(host.close(), CLOSE_S)
+        await asyncio.wait_for(server.close(), CLOSE_S)
 
 
 def main(argv: list[str]) -> NoReturn:
@@ -162,7 +167,7 @@ def main(argv: list[str]) -> NoReturn:
     parent.die_with(daemon_pid)
     parent.adopt_descendants()
     os.set_inheritable(descriptor, False)
-    asyncio.new_event_loop().run_until_complete(serve(descriptor))
-    # Threads of libraries must not hold the process up.
+    asyncio.new_event_loop().run_until_complete(serve_daemon(descriptor))
+    # Not sys.exit, which waits for the threads of libraries.
     sys.stderr.flush()
     os._exit(0)

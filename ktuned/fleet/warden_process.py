@@ -1,4 +1,4 @@
-"""The daemon's side of the warden: keeps one running for as long as there may be workers."""
+"""The daemon's side of the warden (:mod:`~ktuned.fleet.warden`): keeps one running as long as there may be workers."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from ktuned.model import WorkerError
 _log = structlog.get_logger()
 
 _REAP_S: Final = 5.0
-"""Time for a warden to sweep and end, once its daemon has no worker any more."""
+"""Time for a warden to end after it was dismissed."""
 
 
-class Guard:
+class WardenProcess:
     """The warden: kills whatever bears ``mark`` (``NAME=value``) and removes ``scratch`` when this process is gone.
 
-    If that was not in order, a line about how it ended goes into the file ``last_end``.
+    If this process did not end in order, the warden writes into the file ``last_end`` how it ended.
     """
 
     def __init__(self, mark: str, scratch: Path, last_end: Path | None = None) -> None:
@@ -37,40 +37,40 @@ class Guard:
 
     @property
     def pid(self) -> int:
-        """The warden's process."""
+        """The warden's process id."""
         return self._process.pid
 
     @asynccontextmanager
-    async def standing(self) -> AsyncIterator[None]:
+    async def keep_running(self) -> AsyncIterator[None]:
         """Run a warden for the length of the block.
 
         Raises:
             WorkerError: no process can be started.
         """
-        self._process = self._start()
+        self._process = self._start_process()
         try:
             yield
         finally:
-            self._let_go()
+            self._dismiss_process()
             with anyio.CancelScope(shield=True), anyio.move_on_after(_REAP_S):
                 await anyio.to_thread.run_sync(self._process.wait, abandon_on_cancel=True)
 
-    def keep(self) -> None:
-        """Start the warden again if it was killed: it ends the workers if the daemon is killed next."""
+    def restart_if_killed(self) -> None:
+        """Start the warden again if it was killed: without one, workers would outlive a daemon that is killed next."""
         if self._process.poll() is None:
             return
-        self._let_go()
+        self._dismiss_process()
         try:
-            self._process = self._start()
+            self._process = self._start_process()
         except WorkerError as error:
             _log.error("no_warden", reason=error.message)
         else:
             _log.warning("warden_restarted", pid=self.pid)
 
-    def _start(self) -> subprocess.Popen[bytes]:
+    def _start_process(self) -> subprocess.Popen[bytes]:
         try:
             with ExitStack() as ours:
-                # Opened here: the daemon may be gone when the warden begins.
+                # Opened here, not by the warden: the daemon may be gone before that begins.
                 descriptors = [] if self._last_end is None else _open_own_status(ours)
                 account = [] if self._last_end is None else [*map(str, (*descriptors, os.getpid(), self._last_end))]
                 return subprocess.Popen(
@@ -85,7 +85,7 @@ class Guard:
                 f"cannot start any process: {error.strerror}", hint="raise its limits of open files and processes"
             ) from error
 
-    def _let_go(self) -> None:
+    def _dismiss_process(self) -> None:
         assert self._process.stdin is not None
         with suppress(OSError):
             self._process.stdin.write(warden.ORDERLY)
@@ -94,7 +94,7 @@ class Guard:
 
 
 def _open_own_status(ours: ExitStack) -> list[int]:
-    """Return descriptors by which another process learns how this one ends; they are closed here with ``ours``."""
+    """Return descriptors that tell another process how this one ends; ``ours`` closes them here."""
     opened = os.pidfd_open(os.getpid()), os.open("/proc/self/stat", os.O_RDONLY | os.O_CLOEXEC)
     for descriptor in opened:
         ours.callback(os.close, descriptor)
