@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ktuned.dropin import RECORDED, TUNED, Answer, account
 from ktuned.model.values import canonical
 from ktuned_triton import autotune, autotuner
-from ktuned_triton.call import evaluate, jitted, knobs
+from ktuned_triton.call import evaluate_call, find_jit_function, read_knobs
 from tests.fake_daemon_link import FakeDaemonLink
 from tests.plugins.triton_app import kernels
 from tests.plugins.triton_calls import (
@@ -99,7 +99,7 @@ class TestACall:
             if kwargs["BLOCK"] < 256:
                 raise OutOfResources(2, 1, "shared memory")
 
-        monkeypatch.setattr(jitted(kernels.scale), "run", run)
+        monkeypatch.setattr(find_jit_function(kernels.scale), "run", run)
         function = scale()
         call(function)
         call(function)
@@ -114,7 +114,7 @@ class TestACall:
         def run(*args: Any, **kwargs: Any) -> None:
             raise OutOfResources(2, 1, "shared memory")
 
-        monkeypatch.setattr(jitted(kernels.scale), "run", run)
+        monkeypatch.setattr(find_jit_function(kernels.scale), "run", run)
         with pytest.raises(OutOfResources):
             call(scale())
         assert len(left_to_triton) == 8
@@ -125,7 +125,7 @@ class TestACall:
         """It is loaded from its artifact before a call launches it; by default that is the last change."""
         installed: list[str] = []
         monkeypatch.setattr(autotuner, "install", installed.append)
-        monkeypatch.setattr(autotuner, "_compiled_apart", lambda *args: None)
+        monkeypatch.setattr(autotuner, "_compile_recorded_call", lambda *args: None)
         function = scale()
         call(function)
         ((_, on_answer),) = link.followed
@@ -139,7 +139,7 @@ class TestACall:
         self, link: FakeDaemonLink, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """``never`` follows nothing, ``always`` looks for the next one."""
-        monkeypatch.setattr(autotuner, "_compiled_apart", lambda *args: None)
+        monkeypatch.setattr(autotuner, "_compile_recorded_call", lambda *args: None)
         call(scale(upgrade="never"))
         assert link.followed == []
         call(scale(upgrade="always"))
@@ -150,7 +150,7 @@ class TestACall:
         self, link: FakeDaemonLink, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """And launches the winner in the first call."""
-        monkeypatch.setattr(autotuner, "_compiled_apart", lambda *args: None)
+        monkeypatch.setattr(autotuner, "_compile_recorded_call", lambda *args: None)
         link.ending = Answer(text(256, 4), is_final=True)
         call(scale(mode="wait"))
         assert len(link.waited) == 1
@@ -337,10 +337,10 @@ class TestAdoptionByInstance:
                 return self.fn.launch(*args, **kwargs)
 
         function = Own(kernels.scale.fn, kernels.scale.arg_names, kernels.CONFIGS, ["size"], None, None)
-        assert autotuner.why_not_adopted(function).endswith(
+        assert autotuner.explain_non_adoption(function).endswith(
             "Own has a run of its own, which never asks Triton's for configs"
         )
-        assert autotuner.why_not_adopted(kernels.scale) == ""
+        assert autotuner.explain_non_adoption(kernels.scale) == ""
 
     def test_a_copy_is_a_function_of_its_own(
         self, process: None, link: FakeDaemonLink, launched: list[dict[str, Any]]
@@ -365,7 +365,9 @@ class TestAdoptionByInstance:
     ) -> None:
         """It launches nothing, and decides nothing."""
         compiled: list[int] = []
-        monkeypatch.setattr(jitted(kernels.scale), "run", lambda *args, **kwargs: compiled.append(kwargs["BLOCK"]))
+        monkeypatch.setattr(
+            find_jit_function(kernels.scale), "run", lambda *args, **kwargs: compiled.append(kwargs["BLOCK"])
+        )
         function = triton.autotune(kernels.CONFIGS, key=["size"])(kernels.scale.fn)
         x = torch.ones(SIZE)
         function.warmup(x, x, SIZE, 2.0, grid=(1,))
@@ -466,11 +468,11 @@ class TestTraces:
         function = scale()
         call(function)
         monkeypatch.delattr(torch._guards, "TracingContext")
-        monkeypatch.setattr("ktuned_triton.compile_trace._ask", None)
+        monkeypatch.setattr("ktuned_triton.compile_trace._get_context", None)
         with caplog.at_level(logging.WARNING, "ktuned.triton"):
             assert [function.configs, function.configs] == [kernels.CONFIGS] * 2
         (record,) = caplog.records
-        assert record.message.endswith("traces of torch.compile are not seen, which tunes itself")
+        assert record.message.endswith("does not report its traces: torch.compile tunes by itself")
 
 
 class TestLeftAlone:
@@ -515,7 +517,7 @@ class TestLeftAlone:
         """The module has another autotuner of that name."""
         autotune(kernels.HOOKED, key=[])(kernels.hooked.fn)[(1,)](torch.ones(128))
         (reason,) = account.left_alone.values()
-        assert reason == "it has hooks that do more than zero or reshape, and are where no other process finds them"
+        assert reason == "it has hooks that do more than zero or reshape, and no other process can import them"
 
     def test_a_file_of_its_own_instead_of_the_function(
         self, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any]
@@ -533,7 +535,7 @@ class TestRecords:
         """For each config that the pruning leaves."""
         x = torch.ones(SIZE)
         args, kwargs = (x, torch.empty_like(x), SIZE, 2.0), {"grid": grid, "warmup": False}
-        found, needs_hooks = evaluate(kernels.scale, kernels.CONFIGS, args, kwargs)
+        found, _, needs_hooks = evaluate_call(kernels.scale, kernels.CONFIGS, args, kwargs)
         assert not needs_hooks
         recipe = found.recipes[text(256, 4)]
         assert (found.args, recipe.args, recipe.grid) == (("x", "y", SIZE, 2.0), None, (SIZE // 256,))
@@ -544,19 +546,19 @@ class TestRecords:
         """From their first element on; the same memory is one tensor."""
         whole = torch.ones(SIZE)
         args = (whole[16:32], whole[16:32], SIZE, 2.0)
-        found, _ = evaluate(kernels.scale, kernels.CONFIGS, args, {"grid": grid})
+        found, _, _ = evaluate_call(kernels.scale, kernels.CONFIGS, args, {"grid": grid})
         assert {name: entry.elements for name, entry in found.tensors.items()} == {"x": SIZE - 16}
         assert found.args == ("x", "x", SIZE, 2.0)
 
     def test_values_that_are_no_scalars_are_text(self) -> None:
         """Each config has a text of its own."""
-        assert len({canonical(knobs(config)) for config in kernels.CONFIGS}) == len(kernels.CONFIGS)
+        assert len({canonical(read_knobs(config)) for config in kernels.CONFIGS}) == len(kernels.CONFIGS)
 
     def test_what_the_autotuner_sets_must_not_be_passed(self) -> None:
         """As with Triton's."""
         x = torch.ones(SIZE)
         with pytest.raises(ValueError, match="Conflicting meta-parameters: BLOCK"):
-            evaluate(kernels.scale, kernels.CONFIGS, (x, x, SIZE, 2.0), {"grid": grid, "BLOCK": 64})
+            evaluate_call(kernels.scale, kernels.CONFIGS, (x, x, SIZE, 2.0), {"grid": grid, "BLOCK": 64})
 
     def test_tensors_of_integers_have_the_content_of_the_call(
         self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
@@ -643,7 +645,7 @@ class TestRecords:
         kernels.benched[(1,)](torch.ones(128).half())
         assert len(records(spool)) == 2
         assert [*account.notes] == [
-            "tests.plugins.triton_app.kernels.benched has a do_bench of its own; ktuned times it in its own way"
+            "tests.plugins.triton_app.kernels.benched has its own do_bench; ktuned times it in ktuned's way"
         ]
 
     def test_the_same_call_is_the_same_record_in_every_process(

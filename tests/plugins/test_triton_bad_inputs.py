@@ -14,7 +14,7 @@ import triton
 from ktuned.backends import Unit
 from ktuned.model import BackendError
 from ktuned_triton import Build, Triton
-from ktuned_triton.compiler import prepare
+from ktuned_triton.compiler import prepare_process
 from tests.e2e.harness import Daemon
 from tests.plugins.triton_bad import bad_kernel
 
@@ -93,7 +93,7 @@ def test_without_triton_a_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_major_version_of_triton_is_refused() -> None:
     """Its compiler's interface is unknown: one line says which versions there are."""
     with pytest.raises(BackendError, match=r"Triton 4\.0\.1 is installed, and this plugin is for Triton 3"):
-        prepare("4.0.1")
+        prepare_process("4.0.1")
 
 
 @pytest.fixture

@@ -19,8 +19,8 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 from ktuned.dropin import Answer, account
 from ktuned_triton import autotune, autotuner
-from ktuned_triton.call import jitted
-from ktuned_triton.evaluation import evaluation_digest
+from ktuned_triton.call import find_jit_function
+from ktuned_triton.evaluation import digest_evaluation
 from tests.fake_daemon_link import FakeDaemonLink
 from tests.plugins.triton_app import kernels
 from tests.plugins.triton_calls import (
@@ -57,7 +57,7 @@ def test_what_tritons_tuning_passes_over_gives_way_to_the_next(
             raise error
         launched.append((kwargs["BLOCK"], kwargs["warmup"]))
 
-    monkeypatch.setattr(jitted(kernels.scale), "run", run)
+    monkeypatch.setattr(find_jit_function(kernels.scale), "run", run)
     call(scale())
     assert launched == [(256, True), (256, False)]
 
@@ -154,7 +154,9 @@ class TestIdentity:
         """Return the application's function with another heuristic."""
         prune_by = None if prune is None else {"early_config_prune": prune}
         heuristics = triton.heuristics({"EVEN": heuristic})
-        return autotune(kernels.CONFIGS, key=["size"], prune_configs_by=prune_by)(heuristics(jitted(kernels.scale)))
+        return autotune(kernels.CONFIGS, key=["size"], prune_configs_by=prune_by)(
+            heuristics(find_jit_function(kernels.scale))
+        )
 
     def test_code_that_the_application_runs_counts(self) -> None:
         """An edited heuristic is no longer what the winner was measured with; where it stands in the file is."""
@@ -164,7 +166,7 @@ class TestIdentity:
         )
         never = self.decorated(lambda args: args["size"] % args["BLOCK"] == 1)
         pruned = self.decorated(lambda args: args["size"] % args["BLOCK"] == 0, kernels.at_least_128)
-        digests = [evaluation_digest(function) for function in (exact, moved, never, pruned)]
+        digests = [digest_evaluation(function) for function in (exact, moved, never, pruned)]
         assert digests[0] == digests[1]
         assert len(set(digests)) == 3
 
@@ -199,7 +201,7 @@ class TestIdentity:
             return of_globals(f"def called(args): return args['size'] % {limit} == 0")
 
         for make in (closing_over, of_default, Model, lambda limit: partial(limited, limit=limit), called, edited):
-            digests = [evaluation_digest(self.decorated(make(limit))) for limit in (16, 16, 32)]
+            digests = [digest_evaluation(self.decorated(make(limit))) for limit in (16, 16, 32)]
             assert digests[0] == digests[1]
             assert digests[1] != digests[2]
 
@@ -208,9 +210,9 @@ class TestIdentity:
         code = (
             "from types import SimpleNamespace as N\n"
             "from functools import cache\n"
-            "from ktuned_triton.evaluation import evaluation_digest\n"
+            "from ktuned_triton.evaluation import digest_evaluation\n"
             "prune = lambda configs, *rest: [c for c in configs if c in {'a', 'b', 'c', 'd'} and (lambda: c)()]\n"
-            "print(evaluation_digest(N(early_config_prune=prune, perf_model=cache(min), fn=N(params=()))))\n"
+            "print(digest_evaluation(N(early_config_prune=prune, perf_model=cache(min), fn=N(params=()))))\n"
         )
         seeds = {"PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
         other = subprocess.run(
@@ -229,9 +231,9 @@ class TestDevice:
         """Of a machine with GPUs of two models."""
         monkeypatch.setattr(autotuner, "device_model", lambda index: f"model {index}")
         on = [SimpleNamespace(device=torch.device(name)) for name in ("cuda:1", "cuda:0", "cpu")]
-        assert autotuner._model((1, on[0], on[1]), {}) == "model 1"
-        assert autotuner._model((), {"x": on[1]}) == "model 0"
-        assert autotuner._model((on[2],), {}) == ""
+        assert autotuner._find_device_model((1, on[0], on[1]), {}) == "model 1"
+        assert autotuner._find_device_model((), {"x": on[1]}) == "model 0"
+        assert autotuner._find_device_model((on[2],), {}) == ""
 
 
 def test_a_winner_has_the_values_of_the_original_config(link: FakeDaemonLink, launched: list[dict[str, Any]]) -> None:
