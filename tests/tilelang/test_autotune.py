@@ -26,7 +26,7 @@ from ktuned.spool import RECORD_SUFFIX, read_file, spool_directory
 from ktuned_client import Client
 from ktuned_tilelang import AutoTuner, autotune, autotuner, tuning
 from ktuned_tilelang.call import PROGRAMS_KEY
-from ktuned_tilelang.elaboration import elaborate
+from ktuned_tilelang.elaboration import elaborate_build
 from tests.e2e.harness import Daemon
 from tests.tilelang import app
 
@@ -118,7 +118,7 @@ def tilelang_tunes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     decide = theirs.AutoTuner.run
     run.__signature__ = inspect.signature(decide)  # type: ignore[attr-defined]
     param = sys.modules["tilelang.autotuner.param"]
-    monkeypatch.setattr(theirs.AutoTuner, "run", autotuner._deciding(run, param))
+    monkeypatch.setattr(theirs.AutoTuner, "run", autotuner._wrap_run(run, param))
     return left
 
 
@@ -236,9 +236,7 @@ class TestACall:
         """A config without a latency is nothing for programs that read it at once."""
         link.ends_with = Answer()
         assert app.tuned()(app.SIZE) == "tilelang's"
-        assert list(account.left_alone.values()) == [
-            "the daemon has not taken its call in; `ktuned status` may say why"
-        ]
+        assert list(account.left_alone.values()) == ["the daemon did not accept its call; `ktuned status` may say why"]
 
     @pytest.mark.parametrize("dies", [False, True])
     def test_without_a_daemon_it_is_recorded_and_tilelangs(
@@ -276,9 +274,9 @@ class TestACall:
         self, link: FakeLink, tilelang_tunes: list[Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The function is left to TileLang; in the background the first config's kernel stays."""
-        monkeypatch.setattr(tuning, "_is_confirmed", lambda task, found: False)
+        monkeypatch.setattr(tuning, "_confirm_results", lambda task, found: False)
         assert app.tuned(ref_prog=torch.clone)(app.SIZE) == "tilelang's"
-        assert "does not compute what ref_prog does" in next(iter(account.left_alone.values()))
+        assert "are not those of ref_prog" in next(iter(account.left_alone.values()))
         kernel = app.tuned(ref_prog=torch.clone, mode="background")(app.SIZE)
         ((_, on_answer),) = link.followed
         assert not on_answer(WINNER)
@@ -327,7 +325,7 @@ class TestClasses:
         made = Cached(app.closure(3.0), app.CONFIGS).set_compile_args(out_idx=[-1], target=app.TARGET)
         assert made.run(timeout=3).config == {"block": 512}
         assert [list(record.configs) for record in link.records] == [[{"block": 512}]]
-        assert autotuner.why_not_adopted(Cached) == ""
+        assert autotuner.explain_non_adoption(Cached) == ""
 
     def test_a_subclass_out_of_reach_is_named(self, link: FakeLink, in_process: None) -> None:
         """With the reason, when it is called, and left as it was."""
@@ -414,7 +412,7 @@ class TestKernelFiles:
         assert [dict(config) for config in kernel.bound_space(problem)] == app.CONFIGS
         assert kernel.plan.deadlines == dict.fromkeys(("first_launch", "check", "timing"), 7.0)
         build: Any = kernel.build(problem, {"block": 512})
-        program = elaborate(build, file, "sm_90a").prim_func
+        program = elaborate_build(build, file, "sm_90a").prim_func
         assert program.script() == app.closure(3.0)(512).script()
 
     def test_two_processes_leave_the_same_record(self, link: FakeLink, tmp_path: Path) -> None:

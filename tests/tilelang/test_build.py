@@ -68,7 +68,7 @@ class TestStyles:
     def test_headers_are_precompiled_once(self, compile_one: CompileOne) -> None:
         """Without room of its own NVRTC tries in each compile, and fails."""
         compile_one(build("scale"))
-        (option,) = precompiled.options()
+        (option,) = precompiled.make_options()
         kept = Path(option.removeprefix("-pch-dir="))
         made = {path.name: path.stat().st_mtime_ns for path in kept.iterdir()}
         assert made
@@ -203,7 +203,7 @@ class TestBadInputs:
         """Not a traceback from its inside: where it compiles, and where an application decorates."""
         for version in ("0.2.0", "0.1.14+cu128.git0", "0.1"):
             monkeypatch.setattr(tilelang, "__version__", version)
-            said = f"TileLang {re.escape(version)} is installed; this plugin knows 0.1, from 0.1.15 on"
+            said = f"TileLang {re.escape(version)} is installed; this plugin supports 0.1, from 0.1.15 on"
             with pytest.raises(BackendError, match=said):
                 list(TileLang().compile([], tmp_path))
             with pytest.raises(ImportError, match=said):
