@@ -244,14 +244,14 @@ def test_shared_memory_up_to_the_limit_is_compiled(compile_one: CompileOne) -> N
 
 def test_too_many_registers_for_a_block_are_unsupported() -> None:
     """They are given out by eights to whole warps."""
-    from ktuned_cutedsl.limits import why_not
+    from ktuned_cutedsl.limits import explain_unlaunchable
 
     kernel = cubin.Kernel("k", registers=65, stack_bytes=0, shared_bytes=0, threads=897)
-    assert why_not("sm_90a", [kernel], []) == (
+    assert explain_unlaunchable("sm_90a", [kernel], []) == (
         "a block of 897 threads with 65 registers each needs 66816 registers; sm_90a has 65536"
     )
-    assert why_not("sm_90a", [replace(kernel, threads=896)], []) == ""
-    assert why_not("sm_90a", [replace(kernel, threads=None)], [resources.Launch()]) == ""
+    assert explain_unlaunchable("sm_90a", [replace(kernel, threads=896)], []) == ""
+    assert explain_unlaunchable("sm_90a", [replace(kernel, threads=None)], [resources.Launch()]) == ""
 
 
 def test_sources_are_refused(tmp_path: Path) -> None:

@@ -282,7 +282,7 @@ def test_a_source_that_is_gone_is_a_result(compile_one: Compile, tmp_path: Path)
 
 def test_a_flood_of_words_is_capped() -> None:
     """However much NVRTC says, the first error stays and the rest is cut."""
-    kept = program.first_error_first("k.cu(1): warning: w\n" * 5000 + "k.cu(2): error: no\n" + "note\n" * 10_000)
+    kept = program.move_error_first("k.cu(1): warning: w\n" * 5000 + "k.cu(2): error: no\n" + "note\n" * 10_000)
     assert kept.startswith("k.cu(2): error: no\n")
     assert len(kept) == program.MAX_MESSAGE_CHARS
 
@@ -376,15 +376,15 @@ class TestPrecompiledHeaders:
     def test_the_same_options_get_one_the_second_time(self, tmp_path: Path) -> None:
         """Options that come once, as with macros that vary, cost nothing; those that return get one for good."""
         kept = precompiled.PrecompiledHeaders(tmp_path)
-        assert kept.options("a", 1) == ()
-        assert kept.options("b", 1) == ()
-        assert kept.options("a", 1)[0] == "-pch"
-        assert kept.options("a", 1) == kept.options("a", 4)
+        assert kept.choose_options("a", 1) == ()
+        assert kept.choose_options("b", 1) == ()
+        assert kept.choose_options("a", 1)[0] == "-pch"
+        assert kept.choose_options("a", 1) == kept.choose_options("a", 4)
         assert len(list(tmp_path.iterdir())) == 1
 
     def test_the_options_of_several_kernels_get_one_at_once(self, tmp_path: Path) -> None:
         """Where one group comes, more will."""
-        assert precompiled.PrecompiledHeaders(tmp_path).options("a", 4)[0] == "-pch"
+        assert precompiled.PrecompiledHeaders(tmp_path).choose_options("a", 4)[0] == "-pch"
 
     def test_only_the_last_used_are_kept(self, tmp_path: Path) -> None:
         """They can be hundreds of MB."""
@@ -392,7 +392,7 @@ class TestPrecompiledHeaders:
         keys = [f"key{number}" for number in range(precompiled.MAX_KEPT + 1)]
         made = []
         for key in keys:
-            made.append(Path(kept.options(key, 2)[1].removeprefix("-pch-dir=")))
+            made.append(Path(kept.choose_options(key, 2)[1].removeprefix("-pch-dir=")))
         assert [path.is_dir() for path in made] == [False] + [True] * precompiled.MAX_KEPT
 
     def test_it_is_really_used_and_leaves_the_same_bytes(self, tmp_path: Path) -> None:
@@ -412,7 +412,7 @@ class TestPrecompiledHeaders:
                 assert result.outcome is None, result.message
                 found.append(file_digest(into / str(number) / "kernel.cubin"))
             assert len(set(found)) == 1, found
-            print(len(list(precompiled._of_this_process()._directory.glob("*/*.pch"))))
+            print(len(list(precompiled._open_for_process()._directory.glob("*/*.pch"))))
         """
         source = tmp_path / "k.cu"
         source.write_text("#include <cuda_fp16.h>\n__global__ void k(__half* x) { *x = __hadd(*x, *x); }\n")
@@ -442,7 +442,7 @@ class TestPrecompiledHeaders:
                 (into / str(number)).mkdir()
                 (result,) = Nvrtc().compile([Unit(str(number), Build("k"), (source,), source, "k", "sm_90a")], into)
                 assert result.outcome is None, result.message
-            kept = precompiled._of_this_process()
+            kept = precompiled._open_for_process()
             print(len(list(kept._directory.glob("*/*.pch"))), len(kept._given_up))
         """
         source = tmp_path / "k.cu"
@@ -493,7 +493,7 @@ def test_without_nvrtc_it_says_so(monkeypatch: pytest.MonkeyPatch, compile_one: 
     def missing() -> tuple[int, int]:
         raise program.NoNvrtc("NVRTC cannot be loaded: no libnvrtc")
 
-    monkeypatch.setattr(program, "version", missing)
+    monkeypatch.setattr(program, "read_version", missing)
     monkeypatch.setattr(
         "ktuned_nvrtc.backend.torch_cuda_devices",
         lambda: (Device(DeviceName("cuda:0"), DeviceModel("H200"), Target(TARGET)),),
@@ -509,7 +509,7 @@ def test_without_nvrtc_it_says_so(monkeypatch: pytest.MonkeyPatch, compile_one: 
 
 def test_the_fingerprint_has_nvrtcs_patch_version() -> None:
     """Patches change code as well."""
-    major, minor = program.version()
+    major, minor = program.read_version()
     assert Nvrtc().fingerprint()["nvrtc"].startswith(f"{major}.{minor}.")
 
 

@@ -20,7 +20,7 @@ from ktuned.model.errors import BackendError, Unsupported
 from ktuned.model.values import Outcome
 from ktuned.testing.backends import check_backend
 from ktuned_tvm_ffi import Build, TvmFfi, prelude
-from ktuned_tvm_ffi.compiler import MAX_MESSAGE_CHARS, STANDARD_FLAGS, Compiler, first_error_first
+from ktuned_tvm_ffi.compiler import MAX_MESSAGE_CHARS, STANDARD_FLAGS, Compiler, move_error_first
 from tests.plugins.axpy import EXAMPLE, SOURCE
 
 Compile = Callable[..., tuple[Compiled, Path]]
@@ -117,7 +117,7 @@ def test_equal_sources_give_equal_bytes_wherever_they_are(
     elsewhere.mkdir(parents=True)
     for name in ("axpy.cc", "axpy.h"):
         shutil.copy(SOURCE.with_name(name), elsewhere)
-    monkeypatch.setattr("ktuned_tvm_ffi.units.precompiled", lambda *_: None)
+    monkeypatch.setattr("ktuned_tvm_ffi.units.find_or_make_prelude", lambda *_: None)
     _, second = compile_one(Build("axpy", ("x", "y", 3), {"B": 2, "A": 1}), elsewhere / "axpy.cc")
     assert file_digest(first / "kernel.so") == file_digest(second / "kernel.so")
 
@@ -132,7 +132,7 @@ def test_what_the_compiler_refuses_starts_with_its_first_error(compile_one: Comp
 def test_a_compilers_flood_of_words_is_capped() -> None:
     """However much a compiler says, the first error stays and the rest is cut."""
     said = "In file included from a\n" * 5000 + "a.cc:1: error: no\n" + "note\n" * 100_000
-    kept = first_error_first(said)
+    kept = move_error_first(said)
     assert kept.startswith("a.cc:1: error: no\nIn file")
     assert len(kept) == MAX_MESSAGE_CHARS
 
@@ -300,7 +300,7 @@ class TestPrelude:
         monkeypatch.setenv("KTUNED_CACHE", str(tmp_path / "cache"))
         made = []
         for number in range(prelude.MAX_PRECOMPILED + 2):
-            path = prelude.precompiled(Compiler.find(), self.flags(f"-DSET={number}"))
+            path = prelude.find_or_make_prelude(Compiler.find(), self.flags(f"-DSET={number}"))
             assert path is not None
             os.utime(path.with_name("prelude.hpp.gch"), (number, number))
             made.append(path)
@@ -318,7 +318,7 @@ class TestPrelude:
         for path in (old, new):
             path.mkdir(parents=True)
         os.utime(old, (0, 0))
-        prelude.precompiled(Compiler.find(), self.flags())
+        prelude.find_or_make_prelude(Compiler.find(), self.flags())
         assert (old.exists(), new.exists()) == (False, True)
 
     def test_one_that_others_could_have_planted_is_not_used(
@@ -328,7 +328,7 @@ class TestPrelude:
         monkeypatch.setenv("KTUNED_CACHE", str(tmp_path))
         (tmp_path / "tvm_ffi").mkdir()
         (tmp_path / "tvm_ffi").chmod(0o777)
-        assert prelude.precompiled(Compiler.find(), self.flags()) is None
+        assert prelude.find_or_make_prelude(Compiler.find(), self.flags()) is None
 
     def test_a_failure_to_make_one_is_not_a_failure_to_compile(
         self, compile_one: Compile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -342,5 +342,5 @@ class TestPrelude:
     def test_clang_goes_without(self) -> None:
         """Clang refuses, rather than passes over, a precompiled header that does not fit."""
         clang = replace(Compiler.find(), version="Debian clang version 14.0.6")
-        assert prelude.precompiled(clang, self.flags()) is None
+        assert prelude.find_or_make_prelude(clang, self.flags()) is None
         assert clang.dialect_flags == ()

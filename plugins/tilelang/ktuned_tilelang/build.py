@@ -1,6 +1,4 @@
-"""``Build``, a kernel file's recipe for one config: the TileLang function, the arguments that make its kernel, and those
-that the kernel is called with.
-"""
+"""``Build``, a kernel file's recipe for one config: the TileLang function, its arguments and its kernel's."""
 
 from __future__ import annotations
 

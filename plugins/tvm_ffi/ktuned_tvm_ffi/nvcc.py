@@ -1,4 +1,4 @@
-"""Compiler for CUDA C++: nvcc, which builds a library that launches its kernels."""
+"""nvcc, the compiler for CUDA C++: it builds a library that launches its kernels."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class Nvcc(Compiler):
             NoCompiler: there is none, or one of the two does not print its version.
         """
         asked = shlex.split(wanted or os.environ.get("CUDACXX", ""))
-        command = asked or [path for path in _candidates() if os.access(path, os.X_OK)][:1]
+        command = asked or [path for path in _yield_candidates() if os.access(path, os.X_OK)][:1]
         if not command:
             raise NoCompiler("no nvcc on the PATH, in $CUDA_HOME or in /usr/local/cuda")
         try:
@@ -58,14 +58,14 @@ class Nvcc(Compiler):
     def files(cls) -> Iterator[Path]:
         """Yield the files that decide which nvcc and which host compiler are found, and those of both."""
         asked = shlex.split(os.environ.get("CUDACXX", ""))
-        for place in asked[:1] or _candidates():
+        for place in asked[:1] or _yield_candidates():
             yield from on_path(place or "nvcc")
             beside = Path(place).resolve().parent
             yield from (beside / "ptxas", beside / "nvcc.profile", beside.parent / "nvvm" / "bin" / "cicc")
             if os.access(place, os.X_OK):
                 break
         host = shlex.split(os.environ.get("NVCC_CCBIN", ""))
-        yield from compiler_files(host) if host else Compiler.files()
+        yield from compiler_files(host) if host else Compiler.list_files()
 
     @property
     def is_gcc(self) -> bool:
@@ -96,12 +96,12 @@ class Nvcc(Compiler):
         return ("-Xlinker", ",".join((*flags, "-s")))
 
 
-def is_target(target: str) -> bool:
+def is_gpu_target(target: str) -> bool:
     """Return whether a target is a GPU's."""
     return _TARGET.fullmatch(target) is not None
 
 
-def _candidates() -> Iterator[str]:
+def _yield_candidates() -> Iterator[str]:
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if os.environ.get(variable):
             yield os.path.join(os.environ[variable], "bin", "nvcc")
