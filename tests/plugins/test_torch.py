@@ -30,7 +30,7 @@ from ktuned.worker.compile import compile_units
 from ktuned.worker.reply import Reply
 from ktuned_torch import Build, Torch, TorchKernel, inductor
 from ktuned_torch.backend import CODE_FILE, EAGER, KERNEL_FILE, NO_CODE, NO_LAYOUTS, ON_DEVICE, ON_LANE
-from ktuned_torch.bound_function import why_unsupported
+from ktuned_torch.bound_function import explain_unsupported
 from tests.plugins import torch_kernels
 from tests.plugins.torch_kernels import COMPILED, FILE, LAYOUTS
 from tests.plugins.torch_trials import SMALL, Trials, load_kernel
@@ -192,7 +192,7 @@ class TestKeeping:
         self, shape: tuple[int, ...], strides: tuple[int, ...]
     ) -> None:
         """Transposed, overlapping, empty and scalar tensors alike."""
-        made = inductor.zeros(("bfloat16", shape, strides))
+        made = inductor.make_zeros(("bfloat16", shape, strides))
         assert (made.dtype, tuple(made.shape), made.stride()) == (torch.bfloat16, shape, strides)
         assert not made.any()
 
@@ -365,9 +365,9 @@ class TestOnCuda:
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        ("Torch not compiled with CUDA enabled", "it runs on GPUs alone, and this device is none: Torch not"),
-        ("Pointer argument (at 0) cannot be accessed from Triton (cpu tensor?)", "it runs on GPUs alone"),
-        ("0 active drivers ([]). There should only be one.", "it runs on GPUs alone"),
+        ("Torch not compiled with CUDA enabled", "it runs only on GPUs, and this device is not one: Torch not"),
+        ("Pointer argument (at 0) cannot be accessed from Triton (cpu tensor?)", "it runs only on GPUs"),
+        ("0 active drivers ([]). There should only be one.", "it runs only on GPUs"),
         ("No available kernel. Aborting execution.", "^No available kernel"),
         ("division by zero", "^$"),
     ],
@@ -376,4 +376,4 @@ def test_a_kernel_for_gpus_says_so_on_a_cpu(message: str, words: str) -> None:
     """Also as the cause of another error; other errors are none of this."""
     error = RuntimeError("a launcher's own words")
     error.__cause__ = AssertionError(message)
-    assert re.search(words, why_unsupported(error))
+    assert re.search(words, explain_unsupported(error))
