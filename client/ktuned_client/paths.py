@@ -1,4 +1,4 @@
-"""Path of the daemon's socket, and the checks of trust that both sides make.
+"""The path of the daemon's socket, and the checks of trust that both sides make.
 
 A socket is trusted if its directory is a real directory of this user with mode 0700, the socket belongs to this user,
 and so does the process at the other end (``SO_PEERCRED``).
@@ -19,7 +19,7 @@ MAX_PATH_BYTES: Final = 107
 DIRECTORY_MODE: Final = 0o700
 SOCKET_MODE: Final = 0o600
 LOCK_NAME: Final = "ktuned.lock"
-"""File beside the socket with the pid of the daemon that holds its lock; it stays when the daemon ends."""
+"""File beside the socket that a daemon holds locked, with its pid; it stays when the daemon ends."""
 
 _CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
@@ -129,7 +129,7 @@ def check_peer(connection: socket.socket) -> int:
 
 
 def connect(path: str, timeout_s: float) -> socket.socket:
-    """Connect to the daemon at ``path``, with every check, and return the socket with that timeout set.
+    """Connect to the daemon at ``path``, with all checks, and return the socket with this timeout.
 
     Raises:
         UntrustedSocket: a check failed.

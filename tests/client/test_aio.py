@@ -73,7 +73,7 @@ async def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(path: str
             assert asyncio.get_running_loop().time() - start < PATIENT_S
             assert (hit.status, hit.config) == ("unavailable", DEFAULT)
             client._knowledge.backoff = Backoff(PATIENT_S, PATIENT_S)
-            client._knowledge.backoff.failed("still silent")
+            client._knowledge.backoff.record_failure("still silent")
             assert (await client.lookup("gemm", {}, DEFAULT)).message == "still silent"
 
 

@@ -238,7 +238,7 @@ def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(path: str) -> N
         assert "within 0.05 s" in hit.message
         assert 0.05 <= took_s < PATIENT_S
         client._knowledge.backoff = Backoff(PATIENT_S, PATIENT_S)
-        client._knowledge.backoff.failed("still silent")
+        client._knowledge.backoff.record_failure("still silent")
         assert client.lookup("gemm", {}, DEFAULT).message == "still silent"
 
 

@@ -175,10 +175,10 @@ def test_without_a_daemon_a_fresh_answer_becomes_stale_when_the_watch_has_ended(
             kept.remember("gemm", bytes([number]), hit)
     write_word(path, WATCHED_WORD, int((now + 10.0) * 1e9))
     now += 9.9
-    assert [kept.last_word("gemm", bytes([number]), None, "gone") for number in range(2)] == hits
+    assert [kept.find_last_answer("gemm", bytes([number]), None, "gone") for number in range(2)] == hits
     now += 0.1
     assert kept.recall("gemm", b"\0", None) == (None, True)
-    stale, near = (kept.last_word("gemm", bytes([number]), None, "gone") for number in range(2))
+    stale, near = (kept.find_last_answer("gemm", bytes([number]), None, "gone") for number in range(2))
     assert stale is not None
     assert (stale.status, stale.config) == ("stale", hits[0].config)
     assert stale.message == "no daemon watches its files now: gone"

@@ -212,7 +212,7 @@ def test_a_short_name_travels_with_the_directory_of_its_application(
     """It is where the process worked when its client was made; a full name, and a directory that is gone, need none."""
 
     def sent(knowledge: Knowledge, kernel: str) -> dict[str, Any]:
-        params: dict[str, Any] = msgpack.unpackb(knowledge.opening(kernel, None, None) + msgpack.packb({"M": 1}))
+        params: dict[str, Any] = msgpack.unpackb(knowledge.encode_opening(kernel, None, None) + msgpack.packb({"M": 1}))
         return params
 
     monkeypatch.chdir(tmp_path)

@@ -90,7 +90,7 @@ def _count_threads() -> int:
 
 
 def _move_torch_first() -> None:
-    """Move modules that imported torch behind torch's own in ``sys.modules``: Inductor's cache keys depend on the order.
+    """Move modules that imported torch behind torch's own in ``sys.modules``: Inductor's cache keys depend on it.
 
     The keys are hashes of pickles, and pickle says that a memory format (``torch.contiguous_format``) belongs to the
     first module that has the name ``torch`` in it. That would be the kernel file that imported torch first, and the
