@@ -92,7 +92,7 @@ def test_it_is_found_below_autotuners_and_compiles(library: Library, tmp_path: P
 
 def test_the_digest_of_the_application_admits_the_same_function_alone(library: Library) -> None:
     """Another one is refused in one line that names it."""
-    library.open()
+    library.import_modules()
     same = build(library, cache_key=function().cache_key, globals_read=list_constants_read(function()))
     assert isinstance(lowered(same), bytes)
     for other in (replace(same, cache_key="0" * 64), replace(same, globals_read=("TIMES=3",))):

@@ -316,15 +316,15 @@ async def test_a_file_system_that_hangs_takes_few_threads(tmp_path: Path) -> Non
     answers = threading.Event()
     try:
         with anyio.fail_after(PATIENCE_S):
-            while storage._hanging() < MAX_HANGING:
+            while storage._count_hanging() < MAX_HANGING:
                 with pytest.raises(StorageError, match="no answer within"):
-                    await storage._do("listing it", answers.wait)
+                    await storage._run_in_thread("listing it", answers.wait)
         with pytest.raises(StorageError, match="the file system does not answer"):
             await storage.list_entries("v1/")
     finally:
         answers.set()
     with anyio.fail_after(PATIENCE_S):
-        while storage._hanging():  # noqa: ASYNC110 - nothing reports the end of a thread
+        while storage._count_hanging():  # noqa: ASYNC110 - nothing reports the end of a thread
             await anyio.sleep(0.001)
     storage = DirectoryStorage(str(tmp_path))
     assert await storage.list_entries("v1/") == []

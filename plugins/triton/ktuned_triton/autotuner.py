@@ -820,7 +820,7 @@ def _compile_recorded_call(function: Any, call: Call, config: str, device: int) 
     from ktuned_triton.signature import make_call_arguments
 
     allow_captures()
-    build = call.build(config, "function", library=Library().to_plain())
+    build = call.make_build(config, "function", library=Library().to_plain())
     with torch.cuda.device(device) if torch.cuda.is_available() else contextlib.nullcontext():
         return function.run(
             **make_call_arguments(function, build, Path()), grid=build.grid, warmup=True, **build.compiler_options
