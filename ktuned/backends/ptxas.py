@@ -1,4 +1,4 @@
-"""Resources of a compiled kernel, parsed from the assembler's report (``ptxas -v``)."""
+"""Reads the resources of compiled kernels from the assembler's report (``ptxas -v``)."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Resources(Record):
 
 
 def parse(log: str) -> dict[str, Resources]:
-    """Return the resources of each kernel in a log, by its symbol; functions that were not inlined are left out."""
+    """Return the resources of each kernel in a log by symbol; device functions that were not inlined are left out."""
     found: dict[str, dict[str, int]] = {}
     entry = function = ""
     for line in log.splitlines():

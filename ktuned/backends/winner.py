@@ -1,4 +1,4 @@
-"""Winner of a lookup as a callable, in an application's own process: a sealed artifact, loaded by its backend."""
+"""Loads a winner's artifact in an application's own process, by its backend's plugin, and makes it callable."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ GPU_PREFIX = "sm_"
 
 
 class LoadedKernel:
-    """A winner that can be called with its tensors, by the names that ``inputs`` of the kernel file gives them.
+    """A winner that is called with its tensors, by the names of the kernel file's ``inputs``.
 
-    Positional arguments follow the order of the kernel's own arguments, ``tensors``.
+    Positional arguments are in the order of the kernel's own arguments, ``tensors``.
     """
 
     def __init__(self, name: str, kernel: Kernel, tensors: tuple[str, ...]) -> None:
@@ -30,25 +30,25 @@ class LoadedKernel:
         self._kernel = kernel
 
     def __call__(self, *args: Any, **tensors: Any) -> Any:
-        """Run the kernel once; on a GPU in the current stream of torch.
+        """Run the kernel once; on a GPU in torch's current stream.
 
         Raises:
-            TypeError: a tensor is missing, or is none of the kernel's.
+            TypeError: a tensor is missing, or the kernel has no such tensor.
         """
-        return self._kernel.call(self._named(args, tensors))
+        return self._kernel.call(self._name_tensors(args, tensors))
 
     def bind(self, *args: Any, **tensors: Any) -> Launch:
-        """Return a call without arguments for these very tensors: the least that a launch costs the host.
+        """Return a call without arguments for these very tensors, which costs the host the least.
 
         Raises:
-            TypeError: as a call.
+            TypeError: a tensor is missing, or the kernel has no such tensor.
         """
-        return self._kernel.bind(self._named(args, tensors))
+        return self._kernel.bind(self._name_tensors(args, tensors))
 
     def __repr__(self) -> str:
         return f"<{self.name}({', '.join(self.tensors)})>"
 
-    def _named(self, args: tuple[Any, ...], tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _name_tensors(self, args: tuple[Any, ...], tensors: Mapping[str, Any]) -> Mapping[str, Any]:
         if not args and tensors.keys() == set(self.tensors):
             return tensors
         if len(args) > len(self.tensors):
@@ -68,13 +68,17 @@ class LoadedKernel:
 def load_winner(
     artifact: str | os.PathLike[str], kernel_file: str | None = None, device: str | None = None
 ) -> LoadedKernel:
-    """Load a winner's artifact into this process, for ``device``, a name such as ``cuda:1``; by default the first.
+    """Load a winner's artifact into this process.
 
-    ``kernel_file`` is where its kernel is declared, for backends whose artifacts call functions of it.
-    It is the entry point ``winner`` of the group ``ktuned.loaders``, by which clients find it.
+    Clients find this function by the entry point ``winner`` of the group ``ktuned.loaders``.
+
+    Args:
+        artifact: the artifact's directory.
+        kernel_file: the kernel file, for backends whose artifacts call its functions.
+        device: a name such as ``cuda:1``; the first device by default.
 
     Raises:
-        BackendError: the backend's plugin is missing, the artifact damaged or too old, its device not here.
+        BackendError: the backend's plugin is missing, the artifact is damaged or too old, or its device is not here.
         Unsupported: the device cannot run it.
         NotFound: there is no such device.
     """
@@ -84,7 +88,7 @@ def load_winner(
         recipe = found.recipe
         if not recipe.target:
             raise BackendError(
-                f"the artifact {directory.name} was made by an older ktuned, which did not note how it is called",
+                f"the artifact {directory.name} was made by an older ktuned, which did not record how to call it",
                 hint="`ktuned prune --keep-gib 0` removes such artifacts; then tune the kernel again",
             )
         backend = Registry().load(found.backend)
@@ -105,16 +109,16 @@ def load_winner(
         kernel=recipe.kernel,
         target=recipe.target,
     )
-    where = _device(backend, recipe.target, device)
+    where = _find_device(backend, recipe.target, device)
     return LoadedKernel(recipe.kernel, backend.load(directory, unit, where), build.tensors)
 
 
-def _device(backend: Backend, target: str, name: str | None) -> Device:
-    """Return the device of this machine that an artifact is loaded for; nothing is compiled, so no compiler is needed.
+def _find_device(backend: Backend, target: str, name: str | None) -> Device:
+    """Return the device to load an artifact for; nothing is compiled, so it does not matter whether a compiler exists.
 
     Raises:
-        BackendError: no device that it may be for is here.
-        NotFound: the one that is named is not.
+        BackendError: this machine has no device of that kind.
+        NotFound: it has none of that name.
     """
     found: Sequence[Device] | Absent
     if target.startswith(cpu.TARGET_PREFIX):
