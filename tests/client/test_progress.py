@@ -37,7 +37,7 @@ def test_it_is_over_when_the_last_job_has_ended() -> None:
 
 
 @pytest.mark.parametrize("state", sorted(ENDED_STATES))
-def test_an_end_that_was_missed_is_made_up_once(state: str) -> None:
+def test_a_missed_end_is_reported_once(state: str) -> None:
     """A job that is found ended gives one job_done; the daemon's own, coming late, is no news."""
     progress = _progress(_job(1), _job(2))
     (made_up,) = progress.apply_jobs([_job(1, state), _job(2), _job(3, state)])

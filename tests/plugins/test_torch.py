@@ -124,7 +124,7 @@ class TestBuild:
         with pytest.raises(TypeError, match="compile is True, not a dict"):
             Build("f", (), True)  # type: ignore[arg-type]
 
-    def test_it_notes_the_tensors_that_it_is_compiled_for(self) -> None:
+    def test_a_compiled_build_records_the_layouts_of_its_tensors(self) -> None:
         """Those that ``args`` names; eager code has no need to know, and one artifact serves every problem."""
         known = {**LAYOUTS, "z": ("int8", (1,), (1,))}
         assert Build("f", ("x", 3), {}).given(lambda: known).layouts == {"x": LAYOUTS["x"]}
@@ -338,7 +338,9 @@ class TestOnCuda:
         return Torch().load(artifact, Unit("key", build, (), FILE, "scale", device.target), device)
 
     @pytest.mark.parametrize("options", [None, {}, {"mode": "max-autotune-no-cudagraphs"}])
-    def test_it_computes(self, options: dict[str, Any] | None, compile_one: Compile) -> None:
+    def test_eager_and_compiled_functions_compute_the_right_result(
+        self, options: dict[str, Any] | None, compile_one: Compile
+    ) -> None:
         """Eager and compiled."""
         tensors = torch_kernels.inputs("cuda:0")
         self.load(Build("scale", ("x", "y", 3), options, LAYOUTS), compile_one).bind(tensors)()

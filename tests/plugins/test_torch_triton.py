@@ -79,13 +79,13 @@ def test_a_certain_launch_is_seen_in_the_source(launchers: Any, name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["if_wanted", "perhaps_not", "guarded", "given", "without"])
-def test_a_function_that_may_do_without_is_run(launchers: Any, name: str) -> None:
+def test_a_function_with_a_conditional_launch_is_run(launchers: Any, name: str) -> None:
     """Another config may take the way that needs no GPU, which only running it shows."""
     function: Callable[..., Any] = getattr(launchers, name)
     assert find_launch_without_gpu(function) == ""
 
 
-def test_its_configs_take_no_lane(launchers: Any, tmp_path: Path) -> None:
+def test_configs_with_a_certain_launch_take_no_lane(launchers: Any, tmp_path: Path) -> None:
     """Each is unsupported before it is measured, in one line that names the kernel."""
     (tmp_path / "unit").mkdir()
     unit = Unit("unit", Build("straight", ("x", 64)), (), Path(launchers.__file__), "straight", cpu.target())

@@ -138,7 +138,9 @@ class TestLowering:
     """A function that was translated apart compiles to the same artifact, by a process that imports nothing."""
 
     @pytest.mark.parametrize("wanted", LOWERED.values(), ids=LOWERED)
-    def test_the_artifact_is_the_same(self, wanted: Build, compile_one: CompileOne, tmp_path: Path) -> None:
+    def test_a_lowered_unit_gives_the_same_artifact_as_a_compile_in_one_piece(
+        self, wanted: Build, compile_one: CompileOne, tmp_path: Path
+    ) -> None:
         """Machine code, assembly, launch, metadata with Triton's key, and facts."""
         whole, expected = compile_one(wanted)
         lowered = Triton().lower(Unit("it", wanted, (), FILE, "scale", "sm_90a"))
@@ -212,7 +214,7 @@ class TestLowering:
     @pytest.mark.parametrize(
         ("version", "known"), [("3.5.1", False), ("3.6.0", True), ("3.7.0+git1", True), ("4.0", False)]
     )
-    def test_versions(self, version: str, known: bool) -> None:
+    def test_front_ends_are_split_off_from_triton_3_6_on(self, version: str, known: bool) -> None:
         """Others compile in one piece."""
         assert is_supported_version(version) == known
 
@@ -320,7 +322,7 @@ class TestArtifact:
         said = run_python(code, tmp_path, artifact, TRITON_CACHE_DIR=str(tmp_path / "cache"))
         assert said.splitlines() == ["'CUDABackend' object has no attribute 'make_cubin'", result.facts["triton_key"]]
 
-    def test_another_architectures_is_unsupported(self, compile_one: CompileOne) -> None:
+    def test_another_architectures_artifact_is_unsupported(self, compile_one: CompileOne) -> None:
         """Architecture-specific code runs on its own alone."""
         _, artifact = compile_one(build())
         with pytest.raises(Unsupported, match="sm_90a, and cuda:0 is sm_100a"):
@@ -410,7 +412,7 @@ def test_too_many_registers_for_a_block_are_unsupported() -> None:
     assert "num_ctas=32 blocks in a cluster" in explain_unlaunchable(replace(plan, warps=8, cluster=32), used)  # type: ignore[arg-type]
 
 
-def test_a_missing_triton_is_no_fault_of_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_triton_is_a_backend_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that brings it."""
     monkeypatch.setitem(sys.modules, "triton.compiler", None)
     with pytest.raises(BackendError, match="Triton cannot be imported") as caught:
@@ -540,7 +542,7 @@ class TestExample:
         assert describe(same, "p", tmp_path).source_digest == before.source_digest
 
     @pytest.mark.gpu
-    def test_its_configs_are_right(self, matmul: Kernel, tmp_path: Path) -> None:
+    def test_its_configs_agree_with_the_reference(self, matmul: Kernel, tmp_path: Path) -> None:
         """Against the reference, which computes in float32."""
         from ktuned.worker.problem import ProblemData
 
@@ -614,7 +616,9 @@ class TestOnGpu:
         launch(wanted, a=a, b=b, c=c)()
         torch.testing.assert_close(c, a @ b, rtol=1e-2, atol=1e-1)
 
-    def test_scratch_memory_is_given(self, launch: Callable[..., Callable[[], float | None]]) -> None:
+    def test_a_kernel_gets_the_scratch_memory_that_it_needs(
+        self, launch: Callable[..., Callable[[], float | None]]
+    ) -> None:
         """Descriptors that the kernel makes live there."""
         import torch
 

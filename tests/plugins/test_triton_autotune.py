@@ -88,7 +88,7 @@ class TestACall:
         assert chosen(launched) == [(128, 2)]
         assert len(records(spool)) == 1
 
-    def test_one_that_needs_too_much_gives_way_to_the_next(
+    def test_a_config_that_does_not_fit_gives_way_to_the_next(
         self, link: FakeDaemonLink, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Found out by loading it: nothing is launched twice."""
@@ -106,7 +106,7 @@ class TestACall:
         assert [block for block, is_warmup in tried if is_warmup] == [128] * 4 + [256]
         assert [block for block, is_warmup in tried if not is_warmup] == [256, 256]
 
-    def test_where_no_config_fits_triton_says_so(
+    def test_if_no_config_fits_the_error_is_tritons(
         self, link: FakeDaemonLink, left_to_triton: list[Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """In its own words."""
@@ -135,7 +135,7 @@ class TestACall:
         assert chosen(launched) == [(128, 2), (256, 4)]
         assert function.best_config.kwargs["BLOCK"] == 256
 
-    def test_upgrades_can_be_refused_or_go_on(
+    def test_upgrade_never_keeps_the_config_and_always_keeps_replacing_it(
         self, link: FakeDaemonLink, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """``never`` follows nothing, ``always`` looks for the next one."""
@@ -146,7 +146,7 @@ class TestACall:
         ((_, on_answer),) = link.followed
         assert on_answer(Answer(text(256, 4), is_final=True)) is True
 
-    def test_it_waits_if_it_is_to(
+    def test_mode_wait_launches_the_winner_in_the_first_call(
         self, link: FakeDaemonLink, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """And launches the winner in the first call."""
@@ -166,7 +166,7 @@ class TestACall:
         assert list(account.keys.values()) == ["not tuned: no config compiles"]
         assert "scale is not tuned: no config compiles" in caplog.text
 
-    def test_each_key_has_its_own(self, link: FakeDaemonLink, launched: list[dict[str, Any]]) -> None:
+    def test_each_key_has_its_own_config(self, link: FakeDaemonLink, launched: list[dict[str, Any]]) -> None:
         """Other sizes and other types are other keys; an argument may be given by its name."""
         function = scale()
         x = torch.ones(SIZE)
@@ -281,7 +281,7 @@ class TestAdoptionByInstance:
         monkeypatch.setattr(autotuner, "_process_options", None)
         autotuner.adopt_process(Autotuner, "background")
 
-    def test_one_that_was_made_before(
+    def test_an_autotuner_made_before_the_hook_is_adopted(
         self, link: FakeDaemonLink, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The hook may come late: a library has been imported by then."""
@@ -292,7 +292,7 @@ class TestAdoptionByInstance:
         call(made)
         assert chosen(launched) == [(256, 4)]
 
-    def test_a_subclass_with_a_run_and_a_store_of_its_own(
+    def test_a_subclasss_own_run_and_store_come_first(
         self, process: None, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
     ) -> None:
         """They go first: what the store has is launched, and is not asked for."""
@@ -314,7 +314,7 @@ class TestAdoptionByInstance:
         assert chosen(launched)[1:] == [(64, 2)]
         assert len(records(spool)) == 1
 
-    def test_a_subclass_with_a_pruning_of_its_own(
+    def test_the_configs_that_a_subclasss_pruning_leaves_are_tuned(
         self, process: None, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
     ) -> None:
         """What it leaves is what is tuned."""
@@ -353,7 +353,7 @@ class TestAdoptionByInstance:
         call(copied)
         assert len(link.asked) == 2
 
-    def test_one_config_is_nothing_to_tune(
+    def test_a_function_with_one_config_is_not_tuned(
         self, process: None, link: FakeDaemonLink, launched: list[dict[str, Any]]
     ) -> None:
         """Triton launches it."""
@@ -373,7 +373,7 @@ class TestAdoptionByInstance:
         function.warmup(x, x, SIZE, 2.0, grid=(1,))
         assert (len(compiled), link.asked) == (len(kernels.CONFIGS), [])
 
-    def test_others_are_not_touched(
+    def test_functions_without_the_drop_in_are_tuned_by_triton(
         self,
         link: FakeDaemonLink,
         launched: list[dict[str, Any]],
@@ -442,7 +442,9 @@ class TestTraces:
         with tracing(TracingContext(FakeTensorMode())):
             assert function.configs == kernels.CONFIGS
 
-    def test_what_a_trace_has_seen_stays(self, link: FakeDaemonLink, launched: list[dict[str, Any]]) -> None:
+    def test_a_trace_sees_the_same_configs_to_its_end(
+        self, link: FakeDaemonLink, launched: list[dict[str, Any]]
+    ) -> None:
         """A grid that was traced for one config is wrong for another."""
         from torch._guards import TracingContext, tracing
         from torch._subclasses import FakeTensorMode
@@ -455,7 +457,7 @@ class TestTraces:
             function.__dict__["_ktuned"]._calls.clear()
             assert function.configs == [seen]
 
-    def test_a_torch_that_hides_its_traces_is_one_line(
+    def test_a_torch_that_hides_its_traces_is_warned_about_once(
         self,
         link: FakeDaemonLink,
         launched: list[dict[str, Any]],
@@ -478,7 +480,9 @@ class TestTraces:
 class TestLeftAlone:
     """Calls that another process cannot make are Triton's, each with its reason."""
 
-    def test_pointer_tables(self, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any]) -> None:
+    def test_a_call_with_a_table_of_pointers_is_left_to_triton(
+        self, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any]
+    ) -> None:
         """Their content means something in this process alone."""
         x = torch.ones(SIZE)
         scale()[grid](torch.tensor([x.data_ptr()] * SIZE), x, SIZE, 2.0)
@@ -494,7 +498,7 @@ class TestLeftAlone:
         ],
         ids=["complex", "unaligned", "object"],
     )
-    def test_arguments(
+    def test_a_call_that_no_other_process_can_make_is_left_to_triton(
         self, value: Any, reason: str, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any]
     ) -> None:
         """Other addresses, other types."""
@@ -502,7 +506,7 @@ class TestLeftAlone:
         assert next(iter(account.left_alone.values())) == f"its argument {reason}"
         assert len(left_to_triton) == 8
 
-    def test_another_key_of_the_function_is_adopted(
+    def test_other_keys_of_a_function_with_such_a_call_are_adopted(
         self, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any], spool: Path
     ) -> None:
         """It is one call that cannot be made."""
@@ -511,7 +515,7 @@ class TestLeftAlone:
         call(function, SIZE // 2)
         assert len(records(spool)) == 1
 
-    def test_hooks_that_no_other_process_finds(
+    def test_a_function_whose_hooks_no_other_process_finds_is_left_to_triton(
         self, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any]
     ) -> None:
         """The module has another autotuner of that name."""
@@ -519,7 +523,7 @@ class TestLeftAlone:
         (reason,) = account.left_alone.values()
         assert reason == "it has hooks that do more than zero or reshape, and no other process can import them"
 
-    def test_a_file_of_its_own_instead_of_the_function(
+    def test_a_function_with_an_ir_override_is_left_to_triton(
         self, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any]
     ) -> None:
         """An ``ir_override`` is a path that means nothing elsewhere."""
@@ -542,7 +546,7 @@ class TestRecords:
         assert recipe.constants == {"BLOCK": 256, "THROUGH": None, "EVEN": True}
         assert recipe.sizes == {"num_warps": 4, "num_ctas": 1, "num_stages": 3}
 
-    def test_tensors_are_told_by_their_storage(self) -> None:
+    def test_tensors_of_the_same_memory_are_one_tensor(self) -> None:
         """From their first element on; the same memory is one tensor."""
         whole = torch.ones(SIZE)
         args = (whole[16:32], whole[16:32], SIZE, 2.0)

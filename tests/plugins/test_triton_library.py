@@ -125,13 +125,13 @@ def test_a_function_that_is_gone_is_the_configs_error(library: Library) -> None:
 
 
 @pytest.mark.parametrize("text", ["raise RuntimeError('no GPU here')", "import not_installed_at_all"])
-def test_one_that_cannot_be_imported_says_so(library: Library, text: str) -> None:
+def test_a_library_that_cannot_be_imported_is_a_backend_error(library: Library, text: str) -> None:
     """The error names the module."""
     (Path(library.paths[0]) / "some_library" / "ops.py").write_text(text)
     with pytest.raises(BackendError, match=r"some_library\.ops cannot be imported: "):
         lowered(build(library))
 
 
-def test_other_builds_travel_as_they_did() -> None:
+def test_builds_without_a_library_have_no_new_fields() -> None:
     """Artifacts are known by it."""
     assert not {"library", "source", "cache_key", "globals_read"} & Build("f").to_plain().keys()

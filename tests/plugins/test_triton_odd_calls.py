@@ -46,7 +46,7 @@ Shape = namedtuple("Shape", "rows columns")
     [OutOfResources(2, 1, "shared memory"), PTXASError("ptxas"), CompileTimeAssertionFailure(None, None, "too large")],
     ids=["resources", "assembler", "static-assert"],
 )
-def test_what_tritons_tuning_passes_over_gives_way_to_the_next(
+def test_a_config_that_tritons_tuning_skips_gives_way_to_the_next(
     error: Exception, link: FakeDaemonLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A config that the device or the kernel itself refuses is no fault of the application."""
@@ -74,7 +74,7 @@ class _Broken:
         return
 
 
-def test_a_fault_of_the_evaluation_is_not_the_applications(
+def test_a_call_that_cannot_be_evaluated_is_left_to_triton(
     link: FakeDaemonLink, launched: list[dict[str, Any]], left_to_triton: list[Any]
 ) -> None:
     """Triton tunes what it launches; other keys are adopted."""
@@ -121,7 +121,7 @@ def test_pruning_may_call_the_kernel(link: FakeDaemonLink, launched: list[dict[s
     assert sorted(key.problem["size"] for key in link.asked) == [SIZE // 2, SIZE]
 
 
-def test_a_pruning_of_another_thread_is_another_call(
+def test_a_key_is_adopted_while_another_thread_prunes(
     link: FakeDaemonLink, launched: list[dict[str, Any]], left_to_triton: list[Any]
 ) -> None:
     """While one thread prunes, another one's key is adopted, too."""
@@ -158,7 +158,7 @@ class TestIdentity:
             heuristics(find_jit_function(kernels.scale))
         )
 
-    def test_code_that_the_application_runs_counts(self) -> None:
+    def test_an_edited_heuristic_changes_the_identity(self) -> None:
         """An edited heuristic is no longer what the winner was measured with; where it stands in the file is."""
         exact = self.decorated(lambda args: args["size"] % args["BLOCK"] == 0)
         moved = self.decorated(
@@ -170,7 +170,7 @@ class TestIdentity:
         assert digests[0] == digests[1]
         assert len(set(digests)) == 3
 
-    def test_what_that_code_reads_counts(self) -> None:
+    def test_a_value_that_a_heuristic_reads_changes_the_identity(self) -> None:
         """Variables of a closure, defaults, a partial's arguments, an object's state, globals and functions called."""
 
         class Model:

@@ -119,7 +119,7 @@ def test_a_closure_over_an_object_is_left_alone(
         ("hooked", "it has hooks that do more than zero or reshape, and no other process can import them"),
     ],
 )
-def test_some_need_the_scripts_own_process(
+def test_a_function_that_needs_its_own_process_is_left_to_triton(
     name: str,
     reason: str,
     script: ModuleType,

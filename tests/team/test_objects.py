@@ -111,14 +111,14 @@ def test_every_changed_byte_and_every_cut_is_found() -> None:
         {"measuring_version": True},
     ],
 )
-def test_what_is_no_winner_is_refused(change: dict[str, Any]) -> None:
+def test_an_object_without_a_winner_is_refused(change: dict[str, Any]) -> None:
     """Under the right name, too: a digest says nothing about the sense of what was written."""
     with pytest.raises(DamagedObject):
         read_object(*named(plain_of(WINNER) | change))
 
 
 @pytest.mark.parametrize("missing", ["kernel", "config", "latency_us", "digest", "ktuned_team"])
-def test_what_lacks_a_field_is_refused(missing: str) -> None:
+def test_an_object_that_lacks_a_field_is_refused(missing: str) -> None:
     """A winner without its context is none."""
     plain = plain_of(WINNER)
     del plain[missing]

@@ -62,7 +62,7 @@ async def test_a_reader_takes_no_more_than_its_limit(storage: Storage) -> None:
     assert await storage.read("v1/winners/k/a", 10) == b"x" * 11
 
 
-async def test_listing_has_a_prefix_and_all_of_it(storage: Storage) -> None:
+async def test_a_listing_has_all_objects_of_its_prefix_and_no_others(storage: Storage) -> None:
     """Names, sizes and times of one kernel, however many pages they take; not those of its neighbours."""
     names = {f"v1/winners/k/{number:04}" for number in range(1_050)}
     limiter = anyio.CapacityLimiter(16)
@@ -82,7 +82,7 @@ async def test_listing_has_a_prefix_and_all_of_it(storage: Storage) -> None:
     assert max(entry.modified for entry in found) - min(entry.modified for entry in found) < PATIENCE_S
 
 
-async def test_a_rewrite_mends_a_damaged_object(storage: Storage) -> None:
+async def test_a_rewrite_replaces_a_damaged_object(storage: Storage) -> None:
     """The whole one takes the place of what was cut off, and is listed once."""
     await storage.write("v1/winners/k/a", b"who")
     await storage.write("v1/winners/k/a", b"whole")
@@ -211,7 +211,7 @@ async def test_a_directory_that_is_not_mounted_is_not_made(tmp_path: Path) -> No
     assert not (tmp_path / "share").exists()
 
 
-async def test_a_file_is_no_store(tmp_path: Path) -> None:
+async def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
     """It would seem to be an empty one, for ever."""
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="is no directory"):
@@ -340,7 +340,7 @@ async def test_a_file_system_that_hangs_takes_few_threads(tmp_path: Path) -> Non
     ],
 )  # fmt: skip
 @pytest.mark.parametrize("password", ["hush", "hush@hush", "%68ush", "hush hush"])
-def test_passwords_are_never_hide_secrets(url: str, password: str) -> None:
+def test_passwords_are_never_shown(url: str, password: str) -> None:
     """Neither a URL's, however it is written, nor one that a library repeats in its message."""
     url = url.format(password)
     message = make_storage_error(
@@ -360,7 +360,7 @@ def test_urls_without_secrets_are_shown_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["ftp://host/x", "s3://", "redis://host:port/0"])
-def test_a_url_that_means_nothing_is_refused(wrong: str) -> None:
+def test_an_invalid_url_is_refused(wrong: str) -> None:
     """In one line, with what to give."""
     with pytest.raises(StorageError):
         open_storage(wrong)

@@ -62,7 +62,7 @@ def collect_code(call: Callable[[], object]) -> bytes:
 
 
 def provide_code(code: bytes) -> None:
-    """Make code from :func:`code_of` available to the next compile in this process."""
+    """Make code from :func:`collect_code` available to the next compile in this process."""
     import torch
 
     torch.compiler.load_cache_artifacts(code)
