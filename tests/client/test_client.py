@@ -211,7 +211,7 @@ def test_a_client_pickles(path: str) -> None:
 
 
 @pytest.mark.usefixtures("served")
-def test_an_answer_that_is_not_a_lookups_gives_the_default(path: str) -> None:
+def test_fewer_answers_than_questions_give_the_defaults(path: str) -> None:
     """A daemon that answers fewer lookups than it was asked makes no one raise, nor take another's answer."""
     with Client(path, deadline_s=PATIENT_S) as client:
         hits = client.lookup_many([("omitted", {}, DEFAULT), ("gemm", {"M": 1}, DEFAULT)])

@@ -117,7 +117,7 @@ class TestExecutionBackends:
         with pytest.raises(ValueError, match="no execution backend 'quantum': give one of auto, tvm_ffi, nvrtc"):
             build("scale", "quantum")
 
-    def test_the_environments_execution_backend_is_named(
+    def test_an_unknown_execution_backend_in_the_environment_is_named(
         self, compile_one: CompileOne, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """TileLang's variable decides where the Build does not."""

@@ -130,8 +130,8 @@ class TvmFfiCuda(TvmFfi):
         found = torch_cuda_devices()
         return found if isinstance(found, Absent) else self._find_missing_compiler() or found
 
-    def _why_not(self, target: str) -> str:
+    def _explain_unsupported_target(self, target: str) -> str:
         return "" if nvcc.is_gpu_target(target) else f"the target is {target}; nvcc compiles for GPUs, such as sm_90a"
 
-    def _runs_on(self, built_for: str, target: str) -> bool:
+    def _is_compatible(self, built_for: str, target: str) -> bool:
         return runs_on(built_for, target)

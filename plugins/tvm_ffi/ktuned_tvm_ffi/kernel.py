@@ -41,6 +41,6 @@ class TvmFfiKernel(backends.Kernel):
 class TvmFfiCudaKernel(TvmFfiKernel):
     """A function of a loaded ``kernel.so`` that launches CUDA kernels."""
 
-    def _passed(self, tensor: Any) -> Any:
+    def _convert_tensor(self, tensor: Any) -> Any:
         """Return the torch tensor itself: the call takes torch's current stream from it."""
         return tensor

@@ -55,7 +55,7 @@ class Nvcc(Compiler):
         )
 
     @classmethod
-    def files(cls) -> Iterator[Path]:
+    def list_files(cls) -> Iterator[Path]:
         """Yield the files that decide which nvcc and which host compiler are found, and those of both."""
         asked = shlex.split(os.environ.get("CUDACXX", ""))
         for place in asked[:1] or _yield_candidates():
