@@ -199,8 +199,8 @@ class AsyncClient:
             DaemonError: the daemon refused the request.
             DaemonUnavailable: no daemon accepted it within ``deadline_s``.
         """
-        where = None if path is None else os.path.abspath(path)
-        accepted = await self.call("tune", deadline_s=deadline_s, **drop_missing(kernel=kernel, path=where, **options))
+        file = None if path is None else os.path.abspath(path)
+        accepted = await self.call("tune", deadline_s=deadline_s, **drop_missing(kernel=kernel, path=file, **options))
         return AsyncTuning(self, accepted)
 
     async def capture(
@@ -225,8 +225,8 @@ class AsyncClient:
         """
         from ktuned_client import tensor_file
 
-        place = await self.call("capture", deadline_s=deadline_s, kernel=kernel, problem=dict(problem))
-        digest, _ = tensor_file.write_tensors(tensors, place["directory"], place["max_bytes"])
+        room = await self.call("capture", deadline_s=deadline_s, kernel=kernel, problem=dict(problem))
+        digest, _ = tensor_file.write_tensors(tensors, room["directory"], room["max_bytes"])
         await self.call("capture", deadline_s=deadline_s, kernel=kernel, problem=dict(problem), digest=digest)
         return digest
 

@@ -254,13 +254,13 @@ def check_hello(response: Response) -> None:
     Raises:
         DaemonUnavailable: it speaks another protocol version.
     """
-    said: dict[str, Any] = {}
+    greeting: dict[str, Any] = {}
     if response.error is None and type(response.result) is dict:
-        said = response.result
-    spoken = said.get("protocol", PROTOCOL_VERSION)
+        greeting = response.result
+    spoken = greeting.get("protocol", PROTOCOL_VERSION)
     if spoken != PROTOCOL_VERSION:
         raise DaemonUnavailable(
-            f"the daemon ({said.get('build', 'of an unknown version')}) speaks protocol {spoken}, "
+            f"the daemon ({greeting.get('build', 'of an unknown version')}) speaks protocol {spoken}, "
             f"this client protocol {PROTOCOL_VERSION}",
             "upgrade the older of the two",
         )

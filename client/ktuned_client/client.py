@@ -199,8 +199,8 @@ class Client:
             DaemonError: the daemon refused the request.
             DaemonUnavailable: no daemon accepted it within ``deadline_s``.
         """
-        where = None if path is None else os.path.abspath(path)
-        accepted = self.call("tune", deadline_s=deadline_s, **drop_missing(kernel=kernel, path=where, **options))
+        file = None if path is None else os.path.abspath(path)
+        accepted = self.call("tune", deadline_s=deadline_s, **drop_missing(kernel=kernel, path=file, **options))
         return Tuning(self, accepted)
 
     def capture(
@@ -225,8 +225,8 @@ class Client:
         """
         from ktuned_client import tensor_file
 
-        place = self.call("capture", deadline_s=deadline_s, kernel=kernel, problem=dict(problem))
-        digest, _ = tensor_file.write_tensors(tensors, place["directory"], place["max_bytes"])
+        room = self.call("capture", deadline_s=deadline_s, kernel=kernel, problem=dict(problem))
+        digest, _ = tensor_file.write_tensors(tensors, room["directory"], room["max_bytes"])
         self.call("capture", deadline_s=deadline_s, kernel=kernel, problem=dict(problem), digest=digest)
         return digest
 

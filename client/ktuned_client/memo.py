@@ -129,8 +129,8 @@ class Memo:
         return self.answers.get(name, _NO_ANSWERS).get(problem) or self.incomplete.get((name, problem))
 
     def _keep_entry(self, name: Any, problem: bytes, entry: Entry) -> None:
-        kept = self.answers.get(name, _NO_ANSWERS)
-        if problem not in kept and (name, problem) not in self.incomplete:
+        entries = self.answers.get(name, _NO_ANSWERS)
+        if problem not in entries and (name, problem) not in self.incomplete:
             self._count += 1
             if self._count > self.max_answers:
                 self._count = 1

@@ -116,14 +116,14 @@ class Table:
         paths.check_directory(os.path.dirname(path))
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            found = os.fstat(descriptor)
-            size = found.st_size
-            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or size < 8 * WORDS or size % 8:
+            status = os.fstat(descriptor)
+            size = status.st_size
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or size < 8 * WORDS or size % 8:
                 raise ValueError(f"{path} is not a table of winners of this user")
             self._map = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
         finally:
             os.close(descriptor)
-        self.identity = (found.st_dev, found.st_ino)
+        self.identity = (status.st_dev, status.st_ino)
         self._bytes = memoryview(self._map)
         self.words = self._bytes.cast("Q")
         entries = self.words[ENTRIES_WORD]

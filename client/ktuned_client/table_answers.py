@@ -172,10 +172,10 @@ class TableAnswers:
     def _read_rules(
         self, table: Table, kernel: str, directory: str | None, device: str | None, objective: str | None
     ) -> _Rules | None:
-        found = table.find(kernel_key(kernel, directory))
-        if found is None:
+        entry = table.find(kernel_key(kernel, directory))
+        if entry is None:
             return None
-        slot, generation, payload = found
+        slot, generation, payload = entry
         name, file, own_objective, models, keys, specialize, bucket = unpack(payload)
         model = models.get(device or "", device if device in models.values() else None)
         if model is None:
@@ -207,8 +207,8 @@ class TableAnswers:
             return None
         path = os.path.join(self.directory, TABLE_NAME)
         try:
-            found = os.lstat(path)
-            if table is None or table.identity != (found.st_dev, found.st_ino):
+            status = os.lstat(path)
+            if table is None or table.identity != (status.st_dev, status.st_ino):
                 table = Table(path)
                 self._use_table(table)
         except (OSError, ValueError):
@@ -241,9 +241,9 @@ def _make_winner_key(rules: _Rules, asked: Mapping[str, Any], problem: bytes) ->
         return None
     if any(type(value) is float and not math.isfinite(value) for value in asked.values()):
         return None
-    whole = {name: bucketed(rules.bucket.get(name), asked[name]) for name in names}
-    kept = names if rules.specialize is None else _sort_names(tuple(rules.specialize))
-    return bytes(pack({name: whole[name] for name in kept}))
+    bucketed_problem = {name: bucketed(rules.bucket.get(name), asked[name]) for name in names}
+    key_names = names if rules.specialize is None else _sort_names(tuple(rules.specialize))
+    return bytes(pack({name: bucketed_problem[name] for name in key_names}))
 
 
 def _sort_problem(asked: Mapping[str, Any], problem: bytes) -> bytes:
@@ -276,8 +276,8 @@ def _map_uses(directory: str) -> memoryview | None:
     try:
         descriptor = os.open(os.path.join(directory, USES_NAME), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            found = os.fstat(descriptor)
-            if found.st_uid != os.geteuid() or found.st_size != 8 * WORDS:
+            status = os.fstat(descriptor)
+            if status.st_uid != os.geteuid() or status.st_size != 8 * WORDS:
                 return None
             return memoryview(mmap.mmap(descriptor, 8 * WORDS)).cast("Q")
         finally:

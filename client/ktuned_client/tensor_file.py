@@ -69,17 +69,17 @@ def write_tensors(tensors: Mapping[str, Any], directory: str, max_bytes: int) ->
     """
     if not tensors:
         raise ValueError("there is no tensor to capture")
-    taken = {name: _view_value(name, tensors[name]) for name in sorted(tensors)}
-    size = sum(tensor.data.nbytes for tensor in taken.values())
+    views = {name: _view_value(name, tensors[name]) for name in sorted(tensors)}
+    size = sum(tensor.data.nbytes for tensor in views.values())
     if size > max_bytes:
         raise ValueError(f"the tensors have {size} bytes, and {max_bytes} may be captured")
-    header = _encode_header(taken)
+    header = _encode_header(views)
     staged = os.path.join(directory, f".{os.getpid()}-{os.urandom(6).hex()}")
     digest = hashlib.sha256(header)
     try:
         with open(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
             stream.write(header)
-            for tensor in taken.values():
+            for tensor in views.values():
                 digest.update(tensor.data)
                 stream.write(tensor.data)
             stream.flush()
@@ -136,9 +136,9 @@ def _view_torch_tensor(name: str, tensor: Any) -> _Tensor:
     dtype = _TORCH_DTYPES.get(str(tensor.dtype).removeprefix("torch."))
     if dtype is None:
         raise TypeError(f"{name} is of {tensor.dtype}, which safetensors does not hold")
-    held = tensor.detach().cpu().contiguous()
-    shape = tuple(held.shape)
-    size = math.prod(shape) * held.element_size()
+    on_cpu = tensor.detach().cpu().contiguous()
+    shape = tuple(on_cpu.shape)
+    size = math.prod(shape) * on_cpu.element_size()
     # Not with `numpy()`, which lacks bfloat16 and may not be installed.
-    data = memoryview((ctypes.c_char * size).from_address(held.data_ptr())).cast("B") if size else memoryview(b"")
-    return _Tensor(dtype, shape, data, held)
+    data = memoryview((ctypes.c_char * size).from_address(on_cpu.data_ptr())).cast("B") if size else memoryview(b"")
+    return _Tensor(dtype, shape, data, on_cpu)

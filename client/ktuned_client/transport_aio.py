@@ -46,12 +46,12 @@ class AsyncTransport:
         """
         try:
             async with asyncio.timeout(deadline_s):
-                known = self._find_shared().connection
+                former_connection = self._find_shared().connection
                 connection = await self._open_shared()
                 try:
                     response = await connection.exchange(question)
                 except ConnectionError:
-                    if connection is not known:
+                    if connection is not former_connection:
                         raise
                     response = await (await self._open_shared()).exchange(question)
         except (OSError, wire.ProtocolError) as error:

@@ -43,8 +43,8 @@ def load_winner(hit: Hit, device: str | None, default: Callable[..., Any] | None
 def _explain_missing(hit: Hit) -> str:
     """Return why nothing can be loaded; empty if something can."""
     if hit.artifact is None:
-        why = f" ({hit.message})" if hit.message else ""
-        return f"the answer is {hit.status!r}{why}"
+        reason = f" ({hit.message})" if hit.message else ""
+        return f"the answer is {hit.status!r}{reason}"
     if hit.measured is not None:
         # Its launch sizes and scalars are the other problem's.
         return (

@@ -133,7 +133,7 @@ def _render_winners(winners: list[Mapping[str, Any]], indent: str) -> str:
 
 
 def _list_winners(document: Mapping[str, Any]) -> list[Any]:
-    return [*document["winners"], *(winner for found in document.get("objectives", {}).values() for winner in found)]
+    return [*document["winners"], *(winner for others in document.get("objectives", {}).values() for winner in others)]
 
 
 def file_name(kernel: str, device: str) -> str:
@@ -149,10 +149,10 @@ def paths_of(path: str | os.PathLike[str]) -> list[str]:
     """
     if not os.path.isdir(path):
         return [os.fspath(path)]
-    found = sorted(entry.path for entry in os.scandir(path) if entry.name.endswith(".json"))
-    if not found:
+    files = sorted(entry.path for entry in os.scandir(path) if entry.name.endswith(".json"))
+    if not files:
         raise WinnersError(f"{path} holds no file of winners (*.json)")
-    return found
+    return files
 
 
 class Winners:
@@ -278,10 +278,10 @@ def _to_file_name(name: str) -> str:
     return plain if plain == name.replace(":", "-").replace(" ", "-") else f"{plain}-{crc32(name.encode()):08x}"
 
 
-def _check_fields(values: Mapping[str, Any], kinds: Mapping[str, Any], where: str) -> None:
+def _check_fields(values: Mapping[str, Any], kinds: Mapping[str, Any], prefix: str) -> None:
     for name, kind in kinds.items():
         if not isinstance(values.get(name), kind) or isinstance(values.get(name), bool):
-            raise ValueError(f"is invalid: {where}`{name}` is missing or of a wrong type")
+            raise ValueError(f"is invalid: {prefix}`{name}` is missing or of a wrong type")
 
 
 def _check_flat(values: Any, what: str) -> None:

@@ -355,6 +355,6 @@ def compile_together(
             yield Compiled(unit.key, seconds=each_s, facts=facts[unit.key])
 
 
-def unknown_tensor(name: str, made: Iterable[str]) -> str:
+def unknown_tensor(name: str, names: Iterable[str]) -> str:
     """Return the error for an argument of a Build that names none of the tensors that ``inputs`` makes."""
-    return f"args names the tensor {name!r}, which inputs(p) does not make {listed(made, near=name)}"
+    return f"args names the tensor {name!r}, which inputs(p) does not make {listed(names, near=name)}"

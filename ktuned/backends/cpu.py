@@ -78,14 +78,14 @@ def limits(cgroup: Path = CGROUP, mounted: Path = CGROUPS) -> dict[str, str]:
 
     Empty if nothing does. ``cgroup`` is ``/proc/self/cgroup``, ``mounted`` the directory of control groups.
     """
-    found = {}
+    restrictions = {}
     allowed = sorted(os.sched_getaffinity(0))
     if len(allowed) < (os.cpu_count() or 1):
-        found["affinity"] = ",".join(map(str, allowed))
+        restrictions["affinity"] = ",".join(map(str, allowed))
     quota = _find_quota(cgroup, mounted)
     if quota is not None:
-        found["quota"] = f"{quota:g} cores"
-    return found
+        restrictions["quota"] = f"{quota:g} cores"
+    return restrictions
 
 
 def cores() -> int:
@@ -108,13 +108,13 @@ def _find_quota(cgroup: Path, mounted: Path) -> float | None:
             continue
         # In version 1 each controller has its own tree (cgroups(7)); `cpu` is a link to `cpu,cpuacct`.
         tree, read = (mounted / "cpu", _read_quota_v1) if controllers else (mounted, _read_quota_v2)
-        own = tree / name.lstrip("/")
+        own_group = tree / name.lstrip("/")
         # In a container the own group may be mounted as the root, while its name is the one outside.
-        for place in (own, *own.parents):
-            if not place.is_relative_to(tree):
+        for group in (own_group, *own_group.parents):
+            if not group.is_relative_to(tree):
                 break
             with suppress(OSError, ValueError, ZeroDivisionError):
-                quotas += read(place)
+                quotas += read(group)
     return min(quotas, default=None)
 
 

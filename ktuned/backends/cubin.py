@@ -60,7 +60,7 @@ def kernels(cubin: bytes) -> list[Kernel]:
             (registers if number == _REGISTERS else stacks)[values[0]] = values[1]
     symbols = _read_symbols(cubin, sections)
     reserved = _RESERVED_SHARED_BYTES if ".nv.shared.reserved.0" in sections else 0
-    found = []
+    kernels_found = []
     for section in sections:
         # Every kernel has a constant bank for its parameters; device functions have none.
         name = section.removeprefix(".nv.constant0.")
@@ -68,7 +68,7 @@ def kernels(cubin: bytes) -> list[Kernel]:
             continue
         required = dict(_read_attributes(cubin, sections.get(f".nv.info.{name}", (0, 0)))).get(_REQUIRED_THREADS)
         index = symbols.get(name, -1)
-        found.append(
+        kernels_found.append(
             Kernel(
                 name=name,
                 registers=registers.get(index, 0),
@@ -77,7 +77,7 @@ def kernels(cubin: bytes) -> list[Kernel]:
                 threads=required[0] * required[1] * required[2] if required else None,
             )
         )
-    return found
+    return kernels_found
 
 
 def _read_sections(cubin: bytes) -> dict[str, tuple[int, int]]:

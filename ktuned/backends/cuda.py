@@ -99,9 +99,9 @@ def torch_cuda_devices() -> Sequence[Device] | Absent:
 
     For backends whose kernels are bound to torch's tensors. torch is not imported; its version file is read.
     """
-    found = cuda_devices()
-    if isinstance(found, Absent):
-        return found
+    gpus = cuda_devices()
+    if isinstance(gpus, Absent):
+        return gpus
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return Absent(Absence.NO_LIBRARY, "torch is not installed", "pip install torch")
@@ -112,7 +112,7 @@ def torch_cuda_devices() -> Sequence[Device] | Absent:
             "there is a GPU, but torch here is a build without CUDA",
             "install torch with CUDA: https://pytorch.org/get-started/locally",
         )
-    return found
+    return gpus
 
 
 def has_gpu() -> bool:

@@ -29,12 +29,12 @@ def find(wanted: tuple[int, int]) -> Headers | None:
     part of the headers each. Other versions are left out, because headers of two versions often do not compile
     together.
     """
-    found = [headers for directory in _yield_candidates() if (headers := _read_headers(directory)) is not None]
-    versions = [headers.version for headers in found]
+    candidates = [headers for directory in _yield_candidates() if (headers := _read_headers(directory)) is not None]
+    versions = [headers.version for headers in candidates]
     chosen = wanted if wanted in versions else next((version for version in versions if version[0] == wanted[0]), None)
     if chosen is None:
         return None
-    parts = [part for headers in found if headers.version == chosen for part in headers.directories]
+    parts = [part for headers in candidates if headers.version == chosen for part in headers.directories]
     return Headers(tuple(dict.fromkeys(parts)), chosen)
 
 
@@ -43,8 +43,8 @@ def _yield_candidates() -> Iterator[Path]:
         if os.environ.get(variable):
             yield Path(os.environ[variable], "include").resolve()
     wheels = importlib.util.find_spec("nvidia")
-    for place in wheels.submodule_search_locations or () if wheels else ():
-        yield from sorted(Path(place).glob("*/include"))
+    for directory in wheels.submodule_search_locations or () if wheels else ():
+        yield from sorted(Path(directory).glob("*/include"))
     nvcc = shutil.which("nvcc")
     if nvcc:
         yield Path(nvcc).resolve().parent.parent / "include"

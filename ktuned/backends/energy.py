@@ -14,9 +14,9 @@ def energy_counter(backend: Backend, device: Device) -> EnergyCounter:
     Raises:
         Unsupported: the device has none, or it cannot be read; the message continues a sentence about the device.
     """
-    own = backend.energy_counter(device)
-    if own is not None:
-        return own
+    own_counter = backend.energy_counter(device)
+    if own_counter is not None:
+        return own_counter
     uuid = gpu_uuids().get(device.name) if device.kind == "cuda" else None
     if uuid is None:
         raise Unsupported(NO_COUNTER)

@@ -45,10 +45,10 @@ def why_too_large(target: str, threads: int, registers: int, shared_bytes: int) 
     most = _SHARED_KIB.get(capability(target), 0) * 1024
     if most and shared_bytes > most:
         return f"a block needs {shared_bytes} bytes of shared memory; {target} has {most}"
-    taken = -(-registers // _REGISTER_UNIT) * _REGISTER_UNIT * -(-threads // _WARP) * _WARP
-    if taken > MAX_REGISTERS:
+    block_registers = -(-registers // _REGISTER_UNIT) * _REGISTER_UNIT * -(-threads // _WARP) * _WARP
+    if block_registers > MAX_REGISTERS:
         return (
-            f"a block of {threads} threads with {registers} registers each needs {taken} registers; "
+            f"a block of {threads} threads with {registers} registers each needs {block_registers} registers; "
             f"{target} has {MAX_REGISTERS}"
         )
     return ""

@@ -78,11 +78,11 @@ class Gpu:
         """Return samples of the processes that worked on the GPU; NVML keeps them for some seconds."""
         with _translate_errors(self._nvml):
             try:
-                found = self._nvml.nvmlDeviceGetProcessUtilization(self._handle, since_us)
+                utilization = self._nvml.nvmlDeviceGetProcessUtilization(self._handle, since_us)
             except self._nvml.NVMLError_NotFound:
                 # No process had work on the GPU.
                 return []
-        return [Sample(sample.pid, sample.timeStamp, sample.smUtil) for sample in found]
+        return [Sample(sample.pid, sample.timeStamp, sample.smUtil) for sample in utilization]
 
 
 def absence() -> str:
@@ -120,11 +120,11 @@ def memory(uuid: str) -> tuple[int, int] | None:
     if library.nvmlInit_v2() != _SUCCESS:
         return None
     try:
-        handle, found = ctypes.c_void_p(), _Memory()
+        handle, memory_info = ctypes.c_void_p(), _Memory()
         if library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)) != _SUCCESS:
             return None
-        code = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(found))
-        return (int(found.free), int(found.total)) if code == _SUCCESS else None
+        code = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory_info))
+        return (int(memory_info.free), int(memory_info.total)) if code == _SUCCESS else None
     finally:
         library.nvmlShutdown()
 

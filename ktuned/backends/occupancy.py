@@ -79,8 +79,8 @@ def occupancy(target: str, threads: int, registers: int, shared_bytes: int) -> f
 
 def occupancy_fact(target: str, threads: int, registers: int, shared_bytes: int) -> dict[str, float]:
     """Return the occupancy as a fact of a compiled config; empty if it is unknown."""
-    found = occupancy(target, threads, registers, shared_bytes)
-    return {} if found is None else {"occupancy": found}
+    share = occupancy(target, threads, registers, shared_bytes)
+    return {} if share is None else {"occupancy": share}
 
 
 def _round_up(size: int, unit: int) -> int:

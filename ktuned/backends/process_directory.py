@@ -26,12 +26,12 @@ def process_directory(tool: str) -> Path | None:
     root = Path(cache, tool) if cache else Path(_find_temporary_directory(), f"ktuned-{tool}-{os.getuid()}")
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = root.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        status = root.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
             return None
-        for left in root.glob(f"{_PREFIX}*"):
-            if not _is_running(left.name):
-                shutil.rmtree(left, ignore_errors=True)
+        for directory in root.glob(f"{_PREFIX}*"):
+            if not _is_running(directory.name):
+                shutil.rmtree(directory, ignore_errors=True)
         own = root / _name_directory(os.getpid())
         own.mkdir(mode=0o700, exist_ok=True)
     except OSError:

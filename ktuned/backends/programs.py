@@ -36,7 +36,7 @@ def compiler_files(command: Sequence[str]) -> Iterator[Path]:
     yield from on_path(command[0])
     for part in PARTS:
         try:
-            said = subprocess.run(
+            answer = subprocess.run(
                 [*command, f"-print-prog-name={part}"],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -46,7 +46,7 @@ def compiler_files(command: Sequence[str]) -> Iterator[Path]:
             ).stdout.strip()
         except (OSError, subprocess.SubprocessError):
             return
-        if os.sep in said and "\n" not in said:
-            yield Path(said)
-        elif said == part:
+        if os.sep in answer and "\n" not in answer:
+            yield Path(answer)
+        elif answer == part:
             yield from on_path(part)

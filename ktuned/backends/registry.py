@@ -26,8 +26,8 @@ def install_hint(backend: str, python: str = "") -> str:
     """
     if extra := extra_of(backend):
         return f"{f'{python} -m ' if python else ''}pip install '{extra}'"
-    where = f"for {python}" if python else "into this interpreter"
-    return f"install the plugin that has it {where}, or correct `backend=` in the kernel file"
+    place = f"for {python}" if python else "into this interpreter"
+    return f"install the plugin that has it {place}, or correct `backend=` in the kernel file"
 
 
 def extra_of(backend: str) -> str:
@@ -52,8 +52,8 @@ class Registry:
     def _points(self) -> Mapping[str, EntryPoint]:
         from importlib.metadata import entry_points
 
-        found = entry_points(group=ENTRY_POINT_GROUP) if self._given is None else self._given
-        return {point.name: point for point in found}
+        points = entry_points(group=ENTRY_POINT_GROUP) if self._given is None else self._given
+        return {point.name: point for point in points}
 
     def find(self) -> None:
         """Look for the plugins now, not only when the first one is needed."""

@@ -53,16 +53,16 @@ class LoadedKernel:
             return tensors
         if len(args) > len(self.tensors):
             raise TypeError(f"{self!r} takes {len(self.tensors)} tensors, and got {len(args)}")
-        found = dict(zip(self.tensors, args, strict=False))
+        named = dict(zip(self.tensors, args, strict=False))
         for name in tensors:
-            if name in found or name not in self.tensors:
-                fault = "got it twice" if name in found else f"has no such tensor {listed(self.tensors, near=name)}"
+            if name in named or name not in self.tensors:
+                fault = "got it twice" if name in named else f"has no such tensor {listed(self.tensors, near=name)}"
                 raise TypeError(f"{self!r}: {name!r}: {fault}")
-        found.update(tensors)
-        missing = [name for name in self.tensors if name not in found]
+        named.update(tensors)
+        missing = [name for name in self.tensors if name not in named]
         if missing:
             raise TypeError(f"{self!r} lacks the tensor{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
-        return found
+        return named
 
 
 def load_winner(
@@ -84,14 +84,14 @@ def load_winner(
     """
     directory = Path(artifact)
     try:
-        found = manifest.read(directory)
-        recipe = found.recipe
+        sealed = manifest.read(directory)
+        recipe = sealed.recipe
         if not recipe.target:
             raise BackendError(
                 f"the artifact {directory.name} was made by an older ktuned, which did not record how to call it",
                 hint="`ktuned prune --keep-gib 0` removes such artifacts; then tune the kernel again",
             )
-        backend = Registry().load(found.backend)
+        backend = Registry().load(sealed.backend)
         manifest.verify(directory, required=backend.required_files)
     except DamagedArtifact as error:
         raise BackendError(f"the artifact cannot be loaded: {error}", hint="tune the kernel again") from error
@@ -102,15 +102,15 @@ def load_winner(
         )
     build = backend.build.from_plain(recipe.build)
     unit = Unit(
-        key=found.key,
+        key=sealed.key,
         build=build,
         sources=(),
         kernel_file=Path(kernel_file or ""),
         kernel=recipe.kernel,
         target=recipe.target,
     )
-    where = _find_device(backend, recipe.target, device)
-    return LoadedKernel(recipe.kernel, backend.load(directory, unit, where), build.tensors)
+    found_device = _find_device(backend, recipe.target, device)
+    return LoadedKernel(recipe.kernel, backend.load(directory, unit, found_device), build.tensors)
 
 
 def _find_device(backend: Backend, target: str, name: str | None) -> Device:
@@ -120,16 +120,16 @@ def _find_device(backend: Backend, target: str, name: str | None) -> Device:
         BackendError: this machine has no device of that kind.
         NotFound: it has none of that name.
     """
-    found: Sequence[Device] | Absent
+    devices: Sequence[Device] | Absent
     if target.startswith(cpu.TARGET_PREFIX):
-        found = (cpu.device(),)
+        devices = (cpu.device(),)
     elif target.startswith(GPU_PREFIX):
-        found = cuda_devices()
+        devices = cuda_devices()
     else:
-        found = backend.devices()
-    if isinstance(found, Absent):
-        raise BackendError(f"the winner is for {target}: {found.message}", hint=found.hint)
-    for device in found:
+        devices = backend.devices()
+    if isinstance(devices, Absent):
+        raise BackendError(f"the winner is for {target}: {devices.message}", hint=devices.hint)
+    for device in devices:
         if name in (None, device.name):
             return device
-    raise NotFound(f"there is no device {name!r} {listed([str(device.name) for device in found], near=name or '')}")
+    raise NotFound(f"there is no device {name!r} {listed([str(device.name) for device in devices], near=name or '')}")

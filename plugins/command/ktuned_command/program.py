@@ -45,13 +45,13 @@ class Program(backends.Kernel):
         return self._run_program
 
     def _run_program(self) -> float | None:
-        said = run_command(self._argv, self._directory, self._env)
+        output = run_command(self._argv, self._directory, self._env)
         if self._pattern is None:
             return None
-        times = self._pattern.findall(said)
+        times = self._pattern.findall(output)
         if not times:
             raise CommandFailed(
-                f"the output has no match of {self._pattern.pattern!r}: {_extract_last_words(said) or 'it is empty'}"
+                f"the output has no match of {self._pattern.pattern!r}: {_extract_last_words(output) or 'it is empty'}"
             )
         try:
             return float(times[-1]) * self._scale_us
@@ -97,15 +97,15 @@ def _render_command(argv: Sequence[str]) -> str:
 
 def _explain_placeholder(argv: Sequence[str]) -> str:
     """Return a hint if a failed command still has words in braces; empty otherwise."""
-    braced = [found for word in argv for found in _PLACEHOLDER.findall(word)]
+    braced = [placeholder for word in argv for placeholder in _PLACEHOLDER.findall(word)]
     if not braced:
         return ""
     return f"; {braced[0]} is not a placeholder, only {ARTIFACT} is: write a knob's value there, f'--tile={{c.TILE}}'"
 
 
-def _extract_last_words(said: str) -> str:
+def _extract_last_words(output: str) -> str:
     """Return the end of a program's output; if it is not text, only say how long it is."""
-    strange = sum(not (letter.isprintable() or letter.isspace()) or letter == "\ufffd" for letter in said)
-    if strange > MAX_STRANGE * len(said):
-        return f"({len(said):,} characters that are not text)"
-    return said.strip()[-MAX_MESSAGE_CHARS:]
+    strange = sum(not (letter.isprintable() or letter.isspace()) or letter == "\ufffd" for letter in output)
+    if strange > MAX_STRANGE * len(output):
+        return f"({len(output):,} characters that are not text)"
+    return output.strip()[-MAX_MESSAGE_CHARS:]

@@ -94,9 +94,9 @@ class CuteDsl(backends.Backend):
 
     def devices(self) -> Sequence[Device] | Absent:
         """Return the GPUs that this process may use, or the reason for their absence."""
-        found = torch_cuda_devices()
-        if isinstance(found, Absent):
-            return found
+        gpus = torch_cuda_devices()
+        if isinstance(gpus, Absent):
+            return gpus
         try:
             find_runtime_library()
             Linker.find()
@@ -104,7 +104,7 @@ class CuteDsl(backends.Backend):
             return Absent(Absence.NO_LIBRARY, str(error), REINSTALL_HINT)
         except NoLinker as error:
             return Absent(Absence.NO_COMPILER, str(error), INSTALL_HINT)
-        return found
+        return gpus
 
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
         """Compile each unit in this process, and link it with the system's linker.

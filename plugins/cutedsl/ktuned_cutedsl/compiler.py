@@ -73,10 +73,10 @@ def _compile_function(
     compiled.export_to_c(str(scratch / _OBJECT_FILE), function_name=build.symbol)
     data = (scratch / _OBJECT_FILE).read_bytes()
     binaries = list(cubin.cubins(data))
-    found = [kernel for binary in binaries for kernel in cubin.kernels(binary)]
+    kernels = [kernel for binary in binaries for kernel in cubin.kernels(binary)]
     launched = resources.read_launches(compiled.ir_module)
-    if why := limits.explain_unlaunchable(target, found, launched):
-        raise Unsupported(why)
+    if reason := limits.explain_unlaunchable(target, kernels, launched):
+        raise Unsupported(reason)
     linker.link_library(scratch, _OBJECT_FILE, LIBRARY_FILE)
     shutil.move(scratch / LIBRARY_FILE, artifact / LIBRARY_FILE)
     for index, binary in enumerate(binaries):
@@ -84,9 +84,9 @@ def _compile_function(
     return {
         "function": build.symbol,
         "target": target,
-        "kernels": [asdict(kernel) for kernel in found],
+        "kernels": [asdict(kernel) for kernel in kernels],
         "launches": [asdict(launch) for launch in launched],
-        **_summarise_resources(target, found, launched),
+        **_summarise_resources(target, kernels, launched),
     }
 
 
@@ -97,17 +97,17 @@ def _summarise_resources(
     if len(kernels) != 1:
         return {}
     (kernel,) = kernels
-    found: dict[str, float] = {
+    facts: dict[str, float] = {
         "registers": kernel.registers,
         "stack_bytes": kernel.stack_bytes,
         "static_shared_bytes": kernel.shared_bytes,
     }
     if len(launches) != 1 or None in launches[0].block:
-        return found
+        return facts
     (launch,) = launches
     threads = math.prod(size or 1 for size in launch.block)
     shared_bytes = kernel.shared_bytes + (launch.shared_bytes or 0)
-    return found | occupancy_fact(target, threads, kernel.registers, shared_bytes)
+    return facts | occupancy_fact(target, threads, kernel.registers, shared_bytes)
 
 
 def _trace_and_compile(function: Callable[..., Any], build: Build, target: str) -> Any:
@@ -137,8 +137,8 @@ def _trace_and_compile(function: Callable[..., Any], build: Build, target: str) 
 
 def _render_error(error: Exception) -> str:
     """Return an error's message without colours, capped, with the error itself in its first line."""
-    said = _COLOURS.sub("", str(error)).strip()
+    message = _COLOURS.sub("", str(error)).strip()
     if not type(error).__module__.startswith("cutlass."):
         # An error of user code during tracing; CuTe DSL's own errors contain their place.
-        said = f"{place(error, _NOT_THEIRS)}{type(error).__name__}: {said}"
-    return said if len(said) <= MAX_MESSAGE_CHARS else said[: MAX_MESSAGE_CHARS - 1] + "…"
+        message = f"{place(error, _NOT_THEIRS)}{type(error).__name__}: {message}"
+    return message if len(message) <= MAX_MESSAGE_CHARS else message[: MAX_MESSAGE_CHARS - 1] + "…"

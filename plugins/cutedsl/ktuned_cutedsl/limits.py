@@ -16,8 +16,8 @@ def explain_unlaunchable(target: str, kernels: Iterable[cubin.Kernel], launches:
     launches = list(launches)
     kernels = list(kernels)
     for launch in launches:
-        if why := launch_limits.why_too_large(target, prod(size or 1 for size in launch.block), 0, 0):
-            return why
+        if reason := launch_limits.why_too_large(target, prod(size or 1 for size in launch.block), 0, 0):
+            return reason
         blocks = prod(size or 1 for size in launch.cluster)
         if blocks > 1 and launch_limits.capability(target) < FIRST_WITH_CLUSTERS:
             return f"{target} has no clusters"
@@ -29,6 +29,6 @@ def explain_unlaunchable(target: str, kernels: Iterable[cubin.Kernel], launches:
     # Which kernel a launch belongs to is not known, so the smallest kernel's need counts: all have at least that.
     static_bytes = min((kernel.shared_bytes for kernel in kernels), default=0)
     dynamic_bytes = max((launch.shared_bytes or 0 for launch in launches), default=0)
-    whys = [launch_limits.why_too_large(target, 1, 0, static_bytes + dynamic_bytes)]
-    whys += [launch_limits.why_too_large(target, kernel.threads or 0, kernel.registers, 0) for kernel in kernels]
-    return next(filter(None, whys), "")
+    reasons = [launch_limits.why_too_large(target, 1, 0, static_bytes + dynamic_bytes)]
+    reasons += [launch_limits.why_too_large(target, kernel.threads or 0, kernel.registers, 0) for kernel in kernels]
+    return next(filter(None, reasons), "")

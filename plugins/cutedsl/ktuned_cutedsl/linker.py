@@ -65,8 +65,8 @@ class Linker:
         # In this process's group, so that it is killed with this process.
         done = subprocess.run(command, cwd=directory, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         if done.returncode != 0:
-            said = done.stderr.decode(errors="replace").strip()[:MAX_MESSAGE_CHARS]
-            raise LinkError(f"{self.command[0]} cannot link the kernel: {said}")
+            message = done.stderr.decode(errors="replace").strip()[:MAX_MESSAGE_CHARS]
+            raise LinkError(f"{self.command[0]} cannot link the kernel: {message}")
 
 
 class LinkError(Exception):
@@ -85,8 +85,8 @@ def find_runtime_library() -> Path:
     spec = importlib.util.find_spec("cutlass")
     if spec is not None and spec.origin is not None:
         for parent in Path(spec.origin).parents:
-            if found := sorted([*parent.glob(f"cu*/lib/{RUNTIME}"), *parent.glob(f"lib/{RUNTIME}")]):
-                return found[-1]
+            if libraries := sorted([*parent.glob(f"cu*/lib/{RUNTIME}"), *parent.glob(f"lib/{RUNTIME}")]):
+                return libraries[-1]
     raise NoRuntime(f"{RUNTIME} is not installed")
 
 

@@ -39,7 +39,7 @@ def read_launches(ir_module: Any) -> list[Launch]:
         advance = ir.WalkResult.ADVANCE
     except (ImportError, AttributeError):
         return []
-    found: list[Launch] = []
+    launches: list[Launch] = []
     bases: dict[Any, Launch] = {}
     attribute: int | None = None
 
@@ -49,35 +49,35 @@ def read_launches(ir_module: Any) -> list[Launch]:
             if kind == LAUNCH_CONFIG and path[:2] in ((0, 0), (0, 1)) and len(path) == 3:
                 if base not in bases:
                     bases[base] = Launch()
-                    found.append(bases[base])
+                    launches.append(bases[base])
                 (bases[base].grid, bases[base].block)[path[1]][path[2]] = value
             elif kind == LAUNCH_CONFIG and path == (0, 2) and base in bases:
                 bases[base].shared_bytes = value
             elif kind == LAUNCH_ATTRIBUTE and path == (0, 0):
                 attribute = value
-            elif kind == _DIMENSIONS and attribute == _CLUSTER_ATTRIBUTE and found:
-                found[-1].cluster[path[1]] = value
+            elif kind == _DIMENSIONS and attribute == _CLUSTER_ATTRIBUTE and launches:
+                launches[-1].cluster[path[1]] = value
         return advance
 
     with ir_module.context:
         ir_module.operation.walk(visit_operation)
-    return found
+    return launches
 
 
 def _find_stores(operation: Any) -> Iterator[tuple[str, Any, tuple[int, ...], int | None]]:
     """Yield an operation's store into a struct: its type, pointer, path of the field, and the value if constant."""
     if operation.name != "llvm.store":
         return
-    place = operation.operands[1].owner
-    if getattr(place, "name", "") != "llvm.getelementptr":
+    field_pointer = operation.operands[1].owner
+    if getattr(field_pointer, "name", "") != "llvm.getelementptr":
         return
     maker = operation.operands[0].owner
     is_constant = getattr(maker, "name", "") == "llvm.mlir.constant"
     constant = getattr(maker.attributes["value"], "value", None) if is_constant else None
-    kind = place.attributes["elem_type"]
+    kind = field_pointer.attributes["elem_type"]
     yield (
         str(getattr(kind, "value", kind)),
-        place.operands[0],
-        tuple(place.attributes["rawConstantIndices"]),
+        field_pointer.operands[0],
+        tuple(field_pointer.attributes["rawConstantIndices"]),
         constant if isinstance(constant, int) else None,
     )

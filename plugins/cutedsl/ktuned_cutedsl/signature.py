@@ -48,8 +48,8 @@ def make_compile_arguments(function: Callable[..., Any], build: Build) -> tuple[
     constants = dict(build.constants)
     called: Any = function
     if inspect.isclass(function):
-        own = [name for name in inspect.signature(function).parameters if name in constants]
-        called = function(**{name: constants.pop(name) for name in own})
+        init_names = [name for name in inspect.signature(function).parameters if name in constants]
+        called = function(**{name: constants.pop(name) for name in init_names})
     parameters = inspect.signature(called).parameters
     for name in constants:
         if name not in parameters or name == STREAM:

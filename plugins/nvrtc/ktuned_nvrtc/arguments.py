@@ -65,12 +65,12 @@ class Arguments:
             if value[1] > size:
                 raise ValueError(f"the offset {value[1]} is behind the end of {value[0]}, which has {size} bytes")
             return int(tensor.data_ptr()) + int(value[1])
-        made = _make_texture(tensor, *value)
+        texture = _make_texture(tensor, *value)
         from cuda.bindings import driver
 
         # Not at exit: the context may no longer exist.
-        weakref.finalize(self, driver.cuTexObjectDestroy, made).atexit = False
-        return int(made)
+        weakref.finalize(self, driver.cuTexObjectDestroy, texture).atexit = False
+        return int(texture)
 
 
 def fill_variable(module: Any, symbol: str, name: str, tensor: Any) -> None:

@@ -35,11 +35,11 @@ class Nvrtc(backends.Backend):
         """Return the versions of NVRTC, of CUDA's headers and of this plugin, and the standard options."""
         plugin = {"ktuned-nvrtc": version("ktuned-nvrtc")}
         try:
-            found = cuda_headers.find(program.read_version())
+            headers = cuda_headers.find(program.read_version())
             return {
                 **plugin,
                 "nvrtc": program.read_full_version(),
-                "headers": ".".join(map(str, found.version)) if found else "none",
+                "headers": ".".join(map(str, headers.version)) if headers else "none",
                 "options": " ".join(list_standard_options()),
             }
         except NoNvrtc:
@@ -51,19 +51,19 @@ class Nvrtc(backends.Backend):
             version = program.read_version()
         except NoNvrtc:
             return ()
-        found = cuda_headers.find(version)
-        return (*program.find_libraries(), *((found.directories[0] / "cuda_runtime_api.h",) if found else ()))
+        headers = cuda_headers.find(version)
+        return (*program.find_libraries(), *((headers.directories[0] / "cuda_runtime_api.h",) if headers else ()))
 
     def devices(self) -> Sequence[Device] | Absent:
         """Return the GPUs that this process may use, or the reason for their absence."""
-        found = torch_cuda_devices()
-        if isinstance(found, Absent):
-            return found
+        gpus = torch_cuda_devices()
+        if isinstance(gpus, Absent):
+            return gpus
         try:
             program.read_version()
         except NoNvrtc as error:
             return Absent(Absence.NO_COMPILER, str(error), INSTALL_HINT)
-        return found
+        return gpus
 
     def prepare(self) -> None:
         """Import the bindings of NVRTC and of the driver; if they are not installed, compiling reports it."""

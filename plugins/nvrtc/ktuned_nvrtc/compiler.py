@@ -99,9 +99,9 @@ class _Source:
         if not unit.sources:
             raise CompileError(f"the kernel {unit.kernel} names no sources")
         number = _TARGET.fullmatch(unit.target)
-        known = program.list_architectures()
-        if number is None or int(number[1]) not in known:
-            listed = ", ".join(f"sm_{architecture}" for architecture in known)
+        architectures = program.list_architectures()
+        if number is None or int(number[1]) not in architectures:
+            listed = ", ".join(f"sm_{architecture}" for architecture in architectures)
             raise Unsupported(f"NVRTC {program.read_full_version()} compiles for {listed}, not for {unit.target!r}")
         build = cast(Build, unit.build)
         path = unit.sources[0]
@@ -109,8 +109,8 @@ class _Source:
             content = path.read_bytes()
         except OSError as error:
             raise CompileError(f"{error.filename}: error: {error.strerror}") from error
-        found = cuda_headers.find(program.read_version())
-        includes = (f"-I{directory}" for directory in found.directories) if found else ()
+        cuda = cuda_headers.find(program.read_version())
+        includes = (f"-I{directory}" for directory in cuda.directories) if cuda else ()
         options = (f"--gpu-architecture={unit.target}", *list_standard_options(), "-I.", *build.flags, *build.macros)
         return cls(path, content, (*options, *includes))
 
@@ -127,21 +127,21 @@ class _Source:
             trace = Path(scratch, "trace")
             # Only a trace shows which headers a precompiled header was made of.
             is_traced = program.read_version() >= program.FIRST_WITH_TRACE
-            kept = precompiled.choose_options(self._prefix_key, len(entries)) if is_traced else ()
-            options = (*self.options, *kept, *program.make_trace_option(trace))
+            header_options = precompiled.choose_options(self._prefix_key, len(entries)) if is_traced else ()
+            options = (*self.options, *header_options, *program.make_trace_option(trace))
             compiled = program.compile_program(self.content, self.path.name, entries, options)
             precompiled.record_result(self._prefix_key, compiled.heap_bytes_wanted)
             read = (_normalise_path(base / name) for name in program.read_traced_headers(trace))
             self.headers.update(path for path in read if path.is_file() and _belongs_to_user(path))
         # With a precompiled header the trace lacks the headers inside it: add those of earlier compiles.
-        self.headers.update(_remember_headers(self._key, self.headers) if kept else ())
+        self.headers.update(_remember_headers(self._key, self.headers) if header_options else ())
         return compiled
 
     @property
     def _prefix_key(self) -> str:
         """Stands for everything in a precompiled header except the source's leading lines, which NVRTC compares."""
-        known = _headers.get(self._key, {})
-        changed = {path: digest for path in known if (digest := _digest_file(path)) != known[path]}
+        first_digests = _headers.get(self._key, {})
+        changed = {path: digest for path in first_digests if (digest := _digest_file(path)) != first_digests[path]}
         texts = [f"{path} {changed[path]}" for path in sorted(changed)]
         return hashlib.sha256("\0".join([self._key, *texts]).encode()).hexdigest()
 
@@ -180,9 +180,9 @@ def _remember_headers(key: str, read: Collection[Path]) -> Collection[Path]:
     """Add to the remembered headers of a key and return all of them; if there are too many keys, drop the oldest."""
     if key not in _headers and len(_headers) >= MAX_REMEMBERED:
         del _headers[next(iter(_headers))]
-    known = _headers.setdefault(key, {})
-    known |= {path: _digest_file(path) for path in read if path not in known}
-    return list(known)
+    digests = _headers.setdefault(key, {})
+    digests |= {path: _digest_file(path) for path in read if path not in digests}
+    return list(digests)
 
 
 def _compile_group(source: _Source, units: Sequence[Unit], *, into: Path) -> Mapping[str, Mapping[str, Any]]:

@@ -39,14 +39,14 @@ def choose_options(key: str, kernels: int) -> tuple[str, ...]:
     """
     if program.read_version() < program.FIRST_WITH_PRECOMPILED_HEADERS:
         return ()
-    kept = _open_for_process()
-    return kept.choose_options(key, kernels) if kept else ()
+    headers = _open_for_process()
+    return headers.choose_options(key, kernels) if headers else ()
 
 
 def record_result(key: str, heap_bytes_wanted: int) -> None:
     """Record the result of a program with :func:`options`, see :class:`ktuned_nvrtc.program.Program`."""
-    if heap_bytes_wanted and (kept := _open_for_process()):
-        kept.give_up(key)
+    if heap_bytes_wanted and (headers := _open_for_process()):
+        headers.give_up(key)
 
 
 class PrecompiledHeaders:
@@ -81,10 +81,10 @@ class PrecompiledHeaders:
 
 @functools.cache
 def _open_for_process() -> PrecompiledHeaders | None:
-    own = process_directory("nvrtc")
-    if own is None:
+    directory = process_directory("nvrtc")
+    if directory is None:
         return None
     # The largest heap from the start: the needed size is known only after a failed attempt, and unused address space
     # costs nothing.
     program.reserve_heap(MAX_HEAP_BYTES)
-    return PrecompiledHeaders(own)
+    return PrecompiledHeaders(directory)

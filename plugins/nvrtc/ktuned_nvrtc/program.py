@@ -120,11 +120,11 @@ def compile_program(source: bytes, name: str, entries: Sequence[str], options: S
     try:
         for entry in entries:
             _unwrap_result(nvrtc.nvrtcAddNameExpression(handle, entry.encode()))
-        words = [option.encode() for option in options]
-        (result,) = nvrtc.nvrtcCompileProgram(handle, len(words), words)
+        encoded_options = [option.encode() for option in options]
+        (result,) = nvrtc.nvrtcCompileProgram(handle, len(encoded_options), encoded_options)
         # Every part of the log ends in a zero byte, not only the last.
-        said = _read_text(handle, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
-        log = said.replace(b"\0", b"\n").decode(errors="replace")
+        raw_log = _read_text(handle, nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog)
+        log = raw_log.replace(b"\0", b"\n").decode(errors="replace")
         if result in (nvrtc.nvrtcResult.NVRTC_ERROR_COMPILATION, nvrtc.nvrtcResult.NVRTC_ERROR_INVALID_OPTION):
             raise CompileError(move_error_first(log) or result.name)
         if result != nvrtc.nvrtcResult.NVRTC_SUCCESS:
@@ -164,9 +164,9 @@ def reserve_heap(size_bytes: int) -> None:
     _unwrap_result(nvrtc.nvrtcSetPCHHeapSize(size_bytes))
 
 
-def move_error_first(said: str) -> str:
+def move_error_first(log: str) -> str:
     """Return NVRTC's log, its first line with an error moved to the front, cut to MAX_MESSAGE_CHARS."""
-    lines = said.strip().splitlines()
+    lines = log.strip().splitlines()
     first = next((index for index, line in enumerate(lines) if _ERROR.search(line)), 0)
     text = "\n".join([*lines[first : first + 1], *lines[:first], *lines[first + 1 :]])
     return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"

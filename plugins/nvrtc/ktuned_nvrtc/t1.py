@@ -83,15 +83,15 @@ def declare(path: str | Path) -> Kernel:
         KernelFileError: the file cannot be read, or is not a T1 file for CUDA.
     """
     caller = Path(sys._getframe(1).f_code.co_filename)
-    place = (caller.parent / path).resolve()
+    t1_file = (caller.parent / path).resolve()
     try:
-        return _Specification(_read_file(place), place).declare_kernel(caller.parent)
+        return _Specification(_read_file(t1_file), t1_file).declare_kernel(caller.parent)
     except (_MalformedFile, UsageError) as error:
         hint = error.hint if isinstance(error, UsageError) else _FORMAT
-        raise KernelFileError(f"{place}: {error}", path=str(place), hint=hint) from None
+        raise KernelFileError(f"{t1_file}: {error}", path=str(t1_file), hint=hint) from None
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        message = f"{place}: a value is not of the format's kind: {type(error).__name__}: {error}"
-        raise KernelFileError(message, path=str(place), hint=_FORMAT) from error
+        message = f"{t1_file}: a value is not of the format's kind: {type(error).__name__}: {error}"
+        raise KernelFileError(message, path=str(t1_file), hint=_FORMAT) from error
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,9 @@ class _Specification:
     def declare_inputs(self, p: Problem) -> dict[str, TensorSpec]:
         """Return the tensors of the arguments."""
         values = {**self._make_values(p), **{knob: _unwrap_single(axis) for knob, axis in self.axes.items()}}
-        return {one.name: one.make_tensor_spec(values) for one in self.arguments if one.size is not None}
+        return {
+            argument.name: argument.make_tensor_spec(values) for argument in self.arguments if argument.size is not None
+        }
 
     def make_build(self, p: Problem, c: Mapping[str, Any]) -> Build:
         """Return the Build of one config: each parameter is a macro, as Kernel Tuner defines them."""
@@ -187,19 +189,19 @@ class _Specification:
             shared_bytes=_evaluate_whole(self.shared, values, "SharedMemory"),
             defines={knob: value if not isinstance(value, bool) else int(value) for knob, value in c.items()},
             flags=self.flags,
-            constants={one.name: one.name for one in self.arguments if one.symbol},
+            constants={argument.name: argument.name for argument in self.arguments if argument.symbol},
         )
 
     def _make_values(self, p: Problem) -> dict[str, Any]:
         return {"ProblemSize": tuple(p[f"P{number}"] for number in range(len(self.problem_size)))}
 
     def _yield_arguments(self) -> Iterable[Any]:
-        for one in self.arguments:
-            if one.size is not None and not one.symbol:
-                yield one.name
-            elif one.size is None:
-                make: Any = _SCALARS[one.dtype]
-                yield make(one.value if one.dtype.startswith("float") else int(one.value))
+        for argument in self.arguments:
+            if argument.size is not None and not argument.symbol:
+                yield argument.name
+            elif argument.size is None:
+                make: Any = _SCALARS[argument.dtype]
+                yield make(argument.value if argument.dtype.startswith("float") else int(argument.value))
 
     def _compute_grid(self, p: Problem, values: Mapping[str, Any], block: Sequence[int]) -> tuple[int, ...]:
         """Return the blocks: the problem's size over the divisors, as in Kernel Tuner, or else the global size."""
@@ -302,10 +304,10 @@ def _unwrap_single(axis: Sequence[Any]) -> Any:
 
 def _require_field(data: Any, name: str, kind: type) -> Any:
     """Return a field of a T1 file; raise if it is missing or of another type."""
-    found = data.get(name) if isinstance(data, dict) else None
-    if not isinstance(found, kind):
+    value = data.get(name) if isinstance(data, dict) else None
+    if not isinstance(value, kind):
         raise _MalformedFile(f"it is no T1 file: {name} is missing, or is of another kind")
-    return found
+    return value
 
 
 def _to_list(value: Any) -> list[Any]:

@@ -95,16 +95,16 @@ class DirectoryStorage(Storage):
 
     def _list_files(self, prefix: str) -> list[Entry]:
         self._check_directory()
-        found: list[Entry] = []
+        entries: list[Entry] = []
         for path in _walk_files(self._directory / prefix):
             try:
                 status = path.stat()
             except FileNotFoundError:
                 continue
-            if len(found) >= MAX_LISTED:
+            if len(entries) >= MAX_LISTED:
                 break
-            found.append(Entry(path.relative_to(self._directory).as_posix(), status.st_size, status.st_mtime))
-        return found
+            entries.append(Entry(path.relative_to(self._directory).as_posix(), status.st_size, status.st_mtime))
+        return entries
 
     def _read_file(self, name: str, limit: int) -> bytes | None:
         self._check_directory()
@@ -120,11 +120,11 @@ class DirectoryStorage(Storage):
 
     def _write_file(self, name: str, data: bytes) -> None:
         self._check_directory()
-        place = self._directory / name
+        path = self._directory / name
         # Other members of the team must read it: take the directory's rights, not the daemon's private umask.
         mode = os.stat(self._directory).st_mode
-        _make_directories(place.parent, self._directory, mode)
-        staged = place.with_name(f"{STAGED}{secrets.token_hex(8)}")
+        _make_directories(path.parent, self._directory, mode)
+        staged = path.with_name(f"{STAGED}{secrets.token_hex(8)}")
         descriptor = os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
             with open(descriptor, "wb") as stream:
@@ -132,7 +132,7 @@ class DirectoryStorage(Storage):
                 stream.flush()
                 os.fchmod(stream.fileno(), mode & 0o666)
                 os.fsync(stream.fileno())
-            os.rename(staged, place)
+            os.rename(staged, path)
         except BaseException:
             with suppress(OSError):
                 os.unlink(staged)
@@ -140,12 +140,12 @@ class DirectoryStorage(Storage):
 
     def _remove_file(self, name: str) -> None:
         self._check_directory()
-        place = self._directory / name
+        path = self._directory / name
         with suppress(FileNotFoundError):
-            os.unlink(place)
+            os.unlink(path)
         # Fails while the directory has files; one that stays behind empty does no harm.
         with suppress(OSError):
-            os.rmdir(place.parent)
+            os.rmdir(path.parent)
 
 
 def _walk_files(directory: Path) -> Iterator[Path]:

@@ -56,16 +56,16 @@ class ObjectStorage(Storage):
 
     async def list_entries(self, prefix: str) -> list[Entry]:
         """Return the objects below a prefix."""
-        found: list[Entry] = []
+        entries: list[Entry] = []
 
         async def collect() -> None:
             async for part in obstore.list(self._store, prefix=prefix, chunk_size=1_000):
-                found.extend(Entry(meta["path"], meta["size"], meta["last_modified"].timestamp()) for meta in part)
-                if len(found) >= MAX_LISTED:
+                entries.extend(Entry(meta["path"], meta["size"], meta["last_modified"].timestamp()) for meta in part)
+                if len(entries) >= MAX_LISTED:
                     break
 
         await self._run_request("listing it", collect())
-        return found[:MAX_LISTED]
+        return entries[:MAX_LISTED]
 
     async def read(self, name: str, limit: int) -> bytes | None:
         """Return an object's bytes; only the first ``limit + 1`` of a larger one."""

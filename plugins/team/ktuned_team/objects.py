@@ -69,8 +69,8 @@ class ObjectName(NamedTuple):
     @classmethod
     def parse(cls, name: str) -> ObjectName | None:
         """Return the parts of a name; ``None`` if ktuned does not make such names in this format."""
-        found = _NAME.fullmatch(name)
-        return None if found is None else cls(**found.groupdict())
+        match = _NAME.fullmatch(name)
+        return None if match is None else cls(**match.groupdict())
 
     @property
     def path(self) -> str:

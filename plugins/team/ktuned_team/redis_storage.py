@@ -52,12 +52,12 @@ class RedisStorage(Storage):
         members = await self._run_command(
             "listing it", self._client.zrangebylex(INDEX, start, end, start=0, num=MAX_LISTED)
         )
-        found: dict[str, Entry] = {}
+        entries: dict[str, Entry] = {}
         for member in members:
             words = bytes(member).decode(errors="replace").split(" ")
             if len(words) == 3 and words[1].isdecimal() and words[2].isdecimal():
-                found[words[0]] = Entry(words[0], int(words[1]), float(words[2]))
-        return list(found.values())
+                entries[words[0]] = Entry(words[0], int(words[1]), float(words[2]))
+        return list(entries.values())
 
     async def read(self, name: str, limit: int) -> bytes | None:
         """Return the first ``limit + 1`` bytes of a value."""

@@ -69,14 +69,14 @@ class TeamStorage(Service):
     async def _find_winners(self, call: FindWinners) -> Listing:
         storage = self._find_storage(call.url)
         prefixes = [f"{call.kernel_prefix}{address}/" for address in call.addresses]
-        kept: list[Entry] = []
+        entries: list[Entry] = []
 
         async def list_prefix(prefix: str) -> None:
-            kept.extend(await storage.list_entries(prefix))
+            entries.extend(await storage.list_entries(prefix))
 
         await _run_for_all(prefixes if len(prefixes) <= MAX_PREFIXES else [call.kernel_prefix], list_prefix)
-        found = select_newest(kept, {*call.addresses}, call.most)
-        return Listing(tuple(Listed(one.name, one.size, one.modified) for one in found))
+        newest = select_newest(entries, {*call.addresses}, call.most)
+        return Listing(tuple(Listed(entry.name, entry.size, entry.modified) for entry in newest))
 
     async def _fetch_objects(self, call: FetchObjects, send: Send) -> Fetched:
         storage = self._find_storage(call.url)
@@ -99,11 +99,11 @@ class TeamStorage(Service):
 
     async def _sweep_objects(self, call: SweepObjects) -> Swept:
         storage = self._find_storage(call.url)
-        found = [entry for entry in await storage.list_entries("v1/") if is_ktuned_name(entry.name)]
-        doomed = {*select_surplus(found, time.time(), call.retention_s, call.cap_bytes)}
+        entries = [entry for entry in await storage.list_entries("v1/") if is_ktuned_name(entry.name)]
+        doomed = {*select_surplus(entries, time.time(), call.retention_s, call.cap_bytes)}
         await _run_for_all(sorted(doomed), storage.remove)
-        left = [entry for entry in found if entry.name not in doomed]
-        return Swept(len(doomed), len(left), sum(entry.size for entry in left))
+        remaining = [entry for entry in entries if entry.name not in doomed]
+        return Swept(len(doomed), len(remaining), sum(entry.size for entry in remaining))
 
 
 async def _run_for_all(names: Any, work: Callable[[str], Any]) -> None:

@@ -87,7 +87,7 @@ class TeamStore(SharedStore):
     async def _read_objects(self, wanted: list[calls.Listed]) -> list[str]:
         """Fetch objects and hold the sound ones; return the faults of the others."""
         faults: list[str] = []
-        weights = {one.name: _weigh_entry(one) for one in wanted}
+        weights = {entry.name: _weigh_entry(entry) for entry in wanted}
 
         def hold_object(item: calls.Object) -> None:
             try:

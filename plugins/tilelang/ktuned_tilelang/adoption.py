@@ -65,14 +65,14 @@ class _AdoptedKernel:
         from ktuned.spec import tensor
 
         call = self._calls.of(p)
-        found = {}
+        specs = {}
         for name, entry in call.tensors.items():
             is_captured = entry.fill == CAPTURED
             fill = "zeros" if is_captured else entry.fill
             limits = {} if entry.low is None else {"low": entry.low, "high": entry.high}
             spec = tensor(entry.shape, entry.dtype, fill, output=name in call.outputs, **limits)
-            found[name] = replace(spec, file=str(called_file(self._file, call.content))) if is_captured else spec
-        return found
+            specs[name] = replace(spec, file=str(called_file(self._file, call.content))) if is_captured else spec
+        return specs
 
     def make_build(self, p: Any, c: Any) -> Build:
         """Return a config's Build."""

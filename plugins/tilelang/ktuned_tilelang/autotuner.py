@@ -108,9 +108,9 @@ def autotune(
     )
 
     def adopt_function(function: Any) -> Any:
-        made = decorate(function)
-        made.__dict__[_OPTIONS_ATTRIBUTE] = options
-        return made
+        autotuned = decorate(function)
+        autotuned.__dict__[_OPTIONS_ATTRIBUTE] = options
+        return autotuned
 
     return adopt_function
 
@@ -187,21 +187,21 @@ def adopt_classes(tuner: Any) -> None:
 
 def _adopt_subclasses(base: type[Any]) -> None:
     """Patch all subclasses of a class, the existing ones and those to come."""
-    made = base.__dict__.get("__init_subclass__")
+    own_init_subclass = base.__dict__.get("__init_subclass__")
 
     def init_subclass(cls: type[Any], /, **more: Any) -> None:
-        if made is not None:
-            made.__func__(cls, **more)
+        if own_init_subclass is not None:
+            own_init_subclass.__func__(cls, **more)
         else:
             super(base, cls).__init_subclass__(**more)
         _adopt_methods(cls)
 
     base.__init_subclass__ = classmethod(init_subclass)  # type: ignore[assignment]
-    known = base.__subclasses__()
-    while known:
-        one = known.pop()
-        _adopt_methods(one)
-        known += one.__subclasses__()
+    pending = base.__subclasses__()
+    while pending:
+        subclass = pending.pop()
+        _adopt_methods(subclass)
+        pending += subclass.__subclasses__()
 
 
 def _adopt_methods(cls: type[Any]) -> None:
@@ -221,9 +221,9 @@ def _wrap_run(run: Callable[..., Any], param: Any) -> Callable[..., Any]:
     def run_or_serve(self: Any, *args: Any, **kwargs: Any) -> Any:
         options = getattr(self, _OPTIONS_ATTRIBUTE, _process_options)
         if options is not None:
-            given = signature.bind(self, *args, **kwargs)
-            given.apply_defaults()
-            call = _decide_call(self, options, given.arguments)
+            bound = signature.bind(self, *args, **kwargs)
+            bound.apply_defaults()
+            call = _decide_call(self, options, bound.arguments)
             if call is not None:
                 return _make_result(param.AutotuneResult, call)
         return run(self, *args, **kwargs)
@@ -236,11 +236,11 @@ def _wrap_get_tunner(get_tunner: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(get_tunner)
     def make_marked_tuner(self: Any) -> Any:
-        made = get_tunner(self)
-        made.__dict__[_FUNCTION_ATTRIBUTE] = self
+        tuner = get_tunner(self)
+        tuner.__dict__[_FUNCTION_ATTRIBUTE] = self
         if _OPTIONS_ATTRIBUTE in self.__dict__:
-            made.__dict__[_OPTIONS_ATTRIBUTE] = self.__dict__[_OPTIONS_ATTRIBUTE]
-        return made
+            tuner.__dict__[_OPTIONS_ATTRIBUTE] = self.__dict__[_OPTIONS_ATTRIBUTE]
+        return tuner
 
     return make_marked_tuner
 
@@ -333,13 +333,13 @@ def _read_compile_flags(function: Any) -> tuple[str, ...]:
 
 
 def _make_result(kind: Any, call: KeyedCall) -> Any:
-    found = call.found
-    assert found is not None
+    tuned = call.found
+    assert tuned is not None
     return kind(
-        latency=found.latency,
-        config=dict(found.config),
-        ref_latency=found.ref_latency,
-        libcode=found.kernel.get_kernel_source(),
-        func=found.kernel.prim_func,
-        kernel=found.kernel,
+        latency=tuned.latency,
+        config=dict(tuned.config),
+        ref_latency=tuned.ref_latency,
+        libcode=tuned.kernel.get_kernel_source(),
+        func=tuned.kernel.prim_func,
+        kernel=tuned.kernel,
     )

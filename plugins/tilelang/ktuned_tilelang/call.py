@@ -156,14 +156,14 @@ class EvaluatedCall:
         """Return the call for its record, and the files that it names."""
         save: Any = importlib.import_module("tilelang").tvm.ir.save_json
         # Without a time stamp, so that equal programs are equal files.
-        found = {name: gzip.compress(save(one).encode(), 1, mtime=0) for name, one in self.programs.items()}
+        files = {name: gzip.compress(save(one).encode(), 1, mtime=0) for name, one in self.programs.items()}
         if not self.captured:
-            return self.call, found
+            return self.call, files
         from safetensors.torch import save as save_tensors
 
         data = save_tensors({name: value.detach().to("cpu", copy=True) for name, value in self.captured.items()})
         content = f"{digest_of(data)}.safetensors"
-        return replace(self.call, content=content), {**found, content: data}
+        return replace(self.call, content=content), {**files, content: data}
 
 
 def list_configs(configs: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -172,15 +172,15 @@ def list_configs(configs: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -
     Raises:
         ValueError: there are none.
     """
-    found = configs(*args, **kwargs) if callable(configs) else configs
-    if isinstance(found, Mapping):
-        axes = {name: values if isinstance(values, list | tuple) else [values] for name, values in found.items()}
-        made = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    declared = configs(*args, **kwargs) if callable(configs) else configs
+    if isinstance(declared, Mapping):
+        axes = {name: values if isinstance(values, list | tuple) else [values] for name, values in declared.items()}
+        listed_configs = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     else:
-        made = [dict(config) for config in found]
-    if not made:
+        listed_configs = [dict(config) for config in declared]
+    if not listed_configs:
         raise ValueError("No configurations to tune, please check your `@autotune` decorator")
-    return made
+    return listed_configs
 
 
 def to_knobs(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, bool | int | float | str]:
@@ -250,15 +250,15 @@ def _describe_parameters(
 ) -> tuple[dict[str, Tensor], tuple[Any, ...], dict[str, Any], dict[str, Any]]:
     """Return the tensors, the arguments, the captured tensors, and the numbers by name."""
     buffers = dict(prim_func.buffer_map)
-    given = _match_inputs(len(prim_func.params), outputs, inputs)
-    sizes = _find_symbolic_sizes(prim_func, given)
+    inputs_by_index = _match_inputs(len(prim_func.params), outputs, inputs)
+    sizes = _find_symbolic_sizes(prim_func, inputs_by_index)
     tensors: dict[str, Tensor] = {}
     args: list[Any] = []
     captured: dict[str, Any] = {}
     numbers: dict[str, Any] = {}
     for index, parameter in enumerate(prim_func.params):
         buffer = buffers.get(parameter)
-        value = given.get(index)
+        value = inputs_by_index.get(index)
         if buffer is None:
             if type(value) not in (bool, int, float):
                 raise NotTunable(f"its parameter {parameter.name} is a number, and the call gives none")
@@ -296,12 +296,12 @@ def _match_inputs(count: int, outputs: Sequence[int], inputs: Sequence[Any] | No
     return dict(zip(wanted, inputs, strict=True))
 
 
-def _find_symbolic_sizes(prim_func: Any, given: Mapping[int, Any]) -> dict[str, int]:
+def _find_symbolic_sizes(prim_func: Any, inputs_by_index: Mapping[int, Any]) -> dict[str, int]:
     """Return the values of symbolic sizes by name, read from the given tensors."""
     buffers = dict(prim_func.buffer_map)
     sizes: dict[str, int] = {}
     for index, parameter in enumerate(prim_func.params):
-        value: Any = given.get(index)
+        value: Any = inputs_by_index.get(index)
         if parameter in buffers and hasattr(value, "shape"):
             for extent, size in zip(buffers[parameter].shape, value.shape, strict=True):
                 if hasattr(extent, "name"):

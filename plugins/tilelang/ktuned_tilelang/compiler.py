@@ -80,9 +80,9 @@ def compile_unit(unit: Unit, artifact: Path) -> dict[str, Any]:
 
 
 def _compile_program(unit: Unit, artifact: Path, scratch: Path) -> dict[str, Any]:
-    said = scratch / "said"
+    output_file = scratch / "said"
     try:
-        with _redirect_files(scratch), _capture_output(said):
+        with _redirect_files(scratch), _capture_output(output_file):
             program = elaborate_build(cast(Build, unit.build), unit.kernel_file, unit.target)
             _check_args(cast(Build, unit.build), _list_parameter_names(program.prim_func))
             lowered = LoweredProgram(program)
@@ -98,7 +98,7 @@ def _compile_program(unit: Unit, artifact: Path, scratch: Path) -> dict[str, Any
         for cause in causes(error):
             if isinstance(cause, Unsupported):
                 raise cause from error
-        raise CompileError(_render_error(error, said.read_text(errors="replace"))) from error
+        raise CompileError(_render_error(error, output_file.read_text(errors="replace"))) from error
     kernels = _read_kernels(artifact, lowered.execution_backend)
     _check_kernels(unit.target, kernels, launches)
     _write_description(lowered, unit.target, artifact)
@@ -132,8 +132,8 @@ def _check_execution_backend(name: str) -> None:
 
 def _check_launches(target: str, launches: list[tuple[int, int]]) -> None:
     for threads, shared_bytes in launches:
-        if why := launch_limits.why_too_large(target, threads, 0, shared_bytes):
-            raise Unsupported(why)
+        if reason := launch_limits.why_too_large(target, threads, 0, shared_bytes):
+            raise Unsupported(reason)
 
 
 def _check_kernels(target: str, kernels: list[cubin.Kernel], launches: list[tuple[int, int]]) -> None:
@@ -143,18 +143,18 @@ def _check_kernels(target: str, kernels: list[cubin.Kernel], launches: list[tupl
     ((threads, shared_bytes),) = launches
     (kernel,) = kernels
     total = kernel.shared_bytes + shared_bytes
-    if why := launch_limits.why_too_large(target, threads, kernel.registers, total):
-        raise Unsupported(why)
+    if reason := launch_limits.why_too_large(target, threads, kernel.registers, total):
+        raise Unsupported(reason)
 
 
 def _read_kernels(artifact: Path, execution_backend: str) -> list[cubin.Kernel]:
     """Return the kernels in an artifact's machine code; none if the code is packed."""
-    found = []
+    kernels = []
     for name in CODE_FILES[execution_backend]:
         if name.endswith((".so", ".cubin")):
             for binary in cubin.cubins((artifact / name).read_bytes()):
-                found += cubin.kernels(binary)
-    return found
+                kernels += cubin.kernels(binary)
+    return kernels
 
 
 def _compute_occupancy(target: str, kernels: list[cubin.Kernel], launches: list[tuple[int, int]]) -> dict[str, float]:
@@ -247,7 +247,7 @@ def _capture_output(file: Path) -> Iterator[None]:
     """Write everything that this process and its children print to a file, because compilers print their errors."""
     sys.stdout.flush()
     sys.stderr.flush()
-    kept = [os.dup(descriptor) for descriptor in (1, 2)]
+    descriptors = [os.dup(descriptor) for descriptor in (1, 2)]
     try:
         with file.open("wb") as target:
             for descriptor in (1, 2):
@@ -256,17 +256,17 @@ def _capture_output(file: Path) -> Iterator[None]:
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
-        for descriptor, copy in zip((1, 2), kept, strict=True):
+        for descriptor, copy in zip((1, 2), descriptors, strict=True):
             os.dup2(copy, descriptor)
             os.close(copy)
 
 
 def _render_error(error: Exception, printed: str) -> str:
     """Return an error's message, capped, with the error itself in its first line."""
-    said = _COLOURS.sub("", str(error)).strip()
-    compiler = said.partition(_BEHIND_THE_SOURCE)[2] or (printed if "Compilation Failed" in said else "")
+    message = _COLOURS.sub("", str(error)).strip()
+    compiler = message.partition(_BEHIND_THE_SOURCE)[2] or (printed if "Compilation Failed" in message else "")
     if compiler and (match := _COMPILER_ERROR.search(_COLOURS.sub("", compiler))):
-        said = f"{match[0].strip()}\n{compiler.strip()}"
+        message = f"{match[0].strip()}\n{compiler.strip()}"
     else:
-        said = f"{place(error, _NOT_THEIRS)}{type(error).__name__}: {said}"
-    return said if len(said) <= MAX_MESSAGE_CHARS else said[: MAX_MESSAGE_CHARS - 1] + "…"
+        message = f"{place(error, _NOT_THEIRS)}{type(error).__name__}: {message}"
+    return message if len(message) <= MAX_MESSAGE_CHARS else message[: MAX_MESSAGE_CHARS - 1] + "…"

@@ -52,8 +52,8 @@ class Declaration:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the fields as plain data."""
-        found = {**asdict(self), "variables": dict(self.variables)}
+        plain = {**asdict(self), "variables": dict(self.variables)}
         if self.numerics == TOLERANCE:
             # So that the identity of all other functions stays what it was before there was a choice.
-            del found["numerics"]
-        return found
+            del plain["numerics"]
+        return plain

@@ -162,15 +162,15 @@ def _make_meta_arguments(function: Any, build: Build) -> Mapping[str, Any]:
     if not names:
         return {}
     given = build.args if build.args is not None else tuple(names)
-    found = {}
+    arguments = {}
     for name, value in zip(names, given, strict=False):
         if isinstance(value, str) and value in build.layouts:
-            found[name] = _make_meta_tensor(build.layouts[value])
+            arguments[name] = _make_meta_tensor(build.layouts[value])
         elif isinstance(value, str):
             raise ElaborationError(unknown_tensor(value, build.layouts))
         else:
-            found[name] = value
-    return found
+            arguments[name] = value
+    return arguments
 
 
 def _make_meta_tensor(layout: Layout) -> Any:

@@ -55,9 +55,9 @@ def load_kernel_on(artifact: Path, device: Device, args: tuple[Argument, ...] | 
     recipe = read_recipe(artifact)
     if not runs_on(recipe.target, device.target):
         raise Unsupported(f"compiled for {recipe.target}, and {device.name} is {device.target}")
-    found = cuda_devices()
-    if isinstance(found, Absent):
-        raise BackendError(f"a kernel cannot be loaded: {found.message}", hint=found.hint)
+    gpus = cuda_devices()
+    if isinstance(gpus, Absent):
+        raise BackendError(f"a kernel cannot be loaded: {gpus.message}", hint=gpus.hint)
     torch: Any = importlib.import_module("torch")
     with torch.cuda.device(int(device.name.rpartition(":")[2])):
         return TileLangKernel(load_kernel(artifact, recipe, ()), recipe, args)

@@ -58,15 +58,15 @@ class LoweredProgram:
 
     def list_launches(self) -> list[tuple[int, int]]:
         """Return (threads, dynamic shared memory in bytes) of a block for each kernel; 0 for a size not yet known."""
-        found = []
+        launches = []
         for _, function in self.artifact.device_mod.functions.items():
             attributes = dict(function.attrs)
             threads = 1
             for tag, extent in dict(attributes.get("thread_extent", {})).items():
                 if str(tag).startswith("threadIdx"):
                     threads *= _to_int(extent)
-            found.append((threads, _to_int(attributes.get("dyn_shared_memory_buf", 0))))
-        return found
+            launches.append((threads, _to_int(attributes.get("dyn_shared_memory_buf", 0))))
+        return launches
 
 
 def generate_code(lowered: LoweredProgram, artifact: Path, scratch: Path) -> None:
@@ -133,12 +133,12 @@ def _write_for_cutedsl(lowered: LoweredProgram, artifact: Path, scratch: Path) -
     with _link_against(_make_driver_stand_in(scratch)):
         generator.compile_lib()
     _, launcher, cubin = CODE_FILES["cutedsl"]
-    made = Path(generator.libpath)
+    source_file = Path(generator.libpath)
     generator.load_lib()
     generator.pymodule._generate_cubin_if_needed(*_make_meta_arguments(lowered))
-    shutil.move(made, artifact / made.name)
+    shutil.move(source_file, artifact / source_file.name)
     shutil.move(generator.launcher_libpath, artifact / launcher)
-    shutil.move(made.with_suffix(".cubin"), artifact / cubin)
+    shutil.move(source_file.with_suffix(".cubin"), artifact / cubin)
     return str(wrapped["host_func"])
 
 
@@ -150,8 +150,8 @@ def _find_missing_includes() -> list[str]:
     if any(Path(place, "cuda_runtime_api.h").is_file() for place in paths.discover_cuda_include_paths(home)):
         return []
     nvrtc: Any = importlib.import_module("tilelang.contrib.nvrtc")
-    found = cuda_headers.find(nvrtc.get_nvrtc_version())
-    return [] if found is None else [f"-I{directory}" for directory in found.directories]
+    headers = cuda_headers.find(nvrtc.get_nvrtc_version())
+    return [] if headers is None else [f"-I{directory}" for directory in headers.directories]
 
 
 def _make_driver_stand_in(directory: Path) -> Path:
@@ -193,22 +193,22 @@ def _generate_host_code(lowered: LoweredProgram, wrapper: str) -> Any:
     """Return the host code that TileLang generates around a kernel."""
     tvm: Any = importlib.import_module("tilelang").tvm
     wrappers: Any = importlib.import_module("tilelang.jit.adapter.wrapper")
-    made = getattr(wrappers, wrapper)(lowered.kernel.target)
-    made.assign_optimized_module(tvm.IRModule({lowered.name: lowered.program.prim_func}))
-    made.assign_pass_configs(lowered.pass_configs)
-    made.assign_host_module(lowered.artifact.host_mod)
-    made.assign_device_module(lowered.artifact.device_mod)
-    return made.wrap(lowered.artifact.kernel_source)
+    generator = getattr(wrappers, wrapper)(lowered.kernel.target)
+    generator.assign_optimized_module(tvm.IRModule({lowered.name: lowered.program.prim_func}))
+    generator.assign_pass_configs(lowered.pass_configs)
+    generator.assign_host_module(lowered.artifact.host_mod)
+    generator.assign_device_module(lowered.artifact.device_mod)
+    return generator.wrap(lowered.artifact.kernel_source)
 
 
 def _make_meta_arguments(lowered: LoweredProgram) -> list[Any]:
     """Return tensors without memory for a kernel's parameters; symbolic sizes become 1."""
     torch: Any = importlib.import_module("torch")
-    found: list[Any] = []
+    arguments: list[Any] = []
     for parameter in lowered.artifact.params:
         shape = [size if isinstance(size, int) else 1 for size in parameter.shape]
-        found.append(torch.empty(shape, dtype=parameter.torch_dtype(), device="meta") if shape else 1)
-    return found
+        arguments.append(torch.empty(shape, dtype=parameter.torch_dtype(), device="meta") if shape else 1)
+    return arguments
 
 
 def _to_list(flags: Any) -> list[str]:

@@ -28,26 +28,26 @@ def make_options() -> tuple[str, ...]:
 
     Each worker has a file of its own, as large as the heap, which NVRTC keeps mapped.
     """
-    kept = _prepare_directory()
-    if kept is None:
+    directory = _prepare_directory()
+    if directory is None:
         return ()
     try:
         # NVRTC rejects a missing directory, and caches may be cleared at any time.
-        kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
         return ()
-    return (f"-pch-dir={kept}",)
+    return (f"-pch-dir={directory}",)
 
 
 @functools.cache
 def _prepare_directory() -> Path | None:
     nvrtc: Any = importlib.import_module("cuda.bindings.nvrtc")
     _, *version = nvrtc.nvrtcVersion()
-    own = process_directory("tilelang") if tuple(version) >= FIRST_VERSION else None
-    if own is None or not _has_room_for_heaps(own):
+    directory = process_directory("tilelang") if tuple(version) >= FIRST_VERSION else None
+    if directory is None or not _has_room_for_heaps(directory):
         return None
     (status,) = nvrtc.nvrtcSetPCHHeapSize(HEAP_BYTES)
-    return own if status == nvrtc.nvrtcResult.NVRTC_SUCCESS else None
+    return directory if status == nvrtc.nvrtcResult.NVRTC_SUCCESS else None
 
 
 def _has_room_for_heaps(directory: Path) -> bool:

@@ -324,32 +324,32 @@ class KeyedCall:
             NotTunable: the call waited for this winner, and ``ref_prog`` contradicts its results.
         """
         try:
-            found = self._load_config(config, artifact)
+            tuned = self._load_config(config, artifact)
         except Exception as error:
             # TileLang's own tuning skips a config, whatever it raises.
             _log.info("%s cannot launch %s: %s", self._task.name, config, str(error).partition("\n")[0])
             return False
-        if config in self._answers and not _confirm_results(self._task, found):
+        if config in self._answers and not _confirm_results(self._task, tuned):
             reason = f"the results of its winner {config} are not those of ref_prog"
             _log.warning("%s: %s", self._task.name, reason)
             if self._mode == "wait" and self.found is None:
                 raise NotTunable(reason)
             return False
-        found.publish_result()
-        self._loaded[config] = found
+        tuned.publish_result()
+        self._loaded[config] = tuned
         return True
 
     def launch(self, config: str, *, once: bool) -> None:
         """Give the application a config's kernel: a new object, or in place of the content of the one it holds."""
         # While a graph is captured the machine launches without a load.
-        found = self._loaded.pop(config, None) or self._load_config(config, None)
+        tuned = self._loaded.pop(config, None) or self._load_config(config, None)
         self.is_once = once
         if self.found is None:
-            self.found = found
-            found.kernel.__class__ = _define_counted_kernel(type(found.kernel))  # type: ignore[arg-type]
-            found.kernel.launch_counter = self._counter
+            self.found = tuned
+            tuned.kernel.__class__ = _define_counted_kernel(type(tuned.kernel))  # type: ignore[arg-type]
+            tuned.kernel.launch_counter = self._counter
         else:
-            exchange_kernel(self.found.kernel, found.kernel)
+            exchange_kernel(self.found.kernel, tuned.kernel)
 
     def let_framework_tune(self, reason: str) -> None:
         """Leave the key to TileLang."""

@@ -137,8 +137,8 @@ class Torch(backends.Backend):
                 facts = _compile_unit(unit, into / unit.key)
             except Exception as error:
                 seconds = time.perf_counter() - started
-                if why := str(error) if isinstance(error, Unsupported) else explain_unsupported(error):
-                    yield Compiled(unit.key, Outcome.UNSUPPORTED, why, seconds)
+                if reason := str(error) if isinstance(error, Unsupported) else explain_unsupported(error):
+                    yield Compiled(unit.key, Outcome.UNSUPPORTED, reason, seconds)
                 else:
                     yield Compiled(unit.key, Outcome.COMPILE_ERROR, _render_error(error), seconds)
             else:
@@ -193,8 +193,8 @@ def _compile_unit(unit: Unit, artifact: Path) -> dict[str, Any]:
             reason = NO_CODE if build.layouts else NO_LAYOUTS
     facts = {"persisted": True} if code else {"persisted": False, "reason": reason}
     # With the unit's key, which stands for the function's code: equal artifacts count as equal kernels.
-    kept = {"key": unit.key, "kernel": unit.kernel, **build.to_plain(), **facts}
-    (artifact / KERNEL_FILE).write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    description = {"key": unit.key, "kernel": unit.kernel, **build.to_plain(), **facts}
+    (artifact / KERNEL_FILE).write_text(json.dumps(description, indent=1, sort_keys=True) + "\n")
     if code:
         (artifact / CODE_FILE).write_bytes(code)
     return facts
@@ -211,8 +211,8 @@ def _compile_for_cpu(function: Callable[..., Any], build: Build) -> bytes:
 
 def _render_error(error: Exception) -> str:
     """Return an error's message, capped, with its type where that adds information."""
-    said = str(error).strip()
-    text = said if isinstance(error, KernelFileError | LookupError) else f"{type(error).__name__}: {said}"
+    message = str(error).strip()
+    text = message if isinstance(error, KernelFileError | LookupError) else f"{type(error).__name__}: {message}"
     return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
 
 
@@ -231,9 +231,9 @@ def _read_compiler_version() -> str:
     """Return the version line of the C++ compiler that Inductor calls: ``$CXX``, else g++."""
     command = _find_compiler_command()
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             [*command, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
         ).stdout
     except (OSError, subprocess.CalledProcessError):
         return "none"
-    return said.partition("\n")[0]
+    return output.partition("\n")[0]

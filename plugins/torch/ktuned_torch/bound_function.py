@@ -96,8 +96,8 @@ class TorchKernel(backends.Kernel):
             try:
                 returned = call()
             except Exception as error:
-                if why := explain_unsupported(error):
-                    raise Unsupported(why) from error
+                if reason := explain_unsupported(error):
+                    raise Unsupported(reason) from error
                 raise
             if returned is None or not self._call.has_tensors:
                 return

@@ -85,8 +85,8 @@ def _count_threads() -> int:
     environment variables.
     """
     code = "import os; os.sched_setaffinity(0, range(os.cpu_count())); import torch; print(torch.get_num_threads())"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return int(said.stdout)
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return int(child.stdout)
 
 
 def _move_torch_first() -> None:

@@ -87,12 +87,12 @@ class _AdoptedKernel:
         from ktuned.spec import tensor
 
         self._current = call = self._calls.of(p)
-        found = {}
+        specs = {}
         for name, entry in call.tensors.items():
             is_captured = entry.fill == CAPTURED
             spec = tensor(entry.elements, entry.dtype, "zeros" if is_captured else entry.fill, output=True)
-            found[name] = replace(spec, file=str(called_file(self._file, call.content))) if is_captured else spec
-        return found
+            specs[name] = replace(spec, file=str(called_file(self._file, call.content))) if is_captured else spec
+        return specs
 
     def make_build(self, p: Any, c: Any) -> Build:
         """Return a config's Build."""
@@ -129,28 +129,28 @@ class _AdoptedKernel:
         # At the end, so that the worker's own modules keep priority.
         sys.path += [path for path in self._declared["paths"] if path not in sys.path]
         tuner = find_autotuner(attrgetter(origin["qualname"])(importlib.import_module(origin["module"])))
-        known = [] if tuner is None else [canonical(read_knobs(config)) for config in tuner.configs]
-        declared = self._declared["configs"][: len(known)]
-        if tuner is None or list(list_hook_names(tuner)) != list(self._declared["hooks"]) or known != list(declared):
+        configs = [] if tuner is None else [canonical(read_knobs(config)) for config in tuner.configs]
+        declared = self._declared["configs"][: len(configs)]
+        if tuner is None or list(list_hook_names(tuner)) != list(self._declared["hooks"]) or configs != list(declared):
             raise RuntimeError(
                 f"{origin['module']}.{origin['qualname']} has other hooks or configs than in the application: "
                 "restart the application, so that it records its present ones"
             )
-        found: dict[str, Any] = {}
+        hooks: dict[str, Any] = {}
         for position, config in enumerate(tuner.configs):
             before = [config.pre_hook] if config.pre_hook else []
             before += [tuner.pre_hook] if tuner.user_defined_pre_hook else []
-            found[f"pre_hook_{position}"] = partial(self._call_hooks, before)
+            hooks[f"pre_hook_{position}"] = partial(self._call_hooks, before)
             after = [tuner.post_hook] if tuner.user_defined_post_hook else []
-            found[f"post_hook_{position}"] = partial(self._call_hooks, after)
-        return SimpleNamespace(**found)
+            hooks[f"post_hook_{position}"] = partial(self._call_hooks, after)
+        return SimpleNamespace(**hooks)
 
     def _call_hooks(self, hooks: Sequence[Any], arguments: Mapping[str, Any], **more: Any) -> None:
         """Call hooks with a launch's arguments; tensors get the shapes and strides of the application's."""
-        known = self._current.tensors if self._current is not None else {}
-        given = {
-            name: value.as_strided(known[name].shape, known[name].strides) if name in known else value
+        tensors = self._current.tensors if self._current is not None else {}
+        shaped_arguments = {
+            name: value.as_strided(tensors[name].shape, tensors[name].strides) if name in tensors else value
             for name, value in arguments.items()
         }
         for hook in hooks:
-            hook(given, **more)
+            hook(shaped_arguments, **more)

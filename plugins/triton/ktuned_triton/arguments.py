@@ -65,11 +65,17 @@ class Arguments:
         packed += [struct.pack("<Q", address) for address in scratch]
         values = _fit_values(plan.symbol, packed, len(scratch), sizes)
         self._values = [ctypes.create_string_buffer(len(value) + ALIGNMENT_OF_VALUES_BYTES) for value in values]
-        places = [-ctypes.addressof(one) % ALIGNMENT_OF_VALUES_BYTES + ctypes.addressof(one) for one in self._values]
-        for place, value in zip(places, values, strict=True):
-            ctypes.memmove(place, value, len(value))
-        self._pointers = (ctypes.c_void_p * max(len(values), 1))(*places)
+        addresses = [
+            -ctypes.addressof(buffer) % ALIGNMENT_OF_VALUES_BYTES + ctypes.addressof(buffer) for buffer in self._values
+        ]
+        for address, value in zip(addresses, values, strict=True):
+            ctypes.memmove(address, value, len(value))
+        self._pointers = (ctypes.c_void_p * max(len(values), 1))(*addresses)
         self.address = ctypes.addressof(self._pointers)
+
+
+def _align_address(address: int) -> int:
+    return address + -address % ALIGNMENT_OF_VALUES_BYTES
 
 
 def pack_number(kind: str, value: Any) -> bytes:

@@ -164,7 +164,7 @@ def autotune(
     adopt_class(Autotuner)
 
     def decorate(function: Any) -> Any:
-        made = Autotuner(
+        tuner = Autotuner(
             function,
             function.arg_names,
             configs,
@@ -180,8 +180,8 @@ def autotune(
             do_bench=do_bench,
             cache_results=cache_results,
         )
-        made.__dict__[_OPTIONS_ATTRIBUTE] = options
-        return made
+        tuner.__dict__[_OPTIONS_ATTRIBUTE] = options
+        return tuner
 
     return decorate
 
@@ -230,21 +230,21 @@ def adopt_class(autotuner: type[Any]) -> None:
     autotuner.__init__ = _wrap_init(autotuner.__init__)
     for name in _TRACED_ATTRIBUTES:
         setattr(autotuner, name, _make_traced_property(name))
-    made = autotuner.__dict__.get("__init_subclass__")
+    own_init_subclass = autotuner.__dict__.get("__init_subclass__")
 
     def init_subclass(cls: type[Any], /, **more: Any) -> None:
-        if made is not None:
-            made.__func__(cls, **more)
+        if own_init_subclass is not None:
+            own_init_subclass.__func__(cls, **more)
         else:
             super(autotuner, cls).__init_subclass__(**more)
         _adopt_methods(cls)
 
     autotuner.__init_subclass__ = classmethod(init_subclass)  # type: ignore[assignment]
-    known = [autotuner]
-    while known:
-        one = known.pop()
-        _adopt_methods(one)
-        known += one.__subclasses__()
+    pending = [autotuner]
+    while pending:
+        subclass = pending.pop()
+        _adopt_methods(subclass)
+        pending += subclass.__subclasses__()
 
 
 def _wrap_init(make: Callable[..., None]) -> Callable[..., None]:
@@ -290,17 +290,17 @@ def _wrap_prune_configs(prune: Callable[..., Any]) -> Callable[..., Any]:
     def prune_configs(self: Any, kwargs: dict[str, Any]) -> Any:
         options = self.__dict__.get(_OPTIONS_ATTRIBUTE, _process_options)
         # `kwargs` is part of it because a pruning function may itself call the kernel with other arguments.
-        place = threading.get_ident(), id(self), id(kwargs)
+        pruning = threading.get_ident(), id(self), id(kwargs)
         # A launch passes `warmup=False`; `Autotuner.warmup` compiles all configs and passes nothing.
-        if options is None or kwargs.get("warmup", True) or place in _running_prunings:
+        if options is None or kwargs.get("warmup", True) or pruning in _running_prunings:
             return prune(self, kwargs)
-        _running_prunings.add(place)
+        _running_prunings.add(pruning)
         # A call of the kernel within the pruning resets `nargs`; we restore it.
         arguments = self.nargs
         try:
             pruned = list(prune(self, kwargs))
         finally:
-            _running_prunings.discard(place)
+            _running_prunings.discard(pruning)
             self.nargs = arguments
         if len(pruned) < 2:
             return pruned
@@ -414,15 +414,15 @@ def _define_passing_config() -> type[Any]:
 
 
 def _adopt_tuner(tuner: Any, options: Options) -> AdoptedFunction:
-    found = tuner.__dict__.get(_ADOPTED_ATTRIBUTE)
-    if found is None or found.tuner is not tuner:
+    adopted = tuner.__dict__.get(_ADOPTED_ATTRIBUTE)
+    if adopted is None or adopted.tuner is not tuner:
         # A copied autotuner has its original's state in its `__dict__`, but is a function of its own.
-        found = tuner.__dict__[_ADOPTED_ATTRIBUTE] = AdoptedFunction(
+        adopted = tuner.__dict__[_ADOPTED_ATTRIBUTE] = AdoptedFunction(
             tuner, options, reads_cache=tuner.cache_results and not options.policy.is_exact
         )
         # Otherwise Triton would write our single config to its disk cache as the best of all.
         tuner.cache_results = False
-    return found  # type: ignore[no-any-return]
+    return adopted  # type: ignore[no-any-return]
 
 
 class AdoptedFunction:
@@ -488,12 +488,12 @@ class AdoptedFunction:
             needs_hooks=evaluated is not None and evaluated.needs_hooks,
         )
         device = _find_device_model(args, kwargs)
-        place = f"{declaration.identity} {device} {canonical(problem)} {digest_of(repr(texts))}"
-        if place not in self._calls:
+        call_id = f"{declaration.identity} {device} {canonical(problem)} {digest_of(repr(texts))}"
+        if call_id not in self._calls:
             key = CallKey(declaration.identity, problem, device)
-            self._calls[place] = KeyedCall(self, key, declaration, texts)
-        self._calls[place].evaluated = evaluated
-        return self._calls[place]
+            self._calls[call_id] = KeyedCall(self, key, declaration, texts)
+        self._calls[call_id].evaluated = evaluated
+        return self._calls[call_id]
 
     def _move_cached_config_first(self, pruned: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Return the configs, first the winner that Triton once found and kept in its cache on disk.
@@ -511,8 +511,8 @@ class AdoptedFunction:
             _log.info("Triton's cache of %s cannot be read: %s", self.name, error)
             return pruned
         # Triton has put it into its in-memory cache, where our decision goes.
-        kept = tuner.cache.pop(key, None)
-        return sorted(pruned, key=lambda config: config != kept)
+        cached_config = tuner.cache.pop(key, None)
+        return sorted(pruned, key=lambda config: config != cached_config)
 
     def leave_alone(self, name: str, reason: str) -> None:
         """Report that the function, or one of its keys, is left to Triton."""
@@ -654,11 +654,11 @@ class KeyedCall:
         chosen = self.configs[config]
         function = self._function.tuner.fn
         if self._kwargs is not None:
-            given = {**self._kwargs, **chosen.all_kwargs()}
+            arguments = {**self._kwargs, **chosen.all_kwargs()}
             if chosen.pre_hook is not None:
                 # The hook may reshape a descriptor, and its block shape is compiled in.
-                chosen.pre_hook({**dict(zip(self._function.tuner.arg_names, self._args, strict=False)), **given})
-            return function.run(*self._args, **{**given, "warmup": True})
+                chosen.pre_hook({**dict(zip(self._function.tuner.arg_names, self._args, strict=False)), **arguments})
+            return function.run(*self._args, **{**arguments, "warmup": True})
         if self._call is None:
             return None
         return _compile_recorded_call(find_jit_function(function), self._call, config, self._device)
@@ -770,10 +770,10 @@ def _raise_no_cached_config() -> None:
 
 def _make_tritons_key(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
     """Return a call's tuning key exactly as Triton computes it."""
-    given = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
-    given = {name: value for name, value in given.items() if name in tuner.arg_names}
-    key = [given[name] for name in tuner.keys if name in given]
-    return tuple(key + [str(value.dtype) for value in given.values() if hasattr(value, "dtype")])
+    arguments = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+    arguments = {name: value for name, value in arguments.items() if name in tuner.arg_names}
+    key = [arguments[name] for name in tuner.keys if name in arguments]
+    return tuple(key + [str(value.dtype) for value in arguments.values() if hasattr(value, "dtype")])
 
 
 @cache

@@ -164,9 +164,9 @@ def make_problem(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> 
 
     A key argument that the call leaves out gets ``~``; Triton's own key leaves it out.
     """
-    given = _map_arguments(tuner, args, kwargs)
-    problem = {name: to_scalar(given[name]) if name in given else "~" for name in tuner.keys}
-    dtypes = (getattr(value, "dtype", None) or _read_descriptor_dtype(value) for value in given.values())
+    arguments = _map_arguments(tuner, args, kwargs)
+    problem = {name: to_scalar(arguments[name]) if name in arguments else "~" for name in tuner.keys}
+    dtypes = (getattr(value, "dtype", None) or _read_descriptor_dtype(value) for value in arguments.values())
     return {**problem, TYPES_KEY: ",".join(short_dtype(dtype) for dtype in dtypes if dtype is not None)}
 
 
@@ -198,8 +198,8 @@ def _walk_tensors(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 def _map_arguments(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    given = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
-    return {name: value for name, value in given.items() if name in tuner.arg_names}
+    arguments = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+    return {name: value for name, value in arguments.items() if name in tuner.arg_names}
 
 
 def _is_tensor(value: Any) -> bool:
@@ -318,13 +318,13 @@ def copy_contents(captured: Mapping[str, Any], elements: Mapping[str, Tensor]) -
             f"its tensors of integers ({', '.join(captured)}) have {size >> 20} MiB, more than is captured of a call "
             f"({MAX_CAPTURED_BYTES >> 20} MiB)"
         )
-    found = {}
+    copies = {}
     for name, value in captured.items():
         row = torch.as_strided(value, (elements[name].elements,), (1,), value.storage_offset()).cpu()
         if row.dtype.itemsize == ADDRESS_BYTES and _holds_address(row):
             raise NotTunable(f"its argument {name} is a table of pointers")
-        found[name] = row
-    return found
+        copies[name] = row
+    return copies
 
 
 def _holds_address(row: Any) -> bool:
@@ -367,13 +367,13 @@ def is_wrapper(function: Any, kind: str = "") -> bool:
 
 def _split_heuristics(function: Any) -> tuple[list[tuple[str, Any]], Any]:
     """Return the heuristics of a function in the order of their evaluation, and the ``@triton.jit`` function itself."""
-    found: list[tuple[str, Any]] = []
+    heuristics: list[tuple[str, Any]] = []
     while not hasattr(function, "params"):
         if not is_wrapper(function, "Heuristics"):
             raise NotTunable(f"its function is a {type(function).__name__}, not a @triton.jit function")
-        found += function.values.items()
+        heuristics += function.values.items()
         function = function.fn
-    return found, function
+    return heuristics, function
 
 
 class _ArgumentReader:
@@ -388,13 +388,13 @@ class _ArgumentReader:
 
     def describe_tensors(self) -> dict[str, Tensor]:
         """Return all tensors that were read; those that a hook zeroes get the fill ``zeros``."""
-        found = {}
+        described = {}
         for name, (value, tensor) in self._tensors.items():
             if id(value) in self.zeroed:
                 self.captured.pop(name, None)
                 tensor = Tensor(tensor.dtype, tensor.elements, "zeros", tensor.shape, tensor.strides)
-            found[name] = tensor
-        return found
+            described[name] = tensor
+        return described
 
     def read_argument(self, name: str, value: Any) -> Argument:
         """Return an argument in the form that a Build takes.
@@ -441,12 +441,12 @@ class _ArgumentReader:
 def _evaluate_grid(kwargs: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[int, ...]:
     grid = kwargs["grid"]
     sizes = grid(dict(values)) if callable(grid) else grid
-    found = tuple(int(size) for size in (sizes if isinstance(sizes, tuple | list) else (sizes,)))
-    if not 1 <= len(found) <= 3:
-        raise NotTunable(f"its grid has {len(found)} dimensions")
-    if min(found) < 1:
-        raise EmptyGrid(f"its grid is {found}")
-    return found
+    blocks = tuple(int(size) for size in (sizes if isinstance(sizes, tuple | list) else (sizes,)))
+    if not 1 <= len(blocks) <= 3:
+        raise NotTunable(f"its grid has {len(blocks)} dimensions")
+    if min(blocks) < 1:
+        raise EmptyGrid(f"its grid is {blocks}")
+    return blocks
 
 
 def _pack_constant(name: str, value: Any) -> Any:

@@ -118,13 +118,13 @@ def lower_unit(unit: Unit) -> bytes:
         arguments = make_call_arguments(function, build, unit.kernel_file)
         with _redirect_triton(capability, scratch) as device:
             try:
-                made = run_front_end(function, device, arguments, grid=build.grid, **build.compiler_options)
+                result = run_front_end(function, device, arguments, grid=build.grid, **build.compiler_options)
             except UnreadableText:
                 return b""
             finally:
                 function.device_caches.pop(device, None)
         try:
-            data = made.make_lowered(find_launch_parameters(made.source.signature, arguments)).to_bytes()
+            data = result.make_lowered(find_launch_parameters(result.source.signature, arguments)).to_bytes()
         except TypeError:
             return b""
         return data if len(data) <= MAX_LOWERED_BYTES else b""
@@ -139,8 +139,8 @@ def _find_unit_function(unit: Unit) -> Any:
         function: Any = find_function(str(name), build, unit.kernel_file)
     except (KernelFileError, LookupError) as error:
         raise CompileError(str(error)) from error
-    if why := find_difference(function, build):
-        raise CompileError(why)
+    if reason := find_difference(function, build):
+        raise CompileError(reason)
     if not hasattr(function, "warmup") or not hasattr(function, "params"):
         raise CompileError(f"{name} is not decorated with @triton.jit")
     return function
@@ -177,35 +177,35 @@ def _convert_errors(function: Any = None) -> Iterator[None]:
 def _compile_function(function: Any, unit: Unit, capability: int, artifact: Path, scratch: Path) -> dict[str, Any]:
     """Compile a function in one piece."""
     build = cast(Build, unit.build)
-    said = io.StringIO()
+    report = io.StringIO()
     with _convert_errors(function):
         arguments = make_call_arguments(function, build, unit.kernel_file)
-        with _redirect_triton(capability, scratch) as device, contextlib.redirect_stdout(said):
+        with _redirect_triton(capability, scratch) as device, contextlib.redirect_stdout(report):
             try:
                 kernel = function.warmup(**arguments, grid=build.grid, **build.compiler_options)
             finally:
                 function.device_caches.pop(device, None)
         parameters = find_launch_parameters(kernel.src.signature, arguments)
-    return _write_artifact(unit, kernel, parameters, said.getvalue(), artifact)
+    return _write_artifact(unit, kernel, parameters, report.getvalue(), artifact)
 
 
 def _compile_lowered_unit(unit: Unit, capability: int, artifact: Path, scratch: Path) -> dict[str, Any]:
     """Compile the text that another process's front end made."""
     lowered = Lowered.from_bytes(unit.lowered)
-    said = io.StringIO()
-    with _convert_errors(), _redirect_triton(capability, scratch), contextlib.redirect_stdout(said):
+    report = io.StringIO()
+    with _convert_errors(), _redirect_triton(capability, scratch), contextlib.redirect_stdout(report):
         kernel = compile_lowered(lowered, _make_gpu_target(capability))
-    return _write_artifact(unit, kernel, lowered.parameters, said.getvalue(), artifact)
+    return _write_artifact(unit, kernel, lowered.parameters, report.getvalue(), artifact)
 
 
 def _write_artifact(
-    unit: Unit, kernel: Any, parameters: tuple[Parameter, ...], said: str, artifact: Path
+    unit: Unit, kernel: Any, parameters: tuple[Parameter, ...], report: str, artifact: Path
 ) -> dict[str, Any]:
     """Write the files of an artifact, and return its facts."""
     plan = _make_plan(kernel, parameters, cast(Build, unit.build), unit.target)
-    used = ptxas.parse(said).get(plan.symbol, ptxas.Resources())
-    if why := explain_unlaunchable(plan, used):
-        raise Unsupported(why)
+    used = ptxas.parse(report).get(plan.symbol, ptxas.Resources())
+    if reason := explain_unlaunchable(plan, used):
+        raise Unsupported(reason)
     (artifact / CUBIN_FILE).write_bytes(kernel.asm["cubin"])
     (artifact / PTX_FILE).write_text(kernel.asm["ptx"])
     (artifact / LAUNCH_FILE).write_text(plan.to_json())
@@ -230,9 +230,9 @@ def _parse_capability(target: str) -> int:
     match = _TARGET.fullmatch(target)
     if match is None:
         raise Unsupported(f"Triton compiles for NVIDIA GPUs (sm_90a), not for {target}")
-    made = compute_target(int(match[1]), int(match[2]))
-    if made != target:
-        raise Unsupported(f"Triton compiles for {made}, not for {target}")
+    own_target = compute_target(int(match[1]), int(match[2]))
+    if own_target != target:
+        raise Unsupported(f"Triton compiles for {own_target}, not for {target}")
     return int(match[1] + match[2])
 
 
@@ -335,12 +335,12 @@ def _render_metadata(kernel: Any) -> str:
 
 def _render_error(error: Exception, function: Any) -> str:
     """Return an error's message, capped, with the error itself in its first line."""
-    said = str(error).strip()
+    message = str(error).strip()
     if not type(error).__module__.startswith("triton."):
-        said = f"{place(error, ('triton',))}{type(error).__name__}: {said}"
+        message = f"{place(error, ('triton',))}{type(error).__name__}: {message}"
     else:
-        said = f"{_find_reason_line(error, function)}{said}"
-    return said if len(said) <= MAX_MESSAGE_CHARS else said[: MAX_MESSAGE_CHARS - 1] + "…"
+        message = f"{_find_reason_line(error, function)}{message}"
+    return message if len(message) <= MAX_MESSAGE_CHARS else message[: MAX_MESSAGE_CHARS - 1] + "…"
 
 
 def _find_reason_line(error: Exception, function: Any) -> str:

@@ -82,18 +82,18 @@ class Declaration:
         self, specialize: tuple[str, ...], tensors: tuple[str, ...], configs: Sequence[str], *, needs_hooks: bool
     ) -> Declaration:
         """Return the declaration for the keys of one shape; ``configs`` are those left after pruning."""
-        known = frozenset(self.configs)
-        made = tuple(text for text in configs if text not in known)
+        own_configs = frozenset(self.configs)
+        new_configs = tuple(text for text in configs if text not in own_configs)
         hooks = self.hooks if needs_hooks else ()
-        return replace(self, configs=(*self.configs, *made), specialize=specialize, tensors=tensors, hooks=hooks)
+        return replace(self, configs=(*self.configs, *new_configs), specialize=specialize, tensors=tensors, hooks=hooks)
 
     @property
     def identity(self) -> str:
         """Digest of the declaration and the interpreter; the same in every process that has the function."""
-        place = self.specialize, self.tensors, len(self.configs), self.configs[-1:], self.hooks
-        if place not in self._identities:
-            self._identities[place] = digest_of(json.dumps([sys.executable, self.to_plain()], sort_keys=True))
-        return self._identities[place]
+        shape = self.specialize, self.tensors, len(self.configs), self.configs[-1:], self.hooks
+        if shape not in self._identities:
+            self._identities[shape] = digest_of(json.dumps([sys.executable, self.to_plain()], sort_keys=True))
+        return self._identities[shape]
 
     @property
     def files(self) -> dict[str, bytes]:
@@ -103,15 +103,15 @@ class Declaration:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the fields as plain data."""
-        found = asdict(self)
-        del found["_identities"]
+        plain = asdict(self)
+        del plain["_identities"]
         # The text travels as a file, and the module's name has its digest.
-        found["origin"]["source"] = bool(self.origin.source)
-        found["variables"] = dict(self.variables)
+        plain["origin"]["source"] = bool(self.origin.source)
+        plain["variables"] = dict(self.variables)
         if self.numerics == TOLERANCE:
             # So that the identity of all other functions stays what it was before there was a choice.
-            del found["numerics"]
-        return found
+            del plain["numerics"]
+        return plain
 
 
 def describe_function(tuner: Any) -> Declaration:

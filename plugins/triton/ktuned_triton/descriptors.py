@@ -35,11 +35,11 @@ def make_fake_descriptor(argument: Mapping[str, Any], base: Any) -> Any:
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     # Not by its constructor, which checks that the base is a tensor.
-    made = object.__new__(TensorDescriptor)
-    made.base = base
-    made.shape, made.strides = list(argument["shape"]), list(argument["strides"])
-    made.block_shape, made.padding = list(argument["block_shape"]), argument["padding"]
-    return made
+    descriptor = object.__new__(TensorDescriptor)
+    descriptor.base = base
+    descriptor.shape, descriptor.strides = list(argument["shape"]), list(argument["strides"])
+    descriptor.block_shape, descriptor.padding = list(argument["block_shape"]), argument["padding"]
+    return descriptor
 
 
 def to_plain_descriptor(descriptor: Any) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def encode_tensor_map(value: Mapping[str, Any], address: int) -> bytes:
     steps = [int(step) * value["element_bytes"] for step in reversed(value["strides"][:-1])]
     block = [int(size) for size in reversed(value["block"])]
     fills = driver.CUtensorMapFloatOOBfill
-    error, made = driver.cuTensorMapEncodeTiled(
+    error, tensor_map = driver.cuTensorMapEncodeTiled(
         driver.CUtensorMapDataType(value["element_type"]),
         len(sizes),
         address,
@@ -121,7 +121,7 @@ def encode_tensor_map(value: Mapping[str, Any], address: int) -> bytes:
     )
     if error != driver.CUresult.CUDA_SUCCESS:
         raise ValueError(f"the driver cannot encode a tensor map of {dict(value)}: {error.name}")
-    return ctypes.string_at(made.getPtr(), TENSOR_MAP_BYTES)
+    return ctypes.string_at(tensor_map.getPtr(), TENSOR_MAP_BYTES)
 
 
 def _convert_numbers(kind: Any, values: Sequence[int]) -> list[Any]:

@@ -27,12 +27,12 @@ _SCALARS = (type(None), bool, int, float, str, bytes)
 
 def digest_evaluation(tuner: Any) -> str:
     """Return the digest of the code that prunes configs and computes constants; empty if there is none."""
-    found = [tuner.early_config_prune, tuner.perf_model]
+    evaluated = [tuner.early_config_prune, tuner.perf_model]
     inner = tuner.fn
     while not hasattr(inner, "params"):
-        found += [item for name, heuristic in getattr(inner, "values", {}).items() for item in (name, heuristic)]
+        evaluated += [item for name, heuristic in getattr(inner, "values", {}).items() for item in (name, heuristic)]
         inner = inner.fn
-    texts = [_describe_code(item) for item in found if item is not None]
+    texts = [_describe_code(item) for item in evaluated if item is not None]
     return digest_of(repr(texts)) if texts else ""
 
 
@@ -43,8 +43,8 @@ def list_constants_read(function: Any) -> tuple[str, ...]:
     """
     # Triton collects them while it computes its digest.
     _ = function.cache_key
-    known: Mapping[Any, Any] = getattr(function, "used_global_vals", {})
-    named = {name: value for (name, _), (value, _) in known.items() if type(value).__name__ != "constexpr"}
+    used_globals: Mapping[Any, Any] = getattr(function, "used_global_vals", {})
+    named = {name: value for (name, _), (value, _) in used_globals.items() if type(value).__name__ != "constexpr"}
     return tuple(f"{name}={_render_plain(value)}" for name, value in sorted(named.items()))
 
 
@@ -73,7 +73,7 @@ def _describe_code(item: Any) -> str:
     if isinstance(item, str):
         return item
     # The arguments that a functools.partial has bound.
-    given = [*getattr(item, "args", ()), *getattr(item, "keywords", {}).items()]
+    bound = [*getattr(item, "args", ()), *getattr(item, "keywords", {}).items()]
     function = inspect.unwrap(getattr(item, "func", item))
     inner = function if hasattr(function, "__code__") else type(function).__call__
     code = getattr(inner, "__code__", None)
@@ -81,7 +81,7 @@ def _describe_code(item: Any) -> str:
         return str(getattr(function, "__qualname__", type(function).__qualname__))
     owner = getattr(function, "__self__", function)
     state = {} if isinstance(owner, type | FunctionType) else vars(owner) if hasattr(owner, "__dict__") else {}
-    more = [*_describe_values(dict(enumerate(given))), *_describe_values(state), *_describe_reads(inner, set())]
+    more = [*_describe_values(dict(enumerate(bound))), *_describe_values(state), *_describe_reads(inner, set())]
     return f"{to_plain_code(code)!r} {more}" if more else repr(to_plain_code(code))
 
 

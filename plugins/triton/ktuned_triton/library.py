@@ -97,9 +97,9 @@ def find_difference(function: Any, build: Build) -> str:
     # Imported here, because kernel files without a library do not need the application's side.
     from ktuned_triton.evaluation import list_constants_read
 
-    found = list_constants_read(function) if build.cache_key else build.globals_read
-    if found != build.globals_read:
-        return f"{build.function} reads other globals than in the application: {', '.join(found) or 'none'}"
+    constants = list_constants_read(function) if build.cache_key else build.globals_read
+    if constants != build.globals_read:
+        return f"{build.function} reads other globals than in the application: {', '.join(constants) or 'none'}"
     return ""
 
 

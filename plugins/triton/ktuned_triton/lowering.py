@@ -80,10 +80,10 @@ class _LoweredTexts:
 
     def find_text(self, source: Any, options: Any) -> str | None:
         """Return the text of a source with these options; ``None`` if it has not been made yet."""
-        given = vars(options)
-        for made in self._known.get(_identify_source(source), ()):
-            if {name: value for name, value in given.items() if name not in made.unread} == made.deciding:
-                return made.text
+        given_options = vars(options)
+        for lowered in self._known.get(_identify_source(source), ()):
+            if {name: value for name, value in given_options.items() if name not in lowered.unread} == lowered.deciding:
+                return lowered.text
         return None
 
     def keep_text(self, source: Any, options: Any, read: set[str], text: str) -> None:

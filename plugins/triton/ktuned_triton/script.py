@@ -54,11 +54,11 @@ def is_importable(name: str) -> bool:
         return False
     path = getattr(sys.modules[parent], "__path__", None) if parent else None
     finders = (finder for finder in sys.meta_path if hasattr(finder, "find_spec"))
-    found = next(filter(None, (finder.find_spec(name, path) for finder in finders)), None)
+    spec = next(filter(None, (finder.find_spec(name, path) for finder in finders)), None)
     file = getattr(module, "__file__", None)
-    if found is None or file is None or not found.has_location or found.origin is None:
-        return found is not None
-    return bool(os.path.realpath(found.origin) == os.path.realpath(file))
+    if spec is None or file is None or not spec.has_location or spec.origin is None:
+        return spec is not None
+    return bool(os.path.realpath(spec.origin) == os.path.realpath(file))
 
 
 def write_module(function: Any) -> str:
@@ -173,8 +173,11 @@ def _is_code_of(tree: ast.FunctionDef, function: FunctionType) -> bool:
     # The compiler emits other instructions for calls of imported modules, so the imports must be there.
     modules = sorted({name for name in function.__code__.co_names if name in function.__globals__})
     imports = ast.parse("\n".join(f"import {name}" for name in modules)).body
-    made = compile(ast.Module([*imports, tree], []), "", "exec", dont_inherit=True).co_consts
-    return any(isinstance(one, CodeType) and to_plain_code(one) == to_plain_code(function.__code__) for one in made)
+    compiled_constants = compile(ast.Module([*imports, tree], []), "", "exec", dont_inherit=True).co_consts
+    return any(
+        isinstance(one, CodeType) and to_plain_code(one) == to_plain_code(function.__code__)
+        for one in compiled_constants
+    )
 
 
 def _keep_last_decorator(lines: list[str], tree: ast.FunctionDef) -> list[str]:

@@ -74,8 +74,8 @@ class TvmFfi(backends.Backend):
             raise BackendError(str(error), hint=self.install_hint) from error
         able = []
         for unit in units:
-            if why := self._explain_unsupported_target(unit.target):
-                yield Compiled(unit.key, Outcome.UNSUPPORTED, why)
+            if reason := self._explain_unsupported_target(unit.target):
+                yield Compiled(unit.key, Outcome.UNSUPPORTED, reason)
             else:
                 able.append(unit)
         yield from compile_units(compiler, able, into, self.suffixes)
@@ -127,8 +127,8 @@ class TvmFfiCuda(TvmFfi):
 
     def devices(self) -> Sequence[Device] | Absent:
         """Return the GPUs that this process may use, or the reason for their absence."""
-        found = torch_cuda_devices()
-        return found if isinstance(found, Absent) else self._find_missing_compiler() or found
+        gpus = torch_cuda_devices()
+        return gpus if isinstance(gpus, Absent) else self._find_missing_compiler() or gpus
 
     def _explain_unsupported_target(self, target: str) -> str:
         return "" if nvcc.is_gpu_target(target) else f"the target is {target}; nvcc compiles for GPUs, such as sm_90a"

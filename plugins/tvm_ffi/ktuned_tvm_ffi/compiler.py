@@ -83,12 +83,12 @@ class Compiler:
         if not command:
             raise NoCompiler(f"no C++ compiler ({', '.join(_CANDIDATES)}) on the PATH")
         try:
-            said = subprocess.run(
+            output = subprocess.run(
                 [*command, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
             ).stdout
         except (OSError, subprocess.CalledProcessError) as error:
             raise NoCompiler(f"the C++ compiler {shlex.join(command)!r} does not run: {error}") from error
-        return cls(command, said.partition("\n")[0])
+        return cls(command, output.partition("\n")[0])
 
     @classmethod
     def list_files(cls) -> Iterator[Path]:
@@ -153,10 +153,10 @@ class Compiler:
             *(("-include", str(prelude)) if prelude else ()),
             "-MD", "-MF", str(depends), "-c", name, "-o", str(into),
         )  # fmt: skip
-        said = self.run_command(command, base)
+        output = self.run_command(command, base)
         scratches = {scratch.parent for scratch in (into, prelude) if scratch}
         read = (path for path in parse_prerequisites(depends.read_text(), base) if path.parent not in scratches)
-        return ObjectFile(into, tuple(read), shlex.join(command), said)
+        return ObjectFile(into, tuple(read), shlex.join(command), output)
 
     def link_objects(self, objects: Sequence[Path], into: Path, *, flags: Sequence[str], base: Path) -> str:
         """Link object files to a shared library; return the command.
@@ -180,15 +180,15 @@ class Compiler:
             CompileError: it exits with a status other than 0.
             BackendError: the disk is full, which must not be recorded as the source's result.
         """
-        code, said = self._run_and_read(command, directory)
+        code, output = self._run_and_read(command, directory)
         if code != 0:
-            if os.strerror(errno.ENOSPC) in said:
+            if os.strerror(errno.ENOSPC) in output:
                 raise BackendError(
-                    f"the disk is full for the C++ compiler: {said.strip().splitlines()[0]}",
+                    f"the disk is full for the C++ compiler: {output.strip().splitlines()[0]}",
                     hint=f"free some space in {tempfile.gettempdir()} and in ktuned's home and cache",
                 )
-            raise CompileError(move_error_first(said) or f"{command[0]} exited with {code} and no message")
-        return said
+            raise CompileError(move_error_first(output) or f"{command[0]} exited with {code} and no message")
+        return output
 
     def _run_and_read(self, command: Sequence[str], directory: Path) -> tuple[int, str]:
         # SOURCE_DATE_EPOCH fixes __DATE__ and __TIME__: equal sources give equal bytes.
@@ -207,9 +207,9 @@ class Compiler:
             return done.returncode, output.read(MAX_OUTPUT_BYTES).decode(errors="replace")
 
 
-def move_error_first(said: str) -> str:
+def move_error_first(message: str) -> str:
     """Return a compiler's message, its first line with an error moved to the front, cut to MAX_MESSAGE_CHARS."""
-    lines = said.strip().splitlines()
+    lines = message.strip().splitlines()
     first = next((index for index, line in enumerate(lines) if _ERROR.search(line)), 0)
     text = "\n".join([*lines[first : first + 1], *lines[:first], *lines[first + 1 :]])
     return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"

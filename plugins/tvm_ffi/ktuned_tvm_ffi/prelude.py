@@ -64,8 +64,8 @@ def _open_cache_directory() -> Path:
     cache = os.environ.get("KTUNED_CACHE")
     directory = Path(cache, "tvm_ffi") if cache else Path(tempfile.gettempdir(), f"ktuned-tvm-ffi-{os.getuid()}")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = directory.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+    status = directory.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise PermissionError(f"{directory} is not a directory that only this user can write")
     return directory
 
