@@ -304,7 +304,7 @@ def _wrap_prune_configs(prune: Callable[..., Any]) -> Callable[..., Any]:
             self.nargs = arguments
         if len(pruned) < 2:
             return pruned
-        return _adopt_tuner(self, options).decide_config(pruned, kwargs)
+        return _adopt_tuner(self, options).choose_configs(pruned, kwargs)
 
     return prune_configs
 
@@ -318,11 +318,9 @@ def _wrap_bench(bench: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(bench)
     def _bench(self: Any, *args: Any, config: Any, **meta: Any) -> Any:
-        return (
-            [0.0, 0.0, 0.0]
-            if isinstance(config, _define_launched_config())
-            else bench(self, *args, config=config, **meta)
-        )
+        if isinstance(config, _define_launched_config()):
+            return [0.0, 0.0, 0.0]
+        return bench(self, *args, config=config, **meta)
 
     return _bench
 
@@ -368,6 +366,7 @@ def _explain_unreachable_class(cls: type[Any]) -> str:
 
 @cache
 def _define_launched_config() -> type[Any]:
+    """Define the class of the configs that we put into Triton's cache; here, because Triton must be imported first."""
     from triton.runtime.autotuner import Config
 
     class LaunchedConfig(Config):  # type: ignore[misc]
@@ -446,7 +445,7 @@ class AdoptedFunction:
         """Triton's autotuner."""
         return self._tuner()
 
-    def decide_config(self, pruned: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+    def choose_configs(self, pruned: list[Any], kwargs: dict[str, Any]) -> list[Any]:
         """Return the one config that a call launches, in a list; ``pruned`` if Triton tunes the key."""
         args = tuple(self.tuner.nargs.values())
         with self._lock:
@@ -461,9 +460,8 @@ class AdoptedFunction:
                 account.adopt(self.name)
             try:
                 pruned = self._move_cached_config_first(pruned, args, kwargs)
-                return self._find_keyed_call(self._declaration, pruned, args, kwargs).decide_config(
-                    pruned, args, kwargs
-                )
+                call = self._find_keyed_call(self._declaration, pruned, args, kwargs)
+                return call.choose_configs(pruned, args, kwargs)
             except EmptyGrid:
                 return pruned[:1]
             except Exception as error:
@@ -475,6 +473,7 @@ class AdoptedFunction:
     def _find_keyed_call(
         self, declaration: Declaration, pruned: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> KeyedCall:
+        """Return the tuning key of a call; it is made when its first call comes."""
         texts = tuple(dict.fromkeys(canonical(read_knobs(config)) for config in pruned))
         problem = make_problem(self.tuner, args, kwargs)
         evaluated: EvaluatedCall | None = None
@@ -555,7 +554,7 @@ class KeyedCall:
         self._args: tuple[Any, ...] = ()
         self._kwargs: dict[str, Any] | None = None
 
-    def decide_config(self, pruned: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    def choose_configs(self, pruned: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
         """Return the one config that a call launches, in a list; ``pruned`` if Triton tunes the key."""
         self.configs = {canonical(read_knobs(config)): config for config in pruned}
         self._pruned, self._args, self._kwargs = pruned, args, kwargs

@@ -299,7 +299,7 @@ def find_hook_position(tuner: Any, config: Any) -> int | None:
 
 
 def list_hook_names(tuner: Any) -> tuple[str, ...]:
-    """Return the names of an autotuner's hooks, those of configs with their position: another process finds them so."""
+    """Return the names of an autotuner's hooks, by which another process finds them: ``configs[2].pre_hook``."""
     own = [name for name in ("pre_hook", "post_hook") if getattr(tuner, f"user_defined_{name}")]
     return (*own, *(f"configs[{place}].pre_hook" for place, config in enumerate(tuner.configs) if config.pre_hook))
 
