@@ -4,8 +4,9 @@ An application holds a kernel object of TileLang's, maybe for ever. A winner tha
 content of that object (:func:`exchange_kernel`), in the thread that follows the daemon. Its next call launches the
 winner; a call that runs at that moment ends with the kernel that it began with.
 
-A call that waits gets a winner or an error (:class:`TuningFailed`), never just any config: programs read the kernel's
-latency at once, as they do with TileLang.
+A call that waits for a daemon gets a winner or an error (:class:`TuningFailed`), never just any config: programs read
+the kernel's latency at once, as they do with TileLang. Without a daemon TileLang tunes, unless the first config was
+asked for.
 """
 
 from __future__ import annotations
