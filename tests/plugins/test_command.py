@@ -139,7 +139,7 @@ def test_a_program_that_cannot_be_run_is_one_message(tmp_path: Path, argv: Any, 
         (dict(argv=()), "a tuple of words"),
         (dict(argv=("x",), prepare=("make",)), r"prepare\[0\] is the string 'make', not a tuple"),
         (dict(argv=("x",), unit="min"), "no unit 'min'"),
-        (dict(argv=("x",), pattern="("), "no regular expression"),
+        (dict(argv=("x",), pattern="("), "not a regular expression"),
         (dict(argv=("x",), pattern="took .* ms"), "has 0 groups"),
     ],
 )

@@ -91,7 +91,7 @@ def test_every_config_compiles(project: Path, tmp_path: Path) -> None:
     [
         (lambda data: data.pop("KernelSpecification"), "KernelSpecification is missing"),
         (lambda data: data["KernelSpecification"].update(Language="OpenCL"), "only CUDA"),
-        (lambda data: data["KernelSpecification"]["Arguments"][0].update(Type="quad"), "quad, which is not known"),
+        (lambda data: data["KernelSpecification"]["Arguments"][0].update(Type="quad"), "unknown type quad"),
         (lambda data: data["KernelSpecification"]["Arguments"][0].update(MemoryType="Tape"), "MemoryType Tape"),
         (lambda data: data["KernelSpecification"].update(ProblemSize=["__import__('os')"]), "calls __import__"),
         (lambda data: data["KernelSpecification"].update(ProblemSize=["1 / 3"]), "not a whole number"),
