@@ -58,13 +58,13 @@ class ObjectStorage(Storage):
         """Return the objects below a prefix."""
         entries: list[Entry] = []
 
-        async def collect() -> None:
+        async def collect_entries() -> None:
             async for part in obstore.list(self._store, prefix=prefix, chunk_size=1_000):
                 entries.extend(Entry(meta["path"], meta["size"], meta["last_modified"].timestamp()) for meta in part)
                 if len(entries) >= MAX_LISTED:
                     break
 
-        await self._run_request("listing it", collect())
+        await self._run_request("listing it", collect_entries())
         return entries[:MAX_LISTED]
 
     async def read(self, name: str, limit: int) -> bytes | None:
