@@ -55,7 +55,8 @@ class KernelRef(Record):
 
     ``file`` and ``sources`` are relative to the project's directory, as are the keys of ``digests``: each file that
     had a part in the inspection, with its SHA-256, or ``""`` for one that was absent. ``compiled`` are those of them
-    that artifacts are known to depend on, ``version`` identifies the code that was inspected.
+    that artifacts are known to depend on, ``variables`` the environment variables, with digests of their values.
+    ``version`` identifies the code that was inspected.
     """
 
     project: str
@@ -66,6 +67,7 @@ class KernelRef(Record):
     digests: Mapping[str, str]
     compiled: tuple[str, ...] = ()
     version: str = ""
+    variables: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
     def of(cls, kernel: KernelInfo, project: str, root: str) -> KernelRef:
@@ -79,6 +81,7 @@ class KernelRef(Record):
             digests={relative(path, root): digest for path, digest in kernel.stamps.items()},
             compiled=tuple(relative(path, root) for path in kernel.compiled),
             version=kernel.version,
+            variables=kernel.compiled_variables,
         )
 
 

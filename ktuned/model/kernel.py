@@ -142,10 +142,14 @@ class KernelInfo(Record):
     @property
     def parts(self) -> dict[str, str]:
         """Parts of ``digest``: short digests by labels that begin with ``source:`` or ``argument:``."""
+        learned = {self.label(entry): entry.decisive[:16] for entry in self.learned.values()}
+        return self._inspected_parts | learned
+
+    @property
+    def _inspected_parts(self) -> dict[str, str]:
         groups = (("source", "files"), ("source", "python"), ("argument", "arguments"))
         found = [(group, self.extra.get(key, {})) for group, key in groups]
-        parts = {f"{group}:{label}": digest for group, digests in found for label, digest in digests.items()}
-        return parts | {self.label(entry): entry.decisive[:16] for entry in self.learned.values()}
+        return {f"{group}:{label}": digest for group, digests in found for label, digest in digests.items()}
 
     @property
     def version(self) -> str:
@@ -171,6 +175,12 @@ class KernelInfo(Record):
         return [path for path, digest in self.stamps.items() if not (self.sources and digest) or path in read]
 
     @property
+    def compiled_variables(self) -> dict[str, str]:
+        """The environment variables that artifacts are known to depend on, with digests of their values."""
+        read = [entry for entry in self.learned.values() if entry.is_source and entry.name.startswith(ENVIRONMENT)]
+        return {entry.name.removeprefix(ENVIRONMENT): entry.digest for entry in read}
+
+    @property
     def code_digest(self) -> str:
         """Digest of all files but those that only compilers read: if it is equal, importing the kernel file does the
         same to its process.
@@ -185,11 +195,17 @@ class KernelInfo(Record):
         return read | {place for entry in self.learned.values() if entry.is_source for place in entry.places}
 
     def label(self, entry: Observation) -> str:
-        """Return the label of a learned name among ``parts``; a file is named as sources are."""
+        """Return the label of a learned name among ``parts``; a file is named as sources are.
+
+        A module that counts by its syntax tree may be read as text, too, when it is compiled or launched: these are two
+        parts of the digest, and need two labels.
+        """
         if entry.name.startswith((ENVIRONMENT, UNOBSERVED)):
             return entry.name
         is_elsewhere = not entry.places or entry.name.startswith(DISTRIBUTION)
-        return f"source:{entry.name if is_elsewhere else os.path.relpath(entry.places[0], os.path.dirname(self.file))}"
+        name = entry.name if is_elsewhere else os.path.relpath(entry.places[0], os.path.dirname(self.file))
+        label = f"source:{name}"
+        return f"{label} (its text)" if label in self._inspected_parts else label
 
     def observed(self, found: Iterable[Observation]) -> KernelInfo:
         """Return the kernel with names that were observed and that it does not have yet; itself if there are none."""

@@ -362,10 +362,13 @@ class _RecordingEnviron(os._Environ):  # type: ignore[type-arg]
     def __getitem__(self, key: Any) -> Any:
         if OBSERVER.kernel_file is not None and isinstance(key, str | bytes) and _reader() != self._copied:
             frame = _reading_frame()
-            # Which variables packages follow, ktuned's own among them, their backends list.
-            if frame is None or not (
-                installed_in(frame.f_code.co_filename) or is_ours(str(frame.f_globals.get("__name__", "")))
-            ):
+            with ACCESSES.apart():
+                # Which variables packages follow, ktuned's own among them, their backends list.
+                is_packages = frame is not None and (
+                    installed_in(frame.f_code.co_filename) is not None
+                    or is_ours(str(frame.f_globals.get("__name__", "")))
+                )
+            if not is_packages:
                 ACCESSES.read(os.fsdecode(key))
         return super().__getitem__(key)
 

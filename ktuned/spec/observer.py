@@ -93,7 +93,8 @@ class Observer:
         self.kernel_file = kernel_file
         self.import_end = None
         self.root = f"{root}/"
-        self._own = _own_places(kernel_file, root)
+        with self.looking_apart():
+            self._own = _own_places(kernel_file, root)
         self._before = frozenset(sys.modules)
         self._path, self.environ = list(sys.path), dict(os.environ)
         sys.path.insert(0, str(kernel_file.parent))
@@ -125,7 +126,8 @@ class Observer:
         if self.kernel_file is None:
             return False
         # A module that somebody has put among the packages is nobody's, and has no version.
-        return path.startswith(self._own) or not is_foreign(path) or is_bare(path)
+        with self.looking_apart():
+            return path.startswith(self._own) or not is_foreign(path) or is_bare(path)
 
     def is_below_root(self, path: str) -> bool:
         """Return whether a path lies in the project's directory."""

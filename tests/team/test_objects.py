@@ -57,7 +57,7 @@ def plain_of(winner: SharedWinner) -> dict[str, Any]:
     return plain
 
 
-def test_what_is_written_is_read() -> None:
+def test_an_object_is_read_as_it_was_written() -> None:
     """A winner survives the trip, with the types of its values."""
     name, data = write_object(WINNER, ADDRESS)
     found = read_object(name, data)
@@ -137,7 +137,7 @@ def test_hostile_bytes_are_refused(data: bytes) -> None:
         read_object(name, data)
 
 
-def test_newer_format_is_named() -> None:
+def test_a_newer_format_is_named() -> None:
     """Its error says what mends it; an unknown field of this format is passed over."""
     with pytest.raises(NewerObject) as caught:
         read_object(*named(plain_of(WINNER) | {"ktuned_team": 2}))

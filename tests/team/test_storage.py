@@ -48,7 +48,7 @@ async def storage(url: str) -> AsyncIterator[Storage]:
     await opened.close()
 
 
-async def test_what_is_written_is_read(storage: Storage) -> None:
+async def test_an_object_is_read_as_it_was_written(storage: Storage) -> None:
     """Bytes of any kind come back as they were; what is not there is nothing."""
     data = bytes(range(256)) * 100
     await storage.write("v1/winners/k/a", data)
@@ -90,7 +90,7 @@ async def test_a_rewrite_replaces_a_damaged_object(storage: Storage) -> None:
     assert [entry.name for entry in await storage.list_entries("v1/")] == ["v1/winners/k/a"]
 
 
-async def test_what_is_removed_is_gone(storage: Storage) -> None:
+async def test_a_removed_object_is_gone(storage: Storage) -> None:
     """From the listing, too; twice is no error."""
     for name in ("v1/winners/k/a", "v1/winners/k/b"):
         await storage.write(name, b"x")

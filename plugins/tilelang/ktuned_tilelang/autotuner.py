@@ -267,7 +267,7 @@ def _wrap_to_report(method: Callable[..., Any], name: str, reason: str) -> Calla
     @wraps(method)
     def report_and_call(self: Any, *args: Any, **kwargs: Any) -> Any:
         if getattr(self, _OPTIONS_ATTRIBUTE, _process_options) is not None:
-            account.leave_alone(name, reason)
+            account.record_left_alone(name, reason)
         return method(self, *args, **kwargs)
 
     return report_and_call

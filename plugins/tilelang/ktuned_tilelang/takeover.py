@@ -31,4 +31,4 @@ def _adopt_tilelang(module: Any, numerics: str) -> None:
     except (ImportError, AttributeError) as error:
         # The program runs as it would without ktuned.
         version = getattr(sys.modules.get("tilelang"), "__version__", "")
-        account.leave_alone("tilelang.autotune", f"ktuned-tilelang does not know TileLang {version}: {error}")
+        account.record_left_alone("tilelang.autotune", f"ktuned-tilelang does not know TileLang {version}: {error}")

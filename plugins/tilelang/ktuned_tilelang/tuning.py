@@ -230,7 +230,7 @@ def decide_kernel(task: Task, options: Options) -> KeyedCall | None:
 
 
 def _leave_alone(name: str, reason: str) -> None:
-    account.leave_alone(name, reason)
+    account.record_left_alone(name, reason)
     _log.info("%s is left to TileLang: %s", name, reason)
 
 
@@ -257,7 +257,7 @@ class KeyedCall:
         self._device = _find_current_device()
         self._loaded: dict[str, TunedKernel] = {}
         self._answers: dict[str, Answer] = {}
-        account.adopt(task.name)
+        account.record_adopted(task.name)
 
     def decide_kernel(self) -> bool:
         """Decide which kernel the application gets; return whether there is one, so that TileLang need not tune.
@@ -278,30 +278,30 @@ class KeyedCall:
 
     # What the machine orders (ktuned.dropin.Host)
 
-    def ask(self) -> Answer | None:
+    def ask_daemon(self) -> Answer | None:
         """Return what the daemon knows about the key."""
-        answer = self._keep_answer(self._link.ask(self._key))
+        answer = self._keep_answer(self._link.ask_about(self._key))
         if answer is not None and answer.is_final and not answer.is_open:
-            account.note_key(self._name, TUNED)
+            account.record_key(self._name, TUNED)
         return answer
 
-    def record(self) -> str:
+    def record_call(self) -> str:
         """Write the call to the spool; return why that is impossible, else an empty string."""
         try:
             leave_record(spool_directory(home_directory()), self._make_record())
         except OSError as error:
             return str(error)
-        account.note_key(self._name, RECORDED)
+        account.record_key(self._name, RECORDED)
         return ""
 
-    def wait(self) -> Answer | None:
+    def await_tuning(self) -> Answer | None:
         """Wait until the key's tuning has ended; return the daemon's answer, ``None`` if no daemon runs.
 
         Raises:
             TuningFailed: it ended without a winner.
             NotTunable: the daemon did not accept the call.
         """
-        answer = self._keep_answer(self._link.wait(self._key))
+        answer = self._keep_answer(self._link.await_tuning(self._key))
         if answer is None:
             return None
         if answer.config not in self._evaluated.configs:
@@ -310,22 +310,22 @@ class KeyedCall:
             self._report_failure(answer)
             raise TuningFailed(f"{FAILED} {answer.message}")
         if answer.is_final:
-            account.note_key(self._name, TUNED)
+            account.record_key(self._name, TUNED)
         return answer
 
-    def follow(self) -> None:
+    def follow_key(self) -> None:
         """Have the daemon report later answers."""
         _followed.add(self)
-        self._link.follow(self._key, self._on_answer)
+        self._link.follow_key(self._key, self._on_answer)
 
-    def load(self, config: str, artifact: str | None) -> bool:
+    def load_config(self, config: str, artifact: str | None) -> bool:
         """Load a config from its artifact, or else compile it here; return whether it can be used.
 
         Raises:
             NotTunable: the call waited for this winner, and ``ref_prog`` contradicts its results.
         """
         try:
-            tuned = self._load_config(config, artifact)
+            tuned = self._make_kernel(config, artifact)
         except Exception as error:
             # TileLang's own tuning skips a config, whatever it raises.
             _log.info("%s cannot launch %s: %s", self._task.name, config, str(error).partition("\n")[0])
@@ -340,10 +340,10 @@ class KeyedCall:
         self._loaded[config] = tuned
         return True
 
-    def launch(self, config: str, *, once: bool) -> None:
+    def launch_config(self, config: str, *, once: bool) -> None:
         """Give the application a config's kernel: a new object, or in place of the content of the one it holds."""
         # While a graph is captured the machine launches without a load.
-        tuned = self._loaded.pop(config, None) or self._load_config(config, None)
+        tuned = self._loaded.pop(config, None) or self._make_kernel(config, None)
         self.is_once = once
         if self.found is None:
             self.found = tuned
@@ -368,7 +368,7 @@ class KeyedCall:
     def _on_answer(self, answer: Answer) -> bool:
         self._keep_answer(answer)
         if answer.is_final:
-            account.note_key(self._name, TUNED)
+            account.record_key(self._name, TUNED)
         else:
             self._report_failure(answer)
         allow_captures()
@@ -381,9 +381,9 @@ class KeyedCall:
     def _report_failure(self, answer: Answer) -> None:
         reason = (answer.message or "its tuning ended without a winner").partition("\n")[0]
         _log.warning("%s is not tuned: %s", self._task.name, reason)
-        account.note_key(self._name, f"not tuned: {reason}")
+        account.record_key(self._name, f"not tuned: {reason}")
 
-    def _load_config(self, config: str, artifact: str | None) -> TunedKernel:
+    def _make_kernel(self, config: str, artifact: str | None) -> TunedKernel:
         chosen = self._evaluated.configs[config]
         answer = self._answers.get(config)
         latency = answer.latency_us / 1000 if answer is not None and answer.latency_us is not None else None

@@ -457,7 +457,7 @@ class AdoptedFunction:
                     self.leave_alone(self.name, reason)
                     return pruned
                 self._declaration = replace(describe_function(self.tuner), numerics=self.options.policy.numerics)
-                account.adopt(self.name)
+                account.record_adopted(self.name)
             try:
                 pruned = self._move_cached_config_first(pruned, args, kwargs)
                 call = self._find_keyed_call(self._declaration, pruned, args, kwargs)
@@ -515,7 +515,7 @@ class AdoptedFunction:
 
     def leave_alone(self, name: str, reason: str) -> None:
         """Report that the function, or one of its keys, is left to Triton."""
-        account.leave_alone(name, reason)
+        account.record_left_alone(name, reason)
         _log.info("%s is left to Triton: %s", name, reason)
 
     def restart_after_fork(self) -> None:
@@ -568,12 +568,12 @@ class KeyedCall:
                 return pruned
             if self.machine.standing is not Standing.NEW:
                 # Triton lost our config (another thread, a cleared cache): give it the same one again.
-                self.launch(self.machine.config, once=False)
+                self.launch_config(self.machine.config, once=False)
             return [self._launched]
         except EmptyGrid:
             # An empty call says nothing about its key: launch the first config once; the next call decides.
             self.machine = LaunchMachine(self._function.options.policy, self.machine.configs)
-            self.launch(self.machine.configs[0], once=True)
+            self.launch_config(self.machine.configs[0], once=True)
             return [self._launched]
         finally:
             # Do not keep the application's tensors alive.
@@ -581,14 +581,14 @@ class KeyedCall:
 
     # What the machine orders (ktuned.dropin.Host)
 
-    def ask(self) -> Answer | None:
+    def ask_daemon(self) -> Answer | None:
         """Return what the daemon knows about the key."""
-        answer = self._link.ask(self._key)
+        answer = self._link.ask_about(self._key)
         if answer is not None and answer.is_final and not answer.is_open:
-            account.note_key(self._name, TUNED)
+            account.record_key(self._name, TUNED)
         return answer
 
-    def record(self) -> str:
+    def record_call(self) -> str:
         """Write the call to the spool; return why that is impossible, else an empty string."""
         try:
             evaluated = self.evaluated
@@ -602,26 +602,26 @@ class KeyedCall:
         except (NotTunable, OSError) as error:
             return str(error)
         if getattr(self._function.tuner, "_do_bench", None) is not None and not self._declaration.is_timed_by_graph:
-            account.note(f"{self._function.name} has its own do_bench; ktuned times it in ktuned's way")
-        account.note_key(self._name, RECORDED)
+            account.record_note(f"{self._function.name} has its own do_bench; ktuned times it in ktuned's way")
+        account.record_key(self._name, RECORDED)
         return ""
 
-    def wait(self) -> Answer | None:
+    def await_tuning(self) -> Answer | None:
         """Wait until the key's tuning has ended; return the daemon's answer."""
-        answer = self._link.wait(self._key)
+        answer = self._link.await_tuning(self._key)
         if answer is not None and answer.is_final:
-            account.note_key(self._name, TUNED)
+            account.record_key(self._name, TUNED)
         elif answer is not None:
             self._report_failure(answer)
         return answer
 
-    def follow(self) -> None:
+    def follow_key(self) -> None:
         """Have the daemon report later answers."""
-        self._link.follow(self._key, self._on_answer)
+        self._link.follow_key(self._key, self._on_answer)
 
     def _on_answer(self, answer: Answer) -> bool:
         if answer.is_final:
-            account.note_key(self._name, TUNED)
+            account.record_key(self._name, TUNED)
         else:
             self._report_failure(answer)
         carry_out(self.machine, Followed(answer), self)
@@ -630,9 +630,9 @@ class KeyedCall:
     def _report_failure(self, answer: Answer) -> None:
         reason = (answer.message or "its tuning ended without a winner").partition("\n")[0]
         _log.warning("%s is not tuned: %s", self._function.name, reason)
-        account.note_key(self._name, f"not tuned: {reason}")
+        account.record_key(self._name, f"not tuned: {reason}")
 
-    def load(self, config: str, artifact: str | None) -> bool:
+    def load_config(self, config: str, artifact: str | None) -> bool:
         """Load a config before its first launch: its artifact goes into Triton's cache, else it is compiled here.
 
         Returns:
@@ -662,7 +662,7 @@ class KeyedCall:
             return None
         return _compile_recorded_call(find_jit_function(function), self._call, config, self._device)
 
-    def launch(self, config: str, *, once: bool) -> None:
+    def launch_config(self, config: str, *, once: bool) -> None:
         """Have calls launch a config, by putting it into Triton's cache in place of the key's former one.
 
         A key that is not in the cache yet gets it from this call, when ``prune_configs`` returns it.

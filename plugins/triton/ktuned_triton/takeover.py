@@ -28,4 +28,4 @@ def _adopt_triton(module: Any, mode: str, numerics: str) -> None:
     except (ImportError, AttributeError) as error:
         # The program runs as it would without ktuned.
         version = getattr(sys.modules.get("triton"), "__version__", "")
-        account.leave_alone("triton.autotune", f"ktuned-triton does not know Triton {version}: {error}")
+        account.record_left_alone("triton.autotune", f"ktuned-triton does not know Triton {version}: {error}")
