@@ -23,10 +23,10 @@ from benchmarks.made_up_gpu import MODELS, make_up_gpu
 def find_refusal(tuner: Any) -> str:
     """Return the reason why ktuned leaves an autotuned function to Triton; empty if it adopts it."""
     from ktuned.dropin import account
-    from ktuned_triton.autotuner import why_not_adopted
+    from ktuned_triton.autotuner import explain_non_adoption
 
     # The hook leaves everything alone where it does not know this Triton.
-    return account.left_alone.get("triton.autotune", "") or why_not_adopted(tuner)
+    return account.left_alone.get("triton.autotune", "") or explain_non_adoption(tuner)
 
 
 class Census:

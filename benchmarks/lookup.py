@@ -179,11 +179,11 @@ def memo_beside_cache(client: Client, count: int) -> list[dict[str, Any]]:
     """Measure known answers, in blocks, because one is shorter than a reading of the clock."""
     bound = client.bind(NAME)
     hit = client.lookup(NAME, PROBLEM)
-    client._memo.remember_for_good("gemm", memo.key_of(SIZES), hit)
+    client._memo.remember_for_good("gemm", memo.pack_problem(SIZES), hit)
     # Each answer that was forgotten counts as a new one, and with too many of them all are forgotten.
     client._memo.max_answers = 10**9
     # Of this question no daemon knows: its answer is by the table's first word, which never changes.
-    client._memo.answers["gemm"] = {memo.key_of(SIZES): (0, client._memo.words[0], float("inf"), hit)}
+    client._memo.answers["gemm"] = {memo.pack_problem(SIZES): (0, client._memo.words[0], float("inf"), hit)}
 
     @functools.lru_cache
     def cached(kernel: str, **problem: int) -> object:

@@ -1,4 +1,4 @@
-"""Generator of the client for threads, ``client.py``, from the one for asyncio, ``aio.py``.
+"""Generates the client for threads, ``client.py``, from the one for asyncio, ``aio.py``.
 
 ``python client/unasync.py`` writes the file; with ``--check`` it exits with 1 if the file differs.
 """
@@ -43,7 +43,7 @@ TEXTS = {
 }
 
 
-def derive(source: str) -> str:
+def derive_client(source: str) -> str:
     """Return the source of the client for threads."""
     for text, replacement in TEXTS.items():
         if text not in source:
@@ -71,7 +71,7 @@ def derive(source: str) -> str:
 
 def main() -> int:
     """Write the module, or check it."""
-    made = derive(SOURCE.read_text())
+    made = derive_client(SOURCE.read_text())
     if "--check" not in sys.argv[1:]:
         MADE.write_text(made)
     elif MADE.read_text() != made:

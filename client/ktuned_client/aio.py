@@ -17,13 +17,13 @@ from ktuned_client.answers import (
     DaemonError,
     DaemonUnavailable,
     Hit,
-    explained,
-    given,
-    unavailable,
+    drop_missing,
+    explain_failure,
+    make_unavailable_hit,
 )
 from ktuned_client.batch import Batch, Question
 from ktuned_client.knowledge import Knowledge
-from ktuned_client.memo import name_of
+from ktuned_client.memo import make_question_name
 from ktuned_client.progress import Event, Progress
 from ktuned_client.table_answers import pack
 from ktuned_client.transport_aio import AsyncSubscription, AsyncTransport
@@ -33,18 +33,20 @@ from ktuned_client.wire import LOOKUP, ProtocolError
 class AsyncClient:
     """Lookups of winners, and all other requests to the daemon.
 
-    ``socket`` is the path of the daemon's socket (default: :func:`ktuned_client.paths.socket_path`), ``deadline_s`` the
-    deadline of a lookup. From 20 ms on, half of it may pass while a worker says whether the winner of the nearest size
-    is valid for one that was never asked. All clients with the same ``pin`` see the same winners for good: the first
-    lookup of a problem decides for all that follow. ``winners`` is an exported file, or a directory of them, that
-    answers without a daemon. Answers are read from the daemon's table of winners, or asked for, and kept as long as
-    that table confirms them.
-
-    A question that no daemon could answer (a misspelt key, a value of a wrong type) has the status ``invalid``; with
-    ``strict`` it raises instead, which suits tests. A pickled client is made again where it is unpickled.
+    Answers are read from the daemon's table of winners, or else requested, and kept for as long as the table confirms
+    them. A pickled client is made anew where it is unpickled.
 
     All tasks of a loop share a connection, made when it is first needed. Another loop, and thus a forked child, gets
     one of its own.
+
+    Args:
+        socket: path of the daemon's socket (default: :func:`ktuned_client.paths.socket_path`).
+        deadline_s: deadline of a lookup. From 20 ms on, half of it may pass while a worker finds out whether the winner
+            of the nearest size is valid for a size that was never asked for.
+        pin: all clients with the same pin see the same winners for good; the first lookup of a problem decides.
+        winners: an exported file, or a directory of them, that answers without a daemon.
+        strict: whether a question that no daemon could answer (a misspelt key, a value of a wrong type) raises, which
+            suits tests; otherwise its hit has the status ``invalid``.
 
     Raises:
         WinnersError: ``winners`` cannot be read.
@@ -59,7 +61,7 @@ class AsyncClient:
         winners: str | os.PathLike[str] | None = None,
         strict: bool = False,
     ) -> None:
-        self._given = given(socket=socket, deadline_s=deadline_s, pin=pin, winners=winners, strict=strict)
+        self._given = drop_missing(socket=socket, deadline_s=deadline_s, pin=pin, winners=winners, strict=strict)
         self.socket = paths.socket_path() if socket is None else os.fspath(socket)
         self.pin = pin
         self.deadline_s = (LOOKUP_DEADLINE_S if pin is None else PIN_DEADLINE_S) if deadline_s is None else deadline_s
@@ -75,12 +77,19 @@ class AsyncClient:
         device: str | None = None,
         objective: str | None = None,
     ) -> Hit:
-        """Return the best config known now, or ``default``; never raises without a daemon, nor waits for one.
+        """Return the best config known now, or ``default``; without a daemon it neither raises nor waits.
 
-        Past the deadline or without a daemon, the answer is the last known one, or else ``default`` with the status
-        ``unavailable`` and the reason as ``message``. ``device`` is a name (``cuda:1``) or a model; ``None`` is the
-        kernel's first device. ``objective`` is what the config is to be the best by: ``latency``, ``energy``, ``edp``,
-        ``max:METRIC`` or ``min:METRIC``, after ``exact:`` with the anchor's bits; ``None`` is the kernel's own.
+        After the deadline or without a daemon, the answer is the last known one, or else ``default`` with the status
+        ``unavailable`` and the reason as ``message``.
+
+        Args:
+            kernel: the kernel's full name, or its short name within this project.
+            problem: the sizes and other keys of the problem.
+            default: the config to use as long as the daemon has none.
+            device: a name (``cuda:1``) or a model; ``None`` is the kernel's first device.
+            objective: what the config must be best by: ``latency``, ``energy``, ``edp``, ``max:METRIC`` or
+                ``min:METRIC``; with the prefix ``exact:`` it must also reproduce the anchor's bits. ``None`` is the
+                kernel's own objective.
         """
         memo = self._memo
         try:
@@ -102,9 +111,9 @@ class AsyncClient:
     ) -> Callable[[Mapping[str, Any]], Awaitable[Hit]]:
         """Return :meth:`lookup` of one kernel as a function of the problem alone, for hot loops."""
         memo = self._memo
-        name = name_of(kernel, device, objective)
+        name = make_question_name(kernel, device, objective)
 
-        async def bound(problem: Mapping[str, Any]) -> Hit:
+        async def look_up_problem(problem: Mapping[str, Any]) -> Hit:
             try:
                 slot, generation, until, hit = memo.answers[name][pack(problem)]
                 if memo.words[slot] == generation and monotonic() < until:
@@ -113,7 +122,7 @@ class AsyncClient:
                 pass
             return await self._look_up(kernel, problem, default, device, objective)
 
-        return bound
+        return look_up_problem
 
     async def lookup_many(
         self,
@@ -121,30 +130,30 @@ class AsyncClient:
         device: str | None = None,
         objective: str | None = None,
     ) -> list[Hit]:
-        """Look up several (kernel, problem) or (kernel, problem, default) at once; return their hits in the same order.
+        """Look up several (kernel, problem) or (kernel, problem, default) at once; return the hits in the same order.
 
-        Unknown answers are requested together; more than some 250 take several requests, each with its own deadline.
+        Unknown answers are requested together, some 250 in a request; each request has its own deadline.
         """
         batch = Batch(self._knowledge, questions, device, objective)
-        for places, request in batch.requests():
+        for places, request in batch.encode_requests():
             try:
                 result = await self._transport.look_up(request, self.deadline_s)
             except DaemonUnavailable as error:
-                batch.unanswered(places, error)
+                batch.take_absence(places, error)
             except DaemonError as error:
-                batch.refused(places, str(error))
+                batch.take_refusal(places, str(error))
             else:
-                batch.take(places, result)
+                batch.take_answers(places, result)
         return batch.hits
 
     async def call(self, method: str, *, deadline_s: float = CALL_DEADLINE_S, **params: Any) -> Any:
-        """Send one request and return its result; a kernel's short name means that of the project we work in.
+        """Send one request and return its result; a short kernel name means the kernel of the current project.
 
         Raises:
-            DaemonError: the daemon refused it.
+            DaemonError: the daemon refused the request.
             DaemonUnavailable: no daemon answered within ``deadline_s``.
         """
-        return await self._transport.request(method, self._knowledge.placed(params), deadline_s)
+        return await self._transport.request(method, self._knowledge.add_directory(params), deadline_s)
 
     async def events(
         self,
@@ -157,13 +166,13 @@ class AsyncClient:
     ) -> AsyncEventStream:
         """Subscribe, and return an iterator of event maps that ends only with the daemon or with ``aclose``.
 
-        ``since`` is an (epoch, seq) to replay from; an event ``{"fresh": True, …}`` marks a gap.
+        ``since`` is the position (epoch, seq) to replay from; an event ``{"fresh": True, …}`` marks a gap.
 
         Raises:
             DaemonError: the daemon refused the filter.
             DaemonUnavailable: no daemon answered within ``deadline_s``.
         """
-        params = given(
+        params = drop_missing(
             since=list(since) if since else None,
             kernels=list(kernels) if kernels is not None else None,
             jobs=list(jobs) if jobs is not None else None,
@@ -183,15 +192,15 @@ class AsyncClient:
 
         Give ``kernel`` or ``path`` (a kernel file or a directory). ``options``: ``problem``, ``device``, ``preset``,
         ``trials``, ``seconds``, ``strategy``, ``until``, ``seed``, ``python``, ``priority``, ``objective``,
-        ``numerics``, ``anchor``, ``beside`` (the process of an application that uses the device and goes on meanwhile);
-        ``None`` leaves one out.
+        ``numerics``, ``anchor``, ``beside`` (the process of an application that keeps using the device during the
+        tuning). An option that is ``None`` is left out.
 
         Raises:
-            DaemonError: the daemon refused it.
+            DaemonError: the daemon refused the request.
             DaemonUnavailable: no daemon accepted it within ``deadline_s``.
         """
-        where = None if path is None else os.path.abspath(path)
-        accepted = await self.call("tune", deadline_s=deadline_s, **given(kernel=kernel, path=where, **options))
+        file = None if path is None else os.path.abspath(path)
+        accepted = await self.call("tune", deadline_s=deadline_s, **drop_missing(kernel=kernel, path=file, **options))
         return AsyncTuning(self, accepted)
 
     async def capture(
@@ -208,16 +217,16 @@ class AsyncClient:
         numbers.
 
         Raises:
-            DaemonError: the daemon refused them: the kernel or problem does not exist.
+            DaemonError: the daemon refused the inputs: the kernel or the problem does not exist.
             DaemonUnavailable: no daemon answered within ``deadline_s``.
-            OSError: they cannot be written.
+            OSError: the tensors cannot be written.
             TypeError: a value is neither a tensor nor a number.
-            ValueError: they are too large.
+            ValueError: the tensors are too large.
         """
         from ktuned_client import tensor_file
 
-        place = await self.call("capture", deadline_s=deadline_s, kernel=kernel, problem=dict(problem))
-        digest, _ = tensor_file.write(tensors, place["directory"], place["max_bytes"])
+        room = await self.call("capture", deadline_s=deadline_s, kernel=kernel, problem=dict(problem))
+        digest, _ = tensor_file.write_tensors(tensors, room["directory"], room["max_bytes"])
         await self.call("capture", deadline_s=deadline_s, kernel=kernel, problem=dict(problem), digest=digest)
         return digest
 
@@ -246,26 +255,26 @@ class AsyncClient:
         device: str | None,
         objective: str | None,
     ) -> Hit:
-        key = self._knowledge.find(kernel, problem, default, device, objective)
+        key = self._knowledge.find_hit(kernel, problem, default, device, objective)
         if not isinstance(key, bytes):
             return key
         try:
-            question = LOOKUP + self._knowledge.opening(kernel, device, objective) + key
+            question = LOOKUP + self._knowledge.encode_opening(kernel, device, objective) + key
             answer = await self._transport.look_up(question, self.deadline_s)
-            return self._knowledge.learn(kernel, default, device, key, answer, objective)
+            return self._knowledge.learn_answer(kernel, default, device, key, answer, objective)
         except DaemonUnavailable as error:
-            self._knowledge.backoff.failed(str(error))
-            return self._knowledge.last_word(kernel, problem, default, device, key, str(error), objective)
+            self._knowledge.backoff.record_failure(str(error))
+            return self._knowledge.answer_unavailable(kernel, problem, default, device, key, str(error), objective)
         except DaemonError as error:
-            return self._knowledge.refuse(kernel, problem, device, default, error)
+            return self._knowledge.answer_refused(kernel, problem, device, default, error)
         except ValueError as error:
-            return unavailable(kernel, problem, device, default, str(error))
+            return make_unavailable_hit(kernel, problem, device, default, str(error))
 
 
 class AsyncEventStream(AsyncIterator[Event]):
-    """The events of one subscription, over a connection of its own; not for several readers at once.
+    """The events of one subscription, over its own connection; only one reader at a time.
 
-    ``epoch`` and ``seq`` are the stream's position: the ``since`` of a later subscription.
+    ``epoch`` and ``seq`` are the stream's position, which a later subscription may give as ``since``.
     """
 
     def __init__(self, path: str, subscription: AsyncSubscription, deadline_s: float) -> None:
@@ -280,7 +289,7 @@ class AsyncEventStream(AsyncIterator[Event]):
             event = await self._subscription.next_event()
         except (OSError, ProtocolError) as error:
             await self.aclose()
-            raise explained(error, self._path, self._deadline_s) from error
+            raise explain_failure(error, self._path, self._deadline_s) from error
         if event is None:
             raise StopAsyncIteration
         self.epoch, self.seq = event["epoch"], event["seq"]
@@ -300,7 +309,7 @@ class AsyncEventStream(AsyncIterator[Event]):
 class AsyncTuning(AsyncIterator[Event]):
     """The events of one tuning's jobs; ``errors`` are the kernel files that could not be read, ``notices`` warnings.
 
-    Closing it, or never iterating it, leaves the jobs running.
+    The jobs go on if it is closed or never iterated.
     """
 
     def __init__(self, client: AsyncClient, accepted: Mapping[str, Any]) -> None:
@@ -308,7 +317,7 @@ class AsyncTuning(AsyncIterator[Event]):
         self.notices: list[str] = accepted.get("notices", [])
         self._client = client
         self._progress = Progress(accepted)
-        self._ready = deque(self._progress.catch_up(accepted["jobs"]))
+        self._ready = deque(self._progress.apply_jobs(accepted["jobs"]))
         self._stream: AsyncEventStream | None = None
 
     @property
@@ -321,12 +330,12 @@ class AsyncTuning(AsyncIterator[Event]):
             if self._progress.is_over:
                 await self.aclose()
                 raise StopAsyncIteration
-            event = await anext(await self._subscription())
-            if self._progress.take(event):
+            event = await anext(await self._open_subscription())
+            if self._progress.apply_event(event):
                 self._ready.append(event)
             if event.get("fresh"):
                 answer = await self._client.call("jobs", ids=self._progress.open_jobs)
-                self._ready += self._progress.catch_up(answer["jobs"])
+                self._ready += self._progress.apply_jobs(answer["jobs"])
         return self._ready.popleft()
 
     async def aclose(self) -> None:
@@ -341,7 +350,7 @@ class AsyncTuning(AsyncIterator[Event]):
     async def __aexit__(self, *_: object) -> None:
         await self.aclose()
 
-    async def _subscription(self) -> AsyncEventStream:
+    async def _open_subscription(self) -> AsyncEventStream:
         if self._stream is None:
             since = (self._progress.epoch, self._progress.seq)
             self._stream = await self._client.events(since=since, jobs=[job["id"] for job in self.jobs])

@@ -1,4 +1,4 @@
-"""Answers of the daemon: hits, errors, and the absence of a daemon."""
+"""What a client gets from a daemon: hits, errors, and the absence of a daemon."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from ktuned_client.paths import UntrustedSocket
 from ktuned_client.wire import MAX_ID, PROTOCOL_VERSION, Response
 
 LOOKUP_DEADLINE_S: Final = 0.005
-"""Deadline of a lookup: a hundred times the usual time, and too short to be noticed."""
+"""Deadline of a lookup: a hundred times its usual time, and too short to be noticed."""
 
 PIN_DEADLINE_S: Final = 10.0
-"""Deadline of a lookup under a pin: the first one waits for the disk, and processes that see different winners cost
-more than a wait."""
+"""Deadline of a lookup with a pin. The first one waits for the disk; a wait costs less than processes that see
+different winners."""
 
 SETTLE_SHARE: Final = 0.5
-"""Share of a lookup's deadline that the daemon may take to ask a kernel file's constraints about the nearest winner."""
+"""Share of a lookup's deadline in which the daemon may check the nearest winner against a kernel file's constraints."""
 
 SETTLE_DEADLINE_S: Final = 0.02
-"""Least deadline of a lookup that may take that time: a worker needs milliseconds, and some tenths of a second to
-start."""
+"""Shortest deadline of a lookup that allows this check: a worker needs milliseconds for it, and some tenths of a second
+to start."""
 
 CALL_DEADLINE_S: Final = 10.0
 """Deadline of any other request."""
@@ -31,11 +31,11 @@ TUNE_DEADLINE_S: Final = 120.0
 
 FIRST_RETRY_S: Final = 0.02
 LAST_RETRY_S: Final = 1.0
-"""After a failure, lookups do not ask the daemon for this long: the first interval is that of a short stall, and it
-doubles up to the last one."""
+"""How long lookups do not ask the daemon after a failure: the first interval suits a short stall, and each further one
+is twice as long, up to the last."""
 
 CALLERS_CODES: Final = frozenset({"usage", "ambiguous"})
-"""Codes of errors that another question would not have met."""
+"""Codes of errors that are the question's fault."""
 
 ENDED_STATES: Final = frozenset({"done", "cancelled", "failed"})
 """The final states of a job."""
@@ -52,7 +52,7 @@ class DaemonError(Exception):
 
     @classmethod
     def from_wire(cls, error: Mapping[str, Any]) -> DaemonError:
-        """Rebuild from the protocol's error map; a daemon of another version may leave fields out."""
+        """Read the protocol's error map; a daemon of another version may leave fields out."""
         return cls(str(error.get("code", "error")), str(error.get("message", "")), str(error.get("hint", "")))
 
 
@@ -69,32 +69,32 @@ class DaemonUnavailable(Exception):
 
 
 class LoadError(Exception):
-    """A hit has nothing that can be loaded here; the message says why, and how to mend that."""
+    """A hit has nothing that can be loaded here; the message says why, and what to do."""
 
 
 class DaemonSilent(DaemonUnavailable):
-    """A daemon runs, and did not answer within the deadline."""
+    """A daemon runs, but did not answer within the deadline."""
 
 
 class AnswerMap(dict[str, Any]):
-    """A read-only map of an answer: a ``dict`` to everything that reads one (``**``, JSON, MessagePack).
+    """A read-only map of an answer; still a ``dict`` for everything that reads one (``**``, JSON, MessagePack).
 
-    All who look up the same problem get the same object. ``dict(config)`` is a copy that can be changed.
+    Read-only, because all who look up the same problem get the same object. ``dict(config)`` is a copy to change.
     """
 
     __slots__ = ()
 
-    def _refuse(self, *_: object, **__: object) -> NoReturn:
-        """Refuse a change: all who look up the same problem get the same map."""
+    def _reject_change(self, *_: object, **__: object) -> NoReturn:
+        """Raise, because all who look up the same problem share the map."""
         raise TypeError("a hit's maps are read-only; dict(hit.config) is a copy that can be changed")
 
-    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _refuse
+    __setitem__ = __delitem__ = __ior__ = clear = pop = popitem = setdefault = update = _reject_change
 
     def __reduce__(self) -> tuple[type[AnswerMap], tuple[dict[str, Any]]]:
         return AnswerMap, (dict(self),)
 
 
-def frozen(config: Mapping[str, Any] | None) -> AnswerMap | None:
+def freeze_config(config: Mapping[str, Any] | None) -> AnswerMap | None:
     """Return a config that cannot be changed; ``None`` stays."""
     return config if config is None or type(config) is AnswerMap else AnswerMap(config)
 
@@ -102,23 +102,30 @@ def frozen(config: Mapping[str, Any] | None) -> AnswerMap | None:
 NO_METRICS: Final[Mapping[str, float]] = AnswerMap()
 
 LEFT_OUT: Final = AnswerMap(final=False, metrics={}, measured=None, objective="latency", expected_loss=None)
-"""Fields that an answer leaves out where they have these values, as most do: names are the dearest part to decode."""
+"""Usual values of fields, which an answer then leaves out: names are the most expensive part to decode."""
 
 
 class Hit(NamedTuple):
-    """A lookup's answer.
+    """A lookup's answer; :meth:`load` makes the winner callable.
 
-    ``status`` is the daemon's, ``fresh``, ``stale``, ``near``, ``default`` or ``unknown``; ``invalid`` for a question
-    that no daemon could answer (a wrong key, a value of a wrong type, an ambiguous name); or else ``unavailable``.
-    ``message`` is the reason, or the failure of the tuning that would have made the answer ``fresh``.
-    ``config`` is the best config known now, or the caller's default if the daemon has none. ``latency_us`` and
-    ``decided`` (a time in Unix seconds) are ``None`` if nothing was measured; ``artifact`` is the path of the
-    compiled winner; ``generation`` changes when the answer may have changed. ``final`` is true when a final round has
-    decided the winner: before, a better one is likely to follow.
-    ``metrics`` are the kernel file's own figures of the winner, and its energy (J) where that was measured; ``file`` is
-    the kernel file. ``measured`` is the problem that the winner was measured for, where that is another one.
-    ``objective`` is what it is the best by, ``None`` if no daemon answered. ``expected_loss`` is how much slower than
-    the best config one of a portfolio is expected to be (0.01: by 1 %). :meth:`load` makes the winner callable.
+    Attributes:
+        kernel: the kernel's name.
+        problem: the problem that was asked for.
+        device: the device's model, or as it was asked for.
+        status: the daemon's ``fresh``, ``stale``, ``near``, ``default`` or ``unknown``; ``invalid`` for a question that
+            no daemon could answer (a wrong key, a value of a wrong type, an ambiguous name); else ``unavailable``.
+        config: the best config known now, or the caller's default if the daemon has none.
+        latency_us: the winner's latency; ``None`` if nothing was measured.
+        artifact: path of the compiled winner.
+        decided: when the winner was decided, in Unix seconds; ``None`` if nothing was measured.
+        generation: changes whenever the answer may have changed.
+        message: the reason for the status, or the failure of the tuning that would have made the answer ``fresh``.
+        final: whether a final round has decided the winner; before that, a better one is likely to follow.
+        metrics: the kernel file's own figures of the winner, and its energy (J) if that was measured.
+        file: the kernel file.
+        measured: the problem that the winner was measured for, if it is another one.
+        objective: what the winner is best by; ``None`` if no daemon answered.
+        expected_loss: how much slower than the best config a portfolio's config is expected to be (0.01: by 1 %).
     """
 
     kernel: str
@@ -141,18 +148,20 @@ class Hit(NamedTuple):
     def load(self, *, device: str | None = None, default: Callable[..., Any] | None = None) -> Any:
         """Return the compiled winner as a callable, which takes the tensors of ``inputs`` by their names.
 
-        ``device`` (``cuda:1``) is where it runs, the first one by default. ``default`` is returned where there is no
-        compiled winner for this problem. The backend's plugin does the loading; it takes milliseconds, so keep the
-        result for as long as ``artifact`` stays the same.
+        Loading takes milliseconds, so keep the result for as long as ``artifact`` stays the same.
+
+        Args:
+            device: the device that it runs on (``cuda:1``); the first one by default.
+            default: what is returned if there is no compiled winner for this problem.
 
         Raises:
-            LoadError: there is no compiled winner and no ``default``; or the plugin is not installed here.
+            LoadError: there is no compiled winner and no ``default``, or the backend's plugin is not installed here.
             Exception: the plugin's own error: the artifact is damaged, the device cannot run it.
         """
-        # Most programs look up configs alone.
-        from ktuned_client.winner_loader import load
+        # Imported here, because most programs only look up configs.
+        from ktuned_client.winner_loader import load_winner
 
-        return load(self, device, default)
+        return load_winner(self, device, default)
 
     @property
     def age_s(self) -> float | None:
@@ -160,16 +169,16 @@ class Hit(NamedTuple):
         return None if self.decided is None else max(0.0, time.time() - self.decided)
 
 
-def hit_from(answer: Mapping[str, Any]) -> Hit:
+def make_hit(answer: Mapping[str, Any]) -> Hit:
     """Return a daemon's answer as a hit; unknown fields are ignored.
 
     Raises:
-        DaemonError: it is an ``error`` in place of one answer of several.
+        DaemonError: it is an error instead of an answer, as one of several may be.
         ValueError: it is not an answer.
     """
     try:
         get, config, metrics = answer.get, answer["config"], answer.get("metrics")
-        # As Hit(…) does, without its Python function: a lookup makes one.
+        # Does what Hit(…) does, without the cost of its Python function: every lookup makes a hit.
         fields = (
             answer["kernel"],
             AnswerMap(answer["problem"]),
@@ -195,19 +204,19 @@ def hit_from(answer: Mapping[str, Any]) -> Hit:
         raise ValueError("the daemon's answer is not a lookup's") from None
 
 
-def completed(hit: Hit, default: Mapping[str, Any] | None) -> Hit:
+def complete_hit(hit: Hit, default: Mapping[str, Any] | None) -> Hit:
     """Return the hit, with the caller's default if it has no config."""
-    return hit if hit.config is not None else hit._replace(config=frozen(default))
+    return hit if hit.config is not None else hit._replace(config=freeze_config(default))
 
 
-def unavailable(
+def make_unavailable_hit(
     kernel: str, problem: Mapping[str, Any], device: str | None, default: Mapping[str, Any] | None, message: str
 ) -> Hit:
     """Return the hit of a lookup that no daemon answered."""
-    return Hit(kernel, problem, device, "unavailable", frozen(default), message=message)
+    return Hit(kernel, problem, device, "unavailable", freeze_config(default), message=message)
 
 
-def refused(
+def make_refused_hit(
     kernel: str,
     problem: Mapping[str, Any],
     device: str | None,
@@ -216,19 +225,19 @@ def refused(
     *,
     strict: bool,
 ) -> Hit:
-    """Return the hit of a lookup that was refused: ``invalid`` where the question is at fault, else ``unavailable``.
+    """Return the hit of a lookup that was refused: ``invalid`` if the question is at fault, else ``unavailable``.
 
     Raises:
-        DaemonError: ``strict``, and the question is at fault.
+        DaemonError: the question is at fault, and ``strict`` is set.
     """
     if error.code not in CALLERS_CODES:
-        return unavailable(kernel, problem, device, default, str(error))
+        return make_unavailable_hit(kernel, problem, device, default, str(error))
     if strict:
         raise error
-    return Hit(kernel, problem, device, "invalid", frozen(default), message=str(error))
+    return Hit(kernel, problem, device, "invalid", freeze_config(default), message=str(error))
 
 
-def result_of(response: Response) -> Any:
+def read_result(response: Response) -> Any:
     """Return a response's result.
 
     Raises:
@@ -240,30 +249,30 @@ def result_of(response: Response) -> Any:
 
 
 def check_hello(response: Response) -> None:
-    """Check that the daemon speaks this client's protocol, as far as it says which one it speaks.
+    """Check that the daemon speaks this client's protocol; a daemon that does not say so is taken to speak it.
 
     Raises:
         DaemonUnavailable: it speaks another protocol version.
     """
-    said: dict[str, Any] = {}
+    greeting: dict[str, Any] = {}
     if response.error is None and type(response.result) is dict:
-        said = response.result
-    spoken = said.get("protocol", PROTOCOL_VERSION)
+        greeting = response.result
+    spoken = greeting.get("protocol", PROTOCOL_VERSION)
     if spoken != PROTOCOL_VERSION:
         raise DaemonUnavailable(
-            f"the daemon ({said.get('build', 'of an unknown version')}) speaks protocol {spoken}, "
+            f"the daemon ({greeting.get('build', 'of an unknown version')}) speaks protocol {spoken}, "
             f"this client protocol {PROTOCOL_VERSION}",
             "upgrade the older of the two",
         )
 
 
-def given(**params: Any) -> dict[str, Any]:
+def drop_missing(**params: Any) -> dict[str, Any]:
     """Return the params that are not ``None``."""
     return {name: value for name, value in params.items() if value is not None}
 
 
-def explained(error: Exception, path: str, deadline_s: float) -> DaemonUnavailable:
-    """Return the error of a failed connection or request, with a hint."""
+def explain_failure(error: Exception, path: str, deadline_s: float) -> DaemonUnavailable:
+    """Return the error for a failed connection or request, with a hint."""
     if isinstance(error, UntrustedSocket):
         return DaemonUnavailable(error.message, error.hint)
     if isinstance(error, FileNotFoundError | NotADirectoryError | ConnectionRefusedError):
@@ -283,7 +292,7 @@ def next_id(request_id: int) -> int:
 
 
 class Backoff:
-    """Interval during which a daemon that did not answer is not asked again: ``first_s``, doubling up to ``last_s``."""
+    """Pause before a silent daemon is asked again: ``first_s``, doubled by each failure up to ``last_s``."""
 
     __slots__ = ("_first_s", "_interval_s", "_last_s", "_retry_at", "message")
 
@@ -296,15 +305,15 @@ class Backoff:
 
     @property
     def is_waiting(self) -> bool:
-        """True until the interval is over."""
+        """True during a pause."""
         return self._interval_s > 0 and time.monotonic() < self._retry_at
 
-    def failed(self, message: str) -> None:
-        """Start the next interval: twice the last one."""
+    def record_failure(self, message: str) -> None:
+        """Start the next pause, twice as long as the last."""
         self._interval_s = min(self._interval_s * 2 or self._first_s, self._last_s)
         self._retry_at = time.monotonic() + self._interval_s
         self.message = message
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """Forget all failures."""
         self._interval_s = 0.0

@@ -1,4 +1,9 @@
-"""Answers that a client has without its daemon: kept ones that still hold, exported winners, the last known."""
+"""The state of a client without its connections; the client for threads and the one for asyncio share it.
+
+It decides for each question whether an answer is at hand, in this order: a kept answer that still holds, then exported
+winners if the client has any, or else the daemon's table. If the daemon did not answer lately, the last known answer is
+given without asking. Only then is a request sent.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +20,12 @@ from ktuned_client.answers import (
     Backoff,
     DaemonError,
     Hit,
-    completed,
-    hit_from,
-    refused,
-    unavailable,
+    complete_hit,
+    make_hit,
+    make_refused_hit,
+    make_unavailable_hit,
 )
-from ktuned_client.memo import Memo, key_of, name_of
+from ktuned_client.memo import Memo, make_question_name, pack_problem
 from ktuned_client.table import MAX_NAMES
 from ktuned_client.table_answers import pack
 from ktuned_client.wire import encode_lookup
@@ -30,15 +35,14 @@ if TYPE_CHECKING:
 
 
 MAX_NAMES_BYTES: Final = 4 * 1024
-"""Limit of the names in one question, with the directory that a short one is for: 250 questions are one request."""
+"""Limit for the names in one question, with the directory for a short name, so that 250 questions fit one request."""
 
 
 class Knowledge:
     """State of one client, sync or async: the questions to send, the answers, and the back-off.
 
-    ``socket``, ``pin``, ``winners`` (paths of exported winners), ``strict`` and ``deadline_s`` are the client's
-    arguments. Of several projects with a kernel of one short name, that is meant in which the process works when this
-    is made.
+    The arguments are the client's. If several projects have a kernel of the same short name, the one in whose directory
+    the process works when this is made is meant.
 
     Raises:
         WinnersError: ``winners`` cannot be read.
@@ -59,10 +63,10 @@ class Knowledge:
         self._strict = strict
         self._settle_s = SETTLE_SHARE * deadline_s if deadline_s >= SETTLE_DEADLINE_S else 0.0
         self._winners = None if winners is None else _read_winners(winners)
-        self._directory = _working_directory()
+        self._directory = _find_working_directory()
         self._openings: dict[tuple[str, str | None, str | None], bytes] = {}
 
-    def find(
+    def find_hit(
         self,
         kernel: str,
         problem: Mapping[str, Any],
@@ -71,47 +75,49 @@ class Knowledge:
         objective: str | None = None,
     ) -> Hit | bytes:
         """Return the hit that needs no daemon, or else the problem's bytes for the request."""
-        name = name_of(kernel, device, objective)
+        name = make_question_name(kernel, device, objective)
         key: bytes
         try:
-            # Without a check: what no daemon takes is neither kept nor in the table.
+            # Without a check: a problem that no daemon accepts is neither kept nor in the table.
             key = pack(problem)
         except (TypeError, ValueError, OverflowError):
             try:
-                key = key_of(problem)
+                key = pack_problem(problem)
             except (TypeError, ValueError) as error:
-                return self.refuse(kernel, problem, device, default, DaemonError("usage", str(error)))
+                return self.answer_refused(kernel, problem, device, default, DaemonError("usage", str(error)))
             problem = msgpack.unpackb(key)
         try:
             hit, is_old = self.memo.recall(name, key, default)
-            # Files of winners come before the table.
+            # Exported winners take the place of the table.
             if hit is None and self._winners is None:
                 hit = self.memo.read_table(kernel, self._directory, device, objective, problem, key, is_old=is_old)
         except TypeError as error:
-            return self.refuse(kernel, problem, device, default, DaemonError("usage", f"not a valid name: {error}"))
+            return self.answer_refused(
+                kernel, problem, device, default, DaemonError("usage", f"not a valid name: {error}")
+            )
         if hit is not None:
             return hit
         try:
-            # Names and problems that were answered before can be sent. Among several questions one is refused alone.
+            # What was answered before can be sent. Checked here, so that of several questions only the faulty fails.
             if not is_old:
-                key_of(problem)
-                self.opening(kernel, device, objective)
+                pack_problem(problem)
+                self.encode_opening(kernel, device, objective)
         except (TypeError, ValueError) as error:
-            return self.refuse(kernel, problem, device, default, DaemonError("usage", str(error)))
+            return self.answer_refused(kernel, problem, device, default, DaemonError("usage", str(error)))
         if self._winners is not None:
             try:
                 hit = self._winners.lookup(kernel, msgpack.unpackb(key), device, objective)
             except (TypeError, ValueError) as error:
-                # MessagePack carries more types than JSON, and thus than a file of winners.
+                # MessagePack carries types that JSON, and thus a file of winners, does not have.
                 fault = DaemonError("usage", f"not a valid problem: {error}")
-                return self.refuse(kernel, problem, device, default, fault)
+                return self.answer_refused(kernel, problem, device, default, fault)
             self.memo.remember_for_good(name, key, hit)
-            return completed(hit, default)
+            return complete_hit(hit, default)
         if self.backoff.is_waiting:
-            return self.last_word(kernel, problem, default, device, key, self.backoff.message, objective)
+            return self.answer_unavailable(kernel, problem, default, device, key, self.backoff.message, objective)
         return key
 
-    def refuse(
+    def answer_refused(
         self,
         kernel: str,
         problem: Mapping[str, Any],
@@ -119,10 +125,10 @@ class Knowledge:
         default: Mapping[str, Any] | None,
         error: DaemonError,
     ) -> Hit:
-        """Return the hit of a refused question; raises as :func:`ktuned_client.answers.refused`."""
-        return refused(kernel, problem, device, default, error, strict=self._strict)
+        """Return the hit of a refused question; raises as :func:`ktuned_client.answers.make_refused_hit`."""
+        return make_refused_hit(kernel, problem, device, default, error, strict=self._strict)
 
-    def opening(self, kernel: str, device: str | None, objective: str | None) -> bytes:
+    def encode_opening(self, kernel: str, device: str | None, objective: str | None) -> bytes:
         """Return a lookup's encoded params up to the problem's bytes.
 
         Raises:
@@ -133,7 +139,9 @@ class Knowledge:
             if len(self._openings) >= MAX_NAMES:
                 self._openings.clear()
             try:
-                known = encode_lookup(kernel, device, self._pin, self._place_of(kernel), objective, self._settle_s)
+                known = encode_lookup(
+                    kernel, device, self._pin, self._find_directory(kernel), objective, self._settle_s
+                )
             except UnicodeEncodeError as error:
                 raise TypeError(f"a name cannot be sent: {error}") from error
             if len(known) > MAX_NAMES_BYTES:
@@ -141,16 +149,16 @@ class Knowledge:
             self._openings[kernel, device, objective] = known
         return known
 
-    def placed(self, params: dict[str, Any]) -> dict[str, Any]:
-        """Return a request's params with the directory that says which project a short name of a kernel means."""
-        place = self._place_of(params["kernel"]) if "kernel" in params else None
+    def add_directory(self, params: dict[str, Any]) -> dict[str, Any]:
+        """Return a request's params, with the directory that decides which project's kernel a short name means."""
+        place = self._find_directory(params["kernel"]) if "kernel" in params else None
         return params if place is None else {"directory": place, **params}
 
-    def _place_of(self, kernel: str) -> str | None:
-        """Return the directory that says which project a short name means; a full name needs none."""
+    def _find_directory(self, kernel: str) -> str | None:
+        """Return the directory that decides which project a short name means; ``None`` for a full name."""
         return None if type(kernel) is not str or ":" in kernel else self._directory
 
-    def learn(
+    def learn_answer(
         self,
         kernel: str,
         default: Mapping[str, Any] | None,
@@ -162,15 +170,15 @@ class Knowledge:
         """Keep the daemon's answer, and return it as a hit.
 
         Raises:
-            DaemonError: it refuses this question, one of several.
+            DaemonError: the daemon refused this question, as one of several.
             ValueError: it is not an answer.
         """
-        self.backoff.succeeded()
-        hit = hit_from(answer)
-        self.memo.remember(name_of(kernel, device, objective), key, hit)
-        return completed(hit, default)
+        self.backoff.record_success()
+        hit = make_hit(answer)
+        self.memo.remember(make_question_name(kernel, device, objective), key, hit)
+        return complete_hit(hit, default)
 
-    def last_word(
+    def answer_unavailable(
         self,
         kernel: str,
         problem: Mapping[str, Any],
@@ -180,18 +188,21 @@ class Knowledge:
         reason: str,
         objective: str | None = None,
     ) -> Hit:
-        """Return the hit of a question that no daemon answers, for ``reason``: the last known, or the default."""
-        known = self.memo.last_word(name_of(kernel, device, objective), key, default, reason)
+        """Return the hit of a question that no daemon answers: the last known answer, or the default.
+
+        ``reason`` says why no daemon answers.
+        """
+        known = self.memo.find_last_answer(make_question_name(kernel, device, objective), key, default, reason)
         if known is None or known.status == "unavailable":
             problem = msgpack.unpackb(key)
             known = (
                 self.memo.read_table(kernel, self._directory, device, objective, problem, key, unwatched=reason)
                 or known
             )
-        return unavailable(kernel, problem, device, default, reason) if known is None else known
+        return make_unavailable_hit(kernel, problem, device, default, reason) if known is None else known
 
 
-def _working_directory() -> str | None:
+def _find_working_directory() -> str | None:
     try:
         directory = os.getcwd()
         directory.encode()
@@ -201,7 +212,7 @@ def _working_directory() -> str | None:
 
 
 def _read_winners(path: str | os.PathLike[str]) -> Winners:
-    # Few programs have such files, and the import takes time.
+    # Imported here, because few programs have such files.
     from ktuned_client.winners import Winners
 
     return Winners.read(path)

@@ -1,4 +1,4 @@
-"""Path of the daemon's socket, and the checks of trust that both sides make.
+"""The path of the daemon's socket, and the checks of trust that both sides make.
 
 A socket is trusted if its directory is a real directory of this user with mode 0700, the socket belongs to this user,
 and so does the process at the other end (``SO_PEERCRED``).
@@ -19,7 +19,7 @@ MAX_PATH_BYTES: Final = 107
 DIRECTORY_MODE: Final = 0o700
 SOCKET_MODE: Final = 0o600
 LOCK_NAME: Final = "ktuned.lock"
-"""File beside the socket with the pid of the daemon that holds its lock; it stays when the daemon ends."""
+"""File beside the socket that a daemon holds locked, with its pid; it stays when the daemon ends."""
 
 _CREDENTIALS: Final = struct.Struct("iII")  # struct ucred: pid, uid, gid
 
@@ -84,17 +84,17 @@ def check_directory(directory: str) -> None:
         UntrustedSocket: it does not.
         FileNotFoundError: it does not exist.
     """
-    found = os.lstat(directory)
-    if not stat.S_ISDIR(found.st_mode):
+    status = os.lstat(directory)
+    if not stat.S_ISDIR(status.st_mode):
         raise UntrustedSocket(f"{directory} is not a real directory (a link or a file)", hint="remove it")
-    if found.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid():
         raise UntrustedSocket(
-            f"the socket's directory {directory} belongs to uid {found.st_uid}, not to us ({os.geteuid()})",
+            f"the socket's directory {directory} belongs to uid {status.st_uid}, not to us ({os.geteuid()})",
             hint="set KTUNED_SOCKET to a path in a directory of yours",
         )
-    if stat.S_IMODE(found.st_mode) & 0o077:
+    if stat.S_IMODE(status.st_mode) & 0o077:
         raise UntrustedSocket(
-            f"the socket's directory {directory} is open to others (mode {stat.S_IMODE(found.st_mode):04o})",
+            f"the socket's directory {directory} is open to others (mode {stat.S_IMODE(status.st_mode):04o})",
             hint=f"chmod 700 {directory}",
         )
 
@@ -108,11 +108,11 @@ def check_socket(path: str) -> None:
     """
     check_length(path)
     check_directory(os.path.dirname(path))
-    found = os.lstat(path)
-    if not stat.S_ISSOCK(found.st_mode):
+    status = os.lstat(path)
+    if not stat.S_ISSOCK(status.st_mode):
         raise UntrustedSocket(f"{path} is not a socket", hint="remove it")
-    if found.st_uid != os.geteuid():
-        raise UntrustedSocket(f"the socket {path} belongs to uid {found.st_uid}, not to us ({os.geteuid()})")
+    if status.st_uid != os.geteuid():
+        raise UntrustedSocket(f"the socket {path} belongs to uid {status.st_uid}, not to us ({os.geteuid()})")
 
 
 def check_peer(connection: socket.socket) -> int:
@@ -129,7 +129,7 @@ def check_peer(connection: socket.socket) -> int:
 
 
 def connect(path: str, timeout_s: float) -> socket.socket:
-    """Connect to the daemon at ``path``, with every check, and return the socket with that timeout set.
+    """Connect to the daemon at ``path``, with all checks, and return the socket with this timeout.
 
     Raises:
         UntrustedSocket: a check failed.

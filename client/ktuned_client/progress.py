@@ -1,4 +1,4 @@
-"""Progress of a tuning's jobs, folded from events; no IO, shared by both clients."""
+"""The progress of a tuning's jobs, computed from events; without IO, for both clients."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ Event = dict[str, Any]
 class Progress:
     """The jobs of one ``tune``, followed to their ends.
 
-    ``jobs`` are their maps as last received. Every job gets exactly one ``job_done`` event, synthesised if the daemon's
-    was missed or came before the subscription.
+    Every job gets exactly one ``job_done`` event. It is made here if the daemon's was missed or came before the
+    subscription.
     """
 
     def __init__(self, accepted: Mapping[str, Any]) -> None:
@@ -25,7 +25,7 @@ class Progress:
 
     @property
     def jobs(self) -> list[dict[str, Any]]:
-        """The jobs' maps, in the daemon's order."""
+        """The jobs' maps as last received, in the daemon's order."""
         return list(self._jobs.values())
 
     @property
@@ -38,8 +38,8 @@ class Progress:
         """True when every job has ended."""
         return not self._open
 
-    def take(self, event: Event) -> bool:
-        """Take an event of the stream; return whether it is new (a second ``job_done`` is not)."""
+    def apply_event(self, event: Event) -> bool:
+        """Apply an event of the stream; return whether it is new (a second ``job_done`` is not)."""
         self.epoch, self.seq = event["epoch"], event["seq"]
         job_state = event.get("job_state")
         if isinstance(job_state, dict) and job_state.get("id") in self._jobs:
@@ -52,8 +52,8 @@ class Progress:
         self._open.discard(job)
         return True
 
-    def catch_up(self, jobs: Iterable[dict[str, Any]]) -> list[Event]:
-        """Take requested job maps, and return a ``job_done`` for each job that ended without an event."""
+    def apply_jobs(self, jobs: Iterable[dict[str, Any]]) -> list[Event]:
+        """Apply requested job maps; return a ``job_done`` for each job that ended without an event."""
         missed = []
         for job in jobs:
             if job["id"] not in self._open:

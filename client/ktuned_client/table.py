@@ -41,7 +41,7 @@ MAGIC: Final = b"ktunedW\x01"
 
 TABLE_NAME: Final = "ktuned.winners"
 USES_NAME: Final = "ktuned.uses"
-"""Files beside the socket, in its private directory. They stay when the daemon ends: clients have them mapped."""
+"""Files beside the socket, in its private directory. They stay when the daemon ends: clients have mapped them."""
 
 WORDS: Final = 4096
 """Words before the entries: eight pages, in which a few hundred kernels rarely share a slot."""
@@ -57,50 +57,50 @@ ENTRY_WORDS: Final = 128
 """1 KiB: a key, a config and two paths take some 600 bytes. What is longer is asked of the daemon."""
 
 HEAD_WORDS: Final = 4
-"""Of an entry: its sequence, its tag and checksum, its slot and lengths, its generation."""
+"""Words at the start of an entry: sequence; tag and checksum; slot and lengths; generation."""
 
 MAX_CONTENT_BYTES: Final = 8 * (ENTRY_WORDS - HEAD_WORDS)
 """Limit of a key and a payload together."""
 
 PROBES: Final = 16
-"""Neighbouring entries that a key may be in: where all are taken, the daemon makes a larger file."""
+"""Neighbouring entries that may have a key; if all are taken, the daemon makes a larger file."""
 
 MAX_ENTRIES: Final = 16_384
 """16 MiB of memory; beyond that, entries give way to others."""
 
 MAX_NAME_CHARACTERS: Final = 256
 MAX_NAMES: Final = 1024
-"""Limit of cached slots: computing one takes longer than every other step of a lookup."""
+"""Most cached slots; computing a slot takes longer than any other step of a lookup."""
 
 
 _GENERATION: Final = struct.Struct("=Q")
 
 
 def slot_of(kernel: str) -> int:
-    """Return the index of the word with a kernel's generation, by its full name."""
-    # A peer may send invented names of any size, which must not fill the cache.
-    return _remembered_slot_of(kernel) if len(kernel) <= MAX_NAME_CHARACTERS else _slot_of(kernel)
+    """Return the index of the word with the generation of a kernel, given its full name."""
+    # Long names are not cached: a peer may send invented names of any size.
+    return _find_cached_slot(kernel) if len(kernel) <= MAX_NAME_CHARACTERS else _compute_slot(kernel)
 
 
-def _slot_of(kernel: str) -> int:
+def _compute_slot(kernel: str) -> int:
     return FIRST_SLOT + crc32(kernel.encode()) % (WORDS - FIRST_SLOT)
 
 
-_remembered_slot_of = lru_cache(MAX_NAMES)(_slot_of)
+_find_cached_slot = lru_cache(MAX_NAMES)(_compute_slot)
 
 
 def kernel_key(name: str, directory: str | None) -> bytes:
-    """Return the key of the entry that describes a kernel, by its full name, or by a short one in a directory."""
+    """Return the key of a kernel's entry, for its full name, or for a short name in a directory."""
     return b"K" + (name if directory is None or ":" in name else f"{name}\0{directory}").encode()
 
 
 def winner_prefix(kernel: str, model: str, objective: str) -> bytes:
-    """Return the key of a winner's entry, up to its key problem: MessagePack of a map with its keys in order."""
+    """Return the key of a winner's entry up to the key problem, which is MessagePack of a map with sorted keys."""
     return b"W" + f"{kernel}\0{model}\0{objective}\0".encode()
 
 
 def pinned_prefix(pin: str, kernel: str, model: str, objective: str) -> bytes:
-    """Return the key of the entry of what a pin holds, up to the problem, which is the whole one."""
+    """Return the key of the entry of a pinned winner up to the problem, which is the whole problem."""
     return b"P" + f"{pin}\0{kernel}\0{model}\0{objective}\0".encode()
 
 
@@ -108,22 +108,22 @@ class Table:
     """A daemon's table, mapped for reading, until :meth:`close`; ``words`` are its words.
 
     Raises:
-        OSError: it cannot be opened, or belongs to another user.
-        ValueError: it is not a table of this layout.
+        OSError: it cannot be opened, or its directory belongs to another user.
+        ValueError: it is not a table of this layout, or belongs to another user.
     """
 
     def __init__(self, path: str) -> None:
         paths.check_directory(os.path.dirname(path))
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            found = os.fstat(descriptor)
-            size = found.st_size
-            if not stat.S_ISREG(found.st_mode) or found.st_uid != os.geteuid() or size < 8 * WORDS or size % 8:
+            status = os.fstat(descriptor)
+            size = status.st_size
+            if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid() or size < 8 * WORDS or size % 8:
                 raise ValueError(f"{path} is not a table of winners of this user")
             self._map = mmap.mmap(descriptor, size, mmap.MAP_SHARED, mmap.PROT_READ)
         finally:
             os.close(descriptor)
-        self.identity = (found.st_dev, found.st_ino)
+        self.identity = (status.st_dev, status.st_ino)
         self._bytes = memoryview(self._map)
         self.words = self._bytes.cast("Q")
         entries = self.words[ENTRIES_WORD]
@@ -135,11 +135,11 @@ class Table:
 
     @property
     def is_replaced(self) -> bool:
-        """True if the daemon has put another file in the place of this one."""
+        """True if the daemon has replaced this file by another."""
         return self.words[REPLACED_WORD] != 0
 
     def find(self, key: bytes) -> tuple[int, int, bytes] | None:
-        """Return the slot, the generation and the payload of the entry with this key, if there is one that holds."""
+        """Return the slot, generation and payload of the entry with this key; ``None`` if there is none that holds."""
         if self._last < 0:
             return None
         words, last, tag = self.words, self._last, crc32(key)
@@ -152,7 +152,7 @@ class Table:
                 continue
             lengths = words[at + 2]
             key_end = 16 + (lengths >> 16 & 0xFFFF)
-            # Each length is below 64 KiB: the slice of a half-written one ends where the file does.
+            # Lengths of a half-written entry may be wrong, but are below 64 KiB, and a slice ends with the file.
             copy = bytes(self._bytes[8 * at + 16 : 8 * at + 16 + key_end + (lengths & 0xFFFF)])
             checksum = words[at + 1] & 0xFFFFFFFF
             if sequence & 1 or words[at] != sequence or crc32(copy) != checksum or copy[16:key_end] != key:
@@ -163,7 +163,7 @@ class Table:
         return None
 
     def close(self) -> None:
-        """Unmap it; reading ``words`` afterwards raises ``ValueError``."""
+        """Unmap the table; reading ``words`` afterwards raises ``ValueError``."""
         self.words.release()
         self._bytes.release()
         self._map.close()

@@ -1,4 +1,9 @@
-"""Answers of the daemon's table of winners: found, decoded and judged without a system call."""
+"""Answers lookups from the daemon's table of winners, without a system call.
+
+A lookup needs two entries. The kernel's entry says how its problems become keys (its *rules*, which are kept decoded),
+and the winner's entry has the answer. What is fresh, by the header's time, holds as long as the daemon watches. Any
+other answer holds for a few seconds only, because the daemon counts who waits for a tuning.
+"""
 
 from __future__ import annotations
 
@@ -28,11 +33,11 @@ from ktuned_client.table import (
 )
 
 HOLDS_S: Final = 5.0
-"""Time after which a question is looked for again, in the table and then on the socket, unless its answer is fresh in
-the table: what waits for a tuning is counted, and what is asked most is tuned first."""
+"""How long an answer that is not fresh holds before the question is looked up again, in the table and then on the
+socket: the daemon counts the questions that wait for a tuning, and tunes the most frequent first."""
 
 LAST_WORD_S: Final = 1.0
-"""Time for which the last known answer holds while no daemon answers, before the next attempt."""
+"""How long the last known answer holds while no daemon answers, before the next attempt."""
 
 UNWATCHED: Final = "no daemon watches its files now"
 
@@ -40,7 +45,7 @@ Entry = tuple[int, int, float, Hit]
 """The kernel's slot, its generation at the time of the answer, the end of validity (``monotonic``), and the answer."""
 
 NO_WORDS: Final = memoryview(bytes(8 * WORDS)).cast("Q")
-"""The words of a table that never changes, for answers that hold for good."""
+"""The words of a table that never changes: without a table, and for answers that hold for good."""
 
 pack = msgpack.Packer(strict_types=True).pack
 """Makes a problem's key: its bytes on the wire, so that ``1``, ``1.0`` and ``True`` are distinct. All threads share it,
@@ -51,7 +56,7 @@ unpack = msgpack.unpackb
 
 
 class _Rules(NamedTuple):
-    """A kernel as its entry describes it, for questions by one device and objective; holds as entries do."""
+    """A kernel's decoded entry, for questions with one device and objective; it holds while its generation does."""
 
     slot: int
     generation: int
@@ -66,9 +71,9 @@ class _Rules(NamedTuple):
 
 
 class TableAnswers:
-    """The table of the daemon whose files are in ``directory``; without a directory none is used.
+    """Answers from the table of the daemon whose files are in ``directory``; without a directory, none.
 
-    With a ``pin`` the answers are those that the pin holds. ``words`` are those of the table that is mapped, or zeros.
+    With a ``pin`` the answers are those that the pin holds. ``words`` are those of the mapped table, or zeros.
     """
 
     __slots__ = ("_clock", "_pin", "_rules", "_table", "_uses", "directory", "words")
@@ -82,7 +87,7 @@ class TableAnswers:
         self._uses: memoryview | None = None
         self._rules: dict[tuple[str, str | None, str | None], _Rules] = {}
 
-    def find(
+    def find_entry(
         self,
         kernel: str,
         directory: str | None,
@@ -94,18 +99,25 @@ class TableAnswers:
         is_old: bool = False,
         unwatched: str = "",
     ) -> Entry | None:
-        """Return the table's answer to a problem, whose bytes are ``key``, if it has one that holds now.
+        """Return the table's answer to a problem; ``None`` if it has none that holds now.
 
-        ``directory`` decides which project a short name means. With ``is_old`` the question was answered before: only
-        a fresh answer holds longer, because the daemon counts who waits for the others. ``unwatched`` is the reason why
-        no daemon answers, if none does: what was fresh may be stale then.
+        Args:
+            kernel: the kernel's full or short name.
+            directory: decides which project a short name means.
+            device: the device's name or model.
+            objective: the objective, ``None`` for the kernel's own.
+            problem: the problem.
+            key: the problem's bytes.
+            is_old: whether the question was answered before. Then only a fresh answer counts, because the daemon counts
+                who waits for the others.
+            unwatched: why no daemon answers, if none does; an answer that was fresh may then be stale.
         """
         try:
             table, words, now = self._table, self.words, self._clock()
-            # All zeros without a table.
+            # Without a table the words are zeros, so that this looks for one.
             watched_until = words[WATCHED_WORD] * 1e-9
             if now >= watched_until or words[REPLACED_WORD]:
-                table, words = self.present(), self.words
+                table, words = self.find_table(), self.words
                 watched_until = words[WATCHED_WORD] * 1e-9
             rules = self._rules.get((kernel, device, objective))
             if table is None or rules is None or words[rules.slot] != rules.generation:
@@ -113,7 +125,7 @@ class TableAnswers:
                 if table is None or rules is None:
                     return None
             asked = AnswerMap(problem)
-            winner_key = _key_of_winner(rules, asked, key) if self._pin is None else _in_order_of_keys(asked, key)
+            winner_key = _make_winner_key(rules, asked, key) if self._pin is None else _sort_problem(asked, key)
             found = None if winner_key is None else table.find(rules.prefix + winner_key)
             if found is None:
                 return None
@@ -131,7 +143,7 @@ class TableAnswers:
                 return None
             if measured is not None and pack(dict(sorted(measured.items()))) == pack(dict(sorted(asked.items()))):
                 measured = None
-            # As Hit(…) does, without its Python function: each microsecond here is a part of every first lookup.
+            # Does what Hit(…) does, without the cost of its Python function: this is part of every first lookup.
             fields = (
                 rules.name,
                 asked,
@@ -153,17 +165,17 @@ class TableAnswers:
             if self._uses is not None:
                 self._uses[slot] = words[WATCHED_WORD]
             return slot, generation, until, tuple.__new__(Hit, fields)
-        # Another thread has let go of the table, or a daemon of another version wrote it.
+        # Another thread has unmapped the table, or a daemon of another version wrote it.
         except (ValueError, TypeError, KeyError, AttributeError, msgpack.exceptions.UnpackException):
             return None
 
     def _read_rules(
         self, table: Table, kernel: str, directory: str | None, device: str | None, objective: str | None
     ) -> _Rules | None:
-        found = table.find(kernel_key(kernel, directory))
-        if found is None:
+        entry = table.find(kernel_key(kernel, directory))
+        if entry is None:
             return None
-        slot, generation, payload = found
+        slot, generation, payload = entry
         name, file, own_objective, models, keys, specialize, bucket = unpack(payload)
         model = models.get(device or "", device if device in models.values() else None)
         if model is None:
@@ -186,8 +198,8 @@ class TableAnswers:
         self._rules[kernel, device, objective] = rules
         return rules
 
-    def present(self) -> Table | None:
-        """Return the daemon's table; the one that was mapped last if no daemon watches now, and there is no other."""
+    def find_table(self) -> Table | None:
+        """Return the daemon's table; if no daemon watches now and there is no new table, the one mapped last."""
         table = self._table
         if table is not None and not table.is_replaced and self._clock() < table.words[WATCHED_WORD] / 1e9:
             return table
@@ -195,10 +207,10 @@ class TableAnswers:
             return None
         path = os.path.join(self.directory, TABLE_NAME)
         try:
-            found = os.lstat(path)
-            if table is None or table.identity != (found.st_dev, found.st_ino):
+            status = os.lstat(path)
+            if table is None or table.identity != (status.st_dev, status.st_ino):
                 table = Table(path)
-                self._use(table)
+                self._use_table(table)
         except (OSError, ValueError):
             return table
         return table
@@ -206,9 +218,9 @@ class TableAnswers:
     def close(self) -> None:
         """Unmap the table; the next question maps it again."""
         self._rules.clear()
-        self._use(None)
+        self._use_table(None)
 
-    def _use(self, table: Table | None) -> None:
+    def _use_table(self, table: Table | None) -> None:
         before, self._table = self._table, table
         # The next daemon takes over no generation of the last one's, so answers of the old table do not hold by this.
         self.words = NO_WORDS if table is None else table.words
@@ -219,35 +231,35 @@ class TableAnswers:
                 before.close()
 
 
-def _key_of_winner(rules: _Rules, asked: Mapping[str, Any], problem: bytes) -> bytes | None:
+def _make_winner_key(rules: _Rules, asked: Mapping[str, Any], problem: bytes) -> bytes | None:
     """Return the key problem's bytes; ``None`` for a problem that the daemon may refuse."""
     if rules.specialize is None and not rules.bucket:
         # Entries are of problems that the kernel takes.
-        return _in_order_of_keys(asked, problem)
-    names = _in_order(tuple(asked))
+        return _sort_problem(asked, problem)
+    names = _sort_names(tuple(asked))
     if rules.keys is not None and names not in rules.keys:
         return None
     if any(type(value) is float and not math.isfinite(value) for value in asked.values()):
         return None
-    whole = {name: bucketed(rules.bucket.get(name), asked[name]) for name in names}
-    kept = names if rules.specialize is None else _in_order(tuple(rules.specialize))
-    return bytes(pack({name: whole[name] for name in kept}))
+    bucketed_problem = {name: bucketed(rules.bucket.get(name), asked[name]) for name in names}
+    key_names = names if rules.specialize is None else _sort_names(tuple(rules.specialize))
+    return bytes(pack({name: bucketed_problem[name] for name in key_names}))
 
 
-def _in_order_of_keys(asked: Mapping[str, Any], problem: bytes) -> bytes:
+def _sort_problem(asked: Mapping[str, Any], problem: bytes) -> bytes:
     """Return a problem's bytes with its keys in order."""
     names = tuple(asked)
-    ordered = _in_order(names)
+    ordered = _sort_names(names)
     return problem if names == ordered else bytes(pack({name: asked[name] for name in ordered}))
 
 
 @lru_cache(MAX_NAMES)
-def _in_order(names: tuple[str, ...]) -> tuple[str, ...]:
+def _sort_names(names: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(sorted(names))
 
 
 def bucketed(rule: Any, value: Any) -> Any:
-    """Return the value that stands for a value's bucket, as ``ktuned.model.bucketed`` does."""
+    """Return the value that stands for a value's bucket; the same rule as ``ktuned.model.bucketed``."""
     if type(value) is not int:
         return value
     if rule == "pow2":
@@ -260,12 +272,12 @@ def bucketed(rule: Any, value: Any) -> Any:
 
 
 def _map_uses(directory: str) -> memoryview | None:
-    """Map the file in which clients note which kernels they look up: the daemon looks at those files more often."""
+    """Map the file in which clients mark the kernels that they look up; the daemon checks those kernels more often."""
     try:
         descriptor = os.open(os.path.join(directory, USES_NAME), os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
         try:
-            found = os.fstat(descriptor)
-            if found.st_uid != os.geteuid() or found.st_size != 8 * WORDS:
+            status = os.fstat(descriptor)
+            if status.st_uid != os.geteuid() or status.st_size != 8 * WORDS:
                 return None
             return memoryview(mmap.mmap(descriptor, 8 * WORDS)).cast("Q")
         finally:

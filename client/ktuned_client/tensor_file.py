@@ -1,7 +1,7 @@
-"""Writer of safetensors files (https://github.com/huggingface/safetensors#format), with only the standard library.
+"""Writes safetensors files (https://github.com/huggingface/safetensors#format) with the standard library alone.
 
-A file is an 8-byte little-endian length, a JSON header of that length, and the tensors' bytes. It is named by the
-SHA-256 of its content, so that the same tensors are the same file.
+A file is an 8-byte little-endian length, a JSON header of that length, and the tensors' bytes. Its name is the SHA-256
+of its content, so equal tensors are one file.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _KINDS: Final = {
     **dict.fromkeys("bhilqn", "I"),
     **dict.fromkeys("BHILQN", "U"),
 }
-"""Kinds of dtype by the buffer protocol's format; the width is the item's."""
+"""Kinds of dtypes by the buffer protocol's format; the item's size gives the width."""
 
 
 class _Tensor(NamedTuple):
@@ -53,30 +53,33 @@ class _Tensor(NamedTuple):
     owner: object  # keeps the data alive
 
 
-def write(tensors: Mapping[str, Any], directory: str, max_bytes: int) -> tuple[str, int]:
-    """Write tensors into a file of a directory and sync it; return its digest and its size.
+def write_tensors(tensors: Mapping[str, Any], directory: str, max_bytes: int) -> tuple[str, int]:
+    """Write tensors to a file in a directory and sync it; return the file's digest and its size in bytes.
 
-    A value is a tensor of torch (on any device), an object with the buffer protocol or ``__array__``, or a number (as a
-    tensor without dimensions).
+    Args:
+        tensors: each is a tensor of torch (on any device), an object with the buffer protocol or ``__array__``, or a
+            number, which becomes a tensor without dimensions.
+        directory: where the file goes.
+        max_bytes: limit for all tensors together.
 
     Raises:
         TypeError: a value is none of these.
-        ValueError: they exceed ``max_bytes``, or there are none.
+        ValueError: the tensors exceed ``max_bytes``, or there are none.
         OSError: the file cannot be written.
     """
     if not tensors:
         raise ValueError("there is no tensor to capture")
-    taken = {name: _taken(name, tensors[name]) for name in sorted(tensors)}
-    size = sum(tensor.data.nbytes for tensor in taken.values())
+    views = {name: _view_value(name, tensors[name]) for name in sorted(tensors)}
+    size = sum(tensor.data.nbytes for tensor in views.values())
     if size > max_bytes:
         raise ValueError(f"the tensors have {size} bytes, and {max_bytes} may be captured")
-    header = _header(taken)
+    header = _encode_header(views)
     staged = os.path.join(directory, f".{os.getpid()}-{os.urandom(6).hex()}")
     digest = hashlib.sha256(header)
     try:
         with open(os.open(staged, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
             stream.write(header)
-            for tensor in taken.values():
+            for tensor in views.values():
                 digest.update(tensor.data)
                 stream.write(tensor.data)
             stream.flush()
@@ -89,7 +92,7 @@ def write(tensors: Mapping[str, Any], directory: str, max_bytes: int) -> tuple[s
     return digest.hexdigest(), size + len(header)
 
 
-def _header(tensors: Mapping[str, _Tensor]) -> bytes:
+def _encode_header(tensors: Mapping[str, _Tensor]) -> bytes:
     entries: dict[str, Any] = {}
     end = 0
     for name, tensor in tensors.items():
@@ -100,16 +103,16 @@ def _header(tensors: Mapping[str, _Tensor]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _taken(name: str, value: Any) -> _Tensor:
+def _view_value(name: str, value: Any) -> _Tensor:
     if isinstance(value, bool):
-        return _of_bytes("BOOL", bytes((value,)))
+        return _view_scalar("BOOL", bytes((value,)))
     if isinstance(value, int):
-        return _of_bytes("I64", value.to_bytes(8, "little", signed=True))
+        return _view_scalar("I64", value.to_bytes(8, "little", signed=True))
     if isinstance(value, float):
-        return _of_bytes("F64", bytes(ctypes.c_double(value)))
+        return _view_scalar("F64", bytes(ctypes.c_double(value)))
     torch = sys.modules.get("torch")
     if torch is not None and isinstance(value, torch.Tensor):
-        return _of_torch(name, value)
+        return _view_torch_tensor(name, value)
     try:
         view = memoryview(value)
     except TypeError:
@@ -125,17 +128,17 @@ def _taken(name: str, value: Any) -> _Tensor:
     return _Tensor(dtype, view.shape or (), data.cast("B") if data.nbytes else memoryview(b""), value)
 
 
-def _of_bytes(dtype: str, data: bytes) -> _Tensor:
+def _view_scalar(dtype: str, data: bytes) -> _Tensor:
     return _Tensor(dtype, (), memoryview(data), data)
 
 
-def _of_torch(name: str, tensor: Any) -> _Tensor:
+def _view_torch_tensor(name: str, tensor: Any) -> _Tensor:
     dtype = _TORCH_DTYPES.get(str(tensor.dtype).removeprefix("torch."))
     if dtype is None:
         raise TypeError(f"{name} is of {tensor.dtype}, which safetensors does not hold")
-    held = tensor.detach().cpu().contiguous()
-    shape = tuple(held.shape)
-    size = math.prod(shape) * held.element_size()
-    # Not by `numpy()`, which has no bfloat16 and may not be installed.
-    data = memoryview((ctypes.c_char * size).from_address(held.data_ptr())).cast("B") if size else memoryview(b"")
-    return _Tensor(dtype, shape, data, held)
+    on_cpu = tensor.detach().cpu().contiguous()
+    shape = tuple(on_cpu.shape)
+    size = math.prod(shape) * on_cpu.element_size()
+    # Not with `numpy()`, which lacks bfloat16 and may not be installed.
+    data = memoryview((ctypes.c_char * size).from_address(on_cpu.data_ptr())).cast("B") if size else memoryview(b"")
+    return _Tensor(dtype, shape, data, on_cpu)

@@ -1,4 +1,9 @@
-"""Connections of the client for threads: a shared one for lookups, and one for each other request."""
+"""Connections of the client for threads: one that all lookups share, and one for each other request.
+
+The shared connection has one request at a time, under a lock with a deadline. It may turn out to be dead (the daemon
+was restarted), so a lookup is sent once more over a new one. A forked child must not use its parent's connection: it
+closes its copy of the descriptor and opens another when it needs one.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +19,7 @@ from contextlib import contextmanager
 from typing import Any, Final, Self
 
 from ktuned_client import paths, wire
-from ktuned_client.answers import DaemonError, DaemonUnavailable, check_hello, explained, result_of
+from ktuned_client.answers import DaemonError, DaemonUnavailable, check_hello, explain_failure, read_result
 from ktuned_client.progress import Event
 
 _READ_BYTES: Final = 64 * 1024
@@ -33,7 +38,7 @@ class Transport:
         """Send a request, from its method on, over the shared connection; once more if that turns out to be dead.
 
         Raises:
-            DaemonError: the daemon refused it.
+            DaemonError: the daemon refused the request.
             DaemonUnavailable: no daemon answered within ``deadline_s``.
         """
         deadline = time.monotonic() + deadline_s
@@ -42,35 +47,35 @@ class Transport:
         try:
             if self._shared is not None:
                 try:
-                    return result_of(self._shared.exchange(question, deadline))
+                    return read_result(self._shared.exchange(question, deadline))
                 except ConnectionError:
-                    self._drop()
-            return result_of(self._connected(deadline).exchange(question, deadline))
+                    self._drop_shared()
+            return read_result(self._open_shared(deadline).exchange(question, deadline))
         except DaemonError:
             raise
         except (OSError, wire.ProtocolError) as error:
-            self._drop()
-            raise explained(error, self.path, deadline_s) from error
+            self._drop_shared()
+            raise explain_failure(error, self.path, deadline_s) from error
         except BaseException:
-            # After an interruption between question and answer, the connection's state is unknown.
-            self._drop()
+            # Interrupted between question and answer: an answer may still come, so the connection is useless.
+            self._drop_shared()
             raise
         finally:
             self._lock.release()
 
     def request(self, method: str, params: Mapping[str, Any], deadline_s: float) -> Any:
-        """Send a request over a connection of its own and return its result; raises as :meth:`look_up`."""
+        """Send a request over its own connection and return its result; raises as :meth:`look_up`."""
         deadline = time.monotonic() + deadline_s
-        with self._explaining(deadline_s), _Connection(self.path, deadline_s) as connection:
-            return result_of(connection.request(method, params, deadline))
+        with self._explain_failures(deadline_s), _Connection(self.path, deadline_s) as connection:
+            return read_result(connection.request(method, params, deadline))
 
     def subscribe(self, params: Mapping[str, Any], deadline_s: float) -> Subscription:
-        """Subscribe, over a connection of its own; raises as :meth:`look_up`."""
+        """Subscribe, over its own connection; raises as :meth:`look_up`."""
         deadline = time.monotonic() + deadline_s
-        with self._explaining(deadline_s):
+        with self._explain_failures(deadline_s):
             connection = _Connection(self.path, deadline_s)
             try:
-                return Subscription(connection, result_of(connection.request("subscribe", params, deadline)))
+                return Subscription(connection, read_result(connection.request("subscribe", params, deadline)))
             except BaseException:
                 connection.close()
                 raise
@@ -78,34 +83,34 @@ class Transport:
     def close(self) -> None:
         """Close the shared connection; the next lookup opens another."""
         with self._lock:
-            self._drop()
+            self._drop_shared()
 
-    def _connected(self, deadline: float) -> _Connection:
+    def _open_shared(self, deadline: float) -> _Connection:
         """Open the shared connection and exchange ``hello``."""
         self._shared = _Connection(self.path, deadline - time.monotonic())
         check_hello(self._shared.request("hello", {}, deadline))
         return self._shared
 
-    def _drop(self) -> None:
+    def _drop_shared(self) -> None:
         if self._shared is not None:
             self._shared.close()
             self._shared = None
 
     @contextmanager
-    def _explaining(self, deadline_s: float) -> Iterator[None]:
+    def _explain_failures(self, deadline_s: float) -> Iterator[None]:
         try:
             yield
         except (OSError, wire.ProtocolError) as error:
-            raise explained(error, self.path, deadline_s) from error
+            raise explain_failure(error, self.path, deadline_s) from error
 
-    def _forget_parent(self) -> None:
-        # The lock may have been held by a thread that does not exist here.
+    def _forget_parents_connection(self) -> None:
+        # A thread of the parent may have held the lock, and does not exist here.
         self._lock = threading.Lock()
-        self._drop()
+        self._drop_shared()
 
 
 class Subscription:
-    """The notifications of one subscription; ``start`` is its initial position. Not for several threads at once."""
+    """The notifications of one subscription; ``start`` is its initial position. One thread at a time may use it."""
 
     def __init__(self, connection: _Connection, start: Mapping[str, Any]) -> None:
         self.start = start
@@ -127,13 +132,13 @@ class Subscription:
 
 
 class _Connection:
-    """One connection, one request at a time; unusable after an error, except one of packing params."""
+    """One connection with one request at a time; unusable after an error, unless the params could not be packed."""
 
     def __init__(self, path: str, timeout_s: float) -> None:
         if timeout_s <= 0:
             raise TimeoutError
         self._socket = paths.connect(path, timeout_s)
-        # Only `poll` waits: a socket with a timeout of its own would also wait before it sends.
+        # Only `poll` waits: a socket with a timeout would also poll before it sends.
         self._socket.setblocking(False)
         self._readable = select.poll()
         self._readable.register(self._socket, select.POLLIN)
@@ -142,12 +147,12 @@ class _Connection:
         self._events: deque[Event] = deque()
 
     def request(self, method: str, params: Mapping[str, Any], deadline: float) -> wire.Response:
-        """Return the response; ``deadline`` is in ``time.monotonic``'s seconds."""
+        """Send a request and return the response; ``deadline`` is a time of ``time.monotonic``."""
         return self.exchange(wire.encode_question(method, params), deadline)
 
     def exchange(self, question: bytes, deadline: float) -> wire.Response:
         """Send a request, from its method on, and return the response."""
-        # Only one request is pending, so ids may repeat soon, and fit into a byte.
+        # Only one request is pending, so ids may repeat soon and fit into a byte.
         request_id = self._id = (self._id + 1) % 0x80
         self._send(wire.request_head(request_id) + question, deadline)
         while True:
@@ -158,21 +163,21 @@ class _Connection:
             answer = wire.decode_result(data, request_id) if self._decoder.is_between_messages else None
             if answer is not None:
                 return answer
-            # To the end: events may follow the answer in the same bytes.
+            # Do not stop at the answer: events may follow it in the same bytes.
             for message in self._decoder.feed(data):
                 if type(message) is wire.Response and message.id == request_id:
                     answer = message
                 else:
-                    self._note(message)
+                    self._keep_event(message)
             if answer is not None:
                 return answer
 
     def next_event(self) -> Event:
-        """Return the next notification ``event``, however long it takes."""
+        """Return the next event, however long it takes."""
         while not self._events:
             self._readable.poll()
             for message in self._decoder.feed(self._receive()):
-                self._note(message)
+                self._keep_event(message)
         return self._events.popleft()
 
     def close(self) -> None:
@@ -198,7 +203,7 @@ class _Connection:
             raise ConnectionResetError("the daemon closed the connection")
         return data
 
-    def _note(self, message: wire.Message) -> None:
+    def _keep_event(self, message: wire.Message) -> None:
         if type(message) is wire.Notification and message.method == "event" and message.params is not None:
             self._events.append(message.params)
 
@@ -208,7 +213,7 @@ _transports: weakref.WeakSet[Transport] = weakref.WeakSet()
 
 def _forget_parents() -> None:
     for transport in list(_transports):
-        transport._forget_parent()
+        transport._forget_parents_connection()
 
 
 os.register_at_fork(after_in_child=_forget_parents)

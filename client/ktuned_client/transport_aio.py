@@ -1,4 +1,9 @@
-"""Connections of the client for asyncio: a shared one for all requests of a loop, and one for each subscription."""
+"""Connections of the client for asyncio: one that all requests of a loop share, and one for each subscription.
+
+Responses are matched to requests by id, so a cancelled request does not affect the others; its response is dropped. A
+connection belongs to its loop. If the loop is closed, or the process is a forked child, the connection cannot be closed
+in the usual way: only this process's descriptor is closed then (*detached*), without touching what a parent shares.
+"""
 
 from __future__ import annotations
 
@@ -13,75 +18,73 @@ from dataclasses import dataclass, field
 from typing import Any, Final, cast
 
 from ktuned_client import paths, wire
-from ktuned_client.answers import check_hello, explained, next_id, result_of
+from ktuned_client.answers import check_hello, explain_failure, next_id, read_result
 from ktuned_client.progress import Event
 
 MAX_UNREAD_EVENTS: Final = 1000
-"""Limit of unread events; beyond it the connection is not read until the caller has caught up."""
+"""Most unread events; beyond it the connection is not read until the caller has taken them."""
 
 _READ_BYTES: Final = 64 * 1024
 
 
 class AsyncTransport:
-    """Connections to the daemon at ``path``; the coroutines of :class:`ktuned_client.transport.Transport`.
-
-    Responses are matched by id, so a cancelled request does not affect the others. Another loop gets a
-    connection of its own, and so does a forked child.
+    """Connections to the daemon at ``path``, one for each loop; has the methods of
+    :class:`ktuned_client.transport.Transport` as coroutines.
     """
 
     def __init__(self, path: str) -> None:
         self.path = path
-        self._shared: dict[asyncio.AbstractEventLoop, _Shared] = {}
+        self._shared: dict[asyncio.AbstractEventLoop, _SharedConnection] = {}
         _transports.add(self)
 
     async def look_up(self, question: bytes, deadline_s: float) -> Any:
         """Send a request, from its method on, and return its result; once more if the connection turns out to be dead.
 
         Raises:
-            DaemonError: the daemon refused it.
+            DaemonError: the daemon refused the request.
             DaemonUnavailable: no daemon answered within ``deadline_s``.
         """
         try:
             async with asyncio.timeout(deadline_s):
-                known = self._of_this_loop().connection
-                connection = await self._connected()
+                former_connection = self._find_shared().connection
+                connection = await self._open_shared()
                 try:
                     response = await connection.exchange(question)
                 except ConnectionError:
-                    if connection is not known:
+                    if connection is not former_connection:
                         raise
-                    response = await (await self._connected()).exchange(question)
+                    response = await (await self._open_shared()).exchange(question)
         except (OSError, wire.ProtocolError) as error:
-            raise explained(error, self.path, deadline_s) from error
-        return result_of(response)
+            raise explain_failure(error, self.path, deadline_s) from error
+        return read_result(response)
 
     async def request(self, method: str, params: Mapping[str, Any], deadline_s: float) -> Any:
-        """Send a request and return its result; raises as :meth:`look_up`, and is sent once."""
+        """Send a request once and return its result; raises as :meth:`look_up`."""
         question = wire.encode_question(method, params)
         try:
             async with asyncio.timeout(deadline_s):
-                response = await (await self._connected()).exchange(question)
+                response = await (await self._open_shared()).exchange(question)
         except (OSError, wire.ProtocolError) as error:
-            raise explained(error, self.path, deadline_s) from error
-        return result_of(response)
+            raise explain_failure(error, self.path, deadline_s) from error
+        return read_result(response)
 
     async def subscribe(self, params: Mapping[str, Any], deadline_s: float) -> AsyncSubscription:
-        """Subscribe, over a connection of its own; raises as :meth:`look_up`."""
+        """Subscribe, over its own connection; raises as :meth:`look_up`."""
         connection: _AioConnection | None = None
         try:
             async with asyncio.timeout(deadline_s):
-                connection = await _open(self.path)
+                connection = await _open_connection(self.path)
                 question = wire.encode_question("subscribe", params)
-                return AsyncSubscription(connection, result_of(await connection.exchange(question)))
+                return AsyncSubscription(connection, read_result(await connection.exchange(question)))
         except BaseException as error:
             if connection is not None:
                 connection.close()
             if isinstance(error, OSError | wire.ProtocolError):
-                raise explained(error, self.path, deadline_s) from error
+                raise explain_failure(error, self.path, deadline_s) from error
             raise
 
     async def close(self) -> None:
-        """Close every loop's connection; pending requests fail, the next one opens another."""
+        """Close every loop's connection; pending requests fail, and the next one opens another."""
         here = asyncio.get_running_loop()
         while self._shared:
             loop, shared = self._shared.popitem()
@@ -90,31 +93,31 @@ class AsyncTransport:
             if loop is here:
                 shared.connection.close()
             elif loop.is_closed():
-                shared.connection.let_go()
+                shared.connection.detach()
             else:
-                # A transport belongs to its loop's thread. A loop that closes meanwhile has no use for it either.
+                # A transport must be closed in its loop's thread. If that loop closes meanwhile, nothing is lost.
                 with contextlib.suppress(RuntimeError):
                     loop.call_soon_threadsafe(shared.connection.close)
 
-    def _of_this_loop(self) -> _Shared:
-        """Return the running loop's connection; those of loops that have closed are let go of."""
+    def _find_shared(self) -> _SharedConnection:
+        """Return the running loop's connection; those of closed loops are detached."""
         loop = asyncio.get_running_loop()
         shared = self._shared.get(loop)
         if shared is None:
             for other in [known for known in list(self._shared) if known.is_closed()]:
                 ended = self._shared.pop(other, None)
                 if ended is not None and ended.connection is not None:
-                    ended.connection.let_go()
-            shared = self._shared[loop] = _Shared()
+                    ended.connection.detach()
+            shared = self._shared[loop] = _SharedConnection()
         return shared
 
-    async def _connected(self) -> _AioConnection:
-        shared = self._of_this_loop()
+    async def _open_shared(self) -> _AioConnection:
+        shared = self._find_shared()
         if shared.connection is not None and shared.connection.is_open:
             return shared.connection
         async with shared.connecting:
             if shared.connection is None or not shared.connection.is_open:
-                connection = await _open(self.path)
+                connection = await _open_connection(self.path)
                 try:
                     check_hello(await connection.exchange(wire.encode_question("hello", {})))
                 except BaseException:
@@ -123,16 +126,16 @@ class AsyncTransport:
                 shared.connection = connection
             return shared.connection
 
-    def _forget_parent(self) -> None:
-        # Detached, not closed: a close would remove it from the epoll instance that parent and child share.
+    def _forget_parents_connections(self) -> None:
+        # Not closed by their transports: that would remove them from the epoll instance that the parent shares.
         for shared in self._shared.values():
             if shared.connection is not None:
-                shared.connection.let_go()
+                shared.connection.detach()
         self._shared.clear()
 
 
 @dataclass(slots=True)
-class _Shared:
+class _SharedConnection:
     """One loop's connection, and the lock under which it is made."""
 
     connecting: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -165,7 +168,7 @@ class _AioConnection(asyncio.BufferedProtocol):
     def __init__(self, connected: socket.socket) -> None:
         self._socket = connected
         self._decoder = wire.Decoder()
-        # A plain protocol allocates 256 KiB for each read, which costs more than the read.
+        # A buffer of our own: a plain protocol allocates 256 KiB for each read, which costs more than the read.
         self._read_buffer = memoryview(bytearray(_READ_BYTES))
         self._id = 0
         self._waiting: dict[int, asyncio.Future[wire.Response]] = {}
@@ -209,10 +212,10 @@ class _AioConnection(asyncio.BufferedProtocol):
         if self._transport is not None:
             self._transport.abort()
             self._transport = None
-        self._fail(ConnectionResetError("the connection was closed"))
+        self._fail_requests(ConnectionResetError("the connection was closed"))
 
-    def let_go(self) -> None:
-        """Close this process's descriptor, and nothing that it shares with a parent."""
+    def detach(self) -> None:
+        """Close this process's descriptor alone, and nothing that a parent shares."""
         descriptor = self._socket.detach()
         if descriptor >= 0:
             os.close(descriptor)
@@ -228,29 +231,29 @@ class _AioConnection(asyncio.BufferedProtocol):
         try:
             messages = self._decoder.feed(bytes(self._read_buffer[:nbytes]))
         except wire.ProtocolError as error:
-            self._fail(error)
+            self._fail_requests(error)
             if self._transport is not None:
                 self._transport.abort()
             return
         for message in messages:
             if type(message) is wire.Response:
-                # A response without a waiting request belongs to a cancelled one.
+                # A response that nobody waits for belongs to a cancelled request.
                 answer = self._waiting.pop(message.id, None)
                 if answer is not None and not answer.done():
                     answer.set_result(message)
             elif type(message) is wire.Notification and message.method == "event" and message.params is not None:
-                self._note(message.params)
+                self._keep_event(message.params)
 
     def connection_lost(self, error: Exception | None) -> None:
-        self._fail(error or ConnectionResetError("the daemon closed the connection"))
+        self._fail_requests(error or ConnectionResetError("the daemon closed the connection"))
 
-    def _note(self, event: Event) -> None:
+    def _keep_event(self, event: Event) -> None:
         self._events.append(event)
         self._event_came.set()
         if len(self._events) >= MAX_UNREAD_EVENTS and self._transport is not None:
             self._transport.pause_reading()
 
-    def _fail(self, error: Exception) -> None:
+    def _fail_requests(self, error: Exception) -> None:
         self._error = self._error or error
         for answer in self._waiting.values():
             if not answer.done():
@@ -259,8 +262,8 @@ class _AioConnection(asyncio.BufferedProtocol):
         self._event_came.set()
 
 
-async def _open(path: str) -> _AioConnection:
-    """Connect, with every check; on a Unix socket this succeeds at once or fails."""
+async def _open_connection(path: str) -> _AioConnection:
+    """Connect, with all checks; on a Unix socket this succeeds or fails at once."""
     connection = paths.connect(path, 0.0)
     try:
         _, protocol = await asyncio.get_running_loop().create_unix_connection(
@@ -277,7 +280,7 @@ _transports: weakref.WeakSet[AsyncTransport] = weakref.WeakSet()
 
 def _forget_parents() -> None:
     for transport in list(_transports):
-        transport._forget_parent()
+        transport._forget_parents_connections()
 
 
 os.register_at_fork(after_in_child=_forget_parents)

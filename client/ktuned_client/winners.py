@@ -1,9 +1,11 @@
 """Exported winners: reads the files, and answers lookups from them without a daemon.
 
-A file holds the winners of one kernel on one device model (docs/sharing.md has every field). Nothing here can check
-the sources, the toolchain and the driver against those of the measurement, so a winner is served as ``stale``, never
-as ``fresh``; nor a config against another problem, so that only the fastest config of the problem itself is ``near``,
-where there is no winner by another objective. Where numerics are exact nothing is ``near``.
+A file has the winners of one kernel on one device model (docs/sharing.md describes every field). Without a daemon
+
+- sources, toolchain and driver cannot be checked, so a winner is ``stale``, never ``fresh``;
+- a config cannot be checked against another problem, so there is no answer from a neighbouring size. Only if there is
+  no winner by the wanted objective, the problem's fastest config is served as ``near``;
+- with exact numerics there is no ``near`` answer at all.
 """
 
 from __future__ import annotations
@@ -15,17 +17,17 @@ from collections.abc import Mapping
 from typing import Any, Final
 from zlib import crc32
 
-from ktuned_client.answers import NO_METRICS, Hit, unavailable
+from ktuned_client.answers import NO_METRICS, Hit, make_unavailable_hit
 from ktuned_client.table_answers import bucketed
 
 FORMAT: Final = 1
-"""Value of ``ktuned_winners``; raised when a field changes its meaning or is removed."""
+"""Value of ``ktuned_winners``; increased when a field changes its meaning or is removed."""
 
 MAX_FILE_BYTES: Final = 64 * 1024 * 1024
-"""Size limit of a file: some 100,000 winners."""
+"""Limit for the size of a file: some 100,000 winners."""
 
 MAX_NAMES: Final = 4_000
-"""Limit of a kernel's learned names: the daemon's own."""
+"""Most learned names of a kernel, as in the daemon."""
 
 _LATENCY: Final = "latency"
 _EXACT: Final = "exact:"
@@ -44,14 +46,14 @@ _WINNER_FIELDS: Final = {
 
 
 class WinnersError(Exception):
-    """A file of winners cannot be read or is invalid; the message names it and the remedy."""
+    """A file of winners cannot be read or is invalid; the message names the file and the remedy."""
 
 
 def read_file(path: str | os.PathLike[str]) -> dict[str, Any]:
     """Return one file's document, checked.
 
     Raises:
-        WinnersError: it cannot be read, is invalid, or is of a newer version.
+        WinnersError: it cannot be read, is invalid, or has a newer format.
     """
     try:
         with open(path, "rb") as stream:
@@ -74,7 +76,7 @@ def check_document(document: Any) -> None:
     """Check a file's content.
 
     Raises:
-        ValueError: the fault, as the rest of a sentence that begins with the file's name.
+        ValueError: the document is invalid; the message continues a sentence that begins with the file's name.
     """
     if not isinstance(document, dict) or type(document.get("ktuned_winners")) is not int:
         raise ValueError("holds no winners that `ktuned export` wrote")
@@ -99,7 +101,7 @@ def check_document(document: Any) -> None:
     objectives = document.get("objectives", {})
     if not isinstance(objectives, dict) or not all(isinstance(found, list) for found in objectives.values()):
         raise ValueError("is invalid: `objectives` is not a map of lists of winners")
-    for number, winner in enumerate(_all_winners(document), start=1):
+    for number, winner in enumerate(_list_winners(document), start=1):
         if not isinstance(winner, dict):
             raise ValueError(f"is invalid: winner {number} is not a map")
         _check_fields(winner, _WINNER_FIELDS, f"winner {number}: ")
@@ -111,50 +113,53 @@ def check_document(document: Any) -> None:
 
 
 def render(document: Mapping[str, Any]) -> str:
-    """Return a file's text: sorted, with one line for each field and winner, and equal for equal content."""
+    """Return a file's text: sorted, with a line for each field and winner; equal content gives equal text."""
     head = {name: value for name, value in document.items() if name not in ("winners", "objectives")}
-    lines = [f" {json.dumps(name)}: {_canonical(value)}" for name, value in sorted(head.items(), key=_mark_first)]
+    lines = [
+        f" {json.dumps(name)}: {_to_canonical_json(value)}"
+        for name, value in sorted(head.items(), key=_order_mark_first)
+    ]
     if document.get("objectives"):
         found = sorted(document["objectives"].items())
-        lists = ",\n".join(f"  {json.dumps(name)}: {_rendered(winners, '   ')}" for name, winners in found)
+        lists = ",\n".join(f"  {json.dumps(name)}: {_render_winners(winners, '   ')}" for name, winners in found)
         lines.append(f' "objectives": {{\n{lists}\n }}')
-    return "{\n" + ",\n".join([*lines, f' "winners": {_rendered(document["winners"], "  ")}']) + "\n}\n"
+    return "{\n" + ",\n".join([*lines, f' "winners": {_render_winners(document["winners"], "  ")}']) + "\n}\n"
 
 
-def _rendered(winners: list[Mapping[str, Any]], indent: str) -> str:
-    ordered = sorted(winners, key=lambda winner: _canonical(winner["problem"]))
-    entries = ",\n".join(f"{indent}{_canonical(winner)}" for winner in ordered)
+def _render_winners(winners: list[Mapping[str, Any]], indent: str) -> str:
+    ordered = sorted(winners, key=lambda winner: _to_canonical_json(winner["problem"]))
+    entries = ",\n".join(f"{indent}{_to_canonical_json(winner)}" for winner in ordered)
     return f"[\n{entries}\n{indent[1:]}]"
 
 
-def _all_winners(document: Mapping[str, Any]) -> list[Any]:
-    return [*document["winners"], *(winner for found in document.get("objectives", {}).values() for winner in found)]
+def _list_winners(document: Mapping[str, Any]) -> list[Any]:
+    return [*document["winners"], *(winner for others in document.get("objectives", {}).values() for winner in others)]
 
 
 def file_name(kernel: str, device: str) -> str:
     """Return the name of the file of a kernel and a device model."""
-    return f"{_plain(kernel)}@{_plain(device)}.json"
+    return f"{_to_file_name(kernel)}@{_to_file_name(device)}.json"
 
 
 def paths_of(path: str | os.PathLike[str]) -> list[str]:
-    """Return the files at a path: itself, or a directory's ``*.json``, by name.
+    """Return the files at a path: the file itself, or the ``*.json`` of a directory, by name.
 
     Raises:
-        WinnersError: there are none.
+        WinnersError: a directory has none.
     """
     if not os.path.isdir(path):
         return [os.fspath(path)]
-    found = sorted(entry.path for entry in os.scandir(path) if entry.name.endswith(".json"))
-    if not found:
+    files = sorted(entry.path for entry in os.scandir(path) if entry.name.endswith(".json"))
+    if not files:
         raise WinnersError(f"{path} holds no file of winners (*.json)")
-    return found
+    return files
 
 
 class Winners:
     """The winners of one or several files."""
 
     def __init__(self) -> None:
-        self._kernels: dict[str, dict[str, _Shared]] = {}
+        self._kernels: dict[str, dict[str, _WinnersFile]] = {}
         self._short: dict[str, set[str]] = {}
 
     @classmethod
@@ -162,7 +167,7 @@ class Winners:
         """Read a file, or a directory of them; raises as :func:`read_file`."""
         winners = cls()
         for file in paths_of(path):
-            winners._add(file, read_file(file))
+            winners._add_file(file, read_file(file))
         return winners
 
     def lookup(self, kernel: str, problem: Mapping[str, Any], device: str | None, objective: str | None = None) -> Hit:
@@ -170,31 +175,33 @@ class Winners:
         names = {kernel} if kernel in self._kernels else self._short.get(kernel, set())
         if len(names) > 1:
             listed = ", ".join(sorted(names))
-            return unavailable(kernel, problem, device, None, f"{kernel!r} is ambiguous: {listed}")
+            return make_unavailable_hit(kernel, problem, device, None, f"{kernel!r} is ambiguous: {listed}")
         if not names:
             return Hit(kernel, problem, device, "unknown", None)
         (name,) = names
         models = self._kernels[name]
         if device is None and len(models) > 1:
             listed = ", ".join(sorted(models))
-            return unavailable(name, problem, None, None, f"there are winners for {listed}: name one of them as device")
+            return make_unavailable_hit(
+                name, problem, None, None, f"there are winners for {listed}: name one of them as device"
+            )
         shared = models.get(device) if device is not None else next(iter(models.values()))
         if shared is None:
             default = next(iter(models.values())).default
             return Hit(name, problem, device, "default", default, message=f"there are no winners for {device!r}")
-        return shared.answer(problem, objective)
+        return shared.answer_lookup(problem, objective)
 
-    def _add(self, path: str, document: Mapping[str, Any]) -> None:
+    def _add_file(self, path: str, document: Mapping[str, Any]) -> None:
         name, device = document["kernel"], document["device"]
         models = self._kernels.setdefault(name, {})
         if device in models:
             raise WinnersError(f"{path} and {models[device].path} both hold {name} on {device}: keep one of them")
-        models[device] = _Shared(path, document)
+        models[device] = _WinnersFile(path, document)
         self._short.setdefault(name.rpartition(":")[2], set()).add(name)
 
 
-class _Shared:
-    """One file."""
+class _WinnersFile:
+    """The winners of one file: of one kernel on one device model."""
 
     def __init__(self, path: str, document: Mapping[str, Any]) -> None:
         self.path = path
@@ -207,22 +214,23 @@ class _Shared:
         self._objective: str = document.get("objective", _LATENCY)
         lists = {**document.get("objectives", {}), _LATENCY: document["winners"]}
         self._winners = {
-            name: {_canonical(winner["problem"]): winner for winner in winners} for name, winners in lists.items()
+            name: {_to_canonical_json(winner["problem"]): winner for winner in winners}
+            for name, winners in lists.items()
         }
         artifacts = document.get("artifacts")
         self._artifacts = os.path.join(os.path.dirname(path), artifacts) if isinstance(artifacts, str) else None
 
-    def answer(self, problem: Mapping[str, Any], objective: str | None) -> Hit:
+    def answer_lookup(self, problem: Mapping[str, Any], objective: str | None) -> Hit:
         bucket = {key: bucketed(self._bucket[key], problem[key]) for key in problem if key in self._bucket}
         try:
             whole = {**problem, **bucket}
             kept = whole if self._specialize is None else {key: whole[key] for key in self._specialize}
         except KeyError as error:
-            return unavailable(self._kernel, problem, self._device, None, f"the problem lacks {error}")
-        wanted, key = objective or self._objective, _canonical(dict(kept))
+            return make_unavailable_hit(self._kernel, problem, self._device, None, f"the problem lacks {error}")
+        wanted, key = objective or self._objective, _to_canonical_json(dict(kept))
         winner = self._winners.get(wanted, {}).get(key)
         status, message = "stale", f"from {self.path}: not checked against this machine's sources, toolchain and driver"
-        # Whose bits must be the anchor's has no stand-in.
+        # With exact numerics no other winner will do.
         if winner is None and not wanted.startswith(_EXACT):
             winner = self._winners[_LATENCY].get(key)
             status, message = "near", f"the fastest config: {self.path} has no winner by {wanted}"
@@ -235,7 +243,7 @@ class _Shared:
             status,
             winner["config"],
             winner["latency_us"],
-            self._artifact(winner),
+            self._find_artifact(winner),
             winner["decided"],
             message=message,
             metrics=winner.get("metrics", NO_METRICS),
@@ -243,7 +251,7 @@ class _Shared:
             objective=wanted,
         )
 
-    def _artifact(self, winner: Mapping[str, Any]) -> str | None:
+    def _find_artifact(self, winner: Mapping[str, Any]) -> str | None:
         key = winner.get("artifact")
         if self._artifacts is None or not isinstance(key, str) or os.path.basename(key) != key:
             return None
@@ -256,24 +264,24 @@ def _check_metrics(values: Any, what: str) -> None:
         raise ValueError(f"is invalid: {what} is not a flat map of numbers")
 
 
-def _canonical(values: Any) -> str:
+def _to_canonical_json(values: Any) -> str:
     return json.dumps(values, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
-def _mark_first(field: tuple[str, Any]) -> tuple[bool, str]:
+def _order_mark_first(field: tuple[str, Any]) -> tuple[bool, str]:
     return field[0] != "ktuned_winners", field[0]
 
 
-def _plain(name: str) -> str:
-    """Return a name as a part of a file name; a digest replaces characters that distinguish it but are not allowed."""
+def _to_file_name(name: str) -> str:
+    """Return a name as part of a file name; if characters must be replaced, a checksum keeps different names apart."""
     plain = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("-.")
     return plain if plain == name.replace(":", "-").replace(" ", "-") else f"{plain}-{crc32(name.encode()):08x}"
 
 
-def _check_fields(values: Mapping[str, Any], kinds: Mapping[str, Any], where: str) -> None:
+def _check_fields(values: Mapping[str, Any], kinds: Mapping[str, Any], prefix: str) -> None:
     for name, kind in kinds.items():
         if not isinstance(values.get(name), kind) or isinstance(values.get(name), bool):
-            raise ValueError(f"is invalid: {where}`{name}` is missing or of a wrong type")
+            raise ValueError(f"is invalid: {prefix}`{name}` is missing or of a wrong type")
 
 
 def _check_flat(values: Any, what: str) -> None:

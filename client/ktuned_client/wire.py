@@ -7,6 +7,9 @@
     [2, method, [params]]        a notification, which is not answered
 
 Source of the format: the MessagePack-RPC specification. Messages follow each other with nothing in between.
+
+Nothing that a peer sends may cost much: a decoder limits the size of a message, the length of its arrays and maps, and
+their nesting, and gives the parser small pieces only. A message that breaks a limit ends the connection.
 """
 
 from __future__ import annotations
@@ -17,16 +20,16 @@ from typing import Any, Final, NamedTuple
 import msgpack
 
 PROTOCOL_VERSION: Final = 1
-"""Raised when a field or a method changes its meaning or is removed; additions do not raise it."""
+"""Increased when a field or a method changes its meaning or is removed, but not for additions."""
 
 MAX_MESSAGE_BYTES: Final = 16 * 1024 * 1024
-"""The largest message: some 30,000 trials in one answer; more must be requested in parts."""
+"""The largest message: some 30,000 trials in one answer; request more in parts."""
 
 MAX_REQUEST_BYTES: Final = 1024 * 1024
 """The largest message a daemon reads: requests are small, and every connection may hold one half-read."""
 
 MAX_ITEMS: Final = 128 * 1024
-"""The longest array or map: its memory is allocated when its header is read, before any item has arrived."""
+"""The longest array or map: the parser allocates its memory when it reads the header, before any item has arrived."""
 
 MAX_REQUEST_ITEMS: Final = 4096
 """The longest array or map a daemon reads: with the parser's 1024 levels, at most 32 MiB are allocated."""
@@ -41,7 +44,7 @@ MAX_LOOKUPS: Final = 250
 """Lookups that a client sends in one request: some ms of the daemon's time in the worst case."""
 
 _PIECE_BYTES: Final = 256 * 1024
-"""Bytes given to the parser at once: asyncio reads as many in one go."""
+"""Most bytes that the parser gets at once; asyncio reads as many in one go."""
 
 _NOT_OPENING: Final = bytes(byte for byte in range(256) if not (0x80 <= byte <= 0x9F or 0xDC <= byte <= 0xDF))
 """The bytes that, at the start of a value, open neither a map nor an array."""
@@ -88,22 +91,22 @@ def encode_request(request_id: int, method: str, params: Mapping[str, Any]) -> b
         TypeError: ``params`` holds a value that MessagePack cannot carry.
         ValueError: ``params`` nests deeper than the packer goes, or holds a number beyond 64 bits.
     """
-    return _pack([_REQUEST, request_id, method, [params]])
+    return _pack_message([_REQUEST, request_id, method, [params]])
 
 
 def encode_response(request_id: int, error: Mapping[str, Any] | None, result: Any) -> bytes:
     """Return a response's bytes; raises as :func:`encode_request` does."""
-    return _pack([_RESPONSE, request_id, error, result])
+    return _pack_message([_RESPONSE, request_id, error, result])
 
 
 def encode_notification(method: str, params: Mapping[str, Any]) -> bytes:
     """Return a notification's bytes; raises as :func:`encode_request` does."""
-    return _pack([_NOTIFICATION, method, [params]])
+    return _pack_message([_NOTIFICATION, method, [params]])
 
 
 def encode_question(method: str, params: Mapping[str, Any]) -> bytes:
     """Return a request's bytes from its method on, without :func:`request_head`; raises as :func:`encode_request`."""
-    return _pack(method) + b"\x91" + _pack(params)
+    return _pack_message(method) + b"\x91" + _pack_message(params)
 
 
 LOOKUP: Final = b"\xa6lookup\x91"
@@ -130,7 +133,7 @@ def encode_lookup(
         params["objective"] = objective
     if settle_s > 0:
         params["settle"] = settle_s
-    fields = b"".join(_pack(part) for pair in params.items() for part in pair)
+    fields = b"".join(_pack_message(part) for pair in params.items() for part in pair)
     return bytes((0x81 + len(params),)) + fields + b"\xa7problem"
 
 
@@ -155,9 +158,9 @@ _unpack: Final = msgpack.unpackb
 
 
 def decode_result(data: bytes, request_id: int) -> Response | None:
-    """Return the response in ``data`` if it is complete, alone and no error: a short cut for the usual case.
+    """Return the response in ``data`` if it is complete, alone and no error: a shortcut for the usual case.
 
-    ``request_id`` is below 128. All other bytes are left to a :class:`Decoder`.
+    ``request_id`` must be below 128. If this returns ``None``, give ``data`` to a :class:`Decoder`.
     """
     if not data.startswith(_RESULT_HEADS[request_id]) or len(data) > _PIECE_BYTES:
         return None
@@ -171,8 +174,8 @@ class NumberTooLarge(ValueError):
     """A message holds an integer that does not fit 64 bits."""
 
 
-def _pack(message: Any) -> bytes:
-    # Making a packer costs more than using it; threads must not share one.
+def _pack_message(message: Any) -> bytes:
+    # Packers are reused, because making one costs more than using it, but threads must not share one.
     try:
         packer = _idle_packers.pop()
     except IndexError:
@@ -190,9 +193,9 @@ _idle_packers: list[msgpack.Packer] = []
 
 
 class Decoder:
-    """Decoder of bytes, in pieces of any size, into messages; one per connection and direction.
+    """Decodes bytes, in pieces of any size, into messages; one decoder per connection and direction.
 
-    ``max_bytes`` bounds one message, ``max_items`` one array or map.
+    ``max_bytes`` limits one message, ``max_items`` one array or map.
     """
 
     __slots__ = ("_end", "_max_bytes", "_received", "_unpacker")
@@ -205,12 +208,12 @@ class Decoder:
             max_buffer_size=max_bytes + _PIECE_BYTES,
             max_array_len=max_items,
             max_map_len=max_items,
-            ext_hook=_refuse_extension,
+            ext_hook=_reject_extension,
         )
 
     @property
     def is_between_messages(self) -> bool:
-        """True if the bytes so far end with a message."""
+        """True if the bytes so far end at the end of a message."""
         return self._received == self._end
 
     def feed(self, data: bytes) -> list[Message]:
@@ -220,22 +223,22 @@ class Decoder:
             ProtocolError: the bytes are not a message, or exceed a limit; the connection must be closed.
         """
         if len(data) <= _PIECE_BYTES:
-            return self._feed(data)
+            return self._feed_piece(data)
         messages: list[Message] = []
         for start in range(0, len(data), _PIECE_BYTES):
-            messages += self._feed(data[start : start + _PIECE_BYTES])
+            messages += self._feed_piece(data[start : start + _PIECE_BYTES])
         return messages
 
-    def _feed(self, data: bytes) -> list[Message]:
+    def _feed_piece(self, data: bytes) -> list[Message]:
         unpacker = self._unpacker
         messages: list[Message] = []
-        # A message within these bytes nests no deeper than the number of bytes that can open a map or an array.
+        # A message cannot nest deeper than it has bytes that may open a map or an array: with few, skip the check.
         is_flat = self._received == self._end and len(data.translate(None, _NOT_OPENING)) <= MAX_NESTING
         self._received += len(data)
         try:
             unpacker.feed(data)
             for value in unpacker:
-                messages.append(_message(value, is_flat))
+                messages.append(_parse_message(value, is_flat))
                 end = unpacker.tell()
                 if end - self._end > self._max_bytes:
                     break
@@ -250,8 +253,8 @@ class Decoder:
         return messages
 
 
-def _message(value: Any, is_flat: bool) -> Message:
-    """Return one decoded value as a message; with ``is_flat`` its nesting is not checked.
+def _parse_message(value: Any, is_flat: bool) -> Message:
+    """Return a decoded value as a message; with ``is_flat`` the nesting is not checked.
 
     Raises:
         ProtocolError: it is not a message.
@@ -263,25 +266,25 @@ def _message(value: Any, is_flat: bool) -> Message:
     kind = value[0]
     if kind == _REQUEST and len(value) == 4:
         _, request_id, method, params = value
-        if _is_id(request_id) and type(method) is str and type(params) is list:
-            return Request(request_id, method, _params(params))
+        if _is_request_id(request_id) and type(method) is str and type(params) is list:
+            return Request(request_id, method, _parse_params(params))
     elif kind == _RESPONSE and len(value) == 4:
         _, request_id, error, result = value
-        if _is_id(request_id) and (error is None or type(error) is dict):
+        if _is_request_id(request_id) and (error is None or type(error) is dict):
             return Response(request_id, error, result)
     elif kind == _NOTIFICATION and len(value) == 3:
         _, method, params = value
         if type(method) is str and type(params) is list:
-            return Notification(method, _params(params))
+            return Notification(method, _parse_params(params))
     raise ProtocolError("an array that is neither a request, a response nor a notification")
 
 
-def _is_id(value: Any) -> bool:
+def _is_request_id(value: Any) -> bool:
     return type(value) is int and 0 <= value <= MAX_ID
 
 
-def _params(params: list[Any]) -> dict[str, Any] | None:
-    """Return the one map of a message; no params, or an empty array (Lua's empty table), are the empty map."""
+def _parse_params(params: list[Any]) -> dict[str, Any] | None:
+    """Return the one map of a message; no params and an empty array (Lua's empty table) count as an empty map."""
     if len(params) == 1 and type(params[0]) is dict:
         return params[0]
     return {} if params in ([], [[]]) else None
@@ -298,5 +301,5 @@ def _check_nesting(value: Any, levels: int) -> None:
             _check_nesting(item, levels - 1)
 
 
-def _refuse_extension(code: int, data: bytes) -> Any:
+def _reject_extension(code: int, data: bytes) -> Any:
     raise ValueError(f"an extension type ({code}), which no method uses")

@@ -1,8 +1,8 @@
-"""Types of a Build's fields, checked when a kernel function returns one.
+"""Checks the types of a Build's fields when a kernel function returns one.
 
-Python does not check annotations, and its two usual slips change the meaning silently: ``flags="-O2"`` is a sequence of
-three flags, ``args=("x")`` is no tuple at all. Lists stand for tuples and ints for floats; an annotation that cannot be
-evaluated, or that this module does not know, accepts everything.
+Python does not check annotations, and two usual slips silently change the meaning: ``flags="-O2"`` is a sequence of
+three flags, and ``args=("x")`` is not a tuple. Lists may stand for tuples and ints for floats. An annotation that
+cannot be evaluated, or that this module does not know, accepts everything.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from typing import Any
 _PLAIN = (str, int, float, bool, bytes)
 
 _MOST_SHOWN = 60
-"""Characters of a wrong value that a message quotes."""
+"""Most characters of a wrong value that a message quotes."""
 
 
 def check_fields(build: Any) -> None:
     """Check the values of a dataclass's fields against their annotations.
 
     Raises:
-        TypeError: a value has another type; the message names the field, and how it is written.
+        TypeError: a value has another type; the message names the field and says how to write it.
     """
     kind: Any = type(build)
     for name, hint in _read_hints(kind):
@@ -44,10 +44,10 @@ def _read_hints(kind: Any) -> tuple[tuple[str, Any], ...]:
 
 
 def _find_fault(value: Any, hint: Any) -> str:
-    """Return what is wrong with a value, as the end of a sentence that begins with its name; empty if nothing is."""
+    """Return what is wrong with a value, to continue a sentence that begins with its name; empty if nothing is."""
     origin, arguments = typing.get_origin(hint), typing.get_args(hint)
     if hint is None or hint is types.NoneType:
-        return "" if value is None else f" is {_show(value)}, not None"
+        return "" if value is None else f" is {_quote_value(value)}, not None"
     if origin in (types.UnionType, typing.Union):
         faults = [_find_fault(value, one) for one in arguments]
         return "" if not all(faults) else _choose_fault(faults, value, hint)
@@ -57,15 +57,15 @@ def _find_fault(value: Any, hint: Any) -> str:
         return _find_mapping_fault(value, arguments)
     if hint in _PLAIN:
         accepted = (int, float) if hint is float else (hint,)
-        return "" if isinstance(value, accepted) else f" is {_show(value)}, not {_article(hint.__name__)}"
+        return "" if isinstance(value, accepted) else f" is {_quote_value(value)}, not {_add_article(hint.__name__)}"
     return ""
 
 
 def _find_tuple_fault(value: Any, arguments: tuple[Any, ...]) -> str:
     if isinstance(value, str | bytes):
-        return f" is the string {_show(value)}, not a tuple: a tuple of one has a comma, ({value!r},)"[:200]
+        return f" is the string {_quote_value(value)}, not a tuple: a tuple of one has a comma, ({value!r},)"[:200]
     if not isinstance(value, tuple | list):
-        return f" is {_show(value)}, not a tuple"
+        return f" is {_quote_value(value)}, not a tuple"
     if len(arguments) == 2 and arguments[1] is Ellipsis:
         arguments = (arguments[0],) * len(value)
     elif arguments and len(arguments) != len(value):
@@ -78,7 +78,7 @@ def _find_tuple_fault(value: Any, arguments: tuple[Any, ...]) -> str:
 
 def _find_mapping_fault(value: Any, arguments: tuple[Any, ...]) -> str:
     if not isinstance(value, Mapping):
-        return f" is {_show(value)}, not a dict"
+        return f" is {_quote_value(value)}, not a dict"
     if not arguments:
         return ""
     for key, item in value.items():
@@ -90,23 +90,23 @@ def _find_mapping_fault(value: Any, arguments: tuple[Any, ...]) -> str:
 
 
 def _choose_fault(faults: list[str], value: Any, hint: Any) -> str:
-    """Return the fault that says most: that of the one container among the alternatives, if there is one."""
+    """Return the most helpful of the alternatives' faults: that of the only container, if there is just one."""
     containers = [one for one in typing.get_args(hint) if typing.get_origin(one) in (tuple, abc.Mapping, dict)]
     if len(containers) == 1:
         return _find_fault(value, containers[0])
     if value is not None and not isinstance(value, (*_PLAIN, tuple, list, Mapping)):
-        return f" is {_show(value)}; a tensor is given by its name, all else as numbers and strings"
+        return f" is {_quote_value(value)}; a tensor is given by its name, all else as numbers and strings"
     names = [getattr(one, "__name__", str(one)) for one in typing.get_args(hint)]
-    return f" is {_show(value)}, not {' or '.join(names)}"
+    return f" is {_quote_value(value)}, not {' or '.join(names)}"
 
 
-def _article(name: str) -> str:
+def _add_article(name: str) -> str:
     return f"an {name}" if name[0] in "aeiou" else f"a {name}"
 
 
-def _show(value: Any) -> str:
+def _quote_value(value: Any) -> str:
     if not isinstance(value, (*_PLAIN, tuple, list, Mapping)) and value is not None:
-        # Its text may have an address.
+        # Not its repr, which may contain an address.
         return f"a value of the type {type(value).__name__}"
     shown = repr(value)
     return shown if len(shown) <= _MOST_SHOWN else f"{shown[:_MOST_SHOWN]}…"

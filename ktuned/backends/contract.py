@@ -1,8 +1,19 @@
 """The contract of a backend plugin.
 
 A plugin is a distribution of its own. It names a subclass of :class:`Backend` under the entry-point group
-``ktuned.backends``; the daemon reads that metadata only, and the class is imported in workers. The subclass
-holds everything that differs between backends: the files of an artifact, their making and loading.
+``ktuned.backends``; the daemon only reads that metadata, and workers import the class. The subclass has everything that
+differs between backends: which files an artifact has, how they are made, and how they are loaded.
+
+The way of a config through a plugin:
+
+1. The kernel function returns a :class:`Build`, the plugin's own recipe as plain values. It travels to other processes.
+2. A compile worker calls :meth:`Backend.compile` with a :class:`Unit` (the Build and its sources) and an empty
+   directory to fill, the artifact. A fault of the config is a :class:`Compiled` with an outcome, never an exception.
+   With :meth:`Backend.lower` a front end does the part that needs the user's Python first.
+3. A lane calls :meth:`Backend.load` with the sealed artifact, binds the :class:`Kernel` to tensors, and times its
+   launch.
+
+An exception from any of these is a fault of the plugin or the machine, except the errors that a method names.
 
 :func:`ktuned.testing.backends.check_backend` is the conformance suite that every plugin runs.
 """
@@ -24,30 +35,29 @@ from ktuned.backends.variables import COMPILING_VARIABLES, MEASURING_VARIABLES
 from ktuned.model import Device, Outcome, Record, listed, record
 
 API_VERSION = 1
-"""The major version of this contract; a plugin that states a newer one is refused."""
+"""The major version of this contract; a plugin with a newer one is rejected."""
 
 Layout = tuple[str, tuple[int, ...], tuple[int, ...]]
-"""A tensor without its content: its dtype's name, its shape, its strides in elements."""
+"""A tensor without its content: the dtype's name, the shape, and the strides in elements."""
 
 _INCLUDE_OPTIONS = ("-I", "-iquote", "-isystem", "-idirafter", "--include-path=")
 
 Launch = Callable[[], float | None]
 """Runs the kernel once on its bound arguments; on a GPU it may return before the kernel ends.
 
-A launch that returns a number has timed itself: its figure, in microseconds, counts instead of the clock's.
+A launch that returns a number has timed itself: that time, in microseconds, counts instead of the clock's.
 """
 
-
 EnergyCounter = Callable[[], float]
-"""Returns the joules that a device has taken since some moment."""
+"""Returns the joules that a device has used since some fixed moment."""
 
 
 @dataclass(frozen=True)
 class Build:
     """Result of a kernel function: the recipe to compile and call one config, as plain values.
 
-    A plugin's ``Build`` is a frozen dataclass that derives from this. Its fields hold values that MessagePack can
-    carry (scalars, strings, tuples, maps); ``args`` names tensors by their key in ``inputs`` and gives scalars.
+    A plugin's ``Build`` is a frozen dataclass that derives from this. Its fields have values that MessagePack can carry
+    (scalars, strings, tuples, maps). A string in ``args`` names a tensor of ``inputs``; other values are scalars.
     """
 
     backend: ClassVar[str]
@@ -57,7 +67,7 @@ class Build:
         own_post_init: Callable[[Any], None] | None = cls.__dict__.get("__post_init__")
 
         def check_and_finish(self: Build) -> None:
-            # Before the plugin's own code: `tuple("xy")` would make two arguments of a forgotten comma.
+            # Before the plugin's own code, which may hide a fault: `tuple("xy")` makes two arguments of one string.
             check_fields(self)
             if own_post_init is not None:
                 own_post_init(self)
@@ -66,63 +76,71 @@ class Build:
 
     def to_plain(self) -> dict[str, Any]:
         """Return the fields as plain data."""
-        return {entry.name: _plain(getattr(self, entry.name)) for entry in dataclasses.fields(self)}
+        return {entry.name: _to_plain(getattr(self, entry.name)) for entry in dataclasses.fields(self)}
 
     @classmethod
     def from_plain(cls, data: Mapping[str, Any]) -> Self:
-        """Rebuild a ``Build`` from :meth:`to_plain`'s data; lists become tuples again."""
-        return cls(**{key: _frozen(value) for key, value in data.items()})
+        """Make a Build of :meth:`to_plain`'s data; lists become tuples again."""
+        return cls(**{key: _freeze_lists(value) for key, value in data.items()})
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """The tensors of ``inputs`` that a call takes, in the order of its arguments."""
+        """Names of the tensors of ``inputs`` that a call takes, in the order of its arguments."""
         named = (arg for arg in getattr(self, "args", ()) if isinstance(arg, str))
         return tuple(dict.fromkeys(named))
 
     @property
     def include_dirs(self) -> tuple[str, ...]:
-        """The include directories in ``flags``, if a Build has them, as written there."""
+        """The include directories in the Build's ``flags``, as written there."""
         flags = [str(flag) for flag in getattr(self, "flags", ())]
         joined = [flag.removeprefix(option) for flag in flags for option in _INCLUDE_OPTIONS if flag.startswith(option)]
         apart = [name for option, name in pairwise(flags) if option in _INCLUDE_OPTIONS]
         return tuple(name for name in (*joined, *apart) if name)
 
     def given(self, layouts: Callable[[], Mapping[str, Layout]]) -> Self:
-        """Return this Build with the properties of its problem's tensors (by their names in ``inputs``).
+        """Return this Build with what it is compiled for of its problem's tensors.
 
-        For a backend that compiles for the tensors' shapes or dtypes: the recorded properties enter the artifact's
-        key. Most backends record none, and share one artifact between problems.
+        A backend that compiles for shapes or dtypes records them here, and they become part of the artifact's key. Most
+        backends record nothing, so that problems share an artifact.
+
+        Args:
+            layouts: returns the layouts of the problem's tensors, by their names in ``inputs``.
         """
         return self
 
     def without_tensors(self) -> Self:
-        """Return this Build for a kernel that takes no tensors, where its strings stand for themselves."""
+        """Return this Build for a kernel without ``inputs``, whose strings are plain strings and name no tensors."""
         return self
 
 
-def _plain(value: Any) -> Any:
+def _to_plain(value: Any) -> Any:
     if isinstance(value, tuple | list):
-        return [_plain(item) for item in value]
+        return [_to_plain(item) for item in value]
     if isinstance(value, Mapping):
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): _to_plain(item) for key, item in value.items()}
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return value
     raise TypeError(f"a Build cannot carry a {type(value).__name__}: {value!r}")
 
 
-def _frozen(value: Any) -> Any:
+def _freeze_lists(value: Any) -> Any:
     if isinstance(value, list):
-        return tuple(_frozen(item) for item in value)
-    return {key: _frozen(item) for key, item in value.items()} if isinstance(value, dict) else value
+        return tuple(_freeze_lists(item) for item in value)
+    return {key: _freeze_lists(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 @record
 class Unit(Record):
-    """Unit of compiling: a config's ``Build`` and its sources.
+    """What a plugin compiles at a time: a config's Build and its sources.
 
-    ``key`` is the artifact's key and the name of the directory to fill; ``sources`` are absolute paths.
-    ``kernel_file`` and ``kernel`` locate the Python function of a Build that holds one; ``lowered`` is what
-    :meth:`Backend.lower` made of that, and stands in its place.
+    Attributes:
+        key: the artifact's key, and the name of the directory to fill.
+        build: the config's Build.
+        sources: absolute paths of the sources.
+        kernel_file: the kernel file, where a Build's Python function is found.
+        kernel: the kernel's name.
+        target: the architecture to compile for.
+        lowered: what :meth:`Backend.lower` made of the Python function; if it is not empty, compile this instead.
     """
 
     key: str
@@ -136,11 +154,14 @@ class Unit(Record):
 
 @record
 class Compiled(Record):
-    """Result of one unit.
+    """Result of one unit. Which files were read for it is observed from outside, so a plugin does not report them.
 
-    ``outcome`` is ``None`` on success, else ``compile_error`` or ``unsupported``; ``message`` is the compiler's;
-    ``facts`` are kept with the artifact (registers, lowered names, …). What was
-    read for it is observed below the compiler, and no backend's concern.
+    Attributes:
+        key: the unit's key.
+        outcome: ``None`` on success, else ``compile_error`` or ``unsupported``.
+        message: the compiler's message.
+        seconds: how long this unit took.
+        facts: what is kept with the artifact (registers, lowered names, …).
     """
 
     key: str
@@ -162,7 +183,7 @@ class Absence(StrEnum):
 
 @record
 class Absent(Record):
-    """A backend that cannot run here: the reason, one line about it, and the command that fixes it."""
+    """Why a backend cannot run here: the reason, one line about it, and what to do."""
 
     reason: Absence
     message: str
@@ -176,37 +197,37 @@ class Kernel(ABC):
     def bind(self, tensors: Mapping[str, Any]) -> Launch:
         """Return a call without arguments that launches the kernel on ``tensors`` (by their names in ``inputs``).
 
-        The tensors live on the kernel's device. All preparation happens here, so that the
-        launch itself costs the host as little as possible.
+        The tensors are on the kernel's device. Prepare everything here, so that the launch itself costs the host as
+        little as possible.
 
         Raises:
             KeyError: ``args`` names a tensor that ``inputs`` does not declare.
         """
 
     def call(self, tensors: Mapping[str, Any]) -> Any:
-        """Run the loaded kernel once on ``tensors``, for an application; return what a function of Python returns."""
+        """Run the kernel once on ``tensors``, for an application; a Python function's result is returned."""
         return self.bind(tensors)()
 
 
 class Backend(ABC):
-    """Base class of plugins. Instances live only in worker processes and hold no state between calls.
+    """Base class of plugins. Instances live only in worker processes and keep no state between calls.
 
     Attributes:
         name: the backend's name, as kernel files write it.
-        group_size: the number of units worth compiling together; the pipeline passes groups of up to this size.
-        default_target: the target without a device and without ``arch``; empty if there is none.
+        group_size: how many units are worth compiling together; the pipeline passes groups of up to this size.
+        default_target: the target if there is no device and no ``arch`` was given; empty if there is none.
         api_version: the major version of this contract that the plugin was written for.
-        build: the plugin's :class:`Build`; backends of one family share it, and are named by it and a suffix.
-        required_files: the files that an artifact of this backend must hold, checked before save and after load.
-        compiling_variables: the environment variables that decide what is compiled (names, or beginnings and ``*``);
-            they key artifacts. Those that a project sets for itself always count.
-        measuring_variables: those that decide how it runs; they key measurements.
-        lowers: it has :meth:`lower`, so that compile workers import nothing of the user's.
-        needs_kernel_file: :meth:`load` reads ``unit.kernel_file``, or what lies beside it.
-        times_on_host: its launches end with their work on a GPU too, so that the host's clock times them.
-        decisive_files: those of them that, with the Build, decide all that runs: a measurement of one artifact then
-            holds for every other with the same bytes. None if other code runs as well (a Python function);
-            :meth:`runs_other_code` says so of single Builds.
+        build: the plugin's :class:`Build`. The backends of a family share it; each has its name, with a suffix.
+        required_files: the files that every artifact of this backend has; checked when it is sealed and loaded.
+        compiling_variables: environment variables that decide what is compiled, as names or as prefixes with ``*``.
+            They are part of an artifact's key, as are all variables that a project sets itself.
+        measuring_variables: environment variables that decide how it runs. They are part of a measurement's key.
+        lowers: whether it has :meth:`lower`, so that compile workers import nothing of the user's.
+        needs_kernel_file: whether :meth:`load` reads ``unit.kernel_file`` or files beside it.
+        times_on_host: whether a launch ends with its work even on a GPU, so that the host's clock can time it.
+        decisive_files: those required files that, with the Build, decide everything that runs: a measurement of one
+            artifact then holds for every other with the same bytes. Empty if other code runs as well (a Python
+            function); :meth:`runs_other_code` says so for a single Build.
     """
 
     name: ClassVar[str]
@@ -224,7 +245,7 @@ class Backend(ABC):
 
     @classmethod
     def for_sources(cls, sources: Sequence[Path]) -> str:
-        """Return the name of the backend that builds a kernel of these sources: this one's, or one of its family."""
+        """Return the name of the backend for a kernel with these sources: this one, or another of its family."""
         return cls.name
 
     @abstractmethod
@@ -232,50 +253,53 @@ class Backend(ABC):
         """Return the versions and flags that can change the binary (compiler, libraries, this plugin)."""
 
     def toolchain_files(self) -> Iterable[Path]:
-        """Return the programs and libraries that :meth:`fingerprint` stands for, and the places searched in vain.
+        """Return the programs and libraries behind :meth:`fingerprint`, and the paths where others would come first.
 
-        Their contents become part of the fingerprint, and a change of any has the backend probed again. The plugin's
-        distribution and those that it requires are watched without being named. See :func:`ktuned.backends.on_path`.
+        Their contents become part of the fingerprint, and the backend is probed again when one changes. The plugin's
+        distribution and its requirements are watched anyway. See :func:`ktuned.backends.on_path`.
         """
         return ()
 
     @abstractmethod
     def devices(self) -> Sequence[Device] | Absent:
-        """Return this backend's devices at this time; absence is data, never an exception."""
+        """Return this backend's present devices; an absence is returned, never raised."""
 
     def energy_counter(self, device: Device) -> EnergyCounter | None:
-        """Return what reads the energy of a device; ``None`` leaves it to ktuned, which knows NVIDIA's GPUs.
+        """Return a device's energy counter; ``None`` leaves it to ktuned, which knows NVIDIA's GPUs.
 
         Raises:
-            Unsupported: it has none; the message says why, as the rest of a sentence about the device.
+            Unsupported: the device has none; the message continues a sentence about the device.
         """
         return None
 
     def prepare(self) -> None:  # noqa: B027 - most backends have nothing to do
-        """Do what each process must do once before it compiles or loads, such as importing a compiler.
+        """Do what a process must do once before it compiles or loads, such as importing a compiler.
 
-        Workers call it while they wait for work; in most others it was imported by the kernel file.
+        Workers call it while they wait for work.
 
         Raises:
-            BackendError: it cannot be done.
+            BackendError: it failed.
         """
 
     def open_library(self, library: Mapping[str, Any], build: Build | None = None) -> None:  # noqa: B027 - most have none
-        """Import what the Builds that name a ``library`` have their functions from, and what one of them needs besides.
+        """Import an application's library, and what a Build needs from it; called before :meth:`lower`.
 
-        Such a Build has a field ``library``: plain data, by which Builds of all kernels share one process, and which
-        stands in place of the kernel file. It is called before :meth:`lower`.
+        Drop-ins make Builds with a field ``library``: plain data that says where functions are imported from, instead
+        of the kernel file. All Builds with an equal library share one process.
 
         Raises:
             BackendError: it cannot be imported; no config is to blame.
         """
 
     def lower(self, unit: Unit) -> bytes | Compiled:
-        """Translate a unit's Python function into what :meth:`compile` takes in its place (``unit.lowered``).
+        """Translate a unit's Python function into the data that :meth:`compile` takes instead (``unit.lowered``).
 
-        One process calls this for all configs of a kernel file, which it imports, or of a library; it should take a
-        small part of the compile. Nothing (``b""``) leaves all to :meth:`compile`; a :class:`Compiled` with an outcome
-        ends the unit.
+        One process imports the kernel file, or the library, and calls this for all its configs. It should take a small
+        part of the compile's time.
+
+        Returns:
+            the data; ``b""`` if :meth:`compile` must do everything; a :class:`Compiled` with an outcome to end the
+            unit.
         """
         return b""
 
@@ -285,15 +309,16 @@ class Backend(ABC):
 
     @abstractmethod
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
-        """Compile a group of units, each into the directory ``into / unit.key`` (made by the caller, empty).
+        """Compile a group of units, each into the directory ``into / unit.key``, which exists and is empty.
 
-        Yields one :class:`Compiled` per unit when it is ready. One bad unit never fails its group: a compile error
-        is a result, not an exception.
+        Yields:
+            a :class:`Compiled` for each unit as soon as it is ready. A bad unit must not fail its group: a compile
+            error is a result, not an exception.
         """
 
     @abstractmethod
     def load(self, artifact: Path, unit: Unit, device: Device) -> Kernel:
-        """Load a sealed artifact (its files are verified already) without compiling anything.
+        """Load a sealed artifact, whose files are already verified, without compiling.
 
         Raises:
             Unsupported: this device cannot run it.
@@ -330,6 +355,6 @@ def compile_together(
             yield Compiled(unit.key, seconds=each_s, facts=facts[unit.key])
 
 
-def unknown_tensor(name: str, made: Iterable[str]) -> str:
+def unknown_tensor(name: str, names: Iterable[str]) -> str:
     """Return the error for an argument of a Build that names none of the tensors that ``inputs`` makes."""
-    return f"args names the tensor {name!r}, which inputs(p) does not make {listed(made, near=name)}"
+    return f"args names the tensor {name!r}, which inputs(p) does not make {listed(names, near=name)}"

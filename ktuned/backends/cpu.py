@@ -1,4 +1,4 @@
-"""The CPU as a device: its model, its target for ``-march=native``, its flags, its time."""
+"""The CPU as a device: its model, its target for ``-march=native``, how many cores may be used, and its CPU time."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class CpuTicks(NamedTuple):
 
 
 def read_ticks(path: Path = STAT) -> CpuTicks | None:
-    """Return the machine's CPU time; ``None`` where the kernel does not report it."""
+    """Return the machine's CPU time; ``None`` if the kernel does not report it."""
     try:
         words = path.read_text().partition("\n")[0].split()
         return CpuTicks(*map(int, words[1 : 1 + len(CpuTicks._fields)]))
@@ -57,8 +57,8 @@ def read_ticks(path: Path = STAT) -> CpuTicks | None:
 
 
 def device() -> Device:
-    """Return ``cpu:0``; its model has the CPU's name and the number of cores, as both decide which config wins."""
-    name, flags = _identity()
+    """Return ``cpu:0``; its model has the CPU's name and number of cores, because both decide which config wins."""
+    name, flags = _read_identity()
     cores = os.cpu_count() or 1
     return Device(
         DeviceName("cpu:0"),
@@ -69,34 +69,34 @@ def device() -> Device:
 
 
 def target() -> str:
-    """Return the name of the target of ``-march=native`` here."""
-    return f"{TARGET_PREFIX}{_short_hash(' '.join(_identity()))}"
+    """Return the target for ``-march=native`` on this machine."""
+    return f"{TARGET_PREFIX}{_short_hash(' '.join(_read_identity()))}"
 
 
 def limits(cgroup: Path = CGROUP, mounted: Path = CGROUPS) -> dict[str, str]:
-    """Return what keeps this process from using every core: its affinity, and its control groups' CPU quota.
+    """Return what keeps this process from using all cores: its affinity, and the CPU quota of its control groups.
 
-    Nothing where it may use all. ``cgroup`` is ``/proc/self/cgroup``, ``mounted`` where control groups are.
+    Empty if nothing does. ``cgroup`` is ``/proc/self/cgroup``, ``mounted`` the directory of control groups.
     """
-    found = {}
+    restrictions = {}
     allowed = sorted(os.sched_getaffinity(0))
     if len(allowed) < (os.cpu_count() or 1):
-        found["affinity"] = ",".join(map(str, allowed))
-    quota = _quota(cgroup, mounted)
+        restrictions["affinity"] = ",".join(map(str, allowed))
+    quota = _find_quota(cgroup, mounted)
     if quota is not None:
-        found["quota"] = f"{quota:g} cores"
-    return found
+        restrictions["quota"] = f"{quota:g} cores"
+    return restrictions
 
 
 def cores() -> int:
-    """Return how many cores this process can keep busy: those of its affinity, or what its quota grants of them."""
+    """Return how many cores this process can keep busy, by its affinity and its quota."""
     allowed = len(os.sched_getaffinity(0))
-    quota = _quota(CGROUP, CGROUPS)
+    quota = _find_quota(CGROUP, CGROUPS)
     return allowed if quota is None else max(1, min(allowed, int(quota)))
 
 
-def _quota(cgroup: Path, mounted: Path) -> float | None:
-    """Return the least quota of this process's control groups and those above them, in cores."""
+def _find_quota(cgroup: Path, mounted: Path) -> float | None:
+    """Return the smallest quota, in cores, of this process's control groups and their parents."""
     try:
         lines = cgroup.read_text().splitlines()
     except OSError:
@@ -106,30 +106,30 @@ def _quota(cgroup: Path, mounted: Path) -> float | None:
         _, controllers, name = line.split(":", 2)
         if controllers and "cpu" not in controllers.split(","):
             continue
-        # Of version 1 each controller has a tree of its own (cgroups(7)); `cpu` links to `cpu,cpuacct`.
-        tree, read = (mounted / "cpu", _quota_v1) if controllers else (mounted, _quota_v2)
-        own = tree / name.lstrip("/")
-        # In a container its own group may be mounted as the root, while its name is that outside.
-        for place in (own, *own.parents):
-            if not place.is_relative_to(tree):
+        # In version 1 each controller has its own tree (cgroups(7)); `cpu` is a link to `cpu,cpuacct`.
+        tree, read = (mounted / "cpu", _read_quota_v1) if controllers else (mounted, _read_quota_v2)
+        own_group = tree / name.lstrip("/")
+        # In a container the own group may be mounted as the root, while its name is the one outside.
+        for group in (own_group, *own_group.parents):
+            if not group.is_relative_to(tree):
                 break
             with suppress(OSError, ValueError, ZeroDivisionError):
-                quotas += read(place)
+                quotas += read(group)
     return min(quotas, default=None)
 
 
-def _quota_v2(group: Path) -> list[float]:
+def _read_quota_v2(group: Path) -> list[float]:
     granted, period = (group / "cpu.max").read_text().split()
     return [] if granted == "max" else [int(granted) / int(period)]
 
 
-def _quota_v1(group: Path) -> list[float]:
+def _read_quota_v1(group: Path) -> list[float]:
     granted = int((group / "cpu.cfs_quota_us").read_text())
     return [] if granted < 0 else [granted / int((group / "cpu.cfs_period_us").read_text())]
 
 
 @functools.cache
-def _identity() -> tuple[str, str]:
+def _read_identity() -> tuple[str, str]:
     """Return the first CPU's model name and feature flags (proc(5); ARM says ``Features``)."""
     fields: dict[str, str] = {}
     try:

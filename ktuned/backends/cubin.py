@@ -1,4 +1,4 @@
-"""Kernels in CUDA's machine code, and their resources, read from the cubin itself."""
+"""Reads the kernels in CUDA's machine code, and their resources, from the cubin (an ELF file) itself."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ _RESERVED_SHARED_BYTES = 1024
 class Kernel:
     """One kernel of a cubin: the resources of a thread, and of a block without its dynamic shared memory.
 
-    ``threads`` is the number of threads of a block, or ``None`` if only the launch defines it. ``stack_bytes`` is local
-    memory, which holds spilled registers.
+    ``threads`` is the number of threads of a block, ``None`` if only the launch decides it. ``stack_bytes`` is local
+    memory, which has spilled registers.
     """
 
     name: str
@@ -52,23 +52,23 @@ def cubins(data: bytes) -> Iterator[bytes]:
 
 def kernels(cubin: bytes) -> list[Kernel]:
     """Return the kernels of a cubin, in the order of their sections."""
-    sections = _sections(cubin)
+    sections = _read_sections(cubin)
     registers: dict[int, int] = {}
     stacks: dict[int, int] = {}
-    for number, values in _attributes(cubin, sections.get(".nv.info", (0, 0))):
+    for number, values in _read_attributes(cubin, sections.get(".nv.info", (0, 0))):
         if number in (_REGISTERS, _FRAME_SIZE) and len(values) == 2:
             (registers if number == _REGISTERS else stacks)[values[0]] = values[1]
-    symbols = _symbols(cubin, sections)
+    symbols = _read_symbols(cubin, sections)
     reserved = _RESERVED_SHARED_BYTES if ".nv.shared.reserved.0" in sections else 0
-    found = []
+    kernels_found = []
     for section in sections:
         # Every kernel has a constant bank for its parameters; device functions have none.
         name = section.removeprefix(".nv.constant0.")
         if name == section:
             continue
-        required = dict(_attributes(cubin, sections.get(f".nv.info.{name}", (0, 0)))).get(_REQUIRED_THREADS)
+        required = dict(_read_attributes(cubin, sections.get(f".nv.info.{name}", (0, 0)))).get(_REQUIRED_THREADS)
         index = symbols.get(name, -1)
-        found.append(
+        kernels_found.append(
             Kernel(
                 name=name,
                 registers=registers.get(index, 0),
@@ -77,26 +77,26 @@ def kernels(cubin: bytes) -> list[Kernel]:
                 threads=required[0] * required[1] * required[2] if required else None,
             )
         )
-    return found
+    return kernels_found
 
 
-def _sections(cubin: bytes) -> dict[str, tuple[int, int]]:
+def _read_sections(cubin: bytes) -> dict[str, tuple[int, int]]:
     """Return the offset and size of each section by name; ``.nv.shared`` takes no space in the file."""
     fields = _HEADER.unpack_from(cubin)
     start, size, count, names = fields[5], fields[10], fields[11], fields[12]
     headers = [_SECTION.unpack_from(cubin, start + index * size) for index in range(count)]
     text = headers[names][4]
-    return {_text(cubin, text + header[0]): (header[4], header[5]) for header in headers}
+    return {_read_text(cubin, text + header[0]): (header[4], header[5]) for header in headers}
 
 
-def _symbols(cubin: bytes, sections: dict[str, tuple[int, int]]) -> dict[str, int]:
+def _read_symbols(cubin: bytes, sections: dict[str, tuple[int, int]]) -> dict[str, int]:
     """Return the symbols' indices by name."""
     (start, size), (text, _) = sections[".symtab"], sections[".strtab"]
     entries: Sequence[tuple[int, ...]] = list(_SYMBOL.iter_unpack(cubin[start : start + size]))
-    return {_text(cubin, text + entry[0]): index for index, entry in enumerate(entries)}
+    return {_read_text(cubin, text + entry[0]): index for index, entry in enumerate(entries)}
 
 
-def _attributes(cubin: bytes, section: tuple[int, int]) -> Iterator[tuple[int, tuple[int, ...]]]:
+def _read_attributes(cubin: bytes, section: tuple[int, int]) -> Iterator[tuple[int, tuple[int, ...]]]:
     """Yield the attributes of a ``.nv.info`` section, each as its number and its 32-bit words."""
     position, end = section[0], sum(section)
     while position + 4 <= end:
@@ -109,5 +109,5 @@ def _attributes(cubin: bytes, section: tuple[int, int]) -> Iterator[tuple[int, t
             yield number, ()
 
 
-def _text(data: bytes, start: int) -> str:
+def _read_text(data: bytes, start: int) -> str:
     return data[start : data.index(b"\0", start)].decode()

@@ -1,8 +1,8 @@
-"""NVIDIA GPUs of this machine, found without torch, without a context and without GPU memory.
+"""The NVIDIA GPUs of this machine, found without torch, without a context and without GPU memory.
 
-The driver itself (``libcuda.so.1``) lists them, so the ordinals are those of every CUDA program in this process's
-environment, for any ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER``. Plugins for CUDA import this module in workers;
-it imports only the standard library.
+The driver itself (``libcuda.so.1``) lists them, so they have the numbers that every CUDA program in this environment
+sees, for any ``CUDA_VISIBLE_DEVICES`` and ``CUDA_DEVICE_ORDER``. Plugins for CUDA import this module in workers; it
+imports only the standard library.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from ktuned.model import Device, DeviceModel, DeviceName, Target
 DRIVER_HINT = "install NVIDIA's driver (in a container: start it with --gpus all); nvidia-smi must work"
 
 DEFAULT_TARGET = "sm_90a"
-"""Target of CUDA kernels where there is no GPU and no target is given: H100, H200."""
+"""Target of CUDA kernels if there is no GPU and no target was given: H100, H200."""
 
 _SUCCESS = 0
 _NO_DEVICE = 100
@@ -35,14 +35,14 @@ _DISPLAY_CLASS = "0x03"
 
 
 class DriverError(Exception):
-    """The driver is installed and does not work; the message is its own."""
+    """The driver is installed but does not work; the message is the driver's."""
 
 
 def cuda_devices() -> Sequence[Device] | Absent:
     """Return the GPUs that this process may use as ``cuda:0``, ``cuda:1``, …, or the reason for their absence.
 
-    A device's target is the architecture of its kernels (see :func:`compute_target`); its fingerprint has the
-    driver's version, the same on devices that may share each other's winners.
+    A device's target is the architecture of its kernels (see :func:`compute_target`). Its fingerprint is the driver's
+    version; devices with equal fingerprints share winners.
     """
     try:
         driver = ctypes.CDLL("libcuda.so.1")
@@ -52,8 +52,8 @@ def cuda_devices() -> Sequence[Device] | Absent:
             return Absent(Absence.NO_DRIVER, message, DRIVER_HINT)
         return Absent(Absence.NO_HARDWARE, "no NVIDIA GPU in this machine")
     try:
-        count = _count(driver)
-        devices = [_device(driver, index) for index in range(count)]
+        count = _count_devices(driver)
+        devices = [_describe_device(driver, index) for index in range(count)]
     except DriverError as error:
         return Absent(Absence.NO_DRIVER, f"the NVIDIA driver does not start: {error}", DRIVER_HINT)
     if devices:
@@ -66,42 +66,42 @@ def cuda_devices() -> Sequence[Device] | Absent:
 
 
 def gpu_uuids() -> dict[str, str]:
-    """Return the UUIDs (``GPU-…``) of the GPUs that this process may use, by name: ``cuda:0``, …; none on failure."""
+    """Return the UUIDs (``GPU-…``) of the GPUs that this process may use, by name (``cuda:0``); empty on failure."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
-        return {f"cuda:{index}": _uuid(driver, index) for index in range(_count(driver))}
+        return {f"cuda:{index}": _read_uuid(driver, index) for index in range(_count_devices(driver))}
     except (OSError, DriverError):
         return {}
 
 
 def hold_only_context() -> bool:
-    """Make the primary context of the GPU, if this process may use one and no more; return whether it holds it.
+    """Make the GPU's primary context if this process may use exactly one GPU; return whether it holds it.
 
-    It is the one that torch uses: whichever is first makes it.
+    It is the context that torch uses; whoever comes first makes it.
     """
-    # As torch does before it starts the driver, which reads this once: modules are loaded when they are first used.
+    # As torch does before it starts the driver, which reads this once: load modules when they are first used.
     os.environ.setdefault("CUDA_MODULE_LOADING", "LAZY")
     try:
         driver = ctypes.CDLL("libcuda.so.1")
-        if _count(driver) != 1:
+        if _count_devices(driver) != 1:
             return False
         handle, context = ctypes.c_int(), ctypes.c_void_p()
-        _check(driver, driver.cuDeviceGet(ctypes.byref(handle), 0))
-        _check(driver, driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle))
+        _check_result(driver, driver.cuDeviceGet(ctypes.byref(handle), 0))
+        _check_result(driver, driver.cuDevicePrimaryCtxRetain(ctypes.byref(context), handle))
     except (OSError, DriverError):
-        # Opening a problem fails for the same reason, and reports it.
+        # Opening a problem will fail for the same reason, and report it.
         return False
     return True
 
 
 def torch_cuda_devices() -> Sequence[Device] | Absent:
-    """Return the result of :func:`cuda_devices`, or an absence if this interpreter's torch cannot reach a GPU.
+    """Return the result of :func:`cuda_devices`, or an absence if this interpreter's torch cannot use GPUs.
 
-    Kernels are bound to torch's tensors; torch's metadata is read, without an import.
+    For backends whose kernels are bound to torch's tensors. torch is not imported; its version file is read.
     """
-    found = cuda_devices()
-    if isinstance(found, Absent):
-        return found
+    gpus = cuda_devices()
+    if isinstance(gpus, Absent):
+        return gpus
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return Absent(Absence.NO_LIBRARY, "torch is not installed", "pip install torch")
@@ -112,7 +112,7 @@ def torch_cuda_devices() -> Sequence[Device] | Absent:
             "there is a GPU, but torch here is a build without CUDA",
             "install torch with CUDA: https://pytorch.org/get-started/locally",
         )
-    return found
+    return gpus
 
 
 def has_gpu() -> bool:
@@ -123,7 +123,7 @@ def has_gpu() -> bool:
 def compute_target(major: int, minor: int) -> str:
     """Return the target of a device of this compute capability: ``sm_80``, ``sm_90a``, ``sm_120a``.
 
-    With the suffix from 9.0 on, because the instructions that make those devices fast (wgmma, tcgen05) exist only in
+    From 9.0 on it has the suffix, because the instructions that make those devices fast (wgmma, tcgen05) exist only in
     the architecture-specific feature set (CUDA C++ Programming Guide, *Feature Set Compiler Targets*).
     """
     suffix = "a" if major >= _FIRST_ARCHITECTURE_SPECIFIC else ""
@@ -146,52 +146,52 @@ def runs_on(built_for: str, target: str) -> bool:
     return built[:-1] == device[:-1] and built[-1] <= device[-1]
 
 
-def _count(driver: ctypes.CDLL) -> int:
+def _count_devices(driver: ctypes.CDLL) -> int:
     code = driver.cuInit(0)
     if code == _NO_DEVICE:
         return 0
-    _check(driver, code)
+    _check_result(driver, code)
     count = ctypes.c_int()
-    _check(driver, driver.cuDeviceGetCount(ctypes.byref(count)))
+    _check_result(driver, driver.cuDeviceGetCount(ctypes.byref(count)))
     return count.value
 
 
-def _device(driver: ctypes.CDLL, index: int) -> Device:
+def _describe_device(driver: ctypes.CDLL, index: int) -> Device:
     handle = ctypes.c_int()
-    _check(driver, driver.cuDeviceGet(ctypes.byref(handle), index))
+    _check_result(driver, driver.cuDeviceGet(ctypes.byref(handle), index))
     name = ctypes.create_string_buffer(_NAME_BYTES)
-    _check(driver, driver.cuDeviceGetName(name, _NAME_BYTES, handle))
-    major, minor = (_attribute(driver, handle, attribute) for attribute in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR))
+    _check_result(driver, driver.cuDeviceGetName(name, _NAME_BYTES, handle))
+    major, minor = (_read_attribute(driver, handle, attribute) for attribute in (_CAPABILITY_MAJOR, _CAPABILITY_MINOR))
     return Device(
         DeviceName(f"cuda:{index}"),
         DeviceModel(name.value.decode()),
         Target(compute_target(major, minor)),
-        {"driver": nvml.driver_version() or _cuda_version(driver)},
+        {"driver": nvml.driver_version() or _read_cuda_version(driver)},
     )
 
 
-def _uuid(driver: ctypes.CDLL, index: int) -> str:
+def _read_uuid(driver: ctypes.CDLL, index: int) -> str:
     handle = ctypes.c_int()
-    _check(driver, driver.cuDeviceGet(ctypes.byref(handle), index))
+    _check_result(driver, driver.cuDeviceGet(ctypes.byref(handle), index))
     raw = (ctypes.c_ubyte * _UUID_BYTES)()
-    _check(driver, driver.cuDeviceGetUuid(raw, handle))
+    _check_result(driver, driver.cuDeviceGetUuid(raw, handle))
     digits = bytes(raw).hex()
     return f"GPU-{digits[:8]}-{digits[8:12]}-{digits[12:16]}-{digits[16:20]}-{digits[20:]}"
 
 
-def _attribute(driver: ctypes.CDLL, handle: ctypes.c_int, attribute: int) -> int:
+def _read_attribute(driver: ctypes.CDLL, handle: ctypes.c_int, attribute: int) -> int:
     value = ctypes.c_int()
-    _check(driver, driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle))
+    _check_result(driver, driver.cuDeviceGetAttribute(ctypes.byref(value), attribute, handle))
     return value.value
 
 
-def _cuda_version(driver: ctypes.CDLL) -> str:
+def _read_cuda_version(driver: ctypes.CDLL) -> str:
     version = ctypes.c_int()
-    _check(driver, driver.cuDriverGetVersion(ctypes.byref(version)))
+    _check_result(driver, driver.cuDriverGetVersion(ctypes.byref(version)))
     return f"CUDA {version.value // 1000}.{version.value % 1000 // 10}"
 
 
-def _check(driver: ctypes.CDLL, code: int) -> None:
+def _check_result(driver: ctypes.CDLL, code: int) -> None:
     if code == _SUCCESS:
         return
     name = ctypes.c_char_p()

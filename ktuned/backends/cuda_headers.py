@@ -1,4 +1,4 @@
-"""Search for CUDA's headers (``cuda_fp16.h``, ``mma.h``, …) that match the installed NVRTC."""
+"""Finds CUDA's headers (``cuda_fp16.h``, ``mma.h``, …) that match the installed NVRTC."""
 
 from __future__ import annotations
 
@@ -25,33 +25,34 @@ def find(wanted: tuple[int, int]) -> Headers | None:
     """Return the headers of exactly this CUDA version, else of the same major version, else ``None``.
 
     The search covers ``$CUDA_HOME``, ``$CUDA_PATH``, the wheels of this interpreter, the nvcc on the PATH and
-    ``/usr/local/cuda``, in this order. All places of the chosen version count, because wheels may hold a part of
-    them; other versions do not, because headers of two versions often do not compile together.
+    ``/usr/local/cuda``, in this order. All directories of the chosen version are returned, because wheels may have a
+    part of the headers each. Other versions are left out, because headers of two versions often do not compile
+    together.
     """
-    found = [headers for directory in _candidates() if (headers := _read(directory)) is not None]
-    versions = [headers.version for headers in found]
+    candidates = [headers for directory in _yield_candidates() if (headers := _read_headers(directory)) is not None]
+    versions = [headers.version for headers in candidates]
     chosen = wanted if wanted in versions else next((version for version in versions if version[0] == wanted[0]), None)
     if chosen is None:
         return None
-    parts = [part for headers in found if headers.version == chosen for part in headers.directories]
+    parts = [part for headers in candidates if headers.version == chosen for part in headers.directories]
     return Headers(tuple(dict.fromkeys(parts)), chosen)
 
 
-def _candidates() -> Iterator[Path]:
+def _yield_candidates() -> Iterator[Path]:
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if os.environ.get(variable):
             yield Path(os.environ[variable], "include").resolve()
     wheels = importlib.util.find_spec("nvidia")
-    for place in wheels.submodule_search_locations or () if wheels else ():
-        yield from sorted(Path(place).glob("*/include"))
+    for directory in wheels.submodule_search_locations or () if wheels else ():
+        yield from sorted(Path(directory).glob("*/include"))
     nvcc = shutil.which("nvcc")
     if nvcc:
         yield Path(nvcc).resolve().parent.parent / "include"
     yield Path("/usr/local/cuda/include").resolve()
 
 
-def _read(directory: Path) -> Headers | None:
-    """Return the headers of one directory, with libcu++ and, if each part has its own wheel, the parts beside it."""
+def _read_headers(directory: Path) -> Headers | None:
+    """Return the headers of a directory, with libcu++ and the parts that wheels have in directories beside it."""
     try:
         version = _VERSION.search((directory / "cuda_runtime_api.h").read_text(errors="replace"))
     except OSError:

@@ -1,7 +1,4 @@
-"""Energy counters of devices: the backend's own, or that of an NVIDIA GPU.
-
-A module of its own, because the contract that it asks is below NVML's and the driver's modules.
-"""
+"""Finds a device's energy counter: the backend's own, or an NVIDIA GPU's."""
 
 from __future__ import annotations
 
@@ -12,21 +9,21 @@ from ktuned.model import NO_COUNTER, Device, Unsupported
 
 
 def energy_counter(backend: Backend, device: Device) -> EnergyCounter:
-    """Return what reads the energy of a device of a backend, in joules.
+    """Return the energy counter of a backend's device, in joules.
 
     Raises:
-        Unsupported: it has none, or it cannot be read; the message is the rest of a sentence about the device.
+        Unsupported: the device has none, or it cannot be read; the message continues a sentence about the device.
     """
-    own = backend.energy_counter(device)
-    if own is not None:
-        return own
+    own_counter = backend.energy_counter(device)
+    if own_counter is not None:
+        return own_counter
     uuid = gpu_uuids().get(device.name) if device.kind == "cuda" else None
     if uuid is None:
         raise Unsupported(NO_COUNTER)
     try:
         gpu = nvml.Gpu(uuid)
         if gpu.is_partitioned():
-            raise Unsupported("its energy counter is that of the whole GPU, of which it is a partition")
+            raise Unsupported("it is a partition of a GPU, and the energy counter counts the whole GPU")
         gpu.energy_j()
     except nvml.Unsupported as error:
         raise Unsupported(f"{NO_COUNTER} ({error})") from error
@@ -36,7 +33,7 @@ def energy_counter(backend: Backend, device: Device) -> EnergyCounter:
 
 
 def absence_of_energy(backend: Backend, device: Device) -> str:
-    """Return why a device's energy cannot be measured; nothing if it can."""
+    """Return why a device's energy cannot be measured; empty if it can."""
     try:
         energy_counter(backend, device)
     except Unsupported as error:

@@ -1,6 +1,6 @@
-"""Launch limits of CUDA's architectures, for checks when a kernel is compiled, before there is a device.
+"""Launch limits of CUDA's architectures, for checks when a kernel is compiled, without a device.
 
-The figures are those of the CUDA C++ Programming Guide, *Technical Specifications per Compute Capability*.
+The figures are from the CUDA C++ Programming Guide, *Technical Specifications per Compute Capability*.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Final
 MAX_THREADS: Final = 1024
 MAX_REGISTERS: Final = 65536
 MAX_CLUSTER_BLOCKS: Final = 16
-"""More than eight are not portable, and must be allowed for each kernel."""
+"""More than eight are not portable and must be allowed for each kernel."""
 
 _WARP: Final = 32
 _REGISTER_UNIT: Final = 8
@@ -39,16 +39,16 @@ def capability(target: str) -> int:
 
 
 def why_too_large(target: str, threads: int, registers: int, shared_bytes: int) -> str:
-    """Return the reason why no block of a target can have this, or ``""``; ``shared_bytes`` are static and dynamic."""
+    """Return why a block is too large for a target; empty if it is not. ``shared_bytes`` are static and dynamic."""
     if threads > MAX_THREADS:
         return f"a block has {threads} threads; {target} allows {MAX_THREADS}"
     most = _SHARED_KIB.get(capability(target), 0) * 1024
     if most and shared_bytes > most:
         return f"a block needs {shared_bytes} bytes of shared memory; {target} has {most}"
-    taken = -(-registers // _REGISTER_UNIT) * _REGISTER_UNIT * -(-threads // _WARP) * _WARP
-    if taken > MAX_REGISTERS:
+    block_registers = -(-registers // _REGISTER_UNIT) * _REGISTER_UNIT * -(-threads // _WARP) * _WARP
+    if block_registers > MAX_REGISTERS:
         return (
-            f"a block of {threads} threads with {registers} registers each needs {taken} registers; "
+            f"a block of {threads} threads with {registers} registers each needs {block_registers} registers; "
             f"{target} has {MAX_REGISTERS}"
         )
     return ""

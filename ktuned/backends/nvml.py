@@ -1,7 +1,7 @@
-"""NVML, NVIDIA's management library: the driver's version, the processes that use a GPU, and its energy.
+"""NVML, NVIDIA's management library: the driver's version, the processes that use a GPU, and its energy and memory.
 
-For workers, because a driver may hang. Processes are read through nvidia-ml-py, which is optional; the driver's
-version, which is part of a device's fingerprint, is read from the library itself.
+Only for workers, because a driver may hang. Processes and energy are read through nvidia-ml-py, which is optional. The
+driver's version is part of a device's fingerprint and must always be known, so it is read from the library itself.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Unavailable(Exception):
 
 
 class Unsupported(Unavailable):
-    """The GPU does not report this; a partition of one does not."""
+    """The GPU does not report this, as a partition of a GPU does not."""
 
 
 class Sample(NamedTuple):
@@ -34,16 +34,16 @@ class Sample(NamedTuple):
 
 
 class Gpu:
-    """One GPU, by the UUID that the driver gives it (``GPU-…``); as a context manager, it shuts NVML down at its end.
+    """One GPU, by the driver's UUID (``GPU-…``); as a context manager it shuts NVML down at its end.
 
     Raises:
-        Unavailable: NVML does not start or does not know the GPU; also from every method.
+        Unavailable: NVML does not start or does not know the GPU; every method raises it, too.
     """
 
     def __init__(self, uuid: str) -> None:
-        self._nvml = _start()
+        self._nvml = _start_nvml()
         try:
-            with _translated(self._nvml):
+            with _translate_errors(self._nvml):
                 self._handle = self._nvml.nvmlDeviceGetHandleByUUID(uuid.encode())
         except Unavailable:
             self._nvml.nvmlShutdown()
@@ -57,17 +57,17 @@ class Gpu:
 
     def context_pids(self) -> set[int]:
         """Return the processes that have a context on the GPU."""
-        with _translated(self._nvml):
+        with _translate_errors(self._nvml):
             return {process.pid for process in self._nvml.nvmlDeviceGetComputeRunningProcesses(self._handle)}
 
     def energy_j(self) -> float:
-        """Return the energy in J that the GPU, with all its partitions, has taken since the driver was loaded."""
-        with _translated(self._nvml):
+        """Return the energy in J that the whole GPU, all partitions included, has used since the driver was loaded."""
+        with _translate_errors(self._nvml):
             return int(self._nvml.nvmlDeviceGetTotalEnergyConsumption(self._handle)) / 1e3
 
     def is_partitioned(self) -> bool:
         """Return whether the GPU is divided into instances (MIG)."""
-        with _translated(self._nvml):
+        with _translate_errors(self._nvml):
             try:
                 current, _ = self._nvml.nvmlDeviceGetMigMode(self._handle)
             except self._nvml.NVMLError_NotSupported:
@@ -75,20 +75,20 @@ class Gpu:
             return bool(current)
 
     def samples(self, since_us: int) -> list[Sample]:
-        """Return the samples of processes that worked on the GPU; NVML keeps some seconds of them."""
-        with _translated(self._nvml):
+        """Return samples of the processes that worked on the GPU; NVML keeps them for some seconds."""
+        with _translate_errors(self._nvml):
             try:
-                found = self._nvml.nvmlDeviceGetProcessUtilization(self._handle, since_us)
+                utilization = self._nvml.nvmlDeviceGetProcessUtilization(self._handle, since_us)
             except self._nvml.NVMLError_NotFound:
                 # No process had work on the GPU.
                 return []
-        return [Sample(sample.pid, sample.timeStamp, sample.smUtil) for sample in found]
+        return [Sample(sample.pid, sample.timeStamp, sample.smUtil) for sample in utilization]
 
 
 def absence() -> str:
-    """Return why NVML cannot be read here, or nothing if it can."""
+    """Return why NVML cannot be read here; empty if it can."""
     try:
-        nvml = _start()
+        nvml = _start_nvml()
     except Unavailable as error:
         return str(error)
     nvml.nvmlShutdown()
@@ -96,7 +96,7 @@ def absence() -> str:
 
 
 def driver_version() -> str | None:
-    """Return the driver's own version (``580.159.04``); ``None`` where there is no NVML."""
+    """Return the driver's own version (``580.159.04``); ``None`` without NVML."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -112,7 +112,7 @@ def driver_version() -> str | None:
 
 
 def memory(uuid: str) -> tuple[int, int] | None:
-    """Return the free and the whole memory of a GPU in bytes, without a context on it; ``None`` where it is unknown."""
+    """Return a GPU's free and total memory in bytes, without a context on it; ``None`` if that is unknown."""
     try:
         library = ctypes.CDLL("libnvidia-ml.so.1")
     except OSError:
@@ -120,11 +120,11 @@ def memory(uuid: str) -> tuple[int, int] | None:
     if library.nvmlInit_v2() != _SUCCESS:
         return None
     try:
-        handle, found = ctypes.c_void_p(), _Memory()
+        handle, memory_info = ctypes.c_void_p(), _Memory()
         if library.nvmlDeviceGetHandleByUUID(uuid.encode(), ctypes.byref(handle)) != _SUCCESS:
             return None
-        code = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(found))
-        return (int(found.free), int(found.total)) if code == _SUCCESS else None
+        code = library.nvmlDeviceGetMemoryInfo(handle, ctypes.byref(memory_info))
+        return (int(memory_info.free), int(memory_info.total)) if code == _SUCCESS else None
     finally:
         library.nvmlShutdown()
 
@@ -135,18 +135,18 @@ class _Memory(ctypes.Structure):
     _fields_ = (("total", ctypes.c_ulonglong), ("free", ctypes.c_ulonglong), ("used", ctypes.c_ulonglong))
 
 
-def _start() -> Any:
+def _start_nvml() -> Any:
     try:
         import pynvml
     except ImportError:
         raise Unavailable(NOT_INSTALLED) from None
-    with _translated(pynvml):
+    with _translate_errors(pynvml):
         pynvml.nvmlInit()
     return pynvml
 
 
 @contextmanager
-def _translated(nvml: Any) -> Iterator[None]:
+def _translate_errors(nvml: Any) -> Iterator[None]:
     try:
         yield
     except nvml.NVMLError_NotSupported as error:

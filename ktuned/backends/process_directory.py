@@ -1,7 +1,7 @@
-"""Directory of one process, for large files that only that process can use.
+"""A directory of one process, for large files that only this process can use.
 
-Workers end by SIGKILL, so that the directories of processes that are gone are removed when the next one asks for its
-own.
+Workers end by SIGKILL and cannot remove their directories. So each process that asks for one first removes those of
+processes that are gone.
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ _PREFIX = "pch-"
 
 
 def process_directory(tool: str) -> Path | None:
-    """Return this process's directory, below ``$KTUNED_CACHE`` or else a private directory in TMPDIR.
+    """Return this process's directory, below ``$KTUNED_CACHE`` or else in a private directory in TMPDIR.
 
-    ``tool`` names what uses it. None if it cannot be made, or others could write there.
+    ``None`` if it cannot be made, or if other users could write there. ``tool`` is the name of its user.
     """
-    # It brings four compressors, and only some back ends ask for a directory.
+    # Imported here, because it imports four compressors, and only some backends need a directory.
     import shutil
 
     cache = os.environ.get("KTUNED_CACHE")
-    root = Path(cache, tool) if cache else Path(_temporary(), f"ktuned-{tool}-{os.getuid()}")
+    root = Path(cache, tool) if cache else Path(_find_temporary_directory(), f"ktuned-{tool}-{os.getuid()}")
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = root.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+        status = root.lstat()
+        if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
             return None
-        for left in root.glob(f"{_PREFIX}*"):
-            if not _is_running(left.name):
-                shutil.rmtree(left, ignore_errors=True)
-        own = root / _name(os.getpid())
+        for directory in root.glob(f"{_PREFIX}*"):
+            if not _is_running(directory.name):
+                shutil.rmtree(directory, ignore_errors=True)
+        own = root / _name_directory(os.getpid())
         own.mkdir(mode=0o700, exist_ok=True)
     except OSError:
         return None
@@ -40,12 +40,12 @@ def process_directory(tool: str) -> Path | None:
     return own
 
 
-def _temporary() -> str:
-    # Compilers have `tempfile` point to their scratch meanwhile.
+def _find_temporary_directory() -> str:
+    # Not `tempfile.gettempdir()`, which plugins redirect to a scratch directory while they compile.
     return os.environ.get("TMPDIR") or "/tmp"
 
 
-def _name(pid: int) -> str:
+def _name_directory(pid: int) -> str:
     """Return the name of a process's directory: its pid and its start time, because pids are reused.
 
     Raises:
@@ -57,6 +57,6 @@ def _name(pid: int) -> str:
 
 def _is_running(name: str) -> bool:
     try:
-        return _name(int(name.split("-")[1])) == name
+        return _name_directory(int(name.split("-")[1])) == name
     except (OSError, ValueError, IndexError):
         return False

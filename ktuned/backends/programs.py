@@ -1,4 +1,4 @@
-"""Programs on the PATH, with every place where a search for them looks: a new one may come before the present one."""
+"""Finds programs on the PATH, with every place where the search looks: a new program there would come first."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ from pathlib import Path
 from typing import Final
 
 PARTS: Final = ("cc1plus", "as", "ld")
-"""The programs that a C++ compiler's driver runs: an upgrade may replace them and leave the driver."""
+"""The programs that a C++ compiler's driver runs; an upgrade may replace them without the driver."""
 
 _ANSWER_S: Final = 10.0
-"""Time for a compiler to say where its parts are; one that does not has none."""
+"""Deadline for a compiler to say where its parts are; if it does not answer, it has none."""
 
 
 def on_path(command: str) -> Iterator[Path]:
-    """Yield the places where a command is looked for, up to the one that is found, and the file behind its links."""
+    """Yield the places where a command is looked for, up to the program, and then the file behind its links."""
     if os.sep in command:
         places = [Path(command)]
     else:
@@ -29,14 +29,14 @@ def on_path(command: str) -> Iterator[Path]:
 
 
 def compiler_files(command: Sequence[str]) -> Iterator[Path]:
-    """Yield the files of a C or C++ compiler: its driver, as :func:`on_path` finds it, and what the driver runs."""
-    # Not every worker compiles.
+    """Yield the files of a C or C++ compiler: its driver, as by :func:`on_path`, and the programs that it runs."""
+    # Imported here, because not every worker compiles.
     import subprocess
 
     yield from on_path(command[0])
     for part in PARTS:
         try:
-            said = subprocess.run(
+            answer = subprocess.run(
                 [*command, f"-print-prog-name={part}"],
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -46,7 +46,7 @@ def compiler_files(command: Sequence[str]) -> Iterator[Path]:
             ).stdout.strip()
         except (OSError, subprocess.SubprocessError):
             return
-        if os.sep in said and "\n" not in said:
-            yield Path(said)
-        elif said == part:
+        if os.sep in answer and "\n" not in answer:
+            yield Path(answer)
+        elif answer == part:
             yield from on_path(part)

@@ -1,4 +1,4 @@
-"""Resources of a compiled kernel, parsed from the assembler's report (``ptxas -v``)."""
+"""Reads the resources of compiled kernels from the assembler's report (``ptxas -v``)."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ class Resources(Record):
 
 
 def parse(log: str) -> dict[str, Resources]:
-    """Return the resources of each kernel in a log, by its symbol; functions that were not inlined are left out."""
-    found: dict[str, dict[str, int]] = {}
+    """Return the resources of each kernel in a log by symbol; device functions that were not inlined are left out."""
+    values_by_kernel: dict[str, dict[str, int]] = {}
     entry = function = ""
     for line in log.splitlines():
         if match := _ENTRY.search(line):
             entry = match[1]
-            found[entry] = {}
+            values_by_kernel[entry] = {}
         elif match := _FUNCTION.search(line):
             function = match[1]
         elif (match := _STACK.search(line)) and function == entry and entry:
             stack, stores, loads = map(int, match.groups())
-            found[entry] |= {"stack_bytes": stack, "spill_store_bytes": stores, "spill_load_bytes": loads}
+            values_by_kernel[entry] |= {"stack_bytes": stack, "spill_store_bytes": stores, "spill_load_bytes": loads}
         elif (match := _REGISTERS.search(line)) and entry:
-            found[entry]["registers"] = int(match[1])
+            values_by_kernel[entry]["registers"] = int(match[1])
             if shared := _SHARED.search(line):
-                found[entry]["static_shared_bytes"] = int(shared[1])
-    return {symbol: Resources(**values) for symbol, values in found.items()}
+                values_by_kernel[entry]["static_shared_bytes"] = int(shared[1])
+    return {symbol: Resources(**values) for symbol, values in values_by_kernel.items()}

@@ -1,7 +1,7 @@
-"""Registry of backend plugins, found by entry-point metadata and imported when first used.
+"""The registry of backend plugins, found by entry-point metadata and imported when first used.
 
-``importlib.metadata`` brings ``email`` and ``zipfile``, 1 MiB: it is imported where plugins are looked for, and the
-daemon looks for none.
+``importlib.metadata`` imports ``email`` and ``zipfile`` (1 MiB), so it is imported only where plugins are looked for:
+the daemon looks for none.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ ENTRY_POINT_GROUP = "ktuned.backends"
 
 
 def install_hint(backend: str, python: str = "") -> str:
-    """Return the command that installs a backend's plugin for an interpreter; a remedy where ktuned has no such extra.
+    """Return the command that installs a backend's plugin for an interpreter.
 
-    Backends of other distributions have no extra of ktuned.
+    If ktuned has no extra for it (a backend of another distribution, or a misspelt name), return a remedy in words.
     """
     if extra := extra_of(backend):
         return f"{f'{python} -m ' if python else ''}pip install '{extra}'"
-    where = f"for {python}" if python else "into this interpreter"
-    return f"install the plugin that has it {where}, or correct `backend=` in the kernel file"
+    place = f"for {python}" if python else "into this interpreter"
+    return f"install the plugin that has it {place}, or correct `backend=` in the kernel file"
 
 
 def extra_of(backend: str) -> str:
-    """Return ktuned with the extra that brings a backend, ``ktuned[tvm-ffi]``; ``""`` if it has no such extra.
+    """Return ktuned with the extra for a backend, such as ``ktuned[tvm-ffi]``; empty if there is none.
 
-    A plugin's backend for GPUs, ``tvm_ffi_cuda``, comes with the one for CPUs.
+    A plugin's backend for GPUs (``tvm_ffi_cuda``) comes with the one for CPUs.
     """
     from importlib.metadata import metadata
 
@@ -52,11 +52,11 @@ class Registry:
     def _points(self) -> Mapping[str, EntryPoint]:
         from importlib.metadata import entry_points
 
-        found = entry_points(group=ENTRY_POINT_GROUP) if self._given is None else self._given
-        return {point.name: point for point in found}
+        points = entry_points(group=ENTRY_POINT_GROUP) if self._given is None else self._given
+        return {point.name: point for point in points}
 
     def find(self) -> None:
-        """Look for the plugins now, which is otherwise done when the first one is asked for."""
+        """Look for the plugins now, not only when the first one is needed."""
         _ = self._points
 
     @property
@@ -65,16 +65,16 @@ class Registry:
         return sorted(self._points)
 
     def version(self, name: str) -> str:
-        """Return the version of the distribution that provides a backend, or ``""`` when it says none."""
+        """Return the version of the distribution that provides a backend; empty if that is unknown."""
         distribution = self._points[name].dist
         return distribution.version if distribution else ""
 
     def distribution(self, name: str) -> Distribution | None:
-        """Return the distribution that provides a backend, if it is known."""
+        """Return the distribution that provides a backend; ``None`` if that is unknown."""
         return self._points[name].dist
 
     def plugin(self, name: str) -> str:
-        """Return the name of the distribution that provides a backend, as pip installs it; ``""`` if unknown."""
+        """Return pip's name of the distribution that provides a backend; empty if that is unknown."""
         distribution = self._points[name].dist if name in self._points else None
         return distribution.name if distribution else ""
 
@@ -82,7 +82,7 @@ class Registry:
         """Import a plugin and return its backend.
 
         Raises:
-            BackendError: no such plugin, it cannot be imported, or it speaks a newer API.
+            BackendError: there is no such plugin, it cannot be imported, or it needs a newer ktuned.
         """
         if name in self._loaded:
             return self._loaded[name]
@@ -96,11 +96,11 @@ class Registry:
             kind = self._points[name].load()
         except Exception as error:
             plugin = self.plugin(name)
-            # pip installs a plugin's requirements that are missing, too.
-            mends = bool(plugin) and isinstance(error, ModuleNotFoundError)
+            # Installing an installed plugin again makes pip install its missing requirements.
+            is_incomplete = bool(plugin) and isinstance(error, ModuleNotFoundError)
             raise BackendError(
                 f"the backend {name!r} cannot be imported: {type(error).__name__}: {error}",
-                hint=f"pip install {plugin}" if mends else "reinstall its distribution into this interpreter",
+                hint=f"pip install {plugin}" if is_incomplete else "reinstall its distribution into this interpreter",
             ) from error
         if not (isinstance(kind, type) and issubclass(kind, Backend)):
             raise BackendError(f"the entry point of backend {name!r} is not a subclass of ktuned.backends.Backend")

@@ -1,6 +1,8 @@
-"""Environment variables that decide what is compiled or how fast it runs: the lists that backends share, and a reader.
+"""Environment variables that decide what is compiled or how fast it runs: the lists that backends share, and readers.
 
-A pattern is a name, or the beginning of names and an asterisk (``OMP_*``).
+Three kinds of variables matter. Deciding ones are part of keys, by the patterns of a backend. Finding ones (``PATH``
+and the like) are not: what is found with them is in the fingerprint instead. Those that a project sets itself always
+count, but only by digest, because they may be secrets. A pattern is a name, or a prefix with an asterisk (``OMP_*``).
 """
 
 from __future__ import annotations
@@ -12,14 +14,14 @@ from typing import Final
 from ktuned.model import ENVIRONMENT
 
 MAX_SHOWN: Final = 80
-"""Characters of a value that is kept as it is; of a longer one its digest is."""
+"""Longest value that is kept as it is; of a longer one the digest is kept."""
 
 COMPILING_VARIABLES: Final = (
     "AR", "AS", "CC", "CCC_OVERRIDE_OPTIONS", "CFLAGS", "COMPILER_PATH", "CPATH", "CPLUS_INCLUDE_PATH", "CPPFLAGS",
     "CUDACXX", "CUDAHOSTCXX", "CUDA_HOME", "CUDA_PATH", "CXX", "CXXFLAGS", "C_INCLUDE_PATH", "GCC_COMPARE_DEBUG",
     "GCC_EXEC_PREFIX", "LD", "LDEMULATION", "LDFLAGS", "LD_RUN_PATH", "LIBRARY_PATH", "NVCC_*", "SOURCE_DATE_EPOCH",
 )  # fmt: skip
-"""Variables that C, C++ and CUDA compilers follow: they key artifacts."""
+"""Variables that C, C++ and CUDA compilers read; they are part of artifacts' keys."""
 
 MEASURING_VARIABLES: Final = (
     "ATEN_*", "BLIS_*", "CUBLAS_*", "CUDA_*", "CUDNN_*", "DNNL_*", "GLIBC_TUNABLES", "GOMP_*", "GOTO_NUM_THREADS",
@@ -28,7 +30,7 @@ MEASURING_VARIABLES: Final = (
     "PYTHONDEVMODE", "PYTHONHASHSEED", "PYTHONMALLOC", "PYTHONOPTIMIZE", "PYTHONUTF8", "PYTHONWARNINGS", "PYTORCH_*",
     "TBB_*", "TCMALLOC_*", "TORCHINDUCTOR_*", "TORCH_*", "TRITON_*",
 )  # fmt: skip
-"""Variables that libraries, runtimes and drivers follow while a kernel runs: they key measurements."""
+"""Variables that libraries, runtimes and drivers read while a kernel runs; they are part of measurements' keys."""
 
 NOT_DECIDING: Final = frozenset(
     {
@@ -39,55 +41,52 @@ NOT_DECIDING: Final = frozenset(
         "TRITON_HOME", "TRITON_PRINT_AUTOTUNING",
     }
 )  # fmt: skip
-"""Variables that only choose among devices, which have fingerprints of their own, or say where files and logs go."""
+"""Variables that only choose a device, which has a fingerprint of its own, or the places of files and logs."""
 
 OBSERVER_NAME: Final = "/libktuned_observer-"
-"""A part of the path of the observer's library."""
+"""Part of the path of ktuned's own observer library."""
 
 FINDING_VARIABLES: Final = (
     "CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES", "PATH", "PYTHONHOME", "PYTHONNOUSERSITE", "PYTHONPATH",
     "PYTHONUSERBASE", "VIRTUAL_ENV",
 )  # fmt: skip
-"""Variables by which compilers, packages and devices are found: where one is another, a probe shows what is found."""
+"""Variables by which compilers, packages and devices are found; when one changes, a probe shows what is found now."""
 
 
 def finding(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables by which things are found; they are in no fingerprint, which has what is found."""
-    return {ENVIRONMENT + name: shown(environment[name]) for name in FINDING_VARIABLES if name in environment}
+    """Return the finding variables of an environment, by their names in a fingerprint."""
+    return {ENVIRONMENT + name: shorten_value(environment[name]) for name in FINDING_VARIABLES if name in environment}
 
 
 def deciding(patterns: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of an environment that decide, by their names in a fingerprint. One that is not set is none.
-
-    ``patterns`` are a backend's.
-    """
+    """Return the variables of an environment that match a backend's ``patterns``, by their names in a fingerprint."""
     wanted = tuple(patterns)
-    environment = {**environment, **_without_observer(environment)}
+    environment = {**environment, **_remove_observer(environment)}
     environment = {name: value for name, value in environment.items() if value or name not in _PRELOADING}
     names = {name for name in wanted if name in environment}
     prefixes = tuple(pattern.removesuffix("*") for pattern in wanted if pattern.endswith("*"))
     names |= (
         {name for name in environment if name.startswith(prefixes) and name not in NOT_DECIDING} if prefixes else set()
     )
-    return {ENVIRONMENT + name: shown(environment[name]) for name in sorted(names)}
+    return {ENVIRONMENT + name: shorten_value(environment[name]) for name in sorted(names)}
 
 
 _PRELOADING = ("LD_AUDIT", "LD_PRELOAD")
 
 
-def _without_observer(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what an environment preloads besides ktuned's own observer, which decides nothing."""
+def _remove_observer(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the preloading variables without ktuned's own observer, which decides nothing."""
     lists = {name: environment[name].split(":") for name in _PRELOADING if name in environment}
     return {name: ":".join(one for one in found if OBSERVER_NAME not in one) for name, found in lists.items()}
 
 
-def shown(value: str) -> str:
-    """Return the text that stands for a value in a fingerprint."""
+def shorten_value(value: str) -> str:
+    """Return a value as it stands in a fingerprint: unchanged, or its digest if it is long."""
     return value if len(value) <= MAX_SHOWN else f"sha256:{hashlib.sha256(value.encode()).hexdigest()[:16]}"
 
 
 def private(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return a root's own variables as a fingerprint has them: by digest, because they may hold secrets."""
+    """Return a root's own variables for a fingerprint, by digest, because they may be secrets."""
     return {
         ENVIRONMENT + name: f"sha256:{hashlib.sha256(value.encode()).hexdigest()[:16]}"
         for name, value in sorted(variables.items())

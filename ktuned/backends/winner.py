@@ -1,4 +1,4 @@
-"""Winner of a lookup as a callable, in an application's own process: a sealed artifact, loaded by its backend."""
+"""Loads a winner's artifact in an application's own process, by its backend's plugin, and makes it callable."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ GPU_PREFIX = "sm_"
 
 
 class LoadedKernel:
-    """A winner that can be called with its tensors, by the names that ``inputs`` of the kernel file gives them.
+    """A winner that is called with its tensors, by the names of the kernel file's ``inputs``.
 
-    Positional arguments follow the order of the kernel's own arguments, ``tensors``.
+    Positional arguments are in the order of the kernel's own arguments, ``tensors``.
     """
 
     def __init__(self, name: str, kernel: Kernel, tensors: tuple[str, ...]) -> None:
@@ -30,64 +30,68 @@ class LoadedKernel:
         self._kernel = kernel
 
     def __call__(self, *args: Any, **tensors: Any) -> Any:
-        """Run the kernel once; on a GPU in the current stream of torch.
+        """Run the kernel once; on a GPU in torch's current stream.
 
         Raises:
-            TypeError: a tensor is missing, or is none of the kernel's.
+            TypeError: a tensor is missing, or the kernel has no such tensor.
         """
-        return self._kernel.call(self._named(args, tensors))
+        return self._kernel.call(self._name_tensors(args, tensors))
 
     def bind(self, *args: Any, **tensors: Any) -> Launch:
-        """Return a call without arguments for these very tensors: the least that a launch costs the host.
+        """Return a call without arguments for these very tensors, which costs the host the least.
 
         Raises:
-            TypeError: as a call.
+            TypeError: a tensor is missing, or the kernel has no such tensor.
         """
-        return self._kernel.bind(self._named(args, tensors))
+        return self._kernel.bind(self._name_tensors(args, tensors))
 
     def __repr__(self) -> str:
         return f"<{self.name}({', '.join(self.tensors)})>"
 
-    def _named(self, args: tuple[Any, ...], tensors: Mapping[str, Any]) -> Mapping[str, Any]:
+    def _name_tensors(self, args: tuple[Any, ...], tensors: Mapping[str, Any]) -> Mapping[str, Any]:
         if not args and tensors.keys() == set(self.tensors):
             return tensors
         if len(args) > len(self.tensors):
             raise TypeError(f"{self!r} takes {len(self.tensors)} tensors, and got {len(args)}")
-        found = dict(zip(self.tensors, args, strict=False))
+        named = dict(zip(self.tensors, args, strict=False))
         for name in tensors:
-            if name in found or name not in self.tensors:
-                fault = "got it twice" if name in found else f"has no such tensor {listed(self.tensors, near=name)}"
+            if name in named or name not in self.tensors:
+                fault = "got it twice" if name in named else f"has no such tensor {listed(self.tensors, near=name)}"
                 raise TypeError(f"{self!r}: {name!r}: {fault}")
-        found.update(tensors)
-        missing = [name for name in self.tensors if name not in found]
+        named.update(tensors)
+        missing = [name for name in self.tensors if name not in named]
         if missing:
             raise TypeError(f"{self!r} lacks the tensor{'s' if len(missing) > 1 else ''} {', '.join(missing)}")
-        return found
+        return named
 
 
 def load_winner(
     artifact: str | os.PathLike[str], kernel_file: str | None = None, device: str | None = None
 ) -> LoadedKernel:
-    """Load a winner's artifact into this process, for ``device``, a name such as ``cuda:1``; by default the first.
+    """Load a winner's artifact into this process.
 
-    ``kernel_file`` is where its kernel is declared, for backends whose artifacts call functions of it.
-    It is the entry point ``winner`` of the group ``ktuned.loaders``, by which clients find it.
+    Clients find this function by the entry point ``winner`` of the group ``ktuned.loaders``.
+
+    Args:
+        artifact: the artifact's directory.
+        kernel_file: the kernel file, for backends whose artifacts call its functions.
+        device: a name such as ``cuda:1``; the first device by default.
 
     Raises:
-        BackendError: the backend's plugin is missing, the artifact damaged or too old, its device not here.
+        BackendError: the backend's plugin is missing, the artifact is damaged or too old, or its device is not here.
         Unsupported: the device cannot run it.
         NotFound: there is no such device.
     """
     directory = Path(artifact)
     try:
-        found = manifest.read(directory)
-        recipe = found.recipe
+        sealed = manifest.read(directory)
+        recipe = sealed.recipe
         if not recipe.target:
             raise BackendError(
-                f"the artifact {directory.name} was made by an older ktuned, which did not note how it is called",
+                f"the artifact {directory.name} was made by an older ktuned, which did not record how to call it",
                 hint="`ktuned prune --keep-gib 0` removes such artifacts; then tune the kernel again",
             )
-        backend = Registry().load(found.backend)
+        backend = Registry().load(sealed.backend)
         manifest.verify(directory, required=backend.required_files)
     except DamagedArtifact as error:
         raise BackendError(f"the artifact cannot be loaded: {error}", hint="tune the kernel again") from error
@@ -98,34 +102,34 @@ def load_winner(
         )
     build = backend.build.from_plain(recipe.build)
     unit = Unit(
-        key=found.key,
+        key=sealed.key,
         build=build,
         sources=(),
         kernel_file=Path(kernel_file or ""),
         kernel=recipe.kernel,
         target=recipe.target,
     )
-    where = _device(backend, recipe.target, device)
-    return LoadedKernel(recipe.kernel, backend.load(directory, unit, where), build.tensors)
+    found_device = _find_device(backend, recipe.target, device)
+    return LoadedKernel(recipe.kernel, backend.load(directory, unit, found_device), build.tensors)
 
 
-def _device(backend: Backend, target: str, name: str | None) -> Device:
-    """Return the device of this machine that an artifact is loaded for; nothing is compiled, so no compiler is needed.
+def _find_device(backend: Backend, target: str, name: str | None) -> Device:
+    """Return the device to load an artifact for; nothing is compiled, so it does not matter whether a compiler exists.
 
     Raises:
-        BackendError: no device that it may be for is here.
-        NotFound: the one that is named is not.
+        BackendError: this machine has no device of that kind.
+        NotFound: it has none of that name.
     """
-    found: Sequence[Device] | Absent
+    devices: Sequence[Device] | Absent
     if target.startswith(cpu.TARGET_PREFIX):
-        found = (cpu.device(),)
+        devices = (cpu.device(),)
     elif target.startswith(GPU_PREFIX):
-        found = cuda_devices()
+        devices = cuda_devices()
     else:
-        found = backend.devices()
-    if isinstance(found, Absent):
-        raise BackendError(f"the winner is for {target}: {found.message}", hint=found.hint)
-    for device in found:
+        devices = backend.devices()
+    if isinstance(devices, Absent):
+        raise BackendError(f"the winner is for {target}: {devices.message}", hint=devices.hint)
+    for device in devices:
         if name in (None, device.name):
             return device
-    raise NotFound(f"there is no device {name!r} {listed([str(device.name) for device in found], near=name or '')}")
+    raise NotFound(f"there is no device {name!r} {listed([str(device.name) for device in devices], near=name or '')}")

@@ -61,7 +61,7 @@ def test_a_wrong_type_is_named_with_its_field(given: dict[str, Any], message: st
         dict(args=(), flags=(), defines={}, limit=3, anything=object()),
     ],
 )
-def test_what_means_the_same_is_accepted(given: dict[str, Any]) -> None:
+def test_lists_for_tuples_and_ints_for_floats_are_accepted(given: dict[str, Any]) -> None:
     """Lists for tuples, ints for floats, bools for ints; and what travels comes back."""
     build = Recipe(function="k", **given)
     if given.get("anything") is None:

@@ -101,7 +101,9 @@ def test_listing_imports_nothing(registry: Registry) -> None:
         ("no_attribute", "'no_attribute' cannot be imported: AttributeError: .*Missing", "reinstall"),
     ],
 )
-def test_what_cannot_be_loaded_says_why(registry: Registry, name: str, message: str, hint: str) -> None:
+def test_a_plugin_that_cannot_be_loaded_is_one_line_with_the_reason(
+    registry: Registry, name: str, message: str, hint: str
+) -> None:
     """An unknown, broken, newer or false plugin is one clear line, each time it is asked for."""
     for _ in range(2):
         with pytest.raises(BackendError, match=message) as caught:
@@ -110,7 +112,7 @@ def test_what_cannot_be_loaded_says_why(registry: Registry, name: str, message: 
         assert "\n" not in caught.value.message
 
 
-def test_nothing_installed_is_said() -> None:
+def test_the_error_without_plugins_says_that_none_is_installed() -> None:
     """With no plugin at all the error does not list an empty list."""
     with pytest.raises(BackendError, match=r"installed: none"):
         Registry([]).load("plain")

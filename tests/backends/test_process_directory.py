@@ -24,7 +24,7 @@ def made(environment: dict[str, str], *arguments: str) -> str:
     return subprocess.run(command, env=variables, capture_output=True, text=True, check=not arguments).stdout.strip()
 
 
-def test_what_a_killed_process_left_goes(tmp_path: Path) -> None:
+def test_the_directory_of_a_killed_process_is_removed(tmp_path: Path) -> None:
     """The next process removes it, and leaves a running one's alone; its own goes with it."""
     start = Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19]
     running = tmp_path / "tool" / f"pch-{os.getpid()}-{start}"
@@ -46,6 +46,6 @@ def test_a_directory_that_others_may_write_is_not_used(tmp_path: Path) -> None:
     assert made({"KTUNED_CACHE": str(tmp_path)}) == "None"
 
 
-def test_without_a_cache_it_is_a_private_one_in_tmpdir(tmp_path: Path) -> None:
+def test_without_a_cache_the_directory_is_a_private_one_in_tmpdir(tmp_path: Path) -> None:
     """Whatever ``tempfile`` has been made to point to meanwhile."""
     assert Path(made({"TMPDIR": str(tmp_path)})).parent == tmp_path / f"ktuned-tool-{os.getuid()}"

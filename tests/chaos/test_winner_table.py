@@ -15,7 +15,7 @@ from typing import Any
 import msgpack
 
 from ktuned.lookup.winner_table import WinnerTable
-from ktuned_client.memo import Memo, key_of
+from ktuned_client.memo import Memo, pack_problem
 from ktuned_client.table import TABLE_NAME, USES_NAME, kernel_key, winner_prefix
 from tests.chaos.conftest import Row, Scale
 
@@ -141,7 +141,7 @@ def read_many(directory: str, truth: Truth, reads: int, seed: int) -> str:
         # Half of the reads are of the few entries that every turn of the writer writes again.
         kernel, size = chance.randrange(KERNELS), chance.randrange(SIZES if number % 2 else 4)
         name, problem = f"p:kernel{kernel}", {"size": size}
-        key = key_of(problem)
+        key = pack_problem(problem)
         least = truth.versions[kernel]
         hit, is_old = memo.recall(name, key, None) if number % 3 else (None, False)
         if hit is None:

@@ -73,7 +73,7 @@ async def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(path: str
             assert asyncio.get_running_loop().time() - start < PATIENT_S
             assert (hit.status, hit.config) == ("unavailable", DEFAULT)
             client._knowledge.backoff = Backoff(PATIENT_S, PATIENT_S)
-            client._knowledge.backoff.failed("still silent")
+            client._knowledge.backoff.record_failure("still silent")
             assert (await client.lookup("gemm", {}, DEFAULT)).message == "still silent"
 
 
@@ -122,7 +122,7 @@ async def test_a_call_past_its_deadline_leaves_the_others(path: str) -> None:
             await client.call("boom")
 
 
-async def test_a_lost_daemon_fails_what_waits(path: str) -> None:
+async def test_a_lost_daemon_fails_waiting_requests(path: str) -> None:
     """A killed daemon ends every request under way, and its successor is found."""
     async with AsyncClient(path, deadline_s=PATIENT_S) as client:
         with daemon.running(path) as process:
@@ -136,7 +136,7 @@ async def test_a_lost_daemon_fails_what_waits(path: str) -> None:
 
 
 @pytest.mark.usefixtures("served")
-async def test_garbage_from_the_daemon_fails_what_waits(path: str) -> None:
+async def test_garbage_from_the_daemon_fails_waiting_requests(path: str) -> None:
     """Bytes that are no message end the connection; the next request opens another."""
     async with AsyncClient(path, deadline_s=PATIENT_S) as client:
         waiting = asyncio.create_task(client.call("hold"))

@@ -211,7 +211,7 @@ def test_a_client_pickles(path: str) -> None:
 
 
 @pytest.mark.usefixtures("served")
-def test_answers_that_fit_no_questions_are_none(path: str) -> None:
+def test_fewer_answers_than_questions_give_the_defaults(path: str) -> None:
     """A daemon that answers fewer lookups than it was asked makes no one raise, nor take another's answer."""
     with Client(path, deadline_s=PATIENT_S) as client:
         hits = client.lookup_many([("omitted", {}, DEFAULT), ("gemm", {"M": 1}, DEFAULT)])
@@ -238,7 +238,7 @@ def test_a_silent_daemon_costs_a_lookup_its_deadline_and_no_more(path: str) -> N
         assert "within 0.05 s" in hit.message
         assert 0.05 <= took_s < PATIENT_S
         client._knowledge.backoff = Backoff(PATIENT_S, PATIENT_S)
-        client._knowledge.backoff.failed("still silent")
+        client._knowledge.backoff.record_failure("still silent")
         assert client.lookup("gemm", {}, DEFAULT).message == "still silent"
 
 

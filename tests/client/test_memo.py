@@ -175,10 +175,10 @@ def test_without_a_daemon_a_fresh_answer_becomes_stale_when_the_watch_has_ended(
             kept.remember("gemm", bytes([number]), hit)
     write_word(path, WATCHED_WORD, int((now + 10.0) * 1e9))
     now += 9.9
-    assert [kept.last_word("gemm", bytes([number]), None, "gone") for number in range(2)] == hits
+    assert [kept.find_last_answer("gemm", bytes([number]), None, "gone") for number in range(2)] == hits
     now += 0.1
     assert kept.recall("gemm", b"\0", None) == (None, True)
-    stale, near = (kept.last_word("gemm", bytes([number]), None, "gone") for number in range(2))
+    stale, near = (kept.find_last_answer("gemm", bytes([number]), None, "gone") for number in range(2))
     assert stale is not None
     assert (stale.status, stale.config) == ("stale", hits[0].config)
     assert stale.message == "no daemon watches its files now: gone"
@@ -187,7 +187,7 @@ def test_without_a_daemon_a_fresh_answer_becomes_stale_when_the_watch_has_ended(
     kept.close()
 
 
-def test_a_removed_table_is_found_out(path: str) -> None:
+def test_a_removed_table_is_noticed_when_the_watch_has_ended(path: str) -> None:
     """To delete the socket's directory cuts no client off: when the watch has ended, it asks again."""
     with Client(path, deadline_s=PATIENT_S) as client:
         with daemon.running(path) as process:
@@ -206,7 +206,7 @@ def test_a_removed_table_is_found_out(path: str) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"short", bytes(8 * WORDS), b"ktunedW\x02" + bytes(8 * WORDS - 8)])
-def test_a_table_that_is_none_is_not_believed(path: str, content: bytes) -> None:
+def test_a_file_that_is_not_a_table_is_rejected(path: str, content: bytes) -> None:
     """A file of another size, version or kind is refused; and a daemon puts a table of its own in its place."""
     table = Path(path).with_name(TABLE_NAME)
     table.write_bytes(content)
@@ -268,7 +268,7 @@ def test_a_daemon_of_another_protocol_is_named(path: str) -> None:
                 assert "protocol 2" in hit.message
 
 
-def test_closing_lets_go_of_the_table(path: str, served: BaseProcess) -> None:
+def test_closing_a_client_unmaps_the_table(path: str, served: BaseProcess) -> None:
     """A client that is closed holds no file, and can be used again."""
     client = Client(path, deadline_s=PATIENT_S)
     first = client.lookup("gemm", {"M": 1})

@@ -26,30 +26,30 @@ def test_a_tuning_of_nothing_is_over() -> None:
 def test_it_is_over_when_the_last_job_has_ended() -> None:
     """Each job's end counts once, and the job maps are the last ones heard."""
     progress = _progress(_job(1), _job(2))
-    assert progress.take(_event(1, "job_done", 1, "done"))
-    assert not progress.take(_event(2, "job_done", 1, "done"))
+    assert progress.apply_event(_event(1, "job_done", 1, "done"))
+    assert not progress.apply_event(_event(2, "job_done", 1, "done"))
     assert not progress.is_over
-    assert progress.take(_event(3, "trial_done", 2))
-    assert progress.take(_event(4, "job_done", 2, "failed"))
+    assert progress.apply_event(_event(3, "trial_done", 2))
+    assert progress.apply_event(_event(4, "job_done", 2, "failed"))
     assert progress.is_over
     assert [job["state"] for job in progress.jobs] == ["done", "failed"]
     assert (progress.epoch, progress.seq) == (1, 4)
 
 
 @pytest.mark.parametrize("state", sorted(ENDED_STATES))
-def test_an_end_that_was_missed_is_made_up_once(state: str) -> None:
+def test_a_missed_end_is_reported_once(state: str) -> None:
     """A job that is found ended gives one job_done; the daemon's own, coming late, is no news."""
     progress = _progress(_job(1), _job(2))
-    (made_up,) = progress.catch_up([_job(1, state), _job(2), _job(3, state)])
+    (made_up,) = progress.apply_jobs([_job(1, state), _job(2), _job(3, state)])
     assert (made_up["type"], made_up["job"], made_up["job_state"]) == ("job_done", 1, _job(1, state))
-    assert progress.catch_up([_job(1, state)]) == []
-    assert not progress.take(_event(1, "job_done", 1, state))
+    assert progress.apply_jobs([_job(1, state)]) == []
+    assert not progress.apply_event(_event(1, "job_done", 1, state))
 
 
 def test_a_gap_is_passed_on() -> None:
     """`fresh` moves the place in the stream and is news."""
     progress = _progress(_job(1))
-    assert progress.take({"fresh": True, "epoch": 2, "seq": 50})
+    assert progress.apply_event({"fresh": True, "epoch": 2, "seq": 50})
     assert (progress.epoch, progress.seq) == (2, 50)
 
 
@@ -61,12 +61,12 @@ def test_the_backoff_doubles_up_to_its_last_interval(monkeypatch: pytest.MonkeyP
     assert not backoff.is_waiting
     expected = FIRST_RETRY_S
     for _ in range(10):
-        backoff.failed("gone")
+        backoff.record_failure("gone")
         now += expected * 0.99
         assert backoff.is_waiting
         now += expected * 0.02
         assert not backoff.is_waiting
         expected = min(expected * 2, LAST_RETRY_S)
-    backoff.failed("gone")
-    backoff.succeeded()
+    backoff.record_failure("gone")
+    backoff.record_success()
     assert not backoff.is_waiting

@@ -73,7 +73,7 @@ async def test_the_async_client_reads_it_too(path: str, publish: Publish) -> Non
         assert await client.call("asked") == 0
 
 
-def test_what_is_not_in_it_is_asked(path: str, publish: Publish) -> None:
+def test_a_question_that_the_table_lacks_goes_to_the_daemon(path: str, publish: Publish) -> None:
     """Other problems and types, devices, objectives and kernels, and what a pin has not decided, are the daemon's."""
     publish({"M": 1})
     questions: list[dict[str, Any]] = [
@@ -94,7 +94,7 @@ def test_what_is_not_in_it_is_asked(path: str, publish: Publish) -> None:
         assert asked(client) == len(questions) + 1
 
 
-def test_a_key_problem_stands_for_its_bucket(path: str, publish: Publish) -> None:
+def test_a_problem_is_answered_by_its_bucket(path: str, publish: Publish) -> None:
     """Rules that are data are the client's to apply; what was measured is named where it is another problem."""
     whole = {"N": 1024, "name": "x", "scale": 1.0}
     publish(
@@ -125,7 +125,7 @@ def test_a_key_problem_stands_for_its_bucket(path: str, publish: Publish) -> Non
             assert asked(client) == count
 
 
-def test_what_is_not_fresh_is_asked_again_in_time(path: str, publish: Publish) -> None:
+def test_an_answer_that_is_not_fresh_is_asked_for_again_in_time(path: str, publish: Publish) -> None:
     """The daemon counts who waits for a tuning; a fresh answer holds for as long as the table says so."""
     publish({"M": 1}, status="stale")
     publish({"M": 2})
@@ -152,7 +152,7 @@ def test_a_change_is_seen_at_once(path: str, publish: Publish) -> None:
         assert asked(client) == 1
 
 
-def test_it_answers_while_no_daemon_does(path: str) -> None:
+def test_the_table_answers_while_no_daemon_does(path: str) -> None:
     """A process that starts then has the winners too: fresh until the watch has ended, then stale with the reason."""
     with daemon.running(path) as process:
         with Client(path, deadline_s=PATIENT_S) as client:
@@ -214,7 +214,7 @@ def test_the_documented_reader_in_c_reads_it(path: str, publish: Publish, tmp_pa
     assert len(source.splitlines()) <= 130
 
 
-def test_word_order_is_the_machines(path: str, publish: Publish) -> None:
+def test_words_have_the_byte_order_of_the_machine(path: str, publish: Publish) -> None:
     """The page says so: the number of words in the file is in word 1, as this machine writes numbers."""
     publish({"M": 1})
     content = (Path(path).parent / TABLE_NAME).read_bytes()

@@ -17,7 +17,7 @@ ENOUGH = 2**20
 
 def taken(tensors: dict[str, Any], directory: Path) -> dict[str, torch.Tensor]:
     """Write tensors and read them by the format's own library."""
-    digest, size = tensor_file.write(tensors, str(directory), ENOUGH)
+    digest, size = tensor_file.write_tensors(tensors, str(directory), ENOUGH)
     path = directory / f"{digest}.safetensors"
     assert hashlib.sha256(path.read_bytes()).hexdigest() == digest
     assert path.stat().st_size == size
@@ -64,7 +64,9 @@ def test_buffers_arrays_and_numbers(tmp_path: Path) -> None:
 def test_the_same_tensors_are_the_same_file(tmp_path: Path) -> None:
     """The name is the content's, in whatever order the tensors come."""
     one, other = {"a": 1, "b": 2.0}, {"b": 2.0, "a": 1}
-    assert tensor_file.write(one, str(tmp_path), ENOUGH) == tensor_file.write(other, str(tmp_path), ENOUGH)
+    assert tensor_file.write_tensors(one, str(tmp_path), ENOUGH) == tensor_file.write_tensors(
+        other, str(tmp_path), ENOUGH
+    )
     assert len(list(tmp_path.iterdir())) == 1
 
 
@@ -82,14 +84,14 @@ def test_the_same_tensors_are_the_same_file(tmp_path: Path) -> None:
 def test_what_cannot_be_captured_leaves_nothing(tmp_path: Path, tensors: Any, error: Any, told: str) -> None:
     """One line that says which tensor and why, and no file."""
     with pytest.raises(error, match=told):
-        tensor_file.write(tensors, str(tmp_path), ENOUGH)
+        tensor_file.write_tensors(tensors, str(tmp_path), ENOUGH)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_data_is_aligned(tmp_path: Path) -> None:
     """The header ends on 8 bytes, as readers that map the file need it."""
     for name in ("a", "ab", "abc"):
-        digest, _ = tensor_file.write({name: 1.0}, str(tmp_path), ENOUGH)
+        digest, _ = tensor_file.write_tensors({name: 1.0}, str(tmp_path), ENOUGH)
         data = (tmp_path / f"{digest}.safetensors").read_bytes()
         length = int.from_bytes(data[:8], "little")
         assert length % 8 == 0

@@ -85,7 +85,7 @@ async def test_the_async_client_reads_the_same(tmp_path: Path) -> None:
             assert other.lookup("gemm", {"M": 1, "alpha": 2}).status == "stale"
 
 
-def test_a_directory_is_all_its_files(tmp_path: Path) -> None:
+def test_a_directory_serves_the_winners_of_all_its_files(tmp_path: Path) -> None:
     """Two device models, and two kernels of one name, are distinguished; a file that is there twice is refused."""
     for number, (kernel, device) in enumerate(
         [("p:gemm", "GPU"), ("p:gemm", "CPU"), ("p:one", "GPU"), ("q:one", "GPU")]
@@ -141,7 +141,7 @@ def test_artifacts_are_found_beside_the_file(tmp_path: Path) -> None:
         (json.dumps(document(winners=[{**WINNER, "digest": 3}])), "winner 1: `digest`"),
     ],
 )
-def test_what_is_wrong_is_said(tmp_path: Path, content: str, told: str) -> None:
+def test_an_invalid_file_ends_with_one_line_that_names_it(tmp_path: Path, content: str, told: str) -> None:
     """A file that is none, a newer version's or a broken one ends with one line that names it."""
     path = tmp_path / "w.json"
     path.write_text(content)
@@ -150,7 +150,7 @@ def test_what_is_wrong_is_said(tmp_path: Path, content: str, told: str) -> None:
     assert str(path) in str(error.value)
 
 
-def test_a_missing_file_or_an_empty_directory_is_said(tmp_path: Path) -> None:
+def test_a_missing_file_or_an_empty_directory_is_an_error(tmp_path: Path) -> None:
     """There is no silent client without winners."""
     with pytest.raises(WinnersError, match="cannot be read"):
         Client(winners=tmp_path / "none.json")
@@ -158,7 +158,7 @@ def test_a_missing_file_or_an_empty_directory_is_said(tmp_path: Path) -> None:
         Client(winners=tmp_path)
 
 
-def test_a_file_is_the_same_for_the_same_winners() -> None:
+def test_equal_winners_give_equal_files() -> None:
     """In whatever order they come, one line each, so that a diff shows what changed."""
     winners = [{**WINNER, "problem": {"M": size}} for size in (1, 2, 3)]
     text = render(document(winners=winners))

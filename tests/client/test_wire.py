@@ -92,7 +92,7 @@ def test_a_stream_may_be_cut_anywhere(sent: list[tuple[bytes, wire.Message]], da
 
 
 @pytest.mark.parametrize("value", NO_MESSAGES, ids=repr)
-def test_what_is_no_message_is_refused(value: Any) -> None:
+def test_a_value_that_is_no_message_is_refused(value: Any) -> None:
     """Valid MessagePack that is not MessagePack-RPC is a protocol error."""
     with pytest.raises(ProtocolError):
         Decoder().feed(msgpack.packb(value))
@@ -200,7 +200,7 @@ def test_params_are_one_map(params: list[Any], understood: dict[str, Any] | None
 
 
 @pytest.mark.parametrize(("value", "error"), [(object(), TypeError), ({1, 2}, TypeError), (2**70, ValueError)])
-def test_what_cannot_travel_is_the_callers_error(value: Any, error: type[Exception]) -> None:
+def test_a_value_that_cannot_be_packed_is_the_callers_error(value: Any, error: type[Exception]) -> None:
     """Encoding raises TypeError or ValueError, and nothing else, for what MessagePack cannot carry."""
     with pytest.raises(error):
         wire.encode_request(1, "m", {"a": value})
@@ -212,7 +212,7 @@ def test_a_short_name_travels_with_the_directory_of_its_application(
     """It is where the process worked when its client was made; a full name, and a directory that is gone, need none."""
 
     def sent(knowledge: Knowledge, kernel: str) -> dict[str, Any]:
-        params: dict[str, Any] = msgpack.unpackb(knowledge.opening(kernel, None, None) + msgpack.packb({"M": 1}))
+        params: dict[str, Any] = msgpack.unpackb(knowledge.encode_opening(kernel, None, None) + msgpack.packb({"M": 1}))
         return params
 
     monkeypatch.chdir(tmp_path)

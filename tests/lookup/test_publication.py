@@ -10,8 +10,8 @@ import pytest
 
 from ktuned.lookup.publication import SHORTEST_PAUSE_S
 from ktuned.model.kernel import KernelInfo
-from ktuned_client.answers import Hit, hit_from
-from ktuned_client.memo import key_of
+from ktuned_client.answers import Hit, make_hit
+from ktuned_client.memo import pack_problem
 from ktuned_client.table_answers import TableAnswers
 from tests.assembled import ALL_ROUNDS, PATIENCE_S, Parts, assembled, kernel_text
 
@@ -26,7 +26,9 @@ def read(parts: Parts, problem: dict[str, Any] | None = None, name: str = "proje
     try:
         problem = {"n": 64} if problem is None else problem
         place = options.pop("directory", None)
-        entry = client.find(name, place, options.pop("device", None), None, problem, key_of(problem), **options)
+        entry = client.find_entry(
+            name, place, options.pop("device", None), None, problem, pack_problem(problem), **options
+        )
         return None if entry is None else entry[3]
     finally:
         client.close()
@@ -44,7 +46,7 @@ def ask(parts: Parts, problem: dict[str, Any] | None = None, *, tune: bool = Fal
     """Look the kernel up as a client does that asks the daemon."""
     name = options.pop("name", "project:it")
     answer = parts.lookups.find_answer(name, problem or {"n": 64}, options.pop("device", None), tune=tune, **options)
-    return hit_from(answer.to_wire())
+    return make_hit(answer.to_wire())
 
 
 async def tuned(parts: Parts, sizes: tuple[int, ...] = (64,), **options: str) -> KernelInfo:
@@ -177,7 +179,7 @@ async def test_what_a_pin_holds_is_its_own(parts: Parts) -> None:
     assert not callable(held)
     found = read(parts, pin="run")
     assert found is not None
-    assert found._replace(problem={"n": 64}) == hit_from(held.to_wire())._replace(file=found.file)
+    assert found._replace(problem={"n": 64}) == make_hit(held.to_wire())._replace(file=found.file)
     assert (read(parts), read(parts, pin="other")) == (None, None)
     assert ask(parts).config == {"us": 10.0} != found.config == {"us": 20.0}
     await parts.lookups.pins.give_up("run")
@@ -199,5 +201,5 @@ async def test_a_machine_of_many_devices_is_described(tmp_path: Path) -> None:
 def test_the_table_lies_beside_the_socket(tmp_path: Path) -> None:
     """A reader without a table there has nothing, and says so without an error."""
     client = TableAnswers(str(tmp_path))
-    assert client.find("it", None, None, None, {"n": 1}, key_of({"n": 1})) is None
+    assert client.find_entry("it", None, None, None, {"n": 1}, pack_problem({"n": 1})) is None
     client.close()

@@ -12,7 +12,7 @@ import pytest
 from ktuned.backends import Registry
 from ktuned.testing.backends import check_backend
 from ktuned_command import Build, Command, CommandOnCuda, Program
-from ktuned_command.program import Failed
+from ktuned_command.program import CommandFailed
 from tests.e2e.harness import Daemon
 from tests.plugins.command_example import EXAMPLE, SCRIPT
 
@@ -117,18 +117,18 @@ def test_without_a_pattern_the_clock_decides(tmp_path: Path) -> None:
     ("argv", "words"),
     [
         (("/no/such/program",), "`/no/such/program` cannot be started"),
-        (("sh", "-c", "echo took x ms"), "'x', which is no number"),
+        (("sh", "-c", "echo took x ms"), "'x', which is not a number"),
         (("sh", "-c", "printf '%s' \0"), "cannot be started"),
         (
             ("sh", "-c", "exit 3", "--tile={TILE}"),
-            r"`sh -c 'exit 3' '--tile=\{TILE\}'` exited with 3; \{TILE\} is no placeholder",
+            r"`sh -c 'exit 3' '--tile=\{TILE\}'` exited with 3; \{TILE\} is not a placeholder",
         ),
-        (("sh", "-c", "head -c 4000 /dev/zero >&2; exit 3"), r"exited with 3: \(4,000 characters that are no text\)"),
+        (("sh", "-c", "head -c 4000 /dev/zero >&2; exit 3"), r"exited with 3: \(4,000 characters that are not text\)"),
     ],
 )
 def test_a_program_that_cannot_be_run_is_one_message(tmp_path: Path, argv: Any, words: str) -> None:
     """A missing program, or an output that holds no number, is named."""
-    with pytest.raises(Failed, match=words):
+    with pytest.raises(CommandFailed, match=words):
         Program(Build(argv, pattern=r"took (\S+) ms"), tmp_path, tmp_path, {}).bind({})()
 
 
@@ -139,7 +139,7 @@ def test_a_program_that_cannot_be_run_is_one_message(tmp_path: Path, argv: Any, 
         (dict(argv=()), "a tuple of words"),
         (dict(argv=("x",), prepare=("make",)), r"prepare\[0\] is the string 'make', not a tuple"),
         (dict(argv=("x",), unit="min"), "no unit 'min'"),
-        (dict(argv=("x",), pattern="("), "no regular expression"),
+        (dict(argv=("x",), pattern="("), "not a regular expression"),
         (dict(argv=("x",), pattern="took .* ms"), "has 0 groups"),
     ],
 )

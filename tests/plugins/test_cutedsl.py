@@ -244,14 +244,14 @@ def test_shared_memory_up_to_the_limit_is_compiled(compile_one: CompileOne) -> N
 
 def test_too_many_registers_for_a_block_are_unsupported() -> None:
     """They are given out by eights to whole warps."""
-    from ktuned_cutedsl.limits import why_not
+    from ktuned_cutedsl.limits import explain_unlaunchable
 
     kernel = cubin.Kernel("k", registers=65, stack_bytes=0, shared_bytes=0, threads=897)
-    assert why_not("sm_90a", [kernel], []) == (
+    assert explain_unlaunchable("sm_90a", [kernel], []) == (
         "a block of 897 threads with 65 registers each needs 66816 registers; sm_90a has 65536"
     )
-    assert why_not("sm_90a", [replace(kernel, threads=896)], []) == ""
-    assert why_not("sm_90a", [replace(kernel, threads=None)], [resources.Launch()]) == ""
+    assert explain_unlaunchable("sm_90a", [replace(kernel, threads=896)], []) == ""
+    assert explain_unlaunchable("sm_90a", [replace(kernel, threads=None)], [resources.Launch()]) == ""
 
 
 def test_sources_are_refused(tmp_path: Path) -> None:
@@ -309,7 +309,7 @@ class TestBuild:
         with pytest.raises(TypeError, match=r"the constant acc is a type; .* pass a dtype by its name"):
             Build("f", (), {"acc": int})
 
-    def test_the_tensors_that_args_names_are_taken_note_of(self) -> None:
+    def test_only_the_tensors_that_args_names_are_recorded(self) -> None:
         """Others do not enter the artifact's key."""
         known = dict.fromkeys(("a", "b", "c"), ("float16", (4, 4), (4, 1)))
         assert set(Build("f", ("a", 1, "c", "d")).given(lambda: known).layouts) == {"a", "c"}
@@ -435,7 +435,7 @@ class TestOnGpu:
         assert torch.equal(y, 3 * x)
 
     @pytest.mark.parametrize("constants", [dict(SHARED=227 * 1024 // 4), dict(CLUSTER=8), dict(CLUSTER=16)], ids=str)
-    def test_what_is_not_refused_launches(
+    def test_kernels_at_the_limits_of_the_architecture_launch(
         self, constants: dict[str, Any], launch: Callable[..., Callable[[], float | None]]
     ) -> None:
         """Up to the limits that the architecture is said to have."""

@@ -64,7 +64,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
         yield daemon
 
 
-def test_it_keeps_its_memory_and_the_job_runs_when_it_has_ended(daemon: Daemon, tmp_path: Path) -> None:
+def test_a_job_too_large_for_the_rest_of_the_gpu_waits_for_the_application(daemon: Daemon, tmp_path: Path) -> None:
     """A problem of 4 GiB waits beside an application that leaves 3; the lane says why."""
     project = tmp_path / "project"
     project.mkdir()

@@ -169,7 +169,7 @@ ptxas info    : Used 8 registers, used 0 barriers
 class TestSameBytes:
     """Equal meaning gives equal bytes, so that a re-compile can be known to have changed nothing."""
 
-    def test_wherever_the_sources_are(self, compile_one: Compile, tmp_path: Path) -> None:
+    def test_equal_sources_give_equal_bytes_wherever_they_are(self, compile_one: Compile, tmp_path: Path) -> None:
         """Neither place, nor the order of defines, nor __FILE__, nor the names of internal things show."""
         text = '#include "more.cuh"\n__global__ void k(const char** out) { *out = file(); }'
         header = "namespace { __device__ int hidden[4]; }\n"
@@ -186,7 +186,7 @@ class TestSameBytes:
         assert file_digest(made[0]) == file_digest(made[1])
         assert str(tmp_path).encode() not in made[0].read_bytes()
 
-    def test_in_whichever_order_a_group_comes(self, compile_group: CompileGroup) -> None:
+    def test_a_group_gives_equal_bytes_in_any_order(self, compile_group: CompileGroup) -> None:
         """The units of a group are the same program in any order."""
         _, first = compile_group({"a": entry(1), "b": entry(2)})
         _, second = compile_group({"b": entry(2), "a": entry(1)})
@@ -282,7 +282,7 @@ def test_a_source_that_is_gone_is_a_result(compile_one: Compile, tmp_path: Path)
 
 def test_a_flood_of_words_is_capped() -> None:
     """However much NVRTC says, the first error stays and the rest is cut."""
-    kept = program.first_error_first("k.cu(1): warning: w\n" * 5000 + "k.cu(2): error: no\n" + "note\n" * 10_000)
+    kept = program.move_error_first("k.cu(1): warning: w\n" * 5000 + "k.cu(2): error: no\n" + "note\n" * 10_000)
     assert kept.startswith("k.cu(2): error: no\n")
     assert len(kept) == program.MAX_MESSAGE_CHARS
 
@@ -341,7 +341,7 @@ class TestHeaders:
         (root / "include" / "cuda_runtime_api.h").write_text(f"#define CUDART_VERSION  {version}\n")
         return root / "include"
 
-    def test_those_of_nvrtcs_version_are_preferred(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_headers_of_nvrtcs_version_are_preferred(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """An exact match anywhere wins over the first directory; other minor versions are better than none."""
         first, second = self.directory(tmp_path / "first", 99010), self.directory(tmp_path / "second", 99020)
         monkeypatch.setenv("CUDA_HOME", str(first.parent))
@@ -350,7 +350,9 @@ class TestHeaders:
         assert cuda_headers.find((99, 3)) == cuda_headers.Headers((first,), (99, 1))
         assert cuda_headers.find((98, 0)) is None
 
-    def test_all_places_of_the_chosen_version_count(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_all_directories_of_the_chosen_version_are_searched(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """A wheel may hold but a part of what a toolkit holds."""
         first, second = self.directory(tmp_path / "first", 99010), self.directory(tmp_path / "second", 99010)
         monkeypatch.setenv("CUDA_HOME", str(first.parent))
@@ -373,29 +375,29 @@ class TestHeaders:
 class TestPrecompiledHeaders:
     """Made on the second use, few, private, gone with their process, and never a reason to fail."""
 
-    def test_the_same_options_get_one_the_second_time(self, tmp_path: Path) -> None:
+    def test_options_get_a_header_when_they_come_again(self, tmp_path: Path) -> None:
         """Options that come once, as with macros that vary, cost nothing; those that return get one for good."""
         kept = precompiled.PrecompiledHeaders(tmp_path)
-        assert kept.options("a", 1) == ()
-        assert kept.options("b", 1) == ()
-        assert kept.options("a", 1)[0] == "-pch"
-        assert kept.options("a", 1) == kept.options("a", 4)
+        assert kept.choose_options("a", 1) == ()
+        assert kept.choose_options("b", 1) == ()
+        assert kept.choose_options("a", 1)[0] == "-pch"
+        assert kept.choose_options("a", 1) == kept.choose_options("a", 4)
         assert len(list(tmp_path.iterdir())) == 1
 
-    def test_the_options_of_several_kernels_get_one_at_once(self, tmp_path: Path) -> None:
+    def test_options_of_several_kernels_get_a_header_at_once(self, tmp_path: Path) -> None:
         """Where one group comes, more will."""
-        assert precompiled.PrecompiledHeaders(tmp_path).options("a", 4)[0] == "-pch"
+        assert precompiled.PrecompiledHeaders(tmp_path).choose_options("a", 4)[0] == "-pch"
 
-    def test_only_the_last_used_are_kept(self, tmp_path: Path) -> None:
+    def test_only_the_last_used_headers_are_kept(self, tmp_path: Path) -> None:
         """They can be hundreds of MB."""
         kept = precompiled.PrecompiledHeaders(tmp_path)
         keys = [f"key{number}" for number in range(precompiled.MAX_KEPT + 1)]
         made = []
         for key in keys:
-            made.append(Path(kept.options(key, 2)[1].removeprefix("-pch-dir=")))
+            made.append(Path(kept.choose_options(key, 2)[1].removeprefix("-pch-dir=")))
         assert [path.is_dir() for path in made] == [False] + [True] * precompiled.MAX_KEPT
 
-    def test_it_is_really_used_and_leaves_the_same_bytes(self, tmp_path: Path) -> None:
+    def test_nvrtc_uses_the_header_and_gives_the_same_bytes(self, tmp_path: Path) -> None:
         """NVRTC says that it uses it; the cubin is the same; the process takes it along when it ends."""
         code = """if True:
             import sys
@@ -412,7 +414,7 @@ class TestPrecompiledHeaders:
                 assert result.outcome is None, result.message
                 found.append(file_digest(into / str(number) / "kernel.cubin"))
             assert len(set(found)) == 1, found
-            print(len(list(precompiled._of_this_process()._directory.glob("*/*.pch"))))
+            print(len(list(precompiled._open_for_process()._directory.glob("*/*.pch"))))
         """
         source = tmp_path / "k.cu"
         source.write_text("#include <cuda_fp16.h>\n__global__ void k(__half* x) { *x = __hadd(*x, *x); }\n")
@@ -442,7 +444,7 @@ class TestPrecompiledHeaders:
                 (into / str(number)).mkdir()
                 (result,) = Nvrtc().compile([Unit(str(number), Build("k"), (source,), source, "k", "sm_90a")], into)
                 assert result.outcome is None, result.message
-            kept = precompiled._of_this_process()
+            kept = precompiled._open_for_process()
             print(len(list(kept._directory.glob("*/*.pch"))), len(kept._given_up))
         """
         source = tmp_path / "k.cu"
@@ -476,7 +478,7 @@ class TestBuild:
             ({"args": (("float8", 1.0),)}, "cannot be of type float8"),
         ],
     )
-    def test_nonsense(self, fields: dict[str, object], message: str) -> None:
+    def test_an_invalid_build_is_an_error_at_once(self, fields: dict[str, object], message: str) -> None:
         """Before anything is compiled."""
         with pytest.raises((TypeError, ValueError), match=message):
             Build(**{"entry": "k", **fields})  # type: ignore[arg-type]
@@ -487,13 +489,15 @@ class TestBuild:
         assert build.macros == ("-DN=4", "-DON", "-DV=FAST", "-DX=0.5")
 
 
-def test_without_nvrtc_it_says_so(monkeypatch: pytest.MonkeyPatch, compile_one: Compile) -> None:
+def test_a_missing_nvrtc_is_a_backend_error_with_its_remedy(
+    monkeypatch: pytest.MonkeyPatch, compile_one: Compile
+) -> None:
     """A missing compiler is the machine's fault, not the config's, and has its remedy."""
 
     def missing() -> tuple[int, int]:
         raise program.NoNvrtc("NVRTC cannot be loaded: no libnvrtc")
 
-    monkeypatch.setattr(program, "version", missing)
+    monkeypatch.setattr(program, "read_version", missing)
     monkeypatch.setattr(
         "ktuned_nvrtc.backend.torch_cuda_devices",
         lambda: (Device(DeviceName("cuda:0"), DeviceModel("H200"), Target(TARGET)),),
@@ -509,7 +513,7 @@ def test_without_nvrtc_it_says_so(monkeypatch: pytest.MonkeyPatch, compile_one: 
 
 def test_the_fingerprint_has_nvrtcs_patch_version() -> None:
     """Patches change code as well."""
-    major, minor = program.version()
+    major, minor = program.read_version()
     assert Nvrtc().fingerprint()["nvrtc"].startswith(f"{major}.{minor}.")
 
 

@@ -27,7 +27,7 @@ from ktuned_nvrtc import (
     u32,
     u64,
 )
-from ktuned_nvrtc.scalars import tensors_of, to_bytes
+from ktuned_nvrtc.scalars import list_tensor_names, to_bytes
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_structures_are_laid_out_as_c_does() -> None:
     assert to_bytes(argument, len(expected), lambda kind, value: 0x7000 + value[1]) == expected
     build = Build("k", (argument, texture("y", filter_mode="linear")))
     assert Build.from_plain(build.to_plain()) == build
-    assert [tensors_of(one) for one in (*build.args, "z", 3, i8(1))] == [("x",), ("y",), ("z",), (), ()]
+    assert [list_tensor_names(one) for one in (*build.args, "z", 3, i8(1))] == [("x",), ("y",), ("z",), (), ()]
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from ktuned.model.values import Outcome
 from ktuned_nvrtc import Build, Nvrtc, program
 from tests.plugins.observed_compiles import Result, Seen, compile_observed
 
-pytestmark = pytest.mark.skipif(program.version() < program.FIRST_WITH_TRACE, reason="needs NVRTC 13")
+pytestmark = pytest.mark.skipif(program.read_version() < program.FIRST_WITH_TRACE, reason="needs NVRTC 13")
 
 SOURCE = """
 #define CFG "cfg.def"

@@ -91,7 +91,7 @@ def test_every_config_compiles(project: Path, tmp_path: Path) -> None:
     [
         (lambda data: data.pop("KernelSpecification"), "KernelSpecification is missing"),
         (lambda data: data["KernelSpecification"].update(Language="OpenCL"), "only CUDA"),
-        (lambda data: data["KernelSpecification"]["Arguments"][0].update(Type="quad"), "quad, which is not known"),
+        (lambda data: data["KernelSpecification"]["Arguments"][0].update(Type="quad"), "unknown type quad"),
         (lambda data: data["KernelSpecification"]["Arguments"][0].update(MemoryType="Tape"), "MemoryType Tape"),
         (lambda data: data["KernelSpecification"].update(ProblemSize=["__import__('os')"]), "calls __import__"),
         (lambda data: data["KernelSpecification"].update(ProblemSize=["1 / 3"]), "not a whole number"),
@@ -103,7 +103,9 @@ def test_every_config_compiles(project: Path, tmp_path: Path) -> None:
         (lambda data: data["ConfigurationSpace"]["TuningParameters"][1].update(Values=[None]), "tune_scale.py:5: "),
     ],
 )
-def test_a_wrong_file_is_one_line(project: Path, edit: Callable[[Any], object], words: str) -> None:
+def test_an_invalid_file_is_one_line_that_names_the_part(
+    project: Path, edit: Callable[[Any], object], words: str
+) -> None:
     """A part that is missing or makes no sense is named, with the file."""
     message = edited(project, edit)
     assert words in message

@@ -30,7 +30,7 @@ from ktuned.worker.compile import compile_units
 from ktuned.worker.reply import Reply
 from ktuned_torch import Build, Torch, TorchKernel, inductor
 from ktuned_torch.backend import CODE_FILE, EAGER, KERNEL_FILE, NO_CODE, NO_LAYOUTS, ON_DEVICE, ON_LANE
-from ktuned_torch.bound_function import why_unsupported
+from ktuned_torch.bound_function import explain_unsupported
 from tests.plugins import torch_kernels
 from tests.plugins.torch_kernels import COMPILED, FILE, LAYOUTS
 from tests.plugins.torch_trials import SMALL, Trials, load_kernel
@@ -124,7 +124,7 @@ class TestBuild:
         with pytest.raises(TypeError, match="compile is True, not a dict"):
             Build("f", (), True)  # type: ignore[arg-type]
 
-    def test_it_notes_the_tensors_that_it_is_compiled_for(self) -> None:
+    def test_a_compiled_build_records_the_layouts_of_its_tensors(self) -> None:
         """Those that ``args`` names; eager code has no need to know, and one artifact serves every problem."""
         known = {**LAYOUTS, "z": ("int8", (1,), (1,))}
         assert Build("f", ("x", 3), {}).given(lambda: known).layouts == {"x": LAYOUTS["x"]}
@@ -192,7 +192,7 @@ class TestKeeping:
         self, shape: tuple[int, ...], strides: tuple[int, ...]
     ) -> None:
         """Transposed, overlapping, empty and scalar tensors alike."""
-        made = inductor.zeros(("bfloat16", shape, strides))
+        made = inductor.make_zeros(("bfloat16", shape, strides))
         assert (made.dtype, tuple(made.shape), made.stride()) == (torch.bfloat16, shape, strides)
         assert not made.any()
 
@@ -338,7 +338,9 @@ class TestOnCuda:
         return Torch().load(artifact, Unit("key", build, (), FILE, "scale", device.target), device)
 
     @pytest.mark.parametrize("options", [None, {}, {"mode": "max-autotune-no-cudagraphs"}])
-    def test_it_computes(self, options: dict[str, Any] | None, compile_one: Compile) -> None:
+    def test_eager_and_compiled_functions_compute_the_right_result(
+        self, options: dict[str, Any] | None, compile_one: Compile
+    ) -> None:
         """Eager and compiled."""
         tensors = torch_kernels.inputs("cuda:0")
         self.load(Build("scale", ("x", "y", 3), options, LAYOUTS), compile_one).bind(tensors)()
@@ -365,9 +367,9 @@ class TestOnCuda:
 @pytest.mark.parametrize(
     ("message", "words"),
     [
-        ("Torch not compiled with CUDA enabled", "it runs on GPUs alone, and this device is none: Torch not"),
-        ("Pointer argument (at 0) cannot be accessed from Triton (cpu tensor?)", "it runs on GPUs alone"),
-        ("0 active drivers ([]). There should only be one.", "it runs on GPUs alone"),
+        ("Torch not compiled with CUDA enabled", "it runs only on GPUs, and this device is not one: Torch not"),
+        ("Pointer argument (at 0) cannot be accessed from Triton (cpu tensor?)", "it runs only on GPUs"),
+        ("0 active drivers ([]). There should only be one.", "it runs only on GPUs"),
         ("No available kernel. Aborting execution.", "^No available kernel"),
         ("division by zero", "^$"),
     ],
@@ -376,4 +378,4 @@ def test_a_kernel_for_gpus_says_so_on_a_cpu(message: str, words: str) -> None:
     """Also as the cause of another error; other errors are none of this."""
     error = RuntimeError("a launcher's own words")
     error.__cause__ = AssertionError(message)
-    assert re.search(words, why_unsupported(error))
+    assert re.search(words, explain_unsupported(error))

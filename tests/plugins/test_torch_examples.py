@@ -35,7 +35,7 @@ class TestAttention:
         """Return it."""
         return load_kernel("attention_choice", "tune_attention.py")
 
-    def test_its_space(self) -> None:
+    def test_the_space_has_each_implementation_eager_and_the_fusible_one_compiled(self) -> None:
         """Each implementation eagerly, and the one that can be fused in two compiled ways."""
         kernel = self.kernel()
         (problem,) = kernel.problem_list()

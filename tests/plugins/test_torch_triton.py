@@ -15,7 +15,7 @@ from ktuned.backends import cpu
 from ktuned.backends.contract import Unit
 from ktuned.model.values import Outcome
 from ktuned_torch import Build, Torch
-from ktuned_torch.triton_launches import launch_without_gpu
+from ktuned_torch.triton_launches import find_launch_without_gpu
 
 pytest.importorskip("triton", reason="pip install triton")
 
@@ -75,22 +75,22 @@ def launchers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Generator[Any]
 @pytest.mark.parametrize("name", ["straight", "in_a_context", "by_another"])
 def test_a_certain_launch_is_seen_in_the_source(launchers: Any, name: str) -> None:
     """Whatever the arguments are, these functions launch the kernel."""
-    assert launch_without_gpu(getattr(launchers, name)) == "add"
+    assert find_launch_without_gpu(getattr(launchers, name)) == "add"
 
 
 @pytest.mark.parametrize("name", ["if_wanted", "perhaps_not", "guarded", "given", "without"])
-def test_a_function_that_may_do_without_is_run(launchers: Any, name: str) -> None:
+def test_a_function_with_a_conditional_launch_is_run(launchers: Any, name: str) -> None:
     """Another config may take the way that needs no GPU, which only running it shows."""
     function: Callable[..., Any] = getattr(launchers, name)
-    assert launch_without_gpu(function) == ""
+    assert find_launch_without_gpu(function) == ""
 
 
-def test_its_configs_take_no_lane(launchers: Any, tmp_path: Path) -> None:
+def test_configs_with_a_certain_launch_take_no_lane(launchers: Any, tmp_path: Path) -> None:
     """Each is unsupported before it is measured, in one line that names the kernel."""
     (tmp_path / "unit").mkdir()
     unit = Unit("unit", Build("straight", ("x", 64)), (), Path(launchers.__file__), "straight", cpu.target())
     (compiled,) = Torch().compile([unit], tmp_path)
     assert (compiled.outcome, compiled.message) == (
         Outcome.UNSUPPORTED,
-        "the Triton kernel 'add' runs on GPUs alone, and this machine has none",
+        "the Triton kernel 'add' runs only on GPUs, and this machine has none",
     )

@@ -24,10 +24,10 @@ from ktuned.spec.digest import describe
 from ktuned.spec.loader import load_file
 from ktuned.testing.backends import check_backend
 from ktuned_triton import Build, Triton, load
-from ktuned_triton.arguments import pack
+from ktuned_triton.arguments import pack_number
 from ktuned_triton.launch_plan import LaunchPlan
-from ktuned_triton.limits import why_not
-from ktuned_triton.lowering import Lowered, is_known
+from ktuned_triton.limits import explain_unlaunchable
+from ktuned_triton.lowering import Lowered, is_supported_version
 from tests.plugins import triton_scale
 from tests.plugins.triton_scale import DTYPES, EXAMPLE, FILE, SIZE, build
 
@@ -138,7 +138,9 @@ class TestLowering:
     """A function that was translated apart compiles to the same artifact, by a process that imports nothing."""
 
     @pytest.mark.parametrize("wanted", LOWERED.values(), ids=LOWERED)
-    def test_the_artifact_is_the_same(self, wanted: Build, compile_one: CompileOne, tmp_path: Path) -> None:
+    def test_a_lowered_unit_gives_the_same_artifact_as_a_compile_in_one_piece(
+        self, wanted: Build, compile_one: CompileOne, tmp_path: Path
+    ) -> None:
         """Machine code, assembly, launch, metadata with Triton's key, and facts."""
         whole, expected = compile_one(wanted)
         lowered = Triton().lower(Unit("it", wanted, (), FILE, "scale", "sm_90a"))
@@ -212,9 +214,9 @@ class TestLowering:
     @pytest.mark.parametrize(
         ("version", "known"), [("3.5.1", False), ("3.6.0", True), ("3.7.0+git1", True), ("4.0", False)]
     )
-    def test_versions(self, version: str, known: bool) -> None:
+    def test_front_ends_are_split_off_from_triton_3_6_on(self, version: str, known: bool) -> None:
         """Others compile in one piece."""
-        assert is_known(version) == known
+        assert is_supported_version(version) == known
 
 
 class TestSpecialisation:
@@ -320,7 +322,7 @@ class TestArtifact:
         said = run_python(code, tmp_path, artifact, TRITON_CACHE_DIR=str(tmp_path / "cache"))
         assert said.splitlines() == ["'CUDABackend' object has no attribute 'make_cubin'", result.facts["triton_key"]]
 
-    def test_another_architectures_is_unsupported(self, compile_one: CompileOne) -> None:
+    def test_another_architectures_artifact_is_unsupported(self, compile_one: CompileOne) -> None:
         """Architecture-specific code runs on its own alone."""
         _, artifact = compile_one(build())
         with pytest.raises(Unsupported, match="sm_90a, and cuda:0 is sm_100a"):
@@ -352,7 +354,7 @@ class TestArtifact:
         (build("missing"), "there is no function 'missing'"),
         (build("SIZE"), "'SIZE' is of type int, which cannot be called"),
         (build("plain", ("x", "y")), "plain is not decorated with @triton.jit"),
-        (build(args=("x", "y")), "scale takes 'size', for which args and constants have nothing"),
+        (build(args=("x", "y")), "scale takes 'size', which is neither in args nor in constants"),
         (build(args=("x", "y", SIZE, 3.0, 128)), "args has 1 more: 128"),
         (build(args=("x", "z", SIZE, 3.0)), "args names the tensor 'z', which inputs(p) does not make"),
         (build(factor=2.0), "factor of scale is a constant, but not annotated tl.constexpr"),
@@ -405,12 +407,12 @@ def test_too_many_registers_for_a_block_are_unsupported() -> None:
     """They are given out by eights to whole warps."""
     plan = LaunchPlan("k", "k", "sm_90a", (), (1, 1, 1), warps=16)
     used = SimpleNamespace(registers=129, static_shared_bytes=0)
-    assert "needs 69632 registers; sm_90a has 65536" in why_not(plan, used)  # type: ignore[arg-type]
-    assert why_not(replace(plan, warps=8), used) == ""  # type: ignore[arg-type]
-    assert "num_ctas=32 blocks in a cluster" in why_not(replace(plan, warps=8, cluster=32), used)  # type: ignore[arg-type]
+    assert "needs 69632 registers; sm_90a has 65536" in explain_unlaunchable(plan, used)  # type: ignore[arg-type]
+    assert explain_unlaunchable(replace(plan, warps=8), used) == ""  # type: ignore[arg-type]
+    assert "num_ctas=32 blocks in a cluster" in explain_unlaunchable(replace(plan, warps=8, cluster=32), used)  # type: ignore[arg-type]
 
 
-def test_a_missing_triton_is_no_fault_of_the_config(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_triton_is_a_backend_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """With the command that brings it."""
     monkeypatch.setitem(sys.modules, "triton.compiler", None)
     with pytest.raises(BackendError, match="Triton cannot be imported") as caught:
@@ -443,15 +445,15 @@ def test_the_environment_of_triton_is_part_of_the_fingerprint(monkeypatch: pytes
 )
 def test_numbers_are_packed_as_triton_packs_them(kind: str, value: Any, content: str) -> None:
     """Lowest byte first; a float that float32 cannot hold is infinite."""
-    assert pack(kind, value).hex() == content
+    assert pack_number(kind, value).hex() == content
 
 
 def test_a_number_that_does_not_fit_is_refused() -> None:
     """So is a type that there is not."""
     with pytest.raises(ValueError, match="300 does not fit a parameter of Triton's type i8"):
-        pack("i8", 300)
+        pack_number("i8", 300)
     with pytest.raises(ValueError, match="of Triton's type i128"):
-        pack("i128", 0)
+        pack_number("i128", 0)
 
 
 class TestBuild:
@@ -464,7 +466,7 @@ class TestBuild:
     def test_an_autotuned_function_is_refused_with_what_to_do(self) -> None:
         """So is one with heuristics, and a closure."""
         tuned = triton.autotune([triton.Config({"BLOCK": 64})], key=["size"])(triton_scale.scale)
-        with pytest.raises(TypeError, match=r"decorated with triton\.autotune: leave that out"):
+        with pytest.raises(TypeError, match=r"decorated with triton\.autotune: remove the decorator"):
             Build(tuned)
         with pytest.raises(TypeError, match=r"decorated with triton\.heuristics"):
             Build(triton.heuristics({"BLOCK": lambda args: 64})(triton_scale.scale))
@@ -540,7 +542,7 @@ class TestExample:
         assert describe(same, "p", tmp_path).source_digest == before.source_digest
 
     @pytest.mark.gpu
-    def test_its_configs_are_right(self, matmul: Kernel, tmp_path: Path) -> None:
+    def test_its_configs_agree_with_the_reference(self, matmul: Kernel, tmp_path: Path) -> None:
         """Against the reference, which computes in float32."""
         from ktuned.worker.problem import ProblemData
 
@@ -614,7 +616,9 @@ class TestOnGpu:
         launch(wanted, a=a, b=b, c=c)()
         torch.testing.assert_close(c, a @ b, rtol=1e-2, atol=1e-1)
 
-    def test_scratch_memory_is_given(self, launch: Callable[..., Callable[[], float | None]]) -> None:
+    def test_a_kernel_gets_the_scratch_memory_that_it_needs(
+        self, launch: Callable[..., Callable[[], float | None]]
+    ) -> None:
         """Descriptors that the kernel makes live there."""
         import torch
 

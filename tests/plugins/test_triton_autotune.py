@@ -17,7 +17,7 @@ from triton.tools.tensor_descriptor import TensorDescriptor
 from ktuned.dropin import RECORDED, TUNED, Answer, account
 from ktuned.model.values import canonical
 from ktuned_triton import autotune, autotuner
-from ktuned_triton.call import evaluate, jitted, knobs
+from ktuned_triton.call import evaluate_call, find_jit_function, read_knobs
 from tests.fake_daemon_link import FakeDaemonLink
 from tests.plugins.triton_app import kernels
 from tests.plugins.triton_calls import (
@@ -88,7 +88,7 @@ class TestACall:
         assert chosen(launched) == [(128, 2)]
         assert len(records(spool)) == 1
 
-    def test_one_that_needs_too_much_gives_way_to_the_next(
+    def test_a_config_that_does_not_fit_gives_way_to_the_next(
         self, link: FakeDaemonLink, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Found out by loading it: nothing is launched twice."""
@@ -99,14 +99,14 @@ class TestACall:
             if kwargs["BLOCK"] < 256:
                 raise OutOfResources(2, 1, "shared memory")
 
-        monkeypatch.setattr(jitted(kernels.scale), "run", run)
+        monkeypatch.setattr(find_jit_function(kernels.scale), "run", run)
         function = scale()
         call(function)
         call(function)
         assert [block for block, is_warmup in tried if is_warmup] == [128] * 4 + [256]
         assert [block for block, is_warmup in tried if not is_warmup] == [256, 256]
 
-    def test_where_no_config_fits_triton_says_so(
+    def test_if_no_config_fits_the_error_is_tritons(
         self, link: FakeDaemonLink, left_to_triton: list[Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """In its own words."""
@@ -114,7 +114,7 @@ class TestACall:
         def run(*args: Any, **kwargs: Any) -> None:
             raise OutOfResources(2, 1, "shared memory")
 
-        monkeypatch.setattr(jitted(kernels.scale), "run", run)
+        monkeypatch.setattr(find_jit_function(kernels.scale), "run", run)
         with pytest.raises(OutOfResources):
             call(scale())
         assert len(left_to_triton) == 8
@@ -125,7 +125,7 @@ class TestACall:
         """It is loaded from its artifact before a call launches it; by default that is the last change."""
         installed: list[str] = []
         monkeypatch.setattr(autotuner, "install", installed.append)
-        monkeypatch.setattr(autotuner, "_compiled_apart", lambda *args: None)
+        monkeypatch.setattr(autotuner, "_compile_recorded_call", lambda *args: None)
         function = scale()
         call(function)
         ((_, on_answer),) = link.followed
@@ -135,22 +135,22 @@ class TestACall:
         assert chosen(launched) == [(128, 2), (256, 4)]
         assert function.best_config.kwargs["BLOCK"] == 256
 
-    def test_upgrades_can_be_refused_or_go_on(
+    def test_upgrade_never_keeps_the_config_and_always_keeps_replacing_it(
         self, link: FakeDaemonLink, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """``never`` follows nothing, ``always`` looks for the next one."""
-        monkeypatch.setattr(autotuner, "_compiled_apart", lambda *args: None)
+        monkeypatch.setattr(autotuner, "_compile_recorded_call", lambda *args: None)
         call(scale(upgrade="never"))
         assert link.followed == []
         call(scale(upgrade="always"))
         ((_, on_answer),) = link.followed
         assert on_answer(Answer(text(256, 4), is_final=True)) is True
 
-    def test_it_waits_if_it_is_to(
+    def test_mode_wait_launches_the_winner_in_the_first_call(
         self, link: FakeDaemonLink, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """And launches the winner in the first call."""
-        monkeypatch.setattr(autotuner, "_compiled_apart", lambda *args: None)
+        monkeypatch.setattr(autotuner, "_compile_recorded_call", lambda *args: None)
         link.ending = Answer(text(256, 4), is_final=True)
         call(scale(mode="wait"))
         assert len(link.waited) == 1
@@ -166,7 +166,7 @@ class TestACall:
         assert list(account.keys.values()) == ["not tuned: no config compiles"]
         assert "scale is not tuned: no config compiles" in caplog.text
 
-    def test_each_key_has_its_own(self, link: FakeDaemonLink, launched: list[dict[str, Any]]) -> None:
+    def test_each_key_has_its_own_config(self, link: FakeDaemonLink, launched: list[dict[str, Any]]) -> None:
         """Other sizes and other types are other keys; an argument may be given by its name."""
         function = scale()
         x = torch.ones(SIZE)
@@ -281,7 +281,7 @@ class TestAdoptionByInstance:
         monkeypatch.setattr(autotuner, "_process_options", None)
         autotuner.adopt_process(Autotuner, "background")
 
-    def test_one_that_was_made_before(
+    def test_an_autotuner_made_before_the_hook_is_adopted(
         self, link: FakeDaemonLink, launched: list[dict[str, Any]], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The hook may come late: a library has been imported by then."""
@@ -292,7 +292,7 @@ class TestAdoptionByInstance:
         call(made)
         assert chosen(launched) == [(256, 4)]
 
-    def test_a_subclass_with_a_run_and_a_store_of_its_own(
+    def test_a_subclasss_own_run_and_store_come_first(
         self, process: None, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
     ) -> None:
         """They go first: what the store has is launched, and is not asked for."""
@@ -314,7 +314,7 @@ class TestAdoptionByInstance:
         assert chosen(launched)[1:] == [(64, 2)]
         assert len(records(spool)) == 1
 
-    def test_a_subclass_with_a_pruning_of_its_own(
+    def test_the_configs_that_a_subclasss_pruning_leaves_are_tuned(
         self, process: None, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
     ) -> None:
         """What it leaves is what is tuned."""
@@ -337,10 +337,10 @@ class TestAdoptionByInstance:
                 return self.fn.launch(*args, **kwargs)
 
         function = Own(kernels.scale.fn, kernels.scale.arg_names, kernels.CONFIGS, ["size"], None, None)
-        assert autotuner.why_not_adopted(function).endswith(
+        assert autotuner.explain_non_adoption(function).endswith(
             "Own has a run of its own, which never asks Triton's for configs"
         )
-        assert autotuner.why_not_adopted(kernels.scale) == ""
+        assert autotuner.explain_non_adoption(kernels.scale) == ""
 
     def test_a_copy_is_a_function_of_its_own(
         self, process: None, link: FakeDaemonLink, launched: list[dict[str, Any]]
@@ -353,7 +353,7 @@ class TestAdoptionByInstance:
         call(copied)
         assert len(link.asked) == 2
 
-    def test_one_config_is_nothing_to_tune(
+    def test_a_function_with_one_config_is_not_tuned(
         self, process: None, link: FakeDaemonLink, launched: list[dict[str, Any]]
     ) -> None:
         """Triton launches it."""
@@ -365,13 +365,15 @@ class TestAdoptionByInstance:
     ) -> None:
         """It launches nothing, and decides nothing."""
         compiled: list[int] = []
-        monkeypatch.setattr(jitted(kernels.scale), "run", lambda *args, **kwargs: compiled.append(kwargs["BLOCK"]))
+        monkeypatch.setattr(
+            find_jit_function(kernels.scale), "run", lambda *args, **kwargs: compiled.append(kwargs["BLOCK"])
+        )
         function = triton.autotune(kernels.CONFIGS, key=["size"])(kernels.scale.fn)
         x = torch.ones(SIZE)
         function.warmup(x, x, SIZE, 2.0, grid=(1,))
         assert (len(compiled), link.asked) == (len(kernels.CONFIGS), [])
 
-    def test_others_are_not_touched(
+    def test_functions_without_the_drop_in_are_tuned_by_triton(
         self,
         link: FakeDaemonLink,
         launched: list[dict[str, Any]],
@@ -440,7 +442,9 @@ class TestTraces:
         with tracing(TracingContext(FakeTensorMode())):
             assert function.configs == kernels.CONFIGS
 
-    def test_what_a_trace_has_seen_stays(self, link: FakeDaemonLink, launched: list[dict[str, Any]]) -> None:
+    def test_a_trace_sees_the_same_configs_to_its_end(
+        self, link: FakeDaemonLink, launched: list[dict[str, Any]]
+    ) -> None:
         """A grid that was traced for one config is wrong for another."""
         from torch._guards import TracingContext, tracing
         from torch._subclasses import FakeTensorMode
@@ -453,7 +457,7 @@ class TestTraces:
             function.__dict__["_ktuned"]._calls.clear()
             assert function.configs == [seen]
 
-    def test_a_torch_that_hides_its_traces_is_one_line(
+    def test_a_torch_that_hides_its_traces_is_warned_about_once(
         self,
         link: FakeDaemonLink,
         launched: list[dict[str, Any]],
@@ -466,17 +470,19 @@ class TestTraces:
         function = scale()
         call(function)
         monkeypatch.delattr(torch._guards, "TracingContext")
-        monkeypatch.setattr("ktuned_triton.compile_trace._ask", None)
+        monkeypatch.setattr("ktuned_triton.compile_trace._get_context", None)
         with caplog.at_level(logging.WARNING, "ktuned.triton"):
             assert [function.configs, function.configs] == [kernels.CONFIGS] * 2
         (record,) = caplog.records
-        assert record.message.endswith("traces of torch.compile are not seen, which tunes itself")
+        assert record.message.endswith("does not report its traces: torch.compile tunes by itself")
 
 
 class TestLeftAlone:
     """Calls that another process cannot make are Triton's, each with its reason."""
 
-    def test_pointer_tables(self, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any]) -> None:
+    def test_a_call_with_a_table_of_pointers_is_left_to_triton(
+        self, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any]
+    ) -> None:
         """Their content means something in this process alone."""
         x = torch.ones(SIZE)
         scale()[grid](torch.tensor([x.data_ptr()] * SIZE), x, SIZE, 2.0)
@@ -492,7 +498,7 @@ class TestLeftAlone:
         ],
         ids=["complex", "unaligned", "object"],
     )
-    def test_arguments(
+    def test_a_call_that_no_other_process_can_make_is_left_to_triton(
         self, value: Any, reason: str, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any]
     ) -> None:
         """Other addresses, other types."""
@@ -500,7 +506,7 @@ class TestLeftAlone:
         assert next(iter(account.left_alone.values())) == f"its argument {reason}"
         assert len(left_to_triton) == 8
 
-    def test_another_key_of_the_function_is_adopted(
+    def test_other_keys_of_a_function_with_such_a_call_are_adopted(
         self, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any], spool: Path
     ) -> None:
         """It is one call that cannot be made."""
@@ -509,15 +515,15 @@ class TestLeftAlone:
         call(function, SIZE // 2)
         assert len(records(spool)) == 1
 
-    def test_hooks_that_no_other_process_finds(
+    def test_a_function_whose_hooks_no_other_process_finds_is_left_to_triton(
         self, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any]
     ) -> None:
         """The module has another autotuner of that name."""
         autotune(kernels.HOOKED, key=[])(kernels.hooked.fn)[(1,)](torch.ones(128))
         (reason,) = account.left_alone.values()
-        assert reason == "it has hooks that do more than zero or reshape, and are where no other process finds them"
+        assert reason == "it has hooks that do more than zero or reshape, and no other process can import them"
 
-    def test_a_file_of_its_own_instead_of_the_function(
+    def test_a_function_with_an_ir_override_is_left_to_triton(
         self, link: FakeDaemonLink, left_to_triton: list[Any], launched: list[Any]
     ) -> None:
         """An ``ir_override`` is a path that means nothing elsewhere."""
@@ -533,30 +539,30 @@ class TestRecords:
         """For each config that the pruning leaves."""
         x = torch.ones(SIZE)
         args, kwargs = (x, torch.empty_like(x), SIZE, 2.0), {"grid": grid, "warmup": False}
-        found, needs_hooks = evaluate(kernels.scale, kernels.CONFIGS, args, kwargs)
+        found, _, needs_hooks = evaluate_call(kernels.scale, kernels.CONFIGS, args, kwargs)
         assert not needs_hooks
         recipe = found.recipes[text(256, 4)]
         assert (found.args, recipe.args, recipe.grid) == (("x", "y", SIZE, 2.0), None, (SIZE // 256,))
         assert recipe.constants == {"BLOCK": 256, "THROUGH": None, "EVEN": True}
         assert recipe.sizes == {"num_warps": 4, "num_ctas": 1, "num_stages": 3}
 
-    def test_tensors_are_told_by_their_storage(self) -> None:
+    def test_tensors_of_the_same_memory_are_one_tensor(self) -> None:
         """From their first element on; the same memory is one tensor."""
         whole = torch.ones(SIZE)
         args = (whole[16:32], whole[16:32], SIZE, 2.0)
-        found, _ = evaluate(kernels.scale, kernels.CONFIGS, args, {"grid": grid})
+        found, _, _ = evaluate_call(kernels.scale, kernels.CONFIGS, args, {"grid": grid})
         assert {name: entry.elements for name, entry in found.tensors.items()} == {"x": SIZE - 16}
         assert found.args == ("x", "x", SIZE, 2.0)
 
     def test_values_that_are_no_scalars_are_text(self) -> None:
         """Each config has a text of its own."""
-        assert len({canonical(knobs(config)) for config in kernels.CONFIGS}) == len(kernels.CONFIGS)
+        assert len({canonical(read_knobs(config)) for config in kernels.CONFIGS}) == len(kernels.CONFIGS)
 
     def test_what_the_autotuner_sets_must_not_be_passed(self) -> None:
         """As with Triton's."""
         x = torch.ones(SIZE)
         with pytest.raises(ValueError, match="Conflicting meta-parameters: BLOCK"):
-            evaluate(kernels.scale, kernels.CONFIGS, (x, x, SIZE, 2.0), {"grid": grid, "BLOCK": 64})
+            evaluate_call(kernels.scale, kernels.CONFIGS, (x, x, SIZE, 2.0), {"grid": grid, "BLOCK": 64})
 
     def test_tensors_of_integers_have_the_content_of_the_call(
         self, link: FakeDaemonLink, launched: list[dict[str, Any]], spool: Path
@@ -643,7 +649,7 @@ class TestRecords:
         kernels.benched[(1,)](torch.ones(128).half())
         assert len(records(spool)) == 2
         assert [*account.notes] == [
-            "tests.plugins.triton_app.kernels.benched has a do_bench of its own; ktuned times it in its own way"
+            "tests.plugins.triton_app.kernels.benched has its own do_bench; ktuned times it in ktuned's way"
         ]
 
     def test_the_same_call_is_the_same_record_in_every_process(

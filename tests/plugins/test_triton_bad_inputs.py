@@ -14,7 +14,7 @@ import triton
 from ktuned.backends import Unit
 from ktuned.model import BackendError
 from ktuned_triton import Build, Triton
-from ktuned_triton.compiler import prepare
+from ktuned_triton.compiler import prepare_process
 from tests.e2e.harness import Daemon
 from tests.plugins.triton_bad import bad_kernel
 
@@ -62,7 +62,9 @@ def compiled(mode: str, tmp_path: Path) -> Any:
         ("syntax", "compile_error", "triton_bad.py:31: NameError('no_such_function is not defined')"),
     ],
 )
-def test_what_a_compiler_can_see(mode: str, outcome: str | None, words: str, tmp_path: Path) -> None:
+def test_each_fault_that_a_compiler_sees_is_a_compile_error(
+    mode: str, outcome: str | None, words: str, tmp_path: Path
+) -> None:
     """The first line says what is wrong; all else compiles, with no GPU."""
     result = compiled(mode, tmp_path)
     assert result.outcome == outcome, result.message
@@ -82,7 +84,7 @@ def test_closures_and_arguments_are_refused_where_they_are_written() -> None:
         Build(bad_kernel, ("x", object(), 1))  # type: ignore[arg-type]
 
 
-def test_without_triton_a_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_triton_is_one_line_with_its_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
     """With what installs it."""
     monkeypatch.setitem(sys.modules, "triton.compiler", None)
     with pytest.raises(BackendError, match="Triton cannot be imported: ") as raised:
@@ -93,7 +95,7 @@ def test_without_triton_a_line_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_another_major_version_of_triton_is_refused() -> None:
     """Its compiler's interface is unknown: one line says which versions there are."""
     with pytest.raises(BackendError, match=r"Triton 4\.0\.1 is installed, and this plugin is for Triton 3"):
-        prepare("4.0.1")
+        prepare_process("4.0.1")
 
 
 @pytest.fixture
@@ -104,7 +106,7 @@ def daemon(tmp_path: Path) -> Iterator[Daemon]:
 
 
 @pytest.mark.gpu
-def test_what_a_gpu_can_see(daemon: Daemon, tmp_path: Path) -> None:
+def test_each_fault_that_only_a_launch_shows_has_its_outcome(daemon: Daemon, tmp_path: Path) -> None:
     """A kernel that never ends, an illegal address, a wrong output: each has its outcome, and the rest is measured."""
     project = tmp_path / "project"
     project.mkdir()

@@ -15,7 +15,7 @@ PROGRAM = Path(__file__).with_name("triton_app") / "compiled.py"
 
 
 @pytest.mark.gpu
-def test_it_tunes_its_own_kernels(tmp_path: Path) -> None:
+def test_inductors_own_kernels_are_not_adopted(tmp_path: Path) -> None:
     """All results are right, and nothing but the program's own function is taken over or left alone."""
     (tmp_path / "summary").mkdir()
     with Daemon(tmp_path, tensors="torch") as daemon:

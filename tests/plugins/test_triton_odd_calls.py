@@ -19,8 +19,8 @@ from triton.runtime.errors import OutOfResources, PTXASError
 
 from ktuned.dropin import Answer, account
 from ktuned_triton import autotune, autotuner
-from ktuned_triton.call import jitted
-from ktuned_triton.evaluation import evaluation_digest
+from ktuned_triton.call import find_jit_function
+from ktuned_triton.evaluation import digest_evaluation
 from tests.fake_daemon_link import FakeDaemonLink
 from tests.plugins.triton_app import kernels
 from tests.plugins.triton_calls import (
@@ -46,7 +46,7 @@ Shape = namedtuple("Shape", "rows columns")
     [OutOfResources(2, 1, "shared memory"), PTXASError("ptxas"), CompileTimeAssertionFailure(None, None, "too large")],
     ids=["resources", "assembler", "static-assert"],
 )
-def test_what_tritons_tuning_passes_over_gives_way_to_the_next(
+def test_a_config_that_tritons_tuning_skips_gives_way_to_the_next(
     error: Exception, link: FakeDaemonLink, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A config that the device or the kernel itself refuses is no fault of the application."""
@@ -57,7 +57,7 @@ def test_what_tritons_tuning_passes_over_gives_way_to_the_next(
             raise error
         launched.append((kwargs["BLOCK"], kwargs["warmup"]))
 
-    monkeypatch.setattr(jitted(kernels.scale), "run", run)
+    monkeypatch.setattr(find_jit_function(kernels.scale), "run", run)
     call(scale())
     assert launched == [(256, True), (256, False)]
 
@@ -74,7 +74,7 @@ class _Broken:
         return
 
 
-def test_a_fault_of_the_evaluation_is_not_the_applications(
+def test_a_call_that_cannot_be_evaluated_is_left_to_triton(
     link: FakeDaemonLink, launched: list[dict[str, Any]], left_to_triton: list[Any]
 ) -> None:
     """Triton tunes what it launches; other keys are adopted."""
@@ -121,7 +121,7 @@ def test_pruning_may_call_the_kernel(link: FakeDaemonLink, launched: list[dict[s
     assert sorted(key.problem["size"] for key in link.asked) == [SIZE // 2, SIZE]
 
 
-def test_a_pruning_of_another_thread_is_another_call(
+def test_a_key_is_adopted_while_another_thread_prunes(
     link: FakeDaemonLink, launched: list[dict[str, Any]], left_to_triton: list[Any]
 ) -> None:
     """While one thread prunes, another one's key is adopted, too."""
@@ -154,9 +154,11 @@ class TestIdentity:
         """Return the application's function with another heuristic."""
         prune_by = None if prune is None else {"early_config_prune": prune}
         heuristics = triton.heuristics({"EVEN": heuristic})
-        return autotune(kernels.CONFIGS, key=["size"], prune_configs_by=prune_by)(heuristics(jitted(kernels.scale)))
+        return autotune(kernels.CONFIGS, key=["size"], prune_configs_by=prune_by)(
+            heuristics(find_jit_function(kernels.scale))
+        )
 
-    def test_code_that_the_application_runs_counts(self) -> None:
+    def test_an_edited_heuristic_changes_the_identity(self) -> None:
         """An edited heuristic is no longer what the winner was measured with; where it stands in the file is."""
         exact = self.decorated(lambda args: args["size"] % args["BLOCK"] == 0)
         moved = self.decorated(
@@ -164,11 +166,11 @@ class TestIdentity:
         )
         never = self.decorated(lambda args: args["size"] % args["BLOCK"] == 1)
         pruned = self.decorated(lambda args: args["size"] % args["BLOCK"] == 0, kernels.at_least_128)
-        digests = [evaluation_digest(function) for function in (exact, moved, never, pruned)]
+        digests = [digest_evaluation(function) for function in (exact, moved, never, pruned)]
         assert digests[0] == digests[1]
         assert len(set(digests)) == 3
 
-    def test_what_that_code_reads_counts(self) -> None:
+    def test_a_value_that_a_heuristic_reads_changes_the_identity(self) -> None:
         """Variables of a closure, defaults, a partial's arguments, an object's state, globals and functions called."""
 
         class Model:
@@ -199,7 +201,7 @@ class TestIdentity:
             return of_globals(f"def called(args): return args['size'] % {limit} == 0")
 
         for make in (closing_over, of_default, Model, lambda limit: partial(limited, limit=limit), called, edited):
-            digests = [evaluation_digest(self.decorated(make(limit))) for limit in (16, 16, 32)]
+            digests = [digest_evaluation(self.decorated(make(limit))) for limit in (16, 16, 32)]
             assert digests[0] == digests[1]
             assert digests[1] != digests[2]
 
@@ -208,9 +210,9 @@ class TestIdentity:
         code = (
             "from types import SimpleNamespace as N\n"
             "from functools import cache\n"
-            "from ktuned_triton.evaluation import evaluation_digest\n"
+            "from ktuned_triton.evaluation import digest_evaluation\n"
             "prune = lambda configs, *rest: [c for c in configs if c in {'a', 'b', 'c', 'd'} and (lambda: c)()]\n"
-            "print(evaluation_digest(N(early_config_prune=prune, perf_model=cache(min), fn=N(params=()))))\n"
+            "print(digest_evaluation(N(early_config_prune=prune, perf_model=cache(min), fn=N(params=()))))\n"
         )
         seeds = {"PYTHONHASHSEED": "1" if os.environ.get("PYTHONHASHSEED") != "1" else "2"}
         other = subprocess.run(
@@ -229,9 +231,9 @@ class TestDevice:
         """Of a machine with GPUs of two models."""
         monkeypatch.setattr(autotuner, "device_model", lambda index: f"model {index}")
         on = [SimpleNamespace(device=torch.device(name)) for name in ("cuda:1", "cuda:0", "cpu")]
-        assert autotuner._model((1, on[0], on[1]), {}) == "model 1"
-        assert autotuner._model((), {"x": on[1]}) == "model 0"
-        assert autotuner._model((on[2],), {}) == ""
+        assert autotuner._find_device_model((1, on[0], on[1]), {}) == "model 1"
+        assert autotuner._find_device_model((), {"x": on[1]}) == "model 0"
+        assert autotuner._find_device_model((on[2],), {}) == ""
 
 
 def test_a_winner_has_the_values_of_the_original_config(link: FakeDaemonLink, launched: list[dict[str, Any]]) -> None:

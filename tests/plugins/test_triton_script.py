@@ -12,8 +12,8 @@ import triton
 
 from ktuned.dropin import account
 from ktuned_triton import autotune
-from ktuned_triton.call import LeftAlone, jitted
-from ktuned_triton.script import is_importable, module_of
+from ktuned_triton.call import NotTunable, find_jit_function
+from ktuned_triton.script import is_importable, write_module
 from tests.fake_daemon_link import FakeDaemonLink
 from tests.plugins.triton_calls import clean_account, left_to_triton, link, records, spool
 
@@ -59,7 +59,7 @@ def test_another_process_has_the_same_function(
 ) -> None:
     """With the functions and globals that it reads, its line numbers and so Triton's digest."""
     launched: list[Any] = []
-    monkeypatch.setattr(jitted(script.scaled), "run", lambda *args, **kwargs: launched.append(kwargs))
+    monkeypatch.setattr(find_jit_function(script.scaled), "run", lambda *args, **kwargs: launched.append(kwargs))
     x = torch.ones(256)
     script.scaled[(4,)](x, torch.empty_like(x), 256)
     assert account.left_alone == {}
@@ -67,7 +67,7 @@ def test_another_process_has_the_same_function(
     (record,) = records(spool)
     assert (record.package, record.function) == ("as_script", "scaled")
     module = travelled(spool, tmp_path, monkeypatch)
-    assert module.scaled.cache_key == jitted(script.scaled).cache_key
+    assert module.scaled.cache_key == find_jit_function(script.scaled).cache_key
     assert not hasattr(module, "OPEN")
     assert not hasattr(module, "values")
 
@@ -116,10 +116,10 @@ def test_a_closure_over_an_object_is_left_alone(
     ("name", "reason"),
     [
         ("reads_a_file", "it reads OPEN, a BytesIO of its own module"),
-        ("hooked", "it has hooks that do more than zero or reshape, and are where no other process finds them"),
+        ("hooked", "it has hooks that do more than zero or reshape, and no other process can import them"),
     ],
 )
-def test_some_need_the_scripts_own_process(
+def test_a_function_that_needs_its_own_process_is_left_to_triton(
     name: str,
     reason: str,
     script: ModuleType,
@@ -129,7 +129,7 @@ def test_some_need_the_scripts_own_process(
 ) -> None:
     """They are Triton's, with the reason."""
     function = getattr(script, name)
-    monkeypatch.setattr(jitted(function), "run", lambda *args, **kwargs: None)
+    monkeypatch.setattr(find_jit_function(function), "run", lambda *args, **kwargs: None)
     function[(1,)](torch.ones(8))
     assert [*account.left_alone.values()] == [reason]
 
@@ -140,13 +140,13 @@ def test_an_edited_script_is_the_one_that_runs(script: ModuleType, tmp_path: Pat
     source = SCRIPT.read_text()
     copy.write_text(source)
     exec(compile(source, copy, "exec"), vars(script))
-    before = module_of(script.doubled)
+    before = write_module(script.doubled)
     assert "x * 2" in before
-    assert module_of(jitted(script.scaled)).count("def ") == 3
+    assert write_module(find_jit_function(script.scaled)).count("def ") == 3
     copy.write_text(source.replace("x * 2", "x * 3").replace("math.prod(grid)", "sum(grid)"))
-    assert module_of(script.doubled) == before
-    with pytest.raises(LeftAlone, match=r"it reads launch_metadata, a function whose source does not stand alone"):
-        module_of(jitted(script.scaled))
+    assert write_module(script.doubled) == before
+    with pytest.raises(NotTunable, match=r"it reads launch_metadata, a function whose source does not stand alone"):
+        write_module(find_jit_function(script.scaled))
 
 
 def test_a_script_may_be_run_by_another_program(script: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,10 +155,10 @@ def test_a_script_may_be_run_by_another_program(script: ModuleType, monkeypatch:
     other = ModuleType("__main__")
     vars(other).update(vars(script), HALF=type(script.HALF)(0.75))
     monkeypatch.setitem(sys.modules, "__main__", other)
-    assert "0.25" in module_of(jitted(script.scaled))
+    assert "0.25" in write_module(find_jit_function(script.scaled))
     vars(script)["doubled"] = FunctionType(script.launch_metadata.__code__, {"__name__": "__main__"}, "doubled")
-    with pytest.raises(LeftAlone, match="it reads doubled"):
-        module_of(jitted(script.scaled))
+    with pytest.raises(NotTunable, match="it reads doubled"):
+        write_module(find_jit_function(script.scaled))
 
 
 def test_a_module_that_no_import_finds_travels(
@@ -175,7 +175,7 @@ def test_a_module_that_no_import_finds_travels(
         module = module_from_spec(spec)
         monkeypatch.setitem(sys.modules, name, module)
         spec.loader.exec_module(module)
-        monkeypatch.setattr(jitted(module.scaled), "run", lambda *args, **kwargs: None)
+        monkeypatch.setattr(find_jit_function(module.scaled), "run", lambda *args, **kwargs: None)
         module.scaled[(1,)](torch.ones(8), torch.ones(8), 8)
     assert account.left_alone == {}
     assert [list(record.files) for record in records(spool)] == [[f"{record.module}.py"] for record in records(spool)]

@@ -20,7 +20,7 @@ from ktuned.model.errors import BackendError, Unsupported
 from ktuned.model.values import Outcome
 from ktuned.testing.backends import check_backend
 from ktuned_tvm_ffi import Build, TvmFfi, prelude
-from ktuned_tvm_ffi.compiler import MAX_MESSAGE_CHARS, STANDARD_FLAGS, Compiler, first_error_first
+from ktuned_tvm_ffi.compiler import MAX_MESSAGE_CHARS, STANDARD_FLAGS, Compiler, move_error_first
 from tests.plugins.axpy import EXAMPLE, SOURCE
 
 Compile = Callable[..., tuple[Compiled, Path]]
@@ -117,7 +117,7 @@ def test_equal_sources_give_equal_bytes_wherever_they_are(
     elsewhere.mkdir(parents=True)
     for name in ("axpy.cc", "axpy.h"):
         shutil.copy(SOURCE.with_name(name), elsewhere)
-    monkeypatch.setattr("ktuned_tvm_ffi.units.precompiled", lambda *_: None)
+    monkeypatch.setattr("ktuned_tvm_ffi.units.find_or_make_prelude", lambda *_: None)
     _, second = compile_one(Build("axpy", ("x", "y", 3), {"B": 2, "A": 1}), elsewhere / "axpy.cc")
     assert file_digest(first / "kernel.so") == file_digest(second / "kernel.so")
 
@@ -132,7 +132,7 @@ def test_what_the_compiler_refuses_starts_with_its_first_error(compile_one: Comp
 def test_a_compilers_flood_of_words_is_capped() -> None:
     """However much a compiler says, the first error stays and the rest is cut."""
     said = "In file included from a\n" * 5000 + "a.cc:1: error: no\n" + "note\n" * 100_000
-    kept = first_error_first(said)
+    kept = move_error_first(said)
     assert kept.startswith("a.cc:1: error: no\nIn file")
     assert len(kept) == MAX_MESSAGE_CHARS
 
@@ -205,7 +205,7 @@ def test_configs_in_one_process_share_no_state(compile_one: Compile) -> None:
 class TestNoCompiler:
     """Without a compiler nothing breaks, and it is said."""
 
-    def test_an_empty_path(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def test_an_empty_path_is_an_absence_with_its_remedy(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         """No compiler on the PATH is an absence with its remedy, and the fingerprint still reports the rest."""
         monkeypatch.setenv("PATH", str(tmp_path))
         found = TvmFfi().devices()
@@ -214,14 +214,14 @@ class TestNoCompiler:
         assert found.hint == "apt install g++, or set CXX"
         assert TvmFfi().fingerprint()["compiler"] == "none"
 
-    def test_a_cxx_that_is_not_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_cxx_that_does_not_exist_is_named(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """$CXX is obeyed: a wrong one is named, not passed over."""
         monkeypatch.setenv("CXX", "/nowhere/g++ -m64")
         found = TvmFfi().devices()
         assert isinstance(found, Absent)
         assert "/nowhere/g++ -m64" in found.message
 
-    def test_compiling_raises_instead_of_blaming_the_config(
+    def test_compiling_without_a_compiler_is_a_backend_error(
         self, monkeypatch: pytest.MonkeyPatch, compile_one: Compile
     ) -> None:
         """A missing compiler must not be kept as the config's compile error."""
@@ -238,7 +238,9 @@ class TestNoCompiler:
         with pytest.raises(BackendError, match="No space left"):
             compile_one()
 
-    def test_a_compiler_that_says_nothing(self, fake_compiler: Callable[[str], None], compile_one: Compile) -> None:
+    def test_a_silent_compiler_error_has_a_message(
+        self, fake_compiler: Callable[[str], None], compile_one: Compile
+    ) -> None:
         """Even then there is a message."""
         fake_compiler("exit 3")
         result, _ = compile_one()
@@ -257,13 +259,13 @@ class TestPrelude:
         """Return what a unit with these flags is compiled with."""
         return (*STANDARD_FLAGS, *Compiler.find().dialect_flags, *more)
 
-    def test_it_is_really_used(self, compile_one: Compile) -> None:
+    def test_the_compiler_uses_the_precompiled_header(self, compile_one: Compile) -> None:
         """GCC names the precompiled header among those it reads, and finds it valid despite other macros."""
         result, _ = compile_one(Build("axpy", (), {"TILE": 2, "BROKEN": True}, ("-H", "-Winvalid-pch")))
         assert result.outcome is Outcome.COMPILE_ERROR
         assert any(line.startswith("! ") and line.endswith(".gch") for line in result.message.splitlines())
 
-    def test_two_processes_may_make_it_at_once(self, tmp_path: Path) -> None:
+    def test_two_processes_may_make_a_header_at_once(self, tmp_path: Path) -> None:
         """Both compile, one header is left, and nothing half-made."""
         code = """if True:
             import sys
@@ -292,7 +294,7 @@ class TestPrelude:
         assert len(self.headers(cache)) == 1
         assert [path.name for path in cache.glob("tvm_ffi/making-*")] == []
 
-    def test_only_the_last_used_are_kept(
+    def test_only_the_last_used_headers_are_kept(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_compiler: Callable[[str], None]
     ) -> None:
         """Beyond the limit the least recently used goes; its text stays for a compiler that is about to read it."""
@@ -300,7 +302,7 @@ class TestPrelude:
         monkeypatch.setenv("KTUNED_CACHE", str(tmp_path / "cache"))
         made = []
         for number in range(prelude.MAX_PRECOMPILED + 2):
-            path = prelude.precompiled(Compiler.find(), self.flags(f"-DSET={number}"))
+            path = prelude.find_or_make_prelude(Compiler.find(), self.flags(f"-DSET={number}"))
             assert path is not None
             os.utime(path.with_name("prelude.hpp.gch"), (number, number))
             made.append(path)
@@ -308,7 +310,7 @@ class TestPrelude:
         assert self.headers(tmp_path / "cache") == sorted(path.with_name("prelude.hpp.gch") for path in kept)
         assert all(path.is_file() for path in made)
 
-    def test_what_a_killed_maker_left_goes(
+    def test_the_unfinished_header_of_a_killed_process_is_removed(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fake_compiler: Callable[[str], None]
     ) -> None:
         """Old half-made ones are removed, those that may still be made are not."""
@@ -318,19 +320,17 @@ class TestPrelude:
         for path in (old, new):
             path.mkdir(parents=True)
         os.utime(old, (0, 0))
-        prelude.precompiled(Compiler.find(), self.flags())
+        prelude.find_or_make_prelude(Compiler.find(), self.flags())
         assert (old.exists(), new.exists()) == (False, True)
 
-    def test_one_that_others_could_have_planted_is_not_used(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_a_cache_that_others_may_write_is_not_used(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """A cache directory that others may write is passed over, and compiling goes on without."""
         monkeypatch.setenv("KTUNED_CACHE", str(tmp_path))
         (tmp_path / "tvm_ffi").mkdir()
         (tmp_path / "tvm_ffi").chmod(0o777)
-        assert prelude.precompiled(Compiler.find(), self.flags()) is None
+        assert prelude.find_or_make_prelude(Compiler.find(), self.flags()) is None
 
-    def test_a_failure_to_make_one_is_not_a_failure_to_compile(
+    def test_without_a_place_for_a_header_units_compile_all_the_same(
         self, compile_one: Compile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """Without a place for it a unit just compiles more slowly."""
@@ -339,8 +339,8 @@ class TestPrelude:
         result, _ = compile_one()
         assert result.outcome is None, result.message
 
-    def test_clang_goes_without(self) -> None:
+    def test_clang_gets_no_precompiled_header(self) -> None:
         """Clang refuses, rather than passes over, a precompiled header that does not fit."""
         clang = replace(Compiler.find(), version="Debian clang version 14.0.6")
-        assert prelude.precompiled(clang, self.flags()) is None
+        assert prelude.find_or_make_prelude(clang, self.flags()) is None
         assert clang.dialect_flags == ()

@@ -99,7 +99,7 @@ def test_equal_sources_give_equal_bytes_wherever_they_are(compile_group: Compile
     assert len(facts["kernels"]) == 1
 
 
-def test_another_target_than_a_gpus_is_unsupported(compile_group: CompileGroup, tmp_path: Path) -> None:
+def test_a_target_that_is_no_gpu_is_unsupported(compile_group: CompileGroup, tmp_path: Path) -> None:
     """A CPU is nothing that nvcc compiles for, and what is for another architecture is not loaded."""
     unit = Unit("key", shift(1), (SOURCE,), SOURCE, "shift", "native-elsewhere")
     if has_nvcc():
@@ -141,7 +141,7 @@ def test_the_daemon_is_told_the_backend_that_the_sources_choose(tmp_path: Path) 
     assert kernel.backend == "tvm_ffi_cuda"
 
 
-def test_without_nvcc_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_nvcc_is_a_backend_error_with_its_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Fingerprint and devices still answer; compiling is an error with what mends it."""
     monkeypatch.setenv("CUDACXX", str(tmp_path / "no-nvcc"))
     assert TvmFfiCuda().fingerprint()["compiler"] == "none"
@@ -152,7 +152,7 @@ def test_without_nvcc_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @pytest.mark.parametrize("name", ["a b", "f<1>; evil()", "f(1)", "f<{}>", ""])
-def test_what_names_no_function_is_an_error_at_once(name: str) -> None:
+def test_an_expression_that_names_no_function_is_an_error_at_once(name: str) -> None:
     """Before anything is compiled, where the kernel function says it."""
     with pytest.raises(ValueError, match="neither an identifier nor a function"):
         Build(name, ())

@@ -13,7 +13,7 @@ from ktuned.dropin import CallRecord, account, spool_directory
 from ktuned.model.values import canonical
 from ktuned.spool import RECORD_SUFFIX, read_file
 from ktuned_triton import autotune, autotuner
-from ktuned_triton.call import jitted
+from ktuned_triton.call import find_jit_function
 from tests.fake_daemon_link import FakeDaemonLink
 from tests.plugins.triton_app import kernels
 
@@ -45,7 +45,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
             found.append(kwargs)
 
     for function in (kernels.scale, kernels.hooked, kernels.gather, kernels.benched, kernels.plain, kernels.zeroed):
-        monkeypatch.setattr(jitted(function), "run", run)
+        monkeypatch.setattr(find_jit_function(function), "run", run)
     return found
 
 
@@ -59,7 +59,7 @@ def left_to_triton(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
         return [1.0, 1.0, 1.0]
 
     autotuner.adopt_class(Autotuner)
-    monkeypatch.setattr(Autotuner, "_bench", autotuner._measuring_nothing(bench))
+    monkeypatch.setattr(Autotuner, "_bench", autotuner._wrap_bench(bench))
     return found
 
 

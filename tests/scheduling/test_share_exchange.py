@@ -41,7 +41,7 @@ from ktuned.sharing import (
     StoredWinner,
     address_of,
 )
-from ktuned_team.objects import kernel_prefix, read_object, write_object
+from ktuned_team.objects import make_kernel_prefix, read_object, write_object
 from ktuned_team.team_store import TeamStore
 from tests.assembled import PATIENCE_S, Parts, assembled, kernel_text
 
@@ -505,7 +505,7 @@ async def test_a_store_that_cannot_be_written_is_read_nevertheless(member: Parts
     await member.measured(other, {50.0: 50.0})
     (winner,) = member.store.list_winners(other.name)
     await member.store.decide_winner(winner.trial)
-    (store / kernel_prefix(other.name)).write_text("in the way")
+    (store / make_kernel_prefix(other.name)).write_text("in the way")
     winners, exchange = member.daemon.shared_winners, member.daemon.share_exchange
     with pytest.raises(SharedStoreDown):
         await exchange.publish_all()

@@ -19,7 +19,7 @@ from ktuned.sharing.decision import (
     is_published,
     rank_candidates,
 )
-from ktuned_team.retention import surplus
+from ktuned_team.retention import select_surplus
 from ktuned_team.storage import Entry
 from tests.team.test_objects import WINNER
 
@@ -81,9 +81,9 @@ def test_a_winner_is_published_only_if_it_is_decided_here_and_news() -> None:
 def test_retention_comes_before_the_cap() -> None:
     """What is too old goes first, then the oldest until the rest fits; nothing goes that need not."""
     kept = [Entry(f"o{age}", 10, 1000.0 - age) for age in range(0, 100, 10)]
-    assert surplus(kept, 1000.0, 0, 1000) == []
-    assert surplus(kept, 1000.0, 75.0, 1000) == ["o90", "o80"]
-    assert surplus(kept, 1000.0, 75.0, 50) == ["o90", "o80", "o70", "o60", "o50"]
-    assert surplus(kept, 1000.0, 0, 95) == ["o90"]
-    assert len(surplus(kept, 1000.0, 0, 0)) == 10
-    assert surplus([], 0.0, 1.0, 0) == []
+    assert select_surplus(kept, 1000.0, 0, 1000) == []
+    assert select_surplus(kept, 1000.0, 75.0, 1000) == ["o90", "o80"]
+    assert select_surplus(kept, 1000.0, 75.0, 50) == ["o90", "o80", "o70", "o60", "o50"]
+    assert select_surplus(kept, 1000.0, 0, 95) == ["o90"]
+    assert len(select_surplus(kept, 1000.0, 0, 0)) == 10
+    assert select_surplus([], 0.0, 1.0, 0) == []

@@ -18,9 +18,9 @@ from ktuned_team.objects import (
     DamagedObject,
     NewerObject,
     ObjectName,
-    config_digest,
-    is_ours,
-    kernel_path,
+    digest_config,
+    is_ktuned_name,
+    make_kernel_path,
     read_object,
     write_object,
 )
@@ -48,7 +48,7 @@ def named(plain: dict[str, Any]) -> tuple[str, bytes]:
     """Return an object of any content under the right name."""
     data: bytes = msgpack.packb(plain)
     digest = hashlib.sha256(data).hexdigest()
-    return ObjectName(kernel_path("shop:gemm"), ADDRESS, config_digest(WINNER.config), digest).path, data
+    return ObjectName(make_kernel_path("shop:gemm"), ADDRESS, digest_config(WINNER.config), digest).path, data
 
 
 def plain_of(winner: SharedWinner) -> dict[str, Any]:
@@ -63,7 +63,7 @@ def test_an_object_is_read_as_it_was_written() -> None:
     found = read_object(name, data)
     assert found == WINNER
     assert [type(value) for value in found.config.values()] == [int, bool, str, float]
-    assert is_ours(name)
+    assert is_ktuned_name(name)
 
 
 def test_equal_winners_give_equal_objects() -> None:
@@ -111,14 +111,14 @@ def test_every_changed_byte_and_every_cut_is_found() -> None:
         {"measuring_version": True},
     ],
 )
-def test_an_object_that_is_no_winner_is_refused(change: dict[str, Any]) -> None:
+def test_an_object_without_a_winner_is_refused(change: dict[str, Any]) -> None:
     """Under the right name, too: a digest says nothing about the sense of what was written."""
     with pytest.raises(DamagedObject):
         read_object(*named(plain_of(WINNER) | change))
 
 
 @pytest.mark.parametrize("missing", ["kernel", "config", "latency_us", "digest", "ktuned_team"])
-def test_an_object_without_a_field_is_refused(missing: str) -> None:
+def test_an_object_that_lacks_a_field_is_refused(missing: str) -> None:
     """A winner without its context is none."""
     plain = plain_of(WINNER)
     del plain[missing]
@@ -132,7 +132,7 @@ def test_an_object_without_a_field_is_refused(missing: str) -> None:
 def test_hostile_bytes_are_refused(data: bytes) -> None:
     """Neither a deep nesting nor a false length is more than one object that is left out."""
     digest = hashlib.sha256(data).hexdigest()
-    name = ObjectName(kernel_path("shop:gemm"), ADDRESS, config_digest(WINNER.config), digest).path
+    name = ObjectName(make_kernel_path("shop:gemm"), ADDRESS, digest_config(WINNER.config), digest).path
     with pytest.raises(DamagedObject):
         read_object(name, data)
 
@@ -148,7 +148,7 @@ def test_a_newer_format_is_named() -> None:
 @pytest.mark.parametrize("name", ["", "v1/winners/x", "v2/winners/k/" + ADDRESS, "../../etc/passwd", "v1/winners/../x"])
 def test_foreign_names_are_no_objects(name: str) -> None:
     """A sweep leaves them alone, and nothing is read by them."""
-    assert not is_ours(name)
+    assert not is_ktuned_name(name)
     with pytest.raises(DamagedObject):
         read_object(name, b"")
 
@@ -170,7 +170,7 @@ def test_address_is_that_of_the_context_without_learned_names() -> None:
 def test_kernels_have_paths_of_their_own() -> None:
     """However alike their names are, and whatever is in them."""
     names = ["a:b", "a-b", "a/b", "../x", "é:k", "", "a" * 300, "a" * 300 + "b"]
-    paths = [kernel_path(name) for name in names]
+    paths = [make_kernel_path(name) for name in names]
     assert len({*paths}) == len(names)
     assert all(ObjectName(path, ADDRESS, "0" * 16, "0" * 64) == ObjectName.parse(
         ObjectName(path, ADDRESS, "0" * 16, "0" * 64).path) for path in paths)  # fmt: skip

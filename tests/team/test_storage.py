@@ -25,7 +25,7 @@ from ktuned_team.calls import Fetched, FetchObjects, FindWinners, Listing, Objec
 from ktuned_team.directory_storage import MAX_HANGING, DirectoryStorage
 from ktuned_team.objects import ObjectName
 from ktuned_team.service import TeamStorage
-from ktuned_team.storage import Storage, StorageError, fault, open_storage
+from ktuned_team.storage import Storage, StorageError, make_storage_error, open_storage
 from tests.assembled import PATIENCE_S
 from tests.team.conftest import Server
 
@@ -62,7 +62,7 @@ async def test_a_reader_takes_no_more_than_its_limit(storage: Storage) -> None:
     assert await storage.read("v1/winners/k/a", 10) == b"x" * 11
 
 
-async def test_a_listing_has_all_objects_with_the_prefix(storage: Storage) -> None:
+async def test_a_listing_has_all_objects_of_its_prefix_and_no_others(storage: Storage) -> None:
     """Names, sizes and times of one kernel, however many pages they take; not those of its neighbours."""
     names = {f"v1/winners/k/{number:04}" for number in range(1_050)}
     limiter = anyio.CapacityLimiter(16)
@@ -74,20 +74,20 @@ async def test_a_listing_has_all_objects_with_the_prefix(storage: Storage) -> No
     async with anyio.create_task_group() as tasks:
         for name in (*names, "v1/winners/k-2/a", "v1/winners/j/a"):
             tasks.start_soon(write, name)
-    found = await storage.entries("v1/winners/k/")
+    found = await storage.list_entries("v1/winners/k/")
     assert {entry.name for entry in found} == names
     assert {entry.size for entry in found} == {len("v1/winners/k/0000")}
-    assert len(await storage.entries("v1/")) == 1_052
-    assert await storage.entries("v1/winners/none/") == []
+    assert len(await storage.list_entries("v1/")) == 1_052
+    assert await storage.list_entries("v1/winners/none/") == []
     assert max(entry.modified for entry in found) - min(entry.modified for entry in found) < PATIENCE_S
 
 
-async def test_a_rewrite_repairs_a_damaged_object(storage: Storage) -> None:
+async def test_a_rewrite_replaces_a_damaged_object(storage: Storage) -> None:
     """The whole one takes the place of what was cut off, and is listed once."""
     await storage.write("v1/winners/k/a", b"who")
     await storage.write("v1/winners/k/a", b"whole")
     assert await storage.read("v1/winners/k/a", 10) == b"whole"
-    assert [entry.name for entry in await storage.entries("v1/")] == ["v1/winners/k/a"]
+    assert [entry.name for entry in await storage.list_entries("v1/")] == ["v1/winners/k/a"]
 
 
 async def test_a_removed_object_is_gone(storage: Storage) -> None:
@@ -97,7 +97,7 @@ async def test_a_removed_object_is_gone(storage: Storage) -> None:
     for _ in range(2):
         await storage.remove("v1/winners/k/a")
     assert await storage.read("v1/winners/k/a", 10) is None
-    assert [entry.name for entry in await storage.entries("v1/")] == ["v1/winners/k/b"]
+    assert [entry.name for entry in await storage.list_entries("v1/")] == ["v1/winners/k/b"]
 
 
 WRITER = """
@@ -139,7 +139,7 @@ async def test_two_writers_and_their_deaths_leave_whole_objects(
             for writer in writers:
                 writer.send_signal(signal.SIGKILL)
                 writer.wait(PATIENCE_S)
-        for entry in await storage.entries("v1/winners/k/"):
+        for entry in await storage.list_entries("v1/winners/k/"):
             if ".staged-" in entry.name:
                 continue
             seen += 1
@@ -172,7 +172,7 @@ async def test_a_server_that_does_not_answer_is_an_error_in_time(scheme: str, mo
         storage = open_storage("s3://team/x" if scheme == "s3" else f"redis://me:secret@{place}/0", deadline_s=0.3)
         began = monotonic()
         with pytest.raises(StorageError) as caught:
-            await storage.entries("v1/")
+            await storage.list_entries("v1/")
         assert monotonic() - began < 10.0
         assert "secret" not in caught.value.message
         await storage.close()
@@ -199,7 +199,7 @@ def test_an_error_of_object_storage_names_its_cause() -> None:
         f"Generic S3 error: {request}Server returned non-2xx status code: 400: {answer} Debug source: Generic"
     )
     words = "s3://team: listing it: Generic S3 error: Server returned non-2xx status code: 400: ExpiredToken: It has"
-    assert fault(error, "listing it", "s3://team").message == f"{words} expired."
+    assert make_storage_error(error, "listing it", "s3://team").message == f"{words} expired."
 
 
 async def test_a_directory_that_is_not_mounted_is_not_made(tmp_path: Path) -> None:
@@ -211,11 +211,11 @@ async def test_a_directory_that_is_not_mounted_is_not_made(tmp_path: Path) -> No
     assert not (tmp_path / "share").exists()
 
 
-async def test_a_file_is_no_store(tmp_path: Path) -> None:
+async def test_a_file_in_place_of_the_directory_is_refused(tmp_path: Path) -> None:
     """It would seem to be an empty one, for ever."""
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="is no directory"):
-        await DirectoryStorage(str(tmp_path / "file")).entries("v1/")
+        await DirectoryStorage(str(tmp_path / "file")).list_entries("v1/")
     assert ShareSettings("file://srv/team").find_fault().endswith("give a full path: file:///srv/team")
 
 
@@ -238,7 +238,7 @@ async def test_links_and_pipes_in_a_directory_are_not_followed(tmp_path: Path) -
     (tmp_path / "v1/link").symlink_to(tmp_path / "secret")
     os.mkfifo(tmp_path / "v1/pipe")
     storage = DirectoryStorage(str(tmp_path), deadline_s=5.0)
-    assert await storage.entries("v1/") == []
+    assert await storage.list_entries("v1/") == []
     with pytest.raises(StorageError):
         await storage.read("v1/link", 10)
     assert not await storage.read("v1/pipe", 10)
@@ -305,7 +305,7 @@ async def test_a_rewrite_makes_an_object_new(url: str, storage: Storage) -> None
         client.zadd("ktuned:names", {"v1/winners/k/a 5 1": 0, "v1/winners/k/ab 5 1": 0})
         await storage.write("v1/winners/k/a", b"whole")
         seconds, _ = client.time()
-    ages = {entry.name: seconds - entry.modified for entry in await storage.entries("v1/")}
+    ages = {entry.name: seconds - entry.modified for entry in await storage.list_entries("v1/")}
     assert 0 <= ages["v1/winners/k/a"] < PATIENCE_S
     assert ages["v1/winners/k/ab"] == seconds - 1
 
@@ -316,18 +316,18 @@ async def test_a_file_system_that_hangs_takes_few_threads(tmp_path: Path) -> Non
     answers = threading.Event()
     try:
         with anyio.fail_after(PATIENCE_S):
-            while storage._hanging() < MAX_HANGING:
+            while storage._count_hanging() < MAX_HANGING:
                 with pytest.raises(StorageError, match="no answer within"):
-                    await storage._do("listing it", answers.wait)
+                    await storage._run_in_thread("listing it", answers.wait)
         with pytest.raises(StorageError, match="the file system does not answer"):
-            await storage.entries("v1/")
+            await storage.list_entries("v1/")
     finally:
         answers.set()
     with anyio.fail_after(PATIENCE_S):
-        while storage._hanging():  # noqa: ASYNC110 - nothing reports the end of a thread
+        while storage._count_hanging():  # noqa: ASYNC110 - nothing reports the end of a thread
             await anyio.sleep(0.001)
     storage = DirectoryStorage(str(tmp_path))
-    assert await storage.entries("v1/") == []
+    assert await storage.list_entries("v1/") == []
 
 
 @pytest.mark.parametrize(
@@ -343,7 +343,9 @@ async def test_a_file_system_that_hangs_takes_few_threads(tmp_path: Path) -> Non
 def test_passwords_are_never_shown(url: str, password: str) -> None:
     """Neither a URL's, however it is written, nor one that a library repeats in its message."""
     url = url.format(password)
-    message = fault(ValueError(f"cannot connect to {url} with {password}, {unquote(password)}"), "listing it", url)
+    message = make_storage_error(
+        ValueError(f"cannot connect to {url} with {password}, {unquote(password)}"), "listing it", url
+    )
     for words in (hide_secrets(url), message.message, ShareSettings(url).find_fault()):
         assert "hush" not in words
         assert "user" not in words
@@ -358,7 +360,7 @@ def test_urls_without_secrets_are_shown_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("wrong", ["ftp://host/x", "s3://", "redis://host:port/0"])
-def test_a_url_that_means_nothing_is_refused(wrong: str) -> None:
+def test_an_invalid_url_is_refused(wrong: str) -> None:
     """In one line, with what to give."""
     with pytest.raises(StorageError):
         open_storage(wrong)

@@ -26,7 +26,7 @@ from ktuned.spool import RECORD_SUFFIX, read_file, spool_directory
 from ktuned_client import Client
 from ktuned_tilelang import AutoTuner, autotune, autotuner, tuning
 from ktuned_tilelang.call import PROGRAMS_KEY
-from ktuned_tilelang.elaboration import elaborate
+from ktuned_tilelang.elaboration import elaborate_build
 from tests.e2e.harness import Daemon
 from tests.tilelang import app
 
@@ -118,7 +118,7 @@ def tilelang_tunes(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     decide = theirs.AutoTuner.run
     run.__signature__ = inspect.signature(decide)  # type: ignore[attr-defined]
     param = sys.modules["tilelang.autotuner.param"]
-    monkeypatch.setattr(theirs.AutoTuner, "run", autotuner._deciding(run, param))
+    monkeypatch.setattr(theirs.AutoTuner, "run", autotuner._wrap_run(run, param))
     return left
 
 
@@ -130,17 +130,17 @@ def settings(function: Any, *own: str) -> dict[str, inspect.Parameter]:
 class TestSignatures:
     """They are TileLang's, and what ktuned adds comes by name."""
 
-    def test_of_the_decorator(self) -> None:
+    def test_the_decorator_has_tilelangs_parameters(self) -> None:
         """The type of supply is TileLang's own default if it is not given."""
         own = settings(autotune, "mode", "upgrade", "without_daemon", "pin", "numerics", "supply_type")
         assert own == settings(theirs.autotune, "supply_type")
 
-    def test_of_the_tuner(self) -> None:
+    def test_the_tuner_keeps_tilelangs_methods_and_parameters(self) -> None:
         """The class is changed in place, and keeps its methods' names and parameters."""
         assert settings(AutoTuner.run) == settings(inspect.unwrap(theirs.AutoTuner.run))
         assert issubclass(AutoTuner, theirs.AutoTuner)
 
-    def test_values_are_checked(self) -> None:
+    def test_an_option_with_an_unknown_value_is_refused(self) -> None:
         """A choice is one of those that there are."""
         with pytest.raises(ValueError, match="mode='later': give one of 'background', 'wait'"):
             app.tuned(mode="later")
@@ -215,7 +215,7 @@ class TestACall:
         assert list(record.configs) == app.CONFIGS
         assert list(json.loads(record.call)["programs"]) == list(TEXT.values())
 
-    def test_what_is_wrong_tilelang_says(self, link: FakeLink, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_the_error_of_a_wrong_call_is_tilelangs(self, link: FakeLink, monkeypatch: pytest.MonkeyPatch) -> None:
         """In its own words."""
         monkeypatch.setattr(theirs, "_init_logger_handlers", lambda: None)
         with pytest.raises(ValueError, match=r"Unused keys in config: \{'blocks'\}"):
@@ -232,16 +232,16 @@ class TestACall:
         with pytest.raises(RuntimeError, match=failed):
             app.tuned()(app.SIZE)
 
-    def test_a_call_that_is_not_taken_in_is_tilelangs(self, link: FakeLink, tilelang_tunes: list[Any]) -> None:
+    def test_a_call_that_the_daemon_does_not_accept_is_left_to_tilelang(
+        self, link: FakeLink, tilelang_tunes: list[Any]
+    ) -> None:
         """A config without a latency is nothing for programs that read it at once."""
         link.ends_with = Answer()
         assert app.tuned()(app.SIZE) == "tilelang's"
-        assert list(account.left_alone.values()) == [
-            "the daemon has not taken its call in; `ktuned status` may say why"
-        ]
+        assert list(account.left_alone.values()) == ["the daemon did not accept its call; `ktuned status` may say why"]
 
     @pytest.mark.parametrize("dies", [False, True])
-    def test_without_a_daemon_it_is_recorded_and_tilelangs(
+    def test_without_a_daemon_a_call_is_recorded_and_left_to_tilelang(
         self, dies: bool, link: FakeLink, tilelang_tunes: list[Any]
     ) -> None:
         """Or the first config's, by choice; also where the daemon ends while it is waited for."""
@@ -272,13 +272,13 @@ class TestACall:
         assert kernel.compiled == {"block": 512}
         assert function(app.SIZE) is kernel
 
-    def test_a_winner_is_refused_that_ref_prog_does_not_confirm(
+    def test_a_winner_that_ref_prog_contradicts_is_not_used(
         self, link: FakeLink, tilelang_tunes: list[Any], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """The function is left to TileLang; in the background the first config's kernel stays."""
-        monkeypatch.setattr(tuning, "_is_confirmed", lambda task, found: False)
+        monkeypatch.setattr(tuning, "_confirm_results", lambda task, found: False)
         assert app.tuned(ref_prog=torch.clone)(app.SIZE) == "tilelang's"
-        assert "does not compute what ref_prog does" in next(iter(account.left_alone.values()))
+        assert "are not those of ref_prog" in next(iter(account.left_alone.values()))
         kernel = app.tuned(ref_prog=torch.clone, mode="background")(app.SIZE)
         ((_, on_answer),) = link.followed
         assert not on_answer(WINNER)
@@ -303,7 +303,7 @@ class TestClasses:
         monkeypatch.setattr(autotuner, "_process_options", None)
         autotuner.adopt_process(theirs, "wait")
 
-    def test_others_behave_as_before(self, link: FakeLink, tilelang_tunes: list[Any]) -> None:
+    def test_tuners_that_are_not_adopted_behave_as_before(self, link: FakeLink, tilelang_tunes: list[Any]) -> None:
         """Those that neither the drop-in nor ``ktuned run`` has adopted."""
         function = theirs.autotune(configs=app.CONFIGS)(app.scale)
         assert function(app.SIZE) == "tilelang's"
@@ -316,7 +316,7 @@ class TestClasses:
         assert made.run().config == {"block": 512}
         assert len(link.records) == 2
 
-    def test_a_subclass_does_its_own_first(self, link: FakeLink, in_process: None) -> None:
+    def test_a_subclasss_own_run_comes_first(self, link: FakeLink, in_process: None) -> None:
         """Its cache, for one; the configs that it leaves are the list."""
 
         class Cached(theirs.AutoTuner):  # type: ignore[misc]
@@ -327,7 +327,7 @@ class TestClasses:
         made = Cached(app.closure(3.0), app.CONFIGS).set_compile_args(out_idx=[-1], target=app.TARGET)
         assert made.run(timeout=3).config == {"block": 512}
         assert [list(record.configs) for record in link.records] == [[{"block": 512}]]
-        assert autotuner.why_not_adopted(Cached) == ""
+        assert autotuner.explain_non_adoption(Cached) == ""
 
     def test_a_subclass_out_of_reach_is_named(self, link: FakeLink, in_process: None) -> None:
         """With the reason, when it is called, and left as it was."""
@@ -381,7 +381,9 @@ class TestTensors:
 
         assert torch.equal(load(record.files[call["content"]])["at"], at)
 
-    def test_large_ones_are_left_to_tilelang(self, link: FakeLink, tilelang_tunes: list[Any]) -> None:
+    def test_a_call_with_large_captured_tensors_is_left_to_tilelang(
+        self, link: FakeLink, tilelang_tunes: list[Any]
+    ) -> None:
         """A copy of them would stall the application."""
         at = torch.zeros((1 << 24) + 1, dtype=torch.int32)
         with set_autotune_inputs(torch.ones(app.SIZE), at):
@@ -390,7 +392,9 @@ class TestTensors:
             "its tensors of integers (at) have 64 MiB, more than is captured of a call (64 MiB)"
         )
 
-    def test_without_them_a_symbolic_size_is_left_to_tilelang(self, link: FakeLink, tilelang_tunes: list[Any]) -> None:
+    def test_a_symbolic_size_without_inputs_is_left_to_tilelang(
+        self, link: FakeLink, tilelang_tunes: list[Any]
+    ) -> None:
         """With what helps."""
         app.tuned(app.gather)(app.SIZE)
         assert "give inputs by set_autotune_inputs" in next(iter(account.left_alone.values()))
@@ -399,7 +403,9 @@ class TestTensors:
 class TestKernelFiles:
     """What the daemon writes of a record is a kernel file, which imports nothing of the application's."""
 
-    def test_it_declares_the_call(self, link: FakeLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_kernel_file_declares_the_recorded_call(
+        self, link: FakeLink, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """Its programs are what the function makes."""
         monkeypatch.setenv("TILELANG_ENABLE_IR_SPAN", "0")
         monkeypatch.setenv("TILELANG_CACHE_DIR", str(tmp_path))
@@ -414,7 +420,7 @@ class TestKernelFiles:
         assert [dict(config) for config in kernel.bound_space(problem)] == app.CONFIGS
         assert kernel.plan.deadlines == dict.fromkeys(("first_launch", "check", "timing"), 7.0)
         build: Any = kernel.build(problem, {"block": 512})
-        program = elaborate(build, file, "sm_90a").prim_func
+        program = elaborate_build(build, file, "sm_90a").prim_func
         assert program.script() == app.closure(3.0)(512).script()
 
     def test_two_processes_leave_the_same_record(self, link: FakeLink, tmp_path: Path) -> None:
@@ -513,7 +519,7 @@ def test_a_program_that_ends_at_once_is_tuned_later(tmp_path: Path, monkeypatch:
         assert not list(spool_directory(daemon.home).iterdir())
 
 
-def test_ktuned_run_adopts_them(tmp_path: Path) -> None:
+def test_ktuned_run_adopts_all_tuners(tmp_path: Path) -> None:
     """Also what was imported and made before anything of ktuned's is called; nothing is replaced."""
     code = """if True:
         import tilelang, tilelang.autotuner

@@ -58,7 +58,7 @@ class TestStyles:
     """Every way in which TileLang's users write a kernel."""
 
     @pytest.mark.parametrize("function", ["factory", "eager"])
-    def test_code_is_the_same_in_all_of_them(self, function: str, compile_one: CompileOne) -> None:
+    def test_all_styles_give_the_same_code(self, function: str, compile_one: CompileOne) -> None:
         """A function that returns a program, and the eager style."""
         result, artifact = compile_one(build(function))
         assert result.outcome is None, result.message
@@ -68,7 +68,7 @@ class TestStyles:
     def test_headers_are_precompiled_once(self, compile_one: CompileOne) -> None:
         """Without room of its own NVRTC tries in each compile, and fails."""
         compile_one(build("scale"))
-        (option,) = precompiled.options()
+        (option,) = precompiled.make_options()
         kept = Path(option.removeprefix("-pch-dir="))
         made = {path.name: path.stat().st_mtime_ns for path in kept.iterdir()}
         assert made
@@ -112,12 +112,14 @@ class TestExecutionBackends:
         assert result.facts["registers"] == 18
         assert {entry.name for entry in artifact.iterdir()} >= set(read_recipe(artifact).code_files)
 
-    def test_an_unknown_one_is_named(self) -> None:
+    def test_an_unknown_execution_backend_is_named(self) -> None:
         """With those that there are."""
         with pytest.raises(ValueError, match="no execution backend 'quantum': give one of auto, tvm_ffi, nvrtc"):
             build("scale", "quantum")
 
-    def test_one_in_the_environment_is_named(self, compile_one: CompileOne, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unknown_execution_backend_in_the_environment_is_named(
+        self, compile_one: CompileOne, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """TileLang's variable decides where the Build does not."""
         monkeypatch.setenv("TILELANG_EXECUTION_BACKEND", "quantum")
         result, _ = compile_one(build("scale", "auto"))
@@ -161,18 +163,22 @@ class TestBadInputs:
             (Build(program="missing.json"), Outcome.COMPILE_ERROR, "the program missing.json cannot be read"),
         ],
     )
-    def test_it_ends_in_an_outcome(self, wanted: Build, outcome: Outcome, words: str, compile_one: CompileOne) -> None:
+    def test_each_bad_config_has_its_outcome(
+        self, wanted: Build, outcome: Outcome, words: str, compile_one: CompileOne
+    ) -> None:
         """Whose first line says what is wrong."""
         result, _ = compile_one(wanted)
         assert (result.outcome, words in result.message.splitlines()[0]) == (outcome, True), result.message
 
     @pytest.mark.parametrize("mode", ["endless", "illegal", "wrong"])
-    def test_only_a_launch_shows_some(self, mode: str, compile_one: CompileOne) -> None:
+    def test_configs_whose_fault_only_a_launch_shows_compile(self, mode: str, compile_one: CompileOne) -> None:
         """No compiler sees that one never ends, writes elsewhere or is wrong; a lane on a GPU does."""
         result, _ = compile_one(Build(bad.bad, {"size": SIZE, "mode": mode}, execution_backend="nvrtc"))
         assert result.outcome is None, result.message
 
-    def test_without_tilelang_a_line_says_so(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_missing_tilelang_is_one_line_with_its_remedy(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
         """With what installs it."""
         monkeypatch.setitem(sys.modules, "tilelang", None)
         with pytest.raises(BackendError, match="TileLang cannot be imported: ") as raised:
@@ -199,11 +205,11 @@ class TestBadInputs:
         with pytest.raises(Unsupported, match=r"compiled by TileLang 0\.2\.0, and 0\.1\.15 is installed"):
             load_kernel(Path(), recipe, ())
 
-    def test_another_tilelang_is_one_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_an_unsupported_tilelang_is_one_line(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         """Not a traceback from its inside: where it compiles, and where an application decorates."""
         for version in ("0.2.0", "0.1.14+cu128.git0", "0.1"):
             monkeypatch.setattr(tilelang, "__version__", version)
-            said = f"TileLang {re.escape(version)} is installed; this plugin knows 0.1, from 0.1.15 on"
+            said = f"TileLang {re.escape(version)} is installed; this plugin supports 0.1, from 0.1.15 on"
             with pytest.raises(BackendError, match=said):
                 list(TileLang().compile([], tmp_path))
             with pytest.raises(ImportError, match=said):
@@ -219,7 +225,7 @@ class TestBadInputs:
 class TestTravel:
     """A Build is plain data, and is the same again after its travel."""
 
-    def test_values_come_back(self) -> None:
+    def test_values_are_equal_after_their_travel(self) -> None:
         """Dtypes, enums and tuples as they were."""
         wanted = Build(
             kernels.product,
@@ -231,7 +237,7 @@ class TestTravel:
         assert travelled == wanted
         assert json.dumps(travelled.to_plain())
 
-    def test_values_are_what_the_function_gets(self) -> None:
+    def test_a_function_gets_the_dtypes_and_enums_themselves(self) -> None:
         """The dtype and the enum themselves."""
         from ktuned_tilelang.values import from_plain, to_plain
 

@@ -1,4 +1,4 @@
-"""The backend: its devices, the commands that prepare an artifact, and loading."""
+"""The backends for programs: they run the commands that prepare an artifact, and load the program as a kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from ktuned import backends
 from ktuned.backends import Absent, Compiled, Unit, cpu, torch_cuda_devices
 from ktuned.model import Device, Outcome, Unsupported
 from ktuned_command.build import Build
-from ktuned_command.program import Failed, Program, run
+from ktuned_command.program import CommandFailed, Program, run_command
 
 COMMAND_FILE = "command.json"
 
@@ -33,11 +33,11 @@ class Command(backends.Backend):
 
     @classmethod
     def for_sources(cls, sources: Sequence[Path]) -> str:
-        """Return ``command_cuda`` where a source is CUDA's: the program then has a GPU to itself."""
+        """Return ``command_cuda`` if a source is CUDA's, so that the program gets a GPU to itself."""
         return CommandOnCuda.name if any(source.suffix in _CUDA_SUFFIXES for source in sources) else Command.name
 
     def fingerprint(self) -> Mapping[str, str]:
-        """Return this plugin's version; compilers that ``prepare`` calls are the kernel file's to name."""
+        """Return this plugin's version; the kernel file names the compilers that ``prepare`` calls."""
         return {"ktuned-command": version("ktuned-command")}
 
     def devices(self) -> Sequence[Device] | Absent:
@@ -50,24 +50,24 @@ class Command(backends.Backend):
             started = time.perf_counter()
             build, artifact = cast(Build, unit.build), into / unit.key
             (artifact / COMMAND_FILE).write_text(json.dumps(build.to_plain(), indent=1, sort_keys=True) + "\n")
-            env = {**os.environ, **build.environment(str(artifact))}
+            env = {**os.environ, **build.make_environment(str(artifact))}
             try:
                 for command in build.prepare:
-                    run(build.in_artifact(command, str(artifact)), unit.kernel_file.parent, env)
-            except Failed as error:
+                    run_command(build.insert_artifact(command, str(artifact)), unit.kernel_file.parent, env)
+            except CommandFailed as error:
                 yield Compiled(unit.key, Outcome.COMPILE_ERROR, str(error), time.perf_counter() - started)
             else:
                 yield Compiled(unit.key, seconds=time.perf_counter() - started)
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> Program:
-        """Return the program; on a GPU it sees that one alone.
+        """Return the program as a kernel; for a GPU, the program sees only that one.
 
         Raises:
             Unsupported: it was prepared for another target than this device's.
         """
         if device.target != unit.target:
             raise Unsupported(f"prepared for {unit.target}, and {device.name} is {device.target}")
-        visible = {"CUDA_VISIBLE_DEVICES": _visible(device)} if device.kind == "cuda" else {}
+        visible = {"CUDA_VISIBLE_DEVICES": _find_visible_device(device)} if device.kind == "cuda" else {}
         return Program(cast(Build, unit.build), artifact, unit.kernel_file.parent, visible)
 
 
@@ -77,12 +77,12 @@ class CommandOnCuda(Command):
     name = "command_cuda"
 
     def devices(self) -> Sequence[Device] | Absent:
-        """Return the GPUs, which torch finds."""
+        """Return the GPUs that torch finds."""
         return torch_cuda_devices()
 
 
-def _visible(device: Device) -> str:
-    """Return the name of a GPU for programs, of those that this process sees."""
+def _find_visible_device(device: Device) -> str:
+    """Return a GPU's name for ``CUDA_VISIBLE_DEVICES`` of a program, if this process sees only some GPUs itself."""
     index = int(device.name.rpartition(":")[2])
     seen = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
     return seen[index].strip() if len(seen) > index and seen[index].strip() else str(index)

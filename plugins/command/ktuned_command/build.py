@@ -1,4 +1,4 @@
-"""``Build`` of this backend: the command line of one config, what comes before it, and where its figure is."""
+"""``Build``, a kernel file's recipe for one config: its command line, what prepares it, and where its time is found."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from ktuned import backends
 
 ARTIFACT = "{artifact}"
-"""Stands for the directory of the config's artifact, which ``prepare`` fills."""
+"""Placeholder for the directory of the config's artifact, which ``prepare`` fills."""
 
 UNITS_US: Mapping[str, float] = {"ns": 1e-3, "us": 1.0, "ms": 1e3, "s": 1e6}
 """Units of a printed time, in microseconds."""
@@ -21,18 +21,18 @@ class Build(backends.Build):
     """Recipe to prepare and run one config of a program.
 
     Attributes:
-        argv: the program and its arguments; numbers become text. It runs in the kernel file's directory, and exits
-            with 0 if all is well.
-        env: variables that are set for it, besides those of the project.
-        prepare: commands that come first, such as a compiler's; they run once for each config, in compile workers.
-        pattern: a regular expression with one group: the last match in the output is the time. Without one, the time
-            from start to end counts.
+        argv: the program and its arguments; numbers become text. It runs in the kernel file's directory and must exit
+            with status 0.
+        env: environment variables for it, besides those of the project.
+        prepare: commands that run before it, such as a compiler's: once for each config, in compile workers.
+        pattern: a regular expression with one group, whose last match in the output is the time. Without a pattern the
+            time from start to end counts.
         unit: the unit of the printed time: ``ns``, ``us``, ``ms`` or ``s``.
 
-    ``{artifact}`` in any of them is a directory of the config's own, where ``prepare`` puts its files.
+    ``{artifact}`` in ``argv``, ``env`` and ``prepare`` is the config's own directory, for the files of ``prepare``.
 
     Raises:
-        ValueError: ``argv`` or a command is empty, or ``pattern`` or ``unit`` make no sense.
+        ValueError: ``argv`` or a command is empty, or ``pattern`` or ``unit`` is invalid.
     """
 
     backend: ClassVar[str] = "command"
@@ -53,14 +53,14 @@ class Build(backends.Build):
         try:
             groups = re.compile(self.pattern).groups
         except re.error as error:
-            raise ValueError(f"pattern={self.pattern!r} is no regular expression: {error}") from None
+            raise ValueError(f"pattern={self.pattern!r} is not a regular expression: {error}") from None
         if self.pattern and groups != 1:
-            raise ValueError(f"pattern={self.pattern!r} has {groups} groups; one is to hold the time")
+            raise ValueError(f"pattern={self.pattern!r} has {groups} groups; give it one, around the time")
 
-    def in_artifact(self, words: tuple[Any, ...], artifact: str) -> list[str]:
+    def insert_artifact(self, words: tuple[Any, ...], artifact: str) -> list[str]:
         """Return a command's words as text, with the artifact's directory put in."""
         return [str(word).replace(ARTIFACT, artifact) for word in words]
 
-    def environment(self, artifact: str) -> dict[str, str]:
+    def make_environment(self, artifact: str) -> dict[str, str]:
         """Return the variables that are set, with the artifact's directory put in."""
         return {name: str(value).replace(ARTIFACT, artifact) for name, value in self.env.items()}

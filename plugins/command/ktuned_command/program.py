@@ -1,4 +1,4 @@
-"""Program that is run once for each launch, and the time that it prints."""
+"""Runs a program once for each launch, and reads the time that it prints."""
 
 from __future__ import annotations
 
@@ -15,50 +15,52 @@ from ktuned import backends
 from ktuned_command.build import ARTIFACT, UNITS_US, Build
 
 MAX_MESSAGE_CHARS = 2000
-"""Length of a program's last words that are kept: its own message, without its story."""
+"""Limit for the end of a program's output that is shown: enough for its own error message."""
 
 MAX_COMMAND_CHARS = 300
-"""Length of a command line in a message: the program and its first arguments, for someone who types it again."""
+"""Limit for a command line in a message: the program and its first arguments, to type it again."""
 
 MAX_STRANGE = 0.05
-"""Share of control and undecodable characters from which on output is no text."""
+"""Share of control and undecodable characters above which output is not shown as text."""
 
 _PLACEHOLDER = re.compile(r"\{[A-Za-z_][A-Za-z0-9_.]*\}")
 
 
-class Failed(Exception):
-    """A command cannot be started, or did not end well; the message is its last words."""
+class CommandFailed(Exception):
+    """A command cannot be started or failed; the message ends with the end of its output."""
 
 
 class Program(backends.Kernel):
-    """A config's command. A launch runs it, and returns the time in µs that it printed, if a pattern asks for that."""
+    """A config's command. A launch runs it and, with a pattern, returns the time in µs that it printed."""
 
     def __init__(self, build: Build, artifact: Path, directory: Path, env: Mapping[str, str]) -> None:
-        self._argv = build.in_artifact(build.argv, str(artifact))
-        self._env = {**os.environ, **build.environment(str(artifact)), **env}
+        self._argv = build.insert_artifact(build.argv, str(artifact))
+        self._env = {**os.environ, **build.make_environment(str(artifact)), **env}
         self._directory = directory
         self._pattern = re.compile(build.pattern) if build.pattern else None
         self._scale_us = UNITS_US[build.unit]
 
     def bind(self, tensors: Mapping[str, Any]) -> Callable[[], float | None]:
         """Return a call that runs the program; it takes no tensors."""
-        return self._run
+        return self._run_program
 
-    def _run(self) -> float | None:
-        said = run(self._argv, self._directory, self._env)
+    def _run_program(self) -> float | None:
+        output = run_command(self._argv, self._directory, self._env)
         if self._pattern is None:
             return None
-        times = self._pattern.findall(said)
+        times = self._pattern.findall(output)
         if not times:
-            raise Failed(f"the output has no match of {self._pattern.pattern!r}: {_last_words(said) or 'it is empty'}")
+            raise CommandFailed(
+                f"the output has no match of {self._pattern.pattern!r}: {_extract_last_words(output) or 'it is empty'}"
+            )
         try:
             return float(times[-1]) * self._scale_us
         except ValueError:
-            raise Failed(f"{self._pattern.pattern!r} matched {times[-1]!r}, which is no number") from None
+            raise CommandFailed(f"{self._pattern.pattern!r} matched {times[-1]!r}, which is not a number") from None
 
 
-def run(argv: Sequence[str], directory: Path, env: Mapping[str, str]) -> str:
-    """Run a command to its end and return what it printed, on stdout and then on stderr.
+def run_command(argv: Sequence[str], directory: Path, env: Mapping[str, str]) -> str:
+    """Run a command to its end and return its output: stdout, then stderr.
 
     Raises:
         Failed: it cannot be started, or ended with another exit status than 0.
@@ -74,36 +76,36 @@ def run(argv: Sequence[str], directory: Path, env: Mapping[str, str]) -> str:
             errors="replace",
         )
     except (OSError, ValueError) as error:
-        raise Failed(f"`{_shown(argv)}` cannot be started: {error}{_placeholder_hint(argv)}") from None
+        raise CommandFailed(
+            f"`{_render_command(argv)}` cannot be started: {error}{_explain_placeholder(argv)}"
+        ) from None
     if done.returncode < 0:
         name = signal.Signals(-done.returncode).name
-        raise Failed(f"`{_shown(argv)}` was killed by {name}{_placeholder_hint(argv)}")
+        raise CommandFailed(f"`{_render_command(argv)}` was killed by {name}{_explain_placeholder(argv)}")
     if done.returncode:
-        words = _last_words(done.stderr) or _last_words(done.stdout)
-        ended = f"`{_shown(argv)}` exited with {done.returncode}"
-        raise Failed(f"{ended}{': ' if words else ''}{words}{_placeholder_hint(argv)}")
+        words = _extract_last_words(done.stderr) or _extract_last_words(done.stdout)
+        ended = f"`{_render_command(argv)}` exited with {done.returncode}"
+        raise CommandFailed(f"{ended}{': ' if words else ''}{words}{_explain_placeholder(argv)}")
     return done.stdout + done.stderr
 
 
-def _shown(argv: Sequence[str]) -> str:
-    """Return a command line as it would be typed; a long one is cut."""
+def _render_command(argv: Sequence[str]) -> str:
+    """Return a command line as one types it; a long one is cut."""
     line = shlex.join(argv)
     return line if len(line) <= MAX_COMMAND_CHARS else f"{line[: MAX_COMMAND_CHARS - 1]}…"
 
 
-def _placeholder_hint(argv: Sequence[str]) -> str:
-    """Return what is to be said if a failed command still has words in braces: nothing was put in there."""
-    left = [found for word in argv for found in _PLACEHOLDER.findall(word)]
-    if not left:
+def _explain_placeholder(argv: Sequence[str]) -> str:
+    """Return a hint if a failed command still has words in braces; empty otherwise."""
+    braced = [placeholder for word in argv for placeholder in _PLACEHOLDER.findall(word)]
+    if not braced:
         return ""
-    return (
-        f"; {left[0]} is no placeholder, only {ARTIFACT} is: write a knob's value into the word, f'--tile={{c.TILE}}'"
-    )
+    return f"; {braced[0]} is not a placeholder, only {ARTIFACT} is: write a knob's value there, f'--tile={{c.TILE}}'"
 
 
-def _last_words(said: str) -> str:
-    """Return the end of a program's output as text; output that is not text is counted, and not shown."""
-    strange = sum(not (letter.isprintable() or letter.isspace()) or letter == "\ufffd" for letter in said)
-    if strange > MAX_STRANGE * len(said):
-        return f"({len(said):,} characters that are no text)"
-    return said.strip()[-MAX_MESSAGE_CHARS:]
+def _extract_last_words(output: str) -> str:
+    """Return the end of a program's output; if it is not text, only say how long it is."""
+    strange = sum(not (letter.isprintable() or letter.isspace()) or letter == "\ufffd" for letter in output)
+    if strange > MAX_STRANGE * len(output):
+        return f"({len(output):,} characters that are not text)"
+    return output.strip()[-MAX_MESSAGE_CHARS:]

@@ -1,4 +1,4 @@
-"""The backend: its devices and toolchain, compiling, and loading of artifacts."""
+"""The backend: how ktuned compiles CuTe DSL functions and loads their artifacts."""
 
 from __future__ import annotations
 
@@ -29,9 +29,18 @@ from ktuned.backends import (
 )
 from ktuned.model import BackendError, Device, Outcome, Scalar, Unsupported
 from ktuned_cutedsl.build import Build
-from ktuned_cutedsl.compiler import LIBRARY_FILE, Refused, compile_unit
-from ktuned_cutedsl.linker import FLAGS, INSTALL_HINT, LINKERS, Linker, LinkError, NoLinker, NoRuntime, runtime_library
-from ktuned_cutedsl.signature import runtime_arguments
+from ktuned_cutedsl.compiler import LIBRARY_FILE, CompileError, compile_unit
+from ktuned_cutedsl.linker import (
+    FLAGS,
+    INSTALL_HINT,
+    LINKERS,
+    Linker,
+    LinkError,
+    NoLinker,
+    NoRuntime,
+    find_runtime_library,
+)
+from ktuned_cutedsl.signature import make_runtime_arguments
 
 REINSTALL_HINT = "pip install nvidia-cutlass-dsl apache-tvm-ffi"
 
@@ -49,7 +58,7 @@ class CuteDslKernel(backends.Kernel):
         Raises:
             KeyError: ``args`` names a tensor that ``inputs`` does not declare.
         """
-        return cast(Launch, functools.partial(self._function, *runtime_arguments(self._args, tensors)))
+        return cast(Launch, functools.partial(self._function, *make_runtime_arguments(self._args, tensors)))
 
 
 class CuteDsl(backends.Backend):
@@ -81,21 +90,21 @@ class CuteDsl(backends.Backend):
             if shutil.which(command[0]):
                 break
         with suppress(NoRuntime):
-            yield runtime_library()
+            yield find_runtime_library()
 
     def devices(self) -> Sequence[Device] | Absent:
         """Return the GPUs that this process may use, or the reason for their absence."""
-        found = torch_cuda_devices()
-        if isinstance(found, Absent):
-            return found
+        gpus = torch_cuda_devices()
+        if isinstance(gpus, Absent):
+            return gpus
         try:
-            runtime_library()
+            find_runtime_library()
             Linker.find()
         except NoRuntime as error:
             return Absent(Absence.NO_LIBRARY, str(error), REINSTALL_HINT)
         except NoLinker as error:
             return Absent(Absence.NO_COMPILER, str(error), INSTALL_HINT)
-        return found
+        return gpus
 
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
         """Compile each unit in this process, and link it with the system's linker.
@@ -105,10 +114,10 @@ class CuteDsl(backends.Backend):
         """
         try:
             linker = Linker.find()
-            # Time that belongs to no unit.
+            # Imported before the first unit, so that the import counts for none.
             import_module("cutlass.cute")
             for unit in units:
-                yield _compiled(unit, into / unit.key, linker)
+                yield _compile_one_unit(unit, into / unit.key, linker)
         except NoLinker as error:
             raise BackendError(str(error), hint=INSTALL_HINT) from error
         except NoRuntime as error:
@@ -119,7 +128,7 @@ class CuteDsl(backends.Backend):
             raise BackendError(str(error)) from error
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> CuteDslKernel:
-        """Load ``kernel.so`` after its runtime library, and look the function up; CuTe DSL is not imported.
+        """Load ``kernel.so`` after its runtime library, and look up the function; CuTe DSL is not imported.
 
         Raises:
             Unsupported: it was compiled for another architecture than this device's.
@@ -131,20 +140,20 @@ class CuteDsl(backends.Backend):
 
         build = cast(Build, unit.build)
         try:
-            # Once loaded, it is found by its name, independent of where it is installed.
-            ctypes.CDLL(str(runtime_library()))
+            # Once loaded, kernel.so finds it by its name, wherever it is installed here.
+            ctypes.CDLL(str(find_runtime_library()))
         except NoRuntime as error:
             raise BackendError(str(error), hint=REINSTALL_HINT) from error
         module = tvm_ffi.load_module(str((artifact / LIBRARY_FILE).resolve()))
         return CuteDslKernel(module.get_function(build.symbol), build.args)
 
 
-def _compiled(unit: Unit, artifact: Path, linker: Linker) -> Compiled:
+def _compile_one_unit(unit: Unit, artifact: Path, linker: Linker) -> Compiled:
     started = time.perf_counter()
     try:
         facts = compile_unit(unit, artifact, linker)
     except Unsupported as error:
         return Compiled(unit.key, Outcome.UNSUPPORTED, error.message, time.perf_counter() - started)
-    except Refused as error:
+    except CompileError as error:
         return Compiled(unit.key, Outcome.COMPILE_ERROR, str(error), time.perf_counter() - started)
     return Compiled(unit.key, seconds=time.perf_counter() - started, facts=facts)

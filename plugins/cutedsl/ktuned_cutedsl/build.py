@@ -1,4 +1,4 @@
-"""``Build`` of this backend: the function to compile, the tensors it is for, and the arguments of its call."""
+"""``Build``, a kernel file's recipe for one config: the function to compile, its tensors, and its arguments."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ class Build(backends.Build):
     Attributes:
         function: a ``@cute.jit`` function, or a class whose ``__call__`` is one, at the top level of the kernel file
             or of a module that it imports; workers find it by its name.
-        args: its arguments, in order: a string names a tensor of ``inputs``, a number stands for itself. The stream,
-            which must be its parameter ``stream``, is not among them.
-        constants: its constexpr arguments by name: scalars, strings, ``None``, and tuples of these. For a class,
-            those of ``__init__`` are passed to it.
+        args: its arguments, in order: a string names a tensor of ``inputs``, numbers are passed as they are. The
+            function's parameter ``stream`` gets torch's stream and has no argument here.
+        constants: its constexpr arguments by name: scalars, strings, ``None``, and tuples of these. Those that are
+            parameters of a class's ``__init__`` are passed to that.
         options: more options of ``cute.compile``, as one string: ``"--opt-level 2"``.
         layouts: the tensors that it is compiled for; ktuned fills this in.
 
     Raises:
         ValueError: ``function`` cannot be found by its name, or a constant is in ``args`` as well.
-        TypeError: ``function`` cannot be called, or a constant is of another type.
+        TypeError: ``function`` cannot be called, or a constant has another type.
     """
 
     backend: ClassVar[str] = "cutedsl"
@@ -43,7 +43,9 @@ class Build(backends.Build):
     def __post_init__(self) -> None:
         object.__setattr__(self, "function", functions.name_of(self.function))
         object.__setattr__(self, "args", tuple(self.args))
-        object.__setattr__(self, "constants", {name: _constant(name, value) for name, value in self.constants.items()})
+        object.__setattr__(
+            self, "constants", {name: _check_constant(name, value) for name, value in self.constants.items()}
+        )
 
     def given(self, layouts: Callable[[], Mapping[str, Layout]]) -> Self:
         """Record the tensors that ``args`` names: their dtypes, shapes and strides are compiled in."""
@@ -56,10 +58,10 @@ class Build(backends.Build):
         return re.sub(r"\W", "_", str(self.function).rpartition(":")[2].rpartition(".")[2])
 
 
-def _constant(name: str, value: Any) -> Any:
-    """Return a constant with lists as tuples, as it is after a round trip through MessagePack."""
+def _check_constant(name: str, value: Any) -> Any:
+    """Return a constant with its lists as tuples, so that it stays equal on its way through MessagePack."""
     if isinstance(value, tuple | list):
-        return tuple(_constant(name, item) for item in value)
+        return tuple(_check_constant(name, item) for item in value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(

@@ -1,4 +1,7 @@
-"""Compiler of one unit into its artifact: traces, compiles, exports and links a function, without a GPU."""
+"""From a unit to its artifact: traces, compiles, exports and links a CuTe DSL function, without a GPU.
+
+What a config can be blamed for becomes :class:`CompileError` or ``Unsupported``; a full disk is a ``BackendError``.
+"""
 
 from __future__ import annotations
 
@@ -18,14 +21,14 @@ from ktuned.spec import causes, functions, place
 from ktuned_cutedsl import limits, resources
 from ktuned_cutedsl.build import Build
 from ktuned_cutedsl.linker import Linker
-from ktuned_cutedsl.signature import Misfit, compile_arguments
+from ktuned_cutedsl.signature import ArgumentMismatch, make_compile_arguments
 
 LIBRARY_FILE = "kernel.so"
 CUBIN_FILE = "kernel.cubin"
 _OBJECT_FILE = "kernel.o"
 
 MAX_MESSAGE_CHARS = 4000
-"""Length of CuTe DSL's message that is kept: its first lines name the fault and its place."""
+"""Limit for an error message; CuTe DSL's first lines have the error and its place."""
 
 _TARGET = re.compile(r"sm_\d+[af]?")
 _NOT_THEIRS = frozenset({"cutlass", "inspect"})
@@ -33,83 +36,85 @@ _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
-class Refused(Exception):
+class CompileError(Exception):
     """The function cannot be compiled; the message is CuTe DSL's, or names the mismatch."""
 
 
 def compile_unit(unit: Unit, artifact: Path, linker: Linker) -> dict[str, Any]:
-    """Fill ``artifact`` and return its facts.
+    """Compile a unit into the directory ``artifact`` and return its facts.
 
     Raises:
-        Refused: the function cannot be found or compiled.
+        CompileError: the function cannot be found or compiled.
         Unsupported: the target cannot run it.
-        BackendError: the failure is not the config's.
+        BackendError: the failure is not the config's fault.
     """
     if not _TARGET.fullmatch(unit.target):
         raise Unsupported(f"CuTe DSL compiles for NVIDIA GPUs (sm_90a), not for {unit.target}")
     if unit.sources:
-        raise Refused("a cutedsl kernel has no sources: imports of the kernel file are followed without them")
+        raise CompileError("a cutedsl kernel has no sources: imports of the kernel file are followed without them")
     build = cast(Build, unit.build)
     try:
         function = functions.find(str(build.function), unit.kernel_file)
     except (KernelFileError, LookupError) as error:
-        raise Refused(str(error)) from error
+        raise CompileError(str(error)) from error
     try:
         with tempfile.TemporaryDirectory(prefix="ktuned-cute-") as scratch:
-            return _compile(function, build, unit.target, artifact, linker, Path(scratch))
+            return _compile_function(function, build, unit.target, artifact, linker, Path(scratch))
     except OSError as error:
         if error.errno in _DISK_IS_FULL:
             raise BackendError(f"no room to compile in: {error}", hint="free some space") from error
         raise
 
 
-def _compile(
+def _compile_function(
     function: Callable[..., Any], build: Build, target: str, artifact: Path, linker: Linker, scratch: Path
 ) -> dict[str, Any]:
     compiled = _trace_and_compile(function, build, target)
     compiled.export_to_c(str(scratch / _OBJECT_FILE), function_name=build.symbol)
     data = (scratch / _OBJECT_FILE).read_bytes()
     binaries = list(cubin.cubins(data))
-    found = [kernel for binary in binaries for kernel in cubin.kernels(binary)]
-    launched = resources.launches(compiled.ir_module)
-    if why := limits.why_not(target, found, launched):
-        raise Unsupported(why)
-    linker.link(scratch, _OBJECT_FILE, LIBRARY_FILE)
+    kernels = [kernel for binary in binaries for kernel in cubin.kernels(binary)]
+    launched = resources.read_launches(compiled.ir_module)
+    if reason := limits.explain_unlaunchable(target, kernels, launched):
+        raise Unsupported(reason)
+    linker.link_library(scratch, _OBJECT_FILE, LIBRARY_FILE)
     shutil.move(scratch / LIBRARY_FILE, artifact / LIBRARY_FILE)
     for index, binary in enumerate(binaries):
         (artifact / (f"{index}.{CUBIN_FILE}" if index else CUBIN_FILE)).write_bytes(binary)
     return {
         "function": build.symbol,
         "target": target,
-        "kernels": [asdict(kernel) for kernel in found],
+        "kernels": [asdict(kernel) for kernel in kernels],
         "launches": [asdict(launch) for launch in launched],
-        **_resources(target, found, launched),
+        **_summarise_resources(target, kernels, launched),
     }
 
 
-def _resources(target: str, kernels: list[cubin.Kernel], launches: list[resources.Launch]) -> dict[str, float]:
-    """Return the resources of a sole kernel as the config's own, and its occupancy where its launch is known."""
+def _summarise_resources(
+    target: str, kernels: list[cubin.Kernel], launches: list[resources.Launch]
+) -> dict[str, float]:
+    """Return a sole kernel's resources, and its occupancy if its launch is known; nothing for several kernels."""
     if len(kernels) != 1:
         return {}
     (kernel,) = kernels
-    found: dict[str, float] = {
+    facts: dict[str, float] = {
         "registers": kernel.registers,
         "stack_bytes": kernel.stack_bytes,
         "static_shared_bytes": kernel.shared_bytes,
     }
     if len(launches) != 1 or None in launches[0].block:
-        return found
+        return facts
     (launch,) = launches
     threads = math.prod(size or 1 for size in launch.block)
     shared_bytes = kernel.shared_bytes + (launch.shared_bytes or 0)
-    return found | occupancy_fact(target, threads, kernel.registers, shared_bytes)
+    return facts | occupancy_fact(target, threads, kernel.registers, shared_bytes)
 
 
 def _trace_and_compile(function: Callable[..., Any], build: Build, target: str) -> Any:
     """Return the result of ``cute.compile``.
 
     Raises:
-        Refused: the Build does not match the function; CuTe DSL, or the function during tracing, raised.
+        CompileError: the Build does not match the function; CuTe DSL, or the function during tracing, raised.
         Unsupported: the function raised it during tracing.
     """
     from cutlass import cute
@@ -117,23 +122,23 @@ def _trace_and_compile(function: Callable[..., Any], build: Build, target: str) 
     # Ours come last, to override the user's options.
     options = f"{build.options} --enable-tvm-ffi --gpu-arch {target}"
     try:
-        called, arguments = compile_arguments(function, build)
+        called, arguments = make_compile_arguments(function, build)
         return cute.compile(called, **arguments, options=options)
-    except Misfit as error:
-        raise Refused(str(error)) from error
+    except ArgumentMismatch as error:
+        raise CompileError(str(error)) from error
     except MemoryError:
         raise
     except Exception as error:
         for cause in causes(error):
             if isinstance(cause, Unsupported):
                 raise cause from error
-        raise Refused(_words(error)) from error
+        raise CompileError(_render_error(error)) from error
 
 
-def _words(error: Exception) -> str:
-    """Return the failure, its first line naming the fault, without colours and capped."""
-    said = _COLOURS.sub("", str(error)).strip()
+def _render_error(error: Exception) -> str:
+    """Return an error's message without colours, capped, with the error itself in its first line."""
+    message = _COLOURS.sub("", str(error)).strip()
     if not type(error).__module__.startswith("cutlass."):
         # An error of user code during tracing; CuTe DSL's own errors contain their place.
-        said = f"{place(error, _NOT_THEIRS)}{type(error).__name__}: {said}"
-    return said if len(said) <= MAX_MESSAGE_CHARS else said[: MAX_MESSAGE_CHARS - 1] + "…"
+        message = f"{place(error, _NOT_THEIRS)}{type(error).__name__}: {message}"
+    return message if len(message) <= MAX_MESSAGE_CHARS else message[: MAX_MESSAGE_CHARS - 1] + "…"

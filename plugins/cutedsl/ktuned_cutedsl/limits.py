@@ -1,7 +1,4 @@
-"""Launch limits of an architecture, checked without a device.
-
-A module of its own, as each CUDA plugin has one: what it checks differs by what the compiler reports.
-"""
+"""Limits of the target architecture, checked when a function is compiled, without a device."""
 
 from __future__ import annotations
 
@@ -14,13 +11,13 @@ from ktuned_cutedsl.resources import Launch
 FIRST_WITH_CLUSTERS = 90
 
 
-def why_not(target: str, kernels: Iterable[cubin.Kernel], launches: Iterable[Launch]) -> str:
-    """Return the reason why ``target`` (``sm_90a``) cannot launch this, or ``""``; unknown figures are not judged."""
+def explain_unlaunchable(target: str, kernels: Iterable[cubin.Kernel], launches: Iterable[Launch]) -> str:
+    """Return why ``target`` (``sm_90a``) cannot launch the kernels; empty if it can, as far as sizes are known."""
     launches = list(launches)
     kernels = list(kernels)
     for launch in launches:
-        if why := launch_limits.why_too_large(target, prod(size or 1 for size in launch.block), 0, 0):
-            return why
+        if reason := launch_limits.why_too_large(target, prod(size or 1 for size in launch.block), 0, 0):
+            return reason
         blocks = prod(size or 1 for size in launch.cluster)
         if blocks > 1 and launch_limits.capability(target) < FIRST_WITH_CLUSTERS:
             return f"{target} has no clusters"
@@ -29,9 +26,9 @@ def why_not(target: str, kernels: Iterable[cubin.Kernel], launches: Iterable[Lau
         pairs = zip(launch.grid, launch.cluster, strict=True)
         if any(grid is not None and size and grid % size for grid, size in pairs):
             return f"a grid of {launch.grid} blocks cannot be cut into clusters of {launch.cluster}"
-    # The kernel of a launch is not known; the smallest requirement holds for any of them.
+    # Which kernel a launch belongs to is not known, so the smallest kernel's need counts: all have at least that.
     static_bytes = min((kernel.shared_bytes for kernel in kernels), default=0)
     dynamic_bytes = max((launch.shared_bytes or 0 for launch in launches), default=0)
-    whys = [launch_limits.why_too_large(target, 1, 0, static_bytes + dynamic_bytes)]
-    whys += [launch_limits.why_too_large(target, kernel.threads or 0, kernel.registers, 0) for kernel in kernels]
-    return next(filter(None, whys), "")
+    reasons = [launch_limits.why_too_large(target, 1, 0, static_bytes + dynamic_bytes)]
+    reasons += [launch_limits.why_too_large(target, kernel.threads or 0, kernel.registers, 0) for kernel in kernels]
+    return next(filter(None, reasons), "")

@@ -1,4 +1,4 @@
-"""Linker of CuTe DSL's object files into shared libraries, and the libraries that they need."""
+"""Links CuTe DSL's object files to shared libraries, and finds the libraries that these need."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ INSTALL_HINT = "apt install gcc, or set CC"
 FLAGS = ("-shared", "-Wl,--build-id=none", "-Wl,--no-undefined")
 
 MAX_MESSAGE_CHARS = 1000
-"""Length of a linker's message that is kept."""
+"""Limit for a linker's message."""
 
 RUNTIME = "libcute_dsl_runtime.so"
 
@@ -53,27 +53,27 @@ class Linker:
                 return cls((path,))
         raise NoLinker(f"no C compiler to link with: none of {', '.join(LINKERS)} is on the PATH")
 
-    def link(self, directory: Path, source: str, target: str) -> None:
-        """Link an object into a shared library, both named relative to ``directory``, so that it contains no path.
+    def link_library(self, directory: Path, source: str, target: str) -> None:
+        """Link an object file to a shared library; both names are relative to ``directory``, to keep paths out of it.
 
         Raises:
             LinkError: the linker failed; the message is its own.
             NoRuntime: a library is missing.
         """
-        libraries = (runtime_library(), tvm_ffi_library())
+        libraries = (find_runtime_library(), find_tvm_ffi_library())
         command = [*self.command, *FLAGS, "-o", target, source, *map(str, libraries)]
-        # A child in this process's group, which dies with it.
+        # In this process's group, so that it is killed with this process.
         done = subprocess.run(command, cwd=directory, stdin=subprocess.DEVNULL, capture_output=True, check=False)
         if done.returncode != 0:
-            said = done.stderr.decode(errors="replace").strip()[:MAX_MESSAGE_CHARS]
-            raise LinkError(f"{self.command[0]} cannot link the kernel: {said}")
+            message = done.stderr.decode(errors="replace").strip()[:MAX_MESSAGE_CHARS]
+            raise LinkError(f"{self.command[0]} cannot link the kernel: {message}")
 
 
 class LinkError(Exception):
     """The linker failed."""
 
 
-def runtime_library() -> Path:
+def find_runtime_library() -> Path:
     """Return CuTe DSL's runtime library, which every compiled function needs, without importing CuTe DSL.
 
     Raises:
@@ -85,12 +85,12 @@ def runtime_library() -> Path:
     spec = importlib.util.find_spec("cutlass")
     if spec is not None and spec.origin is not None:
         for parent in Path(spec.origin).parents:
-            if found := sorted([*parent.glob(f"cu*/lib/{RUNTIME}"), *parent.glob(f"lib/{RUNTIME}")]):
-                return found[-1]
+            if libraries := sorted([*parent.glob(f"cu*/lib/{RUNTIME}"), *parent.glob(f"lib/{RUNTIME}")]):
+                return libraries[-1]
     raise NoRuntime(f"{RUNTIME} is not installed")
 
 
-def tvm_ffi_library() -> Path:
+def find_tvm_ffi_library() -> Path:
     """Return apache-tvm-ffi's library, without importing it.
 
     Raises:

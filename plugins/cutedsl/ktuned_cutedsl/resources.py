@@ -1,4 +1,8 @@
-"""Launches of a compiled function, read from its host code."""
+"""Reads the launches of a compiled function from its host code.
+
+The host code stores each launch into a ``cudaLaunchConfig_t`` field by field, so the stores are collected by the
+struct's address. The cluster's size is stored into an attribute, just after the config that it belongs to.
+"""
 
 from __future__ import annotations
 
@@ -25,55 +29,55 @@ class Launch:
     shared_bytes: int | None = None
 
 
-def launches(ir_module: Any) -> list[Launch]:
-    """Return the launches of a compiled function's host code, from its module in MLIR's LLVM dialect.
+def read_launches(ir_module: Any) -> list[Launch]:
+    """Return the launches in a compiled function's host code, a module in MLIR's LLVM dialect.
 
-    None if this CuTe DSL does not offer it: its MLIR bindings are private.
+    An empty list if this CuTe DSL has no such bindings: they are private.
     """
     try:
         ir: Any = import_module("cutlass._mlir.ir")
         advance = ir.WalkResult.ADVANCE
     except (ImportError, AttributeError):
         return []
-    found: list[Launch] = []
+    launches: list[Launch] = []
     bases: dict[Any, Launch] = {}
     attribute: int | None = None
 
-    def visit(operation: Any) -> Any:
+    def visit_operation(operation: Any) -> Any:
         nonlocal attribute
-        for kind, base, path, value in _stored(operation):
+        for kind, base, path, value in _find_stores(operation):
             if kind == LAUNCH_CONFIG and path[:2] in ((0, 0), (0, 1)) and len(path) == 3:
                 if base not in bases:
                     bases[base] = Launch()
-                    found.append(bases[base])
+                    launches.append(bases[base])
                 (bases[base].grid, bases[base].block)[path[1]][path[2]] = value
             elif kind == LAUNCH_CONFIG and path == (0, 2) and base in bases:
                 bases[base].shared_bytes = value
             elif kind == LAUNCH_ATTRIBUTE and path == (0, 0):
                 attribute = value
-            elif kind == _DIMENSIONS and attribute == _CLUSTER_ATTRIBUTE and found:
-                found[-1].cluster[path[1]] = value
+            elif kind == _DIMENSIONS and attribute == _CLUSTER_ATTRIBUTE and launches:
+                launches[-1].cluster[path[1]] = value
         return advance
 
     with ir_module.context:
-        ir_module.operation.walk(visit)
-    return found
+        ir_module.operation.walk(visit_operation)
+    return launches
 
 
-def _stored(operation: Any) -> Iterator[tuple[str, Any, tuple[int, ...], int | None]]:
-    """Yield the stores into structs: type, pointer, path of the field, and the value if it is constant."""
+def _find_stores(operation: Any) -> Iterator[tuple[str, Any, tuple[int, ...], int | None]]:
+    """Yield an operation's store into a struct: its type, pointer, path of the field, and the value if constant."""
     if operation.name != "llvm.store":
         return
-    place = operation.operands[1].owner
-    if getattr(place, "name", "") != "llvm.getelementptr":
+    field_pointer = operation.operands[1].owner
+    if getattr(field_pointer, "name", "") != "llvm.getelementptr":
         return
     maker = operation.operands[0].owner
     is_constant = getattr(maker, "name", "") == "llvm.mlir.constant"
     constant = getattr(maker.attributes["value"], "value", None) if is_constant else None
-    kind = place.attributes["elem_type"]
+    kind = field_pointer.attributes["elem_type"]
     yield (
         str(getattr(kind, "value", kind)),
-        place.operands[0],
-        tuple(place.attributes["rawConstantIndices"]),
+        field_pointer.operands[0],
+        tuple(field_pointer.attributes["rawConstantIndices"]),
         constant if isinstance(constant, int) else None,
     )

@@ -1,4 +1,4 @@
-"""Arguments of ``cute.compile`` for a Build: fake tensors, scalars, constants and a stream, by parameter."""
+"""Matches a Build's arguments with its function's parameters, for ``cute.compile`` and for calls."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ktuned.model import Scalar
 from ktuned_cutedsl.build import Build
 
 ALIGNMENT_BYTES = 16
-"""Alignment of a tensor's address in bytes: enough for the widest load, and less than any allocator's."""
+"""Alignment of a tensor's address: enough for the widest load, and less than any allocator's."""
 
 STREAM = "stream"
 
@@ -32,37 +32,39 @@ _DTYPES = {
     "uint64": "Uint64",
     "bool": "Boolean",
 }
-"""CuTe DSL's names of torch's dtypes."""
+"""CuTe DSL's names for torch's dtypes."""
 
 
-class Misfit(Exception):
-    """A Build does not match the function that it names; the message is the reason."""
+class ArgumentMismatch(Exception):
+    """A Build's arguments do not match its function's parameters; the message says where."""
 
 
-def compile_arguments(function: Callable[..., Any], build: Build) -> tuple[Callable[..., Any], dict[str, Any]]:
+def make_compile_arguments(function: Callable[..., Any], build: Build) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Return the callable to compile (the function, or an object of the class) and its arguments by parameter.
 
     Raises:
-        Misfit: a parameter has no argument, an argument no parameter, or a tensor cannot be described.
+        ArgumentMismatch: a parameter has no argument, an argument no parameter, or a tensor cannot be described.
     """
     constants = dict(build.constants)
     called: Any = function
     if inspect.isclass(function):
-        own = [name for name in inspect.signature(function).parameters if name in constants]
-        called = function(**{name: constants.pop(name) for name in own})
+        init_names = [name for name in inspect.signature(function).parameters if name in constants]
+        called = function(**{name: constants.pop(name) for name in init_names})
     parameters = inspect.signature(called).parameters
     for name in constants:
         if name not in parameters or name == STREAM:
-            raise Misfit(f"{build.symbol} has no constexpr parameter {name!r}; it has {_listed(parameters)}")
+            raise ArgumentMismatch(
+                f"{build.symbol} has no constexpr parameter {name!r}; it has {_join_names(parameters)}"
+            )
     if STREAM not in parameters:
-        raise Misfit(
+        raise ArgumentMismatch(
             f"{build.symbol} has no parameter {STREAM!r}: give it one (annotated cuda.bindings.driver.CUstream), and "
             f"launch its kernels on it, as in .launch(…, {STREAM}={STREAM})"
         )
-    return called, dict(_arguments(parameters, constants, build))
+    return called, dict(_match_arguments(parameters, constants, build))
 
 
-def _arguments(
+def _match_arguments(
     parameters: Mapping[str, inspect.Parameter], constants: Mapping[str, Any], build: Build
 ) -> Iterator[tuple[str, Any]]:
     from cutlass.cute.runtime import make_fake_stream
@@ -70,49 +72,51 @@ def _arguments(
     rest = list(build.args)
     for name, parameter in parameters.items():
         if name == STREAM:
-            # The call uses torch's current stream, so none is passed.
+            # A call takes torch's current stream from a tensor, so none is passed.
             yield name, make_fake_stream(use_tvm_ffi_env_stream=True)
         elif name in constants:
             if not _is_constexpr(parameter):
-                raise Misfit(f"{name} of {build.symbol} is a constant, but not annotated cutlass.Constexpr")
+                raise ArgumentMismatch(f"{name} of {build.symbol} is a constant, but not annotated cutlass.Constexpr")
             yield name, constants[name]
         elif _is_constexpr(parameter):
             if parameter.default is parameter.empty:
-                raise Misfit(f"{name} of {build.symbol} is a Constexpr: give it in constants, not in args")
+                raise ArgumentMismatch(f"{name} of {build.symbol} is a Constexpr: give it in constants, not in args")
         elif rest:
             arg = rest.pop(0)
-            yield name, fake_tensor(arg, build.layouts) if isinstance(arg, str) else arg
+            yield name, make_compile_tensor(arg, build.layouts) if isinstance(arg, str) else arg
         elif parameter.default is parameter.empty:
-            raise Misfit(f"{build.symbol} takes {name!r}, which args and constants lack")
+            raise ArgumentMismatch(f"{build.symbol} takes {name!r}, which args and constants lack")
     if rest:
-        raise Misfit(f"{build.symbol} takes {_listed(parameters)}; args has {_listed(map(repr, rest))} more")
+        raise ArgumentMismatch(
+            f"{build.symbol} takes {_join_names(parameters)}; args has {_join_names(map(repr, rest))} more"
+        )
     if not any(isinstance(arg, str) for arg in build.args):
-        raise Misfit("args names no tensor, and thus no device to run on")
+        raise ArgumentMismatch("args names no tensor, and thus no device to run on")
 
 
 def _is_constexpr(parameter: inspect.Parameter) -> bool:
-    # Constexpr, Constexpr[int], and either of them as a string.
+    # Matches Constexpr, Constexpr[int], and either of them as a string.
     return "Constexpr" in str(parameter.annotation)
 
 
-def fake_tensor(name: str, layouts: Mapping[str, Layout]) -> Any:
-    """Return the fake tensor to compile with: dtype, shape and strides, without memory.
+def make_compile_tensor(name: str, layouts: Mapping[str, Layout]) -> Any:
+    """Return the tensor without memory to compile for: dtype, shape and strides.
 
     Raises:
-        Misfit: ``inputs`` declares no such tensor, or CuTe DSL has no such dtype.
+        ArgumentMismatch: ``inputs`` declares no such tensor, or CuTe DSL has no such dtype.
     """
     import cutlass
     from cutlass.cute.runtime import make_fake_tensor
 
     if name not in layouts:
-        raise Misfit(unknown_tensor(name, layouts))
+        raise ArgumentMismatch(unknown_tensor(name, layouts))
     dtype, shape, strides = layouts[name]
     if dtype not in _DTYPES:
-        raise Misfit(f"the tensor {name!r} is of {dtype}, which CuTe DSL does not have")
+        raise ArgumentMismatch(f"the tensor {name!r} is of {dtype}, which CuTe DSL does not have")
     return make_fake_tensor(getattr(cutlass, _DTYPES[dtype]), shape, strides, assumed_align=ALIGNMENT_BYTES)
 
 
-def runtime_arguments(args: tuple[Scalar, ...], tensors: Mapping[str, Any]) -> list[Any]:
+def make_runtime_arguments(args: tuple[Scalar, ...], tensors: Mapping[str, Any]) -> list[Any]:
     """Return the arguments of a compiled function.
 
     The first tensor stays a torch tensor: apache-tvm-ffi takes the current stream from it. The others are converted
@@ -136,5 +140,5 @@ def runtime_arguments(args: tuple[Scalar, ...], tensors: Mapping[str, Any]) -> l
     return bound
 
 
-def _listed(names: Any) -> str:
+def _join_names(names: Any) -> str:
     return ", ".join(names) or "none"

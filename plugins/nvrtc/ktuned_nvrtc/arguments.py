@@ -1,4 +1,4 @@
-"""Arguments of a launch: values packed for the driver, textures over tensors, tensors copied into variables."""
+"""A launch's arguments: packs values for the driver, makes textures of tensors, copies tensors into variables."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import weakref
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ktuned_nvrtc.limits import checked
+from ktuned_nvrtc.limits import unwrap_result
 from ktuned_nvrtc.scalars import to_bytes
 
 _ALIGNMENT = 16
@@ -26,9 +26,13 @@ _FORMATS = {
 
 
 class Arguments:
-    """Arguments for the driver: an array of pointers to the values, whose memory lives as long as this object.
+    """An array of pointers to packed values; ``address`` is valid as long as the object lives.
 
-    A string is the address of a tensor, by its name in ``tensors``.
+    Args:
+        entry: the kernel's name, for messages.
+        args: the arguments; a string is the address of the tensor of that name.
+        sizes: sizes of the kernel's parameters in bytes.
+        tensors: the tensors by name.
 
     Raises:
         ValueError: an argument does not fit its parameter, or a tensor its texture.
@@ -48,28 +52,28 @@ class Arguments:
         for number, (arg, offset, size) in enumerate(zip(args, offsets, sizes, strict=True), 1):
             value = ("pointer", (arg, 0)) if isinstance(arg, str) else arg
             try:
-                ctypes.memmove(start + offset, to_bytes(value, size, self._resolve), size)
+                ctypes.memmove(start + offset, to_bytes(value, size, self._resolve_reference), size)
             except ValueError as error:
                 raise ValueError(f"argument {number} of {entry}: {error}") from error
         self._pointers = (ctypes.c_void_p * max(len(sizes), 1))(*(start + offset for offset in offsets))
         self.address = ctypes.addressof(self._pointers)
 
-    def _resolve(self, kind: str, value: Any) -> int:
+    def _resolve_reference(self, kind: str, value: Any) -> int:
         tensor = self._tensors[value[0]]
         if kind == "pointer":
             size = tensor.numel() * tensor.element_size()
             if value[1] > size:
                 raise ValueError(f"the offset {value[1]} is behind the end of {value[0]}, which has {size} bytes")
             return int(tensor.data_ptr()) + int(value[1])
-        made = _texture(tensor, *value)
+        texture = _make_texture(tensor, *value)
         from cuda.bindings import driver
 
         # Not at exit: the context may no longer exist.
-        weakref.finalize(self, driver.cuTexObjectDestroy, made).atexit = False
-        return int(made)
+        weakref.finalize(self, driver.cuTexObjectDestroy, texture).atexit = False
+        return int(texture)
 
 
-def fill(module: Any, symbol: str, name: str, tensor: Any) -> None:
+def fill_variable(module: Any, symbol: str, name: str, tensor: Any) -> None:
     """Copy a tensor into a variable of a loaded module, in torch's current stream.
 
     Raises:
@@ -79,17 +83,17 @@ def fill(module: Any, symbol: str, name: str, tensor: Any) -> None:
     from cuda.bindings import driver
 
     error, address, room = driver.cuModuleGetGlobal(module, symbol.encode())
-    checked((error,), f"finding the variable of {name}")
+    unwrap_result((error,), f"finding the variable of {name}")
     size = tensor.numel() * tensor.element_size()
     if size > room:
         raise ValueError(f"the tensor {name!r} has {size} bytes, and its variable {room}")
     if not tensor.is_contiguous():
         raise ValueError(f"the tensor {name!r} has gaps: only a contiguous one can be copied into a variable")
     stream = torch.cuda.current_stream(tensor.device).cuda_stream
-    checked(driver.cuMemcpyDtoDAsync(address, tensor.data_ptr(), size, stream), f"copying {name}")
+    unwrap_result(driver.cuMemcpyDtoDAsync(address, tensor.data_ptr(), size, stream), f"copying {name}")
 
 
-def _texture(tensor: Any, name: str, filter_mode: str, address: str, normalized: bool) -> Any:
+def _make_texture(tensor: Any, name: str, filter_mode: str, address: str, normalized: bool) -> Any:
     """Make a texture object: linear memory for one dimension, rows for two; a third one of 2 or 4 is the channels."""
     from cuda.bindings import driver
 
@@ -123,4 +127,4 @@ def _texture(tensor: Any, name: str, filter_mode: str, address: str, normalized:
     look.flags = (read_as_integer if is_integer and filter_mode == "point" else 0) | (
         normalized_coordinates if normalized else 0
     )
-    return checked(driver.cuTexObjectCreate(resource, look, None), f"making a texture of {name}")
+    return unwrap_result(driver.cuTexObjectCreate(resource, look, None), f"making a texture of {name}")

@@ -1,4 +1,4 @@
-"""The backend: its devices and toolchain, compiling, and loading of artifacts."""
+"""The backend: how ktuned compiles CUDA C++ with NVRTC and loads the artifacts."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ktuned.backends import DEFAULT_TARGET, Absence, Absent, Compiled, Unit, cud
 from ktuned.model import BackendError, Device, Unsupported
 from ktuned_nvrtc import program
 from ktuned_nvrtc.build import Build
-from ktuned_nvrtc.compiler import CUBIN_FILE, DESCRIPTION_FILE, compile_units, standard_options
+from ktuned_nvrtc.compiler import CUBIN_FILE, DESCRIPTION_FILE, compile_units, list_standard_options
 from ktuned_nvrtc.launch import NvrtcKernel
 from ktuned_nvrtc.program import INSTALL_HINT, NoNvrtc
 
@@ -35,38 +35,38 @@ class Nvrtc(backends.Backend):
         """Return the versions of NVRTC, of CUDA's headers and of this plugin, and the standard options."""
         plugin = {"ktuned-nvrtc": version("ktuned-nvrtc")}
         try:
-            found = cuda_headers.find(program.version())
+            headers = cuda_headers.find(program.read_version())
             return {
                 **plugin,
-                "nvrtc": program.full_version(),
-                "headers": ".".join(map(str, found.version)) if found else "none",
-                "options": " ".join(standard_options()),
+                "nvrtc": program.read_full_version(),
+                "headers": ".".join(map(str, headers.version)) if headers else "none",
+                "options": " ".join(list_standard_options()),
             }
         except NoNvrtc:
             return {**plugin, "nvrtc": "none"}
 
     def toolchain_files(self) -> Iterable[Path]:
-        """Return NVRTC's library as it is loaded, and the first header of CUDA's."""
+        """Return the loaded NVRTC's libraries, and the first of CUDA's headers."""
         try:
-            version = program.version()
+            version = program.read_version()
         except NoNvrtc:
             return ()
-        found = cuda_headers.find(version)
-        return (*program.libraries(), *((found.directories[0] / "cuda_runtime_api.h",) if found else ()))
+        headers = cuda_headers.find(version)
+        return (*program.find_libraries(), *((headers.directories[0] / "cuda_runtime_api.h",) if headers else ()))
 
     def devices(self) -> Sequence[Device] | Absent:
         """Return the GPUs that this process may use, or the reason for their absence."""
-        found = torch_cuda_devices()
-        if isinstance(found, Absent):
-            return found
+        gpus = torch_cuda_devices()
+        if isinstance(gpus, Absent):
+            return gpus
         try:
-            program.version()
+            program.read_version()
         except NoNvrtc as error:
             return Absent(Absence.NO_COMPILER, str(error), INSTALL_HINT)
-        return found
+        return gpus
 
     def prepare(self) -> None:
-        """Import the bindings of NVRTC and of the driver; where they are not installed, compiling says so."""
+        """Import the bindings of NVRTC and of the driver; if they are not installed, compiling reports it."""
         with suppress(ImportError):
             importlib.import_module("cuda.bindings.nvrtc")
             importlib.import_module("cuda.bindings.driver")

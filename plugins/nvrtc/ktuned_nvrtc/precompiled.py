@@ -1,8 +1,12 @@
-"""Precompiled headers: the options by which NVRTC stores and reuses a source's leading ``#include`` lines.
+"""Precompiled headers: decides when NVRTC stores a source's leading ``#include`` lines in parsed form, and reuses them.
 
-NVRTC reuses one only within its process (it is mapped to a fixed address), for the same leading lines and options.
-Making one takes about half as long as parsing the headers, and some are hundreds of MB. So only options that several
-kernels share get one, in one program or in successive ones, and few are kept.
+NVRTC can reuse a precompiled header only in the process that made it (it is mapped to a fixed address), and only for
+the same leading lines and options. Making one takes about half as long as parsing the headers, and some have hundreds
+of MB. Therefore
+
+- the first kernel of a set of options gets none, unless several kernels are compiled in one program,
+- a process keeps :data:`MAX_KEPT` of them, and
+- a set of options whose header did not fit NVRTC's heap is never tried again (*given up*).
 """
 
 from __future__ import annotations
@@ -20,28 +24,33 @@ MAX_HEAP_BYTES = 1 << 30
 """Limit of the heap for precompiling headers: all of libcu++ and CUB takes a third of it."""
 
 MAX_KEPT = 2
-"""Precompiled headers that a process keeps: workers compile one kernel for a long time, or two in turns."""
+"""Most precompiled headers of a process: a worker compiles one kernel for a long time, or two in turns."""
 
 
-def options(key: str, kernels: int) -> tuple[str, ...]:
-    """Return the options that make or use the precompiled header of ``key``, for this number of kernels.
+def choose_options(key: str, kernels: int) -> tuple[str, ...]:
+    """Return NVRTC's options for making or using the precompiled header of ``key``.
 
-    None if NVRTC has no precompiled headers, there is no private directory for them, or one kernel alone needs it.
+    Args:
+        key: stands for the source, its headers and the options.
+        kernels: how many kernels the program has.
+
+    Returns:
+        no options if NVRTC has no precompiled headers, if there is no private directory, or if it does not pay.
     """
-    if program.version() < program.FIRST_WITH_PRECOMPILED_HEADERS:
+    if program.read_version() < program.FIRST_WITH_PRECOMPILED_HEADERS:
         return ()
-    kept = _of_this_process()
-    return kept.options(key, kernels) if kept else ()
+    headers = _open_for_process()
+    return headers.choose_options(key, kernels) if headers else ()
 
 
-def tell(key: str, heap_bytes_wanted: int) -> None:
+def record_result(key: str, heap_bytes_wanted: int) -> None:
     """Record the result of a program with :func:`options`, see :class:`ktuned_nvrtc.program.Program`."""
-    if heap_bytes_wanted and (kept := _of_this_process()):
-        kept.give_up(key)
+    if heap_bytes_wanted and (headers := _open_for_process()):
+        headers.give_up(key)
 
 
 class PrecompiledHeaders:
-    """Precompiled headers of this process, in a directory that only this user can write."""
+    """The precompiled headers of this process, in a directory that only this user can write."""
 
     def __init__(self, directory: Path) -> None:
         self._directory = directory
@@ -49,8 +58,8 @@ class PrecompiledHeaders:
         self._given_up: set[str] = set()
         self._kept: OrderedDict[str, Path] = OrderedDict()
 
-    def options(self, key: str, kernels: int) -> tuple[str, ...]:
-        """Return no options for the first kernel of a key, otherwise those that make or use its precompiled header."""
+    def choose_options(self, key: str, kernels: int) -> tuple[str, ...]:
+        """Return the options for a key's header; none for its first kernel alone, or if the key is given up."""
         is_first = key not in self._seen
         self._seen.add(key)
         if is_first and kernels == 1:
@@ -66,15 +75,16 @@ class PrecompiledHeaders:
         return ("-pch", f"-pch-dir={self._kept[key]}", "-pch-messages=false")
 
     def give_up(self, key: str) -> None:
-        """Make none for ``key`` again: a failed attempt costs as much as a success."""
+        """Never try ``key`` again: a failed attempt costs as much as a success."""
         self._given_up.add(key)
 
 
 @functools.cache
-def _of_this_process() -> PrecompiledHeaders | None:
-    own = process_directory("nvrtc")
-    if own is None:
+def _open_for_process() -> PrecompiledHeaders | None:
+    directory = process_directory("nvrtc")
+    if directory is None:
         return None
-    # At once, because the needed size is known only after a failed attempt. Unused address space costs nothing.
-    program.set_heap(MAX_HEAP_BYTES)
-    return PrecompiledHeaders(own)
+    # The largest heap from the start: the needed size is known only after a failed attempt, and unused address space
+    # costs nothing.
+    program.reserve_heap(MAX_HEAP_BYTES)
+    return PrecompiledHeaders(directory)

@@ -1,9 +1,9 @@
 """Arguments of kernels: C types by name, and their bytes.
 
-A cubin contains the size of each parameter, not its type. So a plain number takes the parameter's size: a bool or an
-int is an integer of 1, 2, 4 or 8 bytes, a float is a ``float`` or a ``double``. Other types are stated with the
-functions here, each of which returns a plain pair ``(type, value)`` that a ``Build`` can carry. Pointers, structures of
-them and textures refer to tensors, so they have their bytes once the tensors are known.
+A cubin has the size of each parameter, not its type. So a plain number takes the parameter's size: a bool or an int is
+an integer of 1, 2, 4 or 8 bytes, a float is a ``float`` or a ``double``. For any other type use the functions here,
+each of which returns a plain pair ``(type, value)`` that a ``Build`` can carry. Pointers, structures with pointers and
+textures refer to tensors, so their bytes are known only when the tensors are.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Typed = tuple[str, Any]
 Scalar = bool | int | float | Typed
 
 Resolve = Callable[[str, Any], int]
-"""Returns the address of a ``pointer`` or the object of a ``texture``, given the value of its pair."""
+"""Returns the address of a ``pointer``, or the texture object of a ``texture``, for the value of its pair."""
 
 FILTERS = ("point", "linear")
 ADDRESS_MODES = ("clamp", "border", "wrap", "mirror")
@@ -33,77 +33,77 @@ _F32_INFINITY = 0x7F800000
 
 def i8(value: int) -> Typed:
     """Return a ``signed char``."""
-    return _typed("i8", value)
+    return _make_typed("i8", value)
 
 
 def i16(value: int) -> Typed:
     """Return a ``short``."""
-    return _typed("i16", value)
+    return _make_typed("i16", value)
 
 
 def i32(value: int) -> Typed:
     """Return an ``int``."""
-    return _typed("i32", value)
+    return _make_typed("i32", value)
 
 
 def i64(value: int) -> Typed:
     """Return a ``long long``."""
-    return _typed("i64", value)
+    return _make_typed("i64", value)
 
 
 def u8(value: int) -> Typed:
     """Return an ``unsigned char``."""
-    return _typed("u8", value)
+    return _make_typed("u8", value)
 
 
 def u16(value: int) -> Typed:
     """Return an ``unsigned short``."""
-    return _typed("u16", value)
+    return _make_typed("u16", value)
 
 
 def u32(value: int) -> Typed:
     """Return an ``unsigned``."""
-    return _typed("u32", value)
+    return _make_typed("u32", value)
 
 
 def u64(value: int) -> Typed:
     """Return an ``unsigned long long``, or a pointer by its address."""
-    return _typed("u64", value)
+    return _make_typed("u64", value)
 
 
 def f16(value: float) -> Typed:
     """Return a ``__half``, rounded to nearest even."""
-    return _typed("f16", value)
+    return _make_typed("f16", value)
 
 
 def bf16(value: float) -> Typed:
     """Return a ``__nv_bfloat16``, rounded to nearest even."""
-    return _typed("bf16", value)
+    return _make_typed("bf16", value)
 
 
 def f32(value: float) -> Typed:
-    """Return a ``float``: needed where its value is a Python int."""
-    return _typed("f32", value)
+    """Return a ``float``; needed only if the value is a Python int."""
+    return _make_typed("f32", value)
 
 
 def f64(value: float) -> Typed:
-    """Return a ``double``: needed where its value is a Python int."""
-    return _typed("f64", value)
+    """Return a ``double``; needed only if the value is a Python int."""
+    return _make_typed("f64", value)
 
 
 def struct(content: bytes) -> Typed:
-    """Return a structure by its bytes, padding included: from ``struct.pack``, or ``bytes`` of a ctypes structure."""
-    return _typed("struct", bytes(content))
+    """Return a structure from its bytes, padding included: of ``struct.pack``, or ``bytes`` of a ctypes structure."""
+    return _make_typed("struct", bytes(content))
 
 
 def pointer(tensor: str, offset: int = 0) -> Typed:
     """Return the address of a tensor, ``offset`` bytes after its start."""
-    return _typed("pointer", (tensor, offset))
+    return _make_typed("pointer", (tensor, offset))
 
 
 def fields(*members: str | Typed) -> Typed:
-    """Return a structure by its members, aligned as C aligns them; a string is the address of a tensor."""
-    return _typed("fields", tuple(pointer(member) if isinstance(member, str) else member for member in members))
+    """Return a structure from its members, aligned as C aligns them; a string is the address of a tensor."""
+    return _make_typed("fields", tuple(pointer(member) if isinstance(member, str) else member for member in members))
 
 
 def texture(tensor: str, *, filter_mode: str = "point", address: str = "clamp", normalized: bool = False) -> Typed:
@@ -112,41 +112,41 @@ def texture(tensor: str, *, filter_mode: str = "point", address: str = "clamp", 
     ``filter_mode`` is one of :data:`FILTERS`, ``address`` one of :data:`ADDRESS_MODES`; ``normalized`` coordinates are
     0 to 1.
     """
-    return _typed("texture", (tensor, filter_mode, address, normalized))
+    return _make_typed("texture", (tensor, filter_mode, address, normalized))
 
 
-def tensors_of(argument: object) -> tuple[str, ...]:
+def list_tensor_names(argument: object) -> tuple[str, ...]:
     """Return the names of the tensors that an argument refers to."""
     match argument:
         case str(name) | ("pointer" | "texture", (str(name), *_)):
             return (name,)
         case ("fields", tuple(members)):
-            return tuple(name for member in members for name in tensors_of(member))
+            return tuple(name for member in members for name in list_tensor_names(member))
     return ()
 
 
 def to_bytes(scalar: Scalar, size: int, resolve: Resolve | None = None) -> bytes:
-    """Return the bytes of an argument for a parameter of ``size`` bytes; ``resolve`` knows the tensors.
+    """Return the bytes of an argument for a parameter of ``size`` bytes; ``resolve`` finds what refers to tensors.
 
     Raises:
-        ValueError: it does not fit, or the type of a plain number is ambiguous.
+        ValueError: the value does not fit, or a plain number's type is ambiguous.
     """
     if isinstance(scalar, tuple):
-        content = encode(*scalar, resolve)
+        content = encode_value(*scalar, resolve)
         if len(content) != size:
             raise ValueError(f"{scalar[0]} has {len(content)} bytes, the parameter has {size}")
         return content
     if isinstance(scalar, float):
         if size not in _FLOAT_OF_SIZE:
             raise ValueError(f"a float cannot fill a parameter of {size} bytes: use f16(…), bf16(…) or struct(…)")
-        return encode(_FLOAT_OF_SIZE[size], scalar)
+        return encode_value(_FLOAT_OF_SIZE[size], scalar)
     if size not in _INTEGER_OF_SIZE:
         raise ValueError(f"an int cannot fill a parameter of {size} bytes: use struct(…)")
     signed, unsigned = _INTEGER_OF_SIZE[size]
-    return encode(signed if scalar < 0 else unsigned, int(scalar))
+    return encode_value(signed if scalar < 0 else unsigned, int(scalar))
 
 
-def encode(kind: str, value: Any, resolve: Resolve | None = None) -> bytes:
+def encode_value(kind: str, value: Any, resolve: Resolve | None = None) -> bytes:
     """Return the bytes of a value of a named type, lowest first, as CUDA's devices store them.
 
     Without ``resolve`` the address of every tensor is 0.
@@ -160,14 +160,14 @@ def encode(kind: str, value: Any, resolve: Resolve | None = None) -> bytes:
         case ("texture", (str(), filter_mode, address, bool())) if filter_mode in FILTERS and address in ADDRESS_MODES:
             return packing.pack("<Q", 0 if resolve is None else resolve(kind, value))
         case ("fields", tuple(members)) if members:
-            return _structure(members, resolve)[0]
+            return _encode_structure(members, resolve)[0]
     if kind == "struct" and isinstance(value, bytes):
         return value
     try:
         if kind in _INTEGERS and isinstance(value, int):
             return packing.pack(_INTEGERS[kind], value)
         if kind == "bf16" and isinstance(value, int | float):
-            return _bfloat16(value)
+            return _encode_bfloat16(value)
         if kind in _FLOATS and isinstance(value, int | float):
             return packing.pack(_FLOATS[kind], value)
     except (packing.error, OverflowError) as error:
@@ -175,15 +175,15 @@ def encode(kind: str, value: Any, resolve: Resolve | None = None) -> bytes:
     raise ValueError(f"{value!r} cannot be of type {kind}")
 
 
-def _structure(members: tuple[Any, ...], resolve: Resolve | None) -> tuple[bytes, int]:
+def _encode_structure(members: tuple[Any, ...], resolve: Resolve | None) -> tuple[bytes, int]:
     """Return a structure's bytes and its alignment (System V ABI: each member at a multiple of its own)."""
     content, widest = b"", 1
     for member in members:
         match member:
             case ("fields", tuple(inner)) if inner:
-                piece, alignment = _structure(inner, resolve)
+                piece, alignment = _encode_structure(inner, resolve)
             case (str(kind), value) if kind != "struct":
-                piece = encode(kind, value, resolve)
+                piece = encode_value(kind, value, resolve)
                 alignment = len(piece)
             case _:
                 raise ValueError(f"a member {member!r} has no type: use i32(…), f32(…), pointer(…) or fields(…)")
@@ -192,12 +192,12 @@ def _structure(members: tuple[Any, ...], resolve: Resolve | None) -> tuple[bytes
     return content + bytes(-len(content) % widest), widest
 
 
-def _typed(kind: str, value: Any) -> Typed:
-    encode(kind, value)
+def _make_typed(kind: str, value: Any) -> Typed:
+    encode_value(kind, value)
     return kind, value
 
 
-def _bfloat16(value: float) -> bytes:
+def _encode_bfloat16(value: float) -> bytes:
     """Return the upper half of the ``float``, rounded to nearest even (IEEE 754 roundTiesToEven)."""
     if isnan(value):
         return b"\xc0\x7f"

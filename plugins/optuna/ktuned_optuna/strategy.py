@@ -1,9 +1,11 @@
-"""A sampler of Optuna behind ktuned's interface of strategies.
+"""Runs a sampler of Optuna as a search strategy of ktuned.
 
-A sampler knows neither constraints nor that a config is tried but once. So each proposal that the space does not hold,
-or that was tried, is given up, and after a few the nearest of some valid configs is tried instead, and reported as what
-it is. Numbers are positions on their axes, in order; names and flags are categories. A failure counts as twice the
-slowest latency.
+A sampler does not know the space's constraints, nor that a config is tried only once. So a proposal that is invalid or
+was tried before is reported to it as failed. After :data:`ASKS` such proposals the nearest of some random valid configs
+is tried instead, and reported as a trial that the sampler did not ask for.
+
+Numbers become positions on their axes, in order; names and flags become categories. A failed config counts as twice as
+slow as the slowest, because Optuna ignores failed trials.
 """
 
 from __future__ import annotations
@@ -25,36 +27,36 @@ from ktuned.search import PointStrategy
 from ktuned.spec import BoundSpace
 
 ASKS = 6
-"""Proposals of the sampler before the nearest valid config is taken instead."""
+"""Useless proposals of the sampler before the nearest valid config is taken instead."""
 
 NEAREST_AMONG = 48
-"""Valid configs among which the nearest is."""
+"""Random valid configs from which the nearest is taken."""
 
 FAILED = math.log(2)
-"""Added to the slowest log latency for a failure; Optuna would forget failed trials."""
+"""Added to the slowest log latency for a failed config."""
 
 Code = tuple[int, ...]
 
 
 class OptunaStrategy(PointStrategy):
-    """Asks a sampler, which a subclass names, for one config after the other."""
+    """Asks a sampler, which the subclass makes, for one config after another."""
 
     def __init__(self, space: BoundSpace, seed: int) -> None:
         super().__init__(space, seed)
         self._distributions = {
-            knob: _distribution(axis) for knob, axis in zip(self.domain.knobs, self.domain.axes, strict=True)
+            knob: _make_distribution(axis) for knob, axis in zip(self.domain.knobs, self.domain.axes, strict=True)
         }
-        with quietly():
+        with silence_optuna():
             self._study = optuna.create_study(sampler=self.sampler(seed % 2**32))
         self._asked: dict[Code, Trial] = {}
 
     @abstractmethod
     def sampler(self, seed: int) -> BaseSampler:
-        """Return the sampler, seeded."""
+        """Make the sampler, with a seed."""
 
     def choose(self) -> Code | None:
-        """Return what the sampler proposes, or the nearest valid config that is new."""
-        with quietly():
+        """Return the sampler's proposal, or else the nearest valid config that is new; ``None`` if there is none."""
+        with silence_optuna():
             for _ in range(ASKS):
                 trial = self._study.ask(self._distributions)
                 code = tuple(trial.params[knob] for knob in self.domain.knobs)
@@ -62,44 +64,44 @@ class OptunaStrategy(PointStrategy):
                     self._asked[code] = trial
                     return code
                 self._study.tell(trial, state=TrialState.FAIL)
-            return self._nearest(code)
+            return self._draw_nearest(code)
 
     def on_outcome(self, code: Code) -> None:
-        """Report a latency, or a failure as a long one."""
+        """Report a latency to the sampler; a failure counts as a long one."""
         value = self.logs.get(code)
         if value is None:
             value = max(self.logs.values(), default=0.0) + FAILED
-        with quietly():
+        with silence_optuna():
             trial = self._asked.pop(code, None)
             if trial is not None:
                 self._study.tell(trial, value)
             else:
-                self._study.add_trial(self._finished(code, value))
+                self._study.add_trial(self._make_finished_trial(code, value))
 
-    def _nearest(self, wanted: Code) -> Code | None:
+    def _draw_nearest(self, wanted: Code) -> Code | None:
         drawn = [code for _ in range(NEAREST_AMONG) if (code := self.draw_untried()) is not None]
-        return min(drawn, key=lambda code: self._distance(code, wanted), default=None)
+        return min(drawn, key=lambda code: self._measure_distance(code, wanted), default=None)
 
-    def _distance(self, one: Code, other: Code) -> float:
+    def _measure_distance(self, one: Code, other: Code) -> float:
         return sum(
             float(a != b) if isinstance(distribution, CategoricalDistribution) else abs(a - b) / max(1, len(axis) - 1)
             for a, b, distribution, axis in zip(one, other, self._distributions.values(), self.domain.axes, strict=True)
         )
 
-    def _finished(self, code: Code, value: float) -> FrozenTrial:
+    def _make_finished_trial(self, code: Code, value: float) -> FrozenTrial:
         params: dict[str, Any] = dict(zip(self.domain.knobs, code, strict=True))
         return create_trial(params=params, distributions=self._distributions, value=value)
 
 
 @contextmanager
-def quietly() -> Iterator[None]:
-    """Keep Optuna's log and its warnings of experimental features to itself while it works."""
+def silence_optuna() -> Iterator[None]:
+    """Suppress Optuna's log and its warnings about experimental features."""
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         yield
 
 
-def _distribution(axis: Sequence[Scalar]) -> BaseDistribution:
+def _make_distribution(axis: Sequence[Scalar]) -> BaseDistribution:
     is_ordered = isinstance(axis, range) or all(type(value) in (int, float) for value in axis)
     return IntDistribution(0, len(axis) - 1) if is_ordered else CategoricalDistribution(range(len(axis)))

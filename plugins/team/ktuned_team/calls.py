@@ -1,6 +1,6 @@
-"""The daemon's calls to the bridge about a team's storage; only names and bytes cross.
+"""The daemon's calls to the bridge about a team's storage; they carry only names and bytes.
 
-Every call names the storage by its URL, so that the bridge may be killed and started again between any two of them.
+Every call names the storage by its URL, so the bridge may be killed and started again between any two calls.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from ktuned.bridge import Call
 from ktuned.model import Record, record
 
 MAX_FETCHED: Final = 1_000
-"""Objects in one fetch, most of them a kilobyte: a first look at a large kernel takes several."""
+"""Most objects in one fetch, a kilobyte each; the first look at a large kernel takes several fetches."""
 
 
 @record
@@ -32,7 +32,7 @@ class Listing(Record):
 
 @record
 class FindWinners(Call[Listing, Never]):
-    """Find the newest winners of a kernel at some addresses; however many there are, no more than ``most`` of each."""
+    """Find the newest winners of a kernel at some addresses, at most ``most`` at each."""
 
     operation: ClassVar = "team.find"
 
@@ -44,7 +44,7 @@ class FindWinners(Call[Listing, Never]):
 
 @record
 class Fetched(Record):
-    """The end of a fetch: which objects are gone, and why others could not be read, though the storage answers."""
+    """The end of a fetch: the objects that are gone, and why others cannot be read although the storage answers."""
 
     missing: tuple[str, ...]
     unreadable: tuple[str, ...] = ()
@@ -52,7 +52,7 @@ class Fetched(Record):
 
 @record
 class Object(Record):
-    """One object's bytes: one more than the limit if there are more."""
+    """One object's bytes; one more than the limit if it is larger."""
 
     name: str
     data: bytes
@@ -60,7 +60,7 @@ class Object(Record):
 
 @record
 class FetchObjects(Call[Fetched, Object]):
-    """Fetch objects, each an item; those that are gone are named in the reply."""
+    """Fetch objects, each as an item; the reply names those that are gone."""
 
     operation: ClassVar = "team.fetch"
 
@@ -71,7 +71,7 @@ class FetchObjects(Call[Fetched, Object]):
 
 @record
 class Stored(Record):
-    """An object is there, whole."""
+    """The object is stored."""
 
     name: str
 
@@ -89,7 +89,7 @@ class StoreObject(Call[Stored, Never]):
 
 @record
 class Swept(Record):
-    """A sweep's result: how many objects went, how many are left, and their bytes."""
+    """A sweep's result: how many objects were removed, how many are left, and their bytes."""
 
     removed: int
     left: int
@@ -98,7 +98,7 @@ class Swept(Record):
 
 @record
 class SweepObjects(Call[Swept, Never]):
-    """Remove what is past its time, then the oldest until the cap holds; nothing that ktuned has not named."""
+    """Remove expired objects, then the oldest until the cap holds; objects with other names stay."""
 
     operation: ClassVar = "team.sweep"
 

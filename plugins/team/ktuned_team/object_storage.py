@@ -1,7 +1,7 @@
-"""S3-compatible object storage, and whatever else obstore speaks to (Google Cloud, Azure), as a team's storage.
+"""Object storage as a team's storage: S3-compatible, and whatever else obstore supports (Google Cloud, Azure).
 
-A put is whole or not at all there. Credentials, region and endpoint are those of the environment and of the machine's
-role, as for every program: ``AWS_ACCESS_KEY_ID``, ``AWS_ENDPOINT_URL``, ….
+A put is whole or not at all. Credentials, region and endpoint come from the environment (``AWS_ACCESS_KEY_ID``,
+``AWS_ENDPOINT_URL``, …) and from the machine's role, as for every program.
 """
 
 from __future__ import annotations
@@ -23,14 +23,14 @@ from ktuned_team.storage import (
     Storage,
     StorageError,
     UnreadableObject,
-    fault,
+    make_storage_error,
     within_deadline,
 )
 
 T = TypeVar("T")
 
 _MAX_RETRIES: Final = 2
-"""Repetitions of a request that the server could not answer; the deadline holds for all of them together."""
+"""Retries of a request that the server could not answer; the deadline covers all of them together."""
 
 
 class ObjectStorage(Storage):
@@ -42,7 +42,7 @@ class ObjectStorage(Storage):
         options: dict[str, Any] = {"timeout": timedelta(seconds=deadline_s), "connect_timeout": timedelta(seconds=5)}
         endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL") or ""
         if urlsplit(url).scheme == "s3" and endpoint.startswith("http://"):
-            # An endpoint without TLS was chosen: a server in the same network, or on this machine.
+            # The user chose an endpoint without TLS: a server in the same network, or on this machine.
             options["allow_http"] = True
         retries: Any = {"max_retries": _MAX_RETRIES, "retry_timeout": timedelta(seconds=deadline_s)}
         try:
@@ -51,26 +51,26 @@ class ObjectStorage(Storage):
         except (obstore.exceptions.BaseError, ValueError, TypeError) as error:
             hint = "give a directory, s3://BUCKET/PREFIX or redis://HOST:PORT/DATABASE"
             raise StorageError(
-                f"the team's url cannot be used: {fault(error, 'opening it', url).message}", hint=hint
+                f"the team's url cannot be used: {make_storage_error(error, 'opening it', url).message}", hint=hint
             ) from error
 
-    async def entries(self, prefix: str) -> list[Entry]:
+    async def list_entries(self, prefix: str) -> list[Entry]:
         """Return the objects below a prefix."""
-        found: list[Entry] = []
+        entries: list[Entry] = []
 
-        async def collect() -> None:
+        async def collect_entries() -> None:
             async for part in obstore.list(self._store, prefix=prefix, chunk_size=1_000):
-                found.extend(Entry(meta["path"], meta["size"], meta["last_modified"].timestamp()) for meta in part)
-                if len(found) >= MAX_LISTED:
+                entries.extend(Entry(meta["path"], meta["size"], meta["last_modified"].timestamp()) for meta in part)
+                if len(entries) >= MAX_LISTED:
                     break
 
-        await self._do("listing it", collect())
-        return found[:MAX_LISTED]
+        await self._run_request("listing it", collect_entries())
+        return entries[:MAX_LISTED]
 
     async def read(self, name: str, limit: int) -> bytes | None:
-        """Return an object's bytes; of one that is too large the first ones."""
+        """Return an object's bytes; only the first ``limit + 1`` of a larger one."""
 
-        async def get() -> bytes | None:
+        async def fetch_object() -> bytes | None:
             try:
                 answer = await obstore.get_async(self._store, name)
                 if answer.meta["size"] > limit:
@@ -79,28 +79,28 @@ class ObjectStorage(Storage):
             except (FileNotFoundError, obstore.exceptions.NotFoundError):
                 return None
             except (PermissionError, obstore.exceptions.PermissionDeniedError) as error:
-                raise fault(error, f"reading {name}", self._url, UnreadableObject) from error
+                raise make_storage_error(error, f"reading {name}", self._url, UnreadableObject) from error
 
-        return await self._do(f"reading {name}", get())
+        return await self._run_request(f"reading {name}", fetch_object())
 
     async def write(self, name: str, data: bytes) -> None:
         """Put an object."""
-        await self._do(f"writing {name}", obstore.put_async(self._store, name, data, use_multipart=False))
+        await self._run_request(f"writing {name}", obstore.put_async(self._store, name, data, use_multipart=False))
 
     async def remove(self, name: str) -> None:
         """Delete an object."""
 
-        async def delete() -> None:
+        async def delete_object() -> None:
             try:
                 await obstore.delete_async(self._store, name)
             except (FileNotFoundError, obstore.exceptions.NotFoundError):
                 return
 
-        await self._do(f"removing {name}", delete())
+        await self._run_request(f"removing {name}", delete_object())
 
-    async def _do(self, doing: str, work: Awaitable[T]) -> T:
+    async def _run_request(self, doing: str, work: Awaitable[T]) -> T:
         async with within_deadline(doing, self._url, self._deadline_s):
             try:
                 return await work
             except (obstore.exceptions.BaseError, OSError, ValueError) as error:
-                raise fault(error, doing, self._url) from error
+                raise make_storage_error(error, doing, self._url) from error

@@ -1,12 +1,19 @@
-"""Objects of a team's store: what one holds, what it is named, and how its bytes are checked. No IO.
+"""Objects of a team's store: their content, their names, and how their bytes are checked. No IO.
 
 ::
 
     v1 / winners / KERNEL / ADDRESS / CONFIG - DIGEST
 
-``KERNEL`` is the kernel's name as a path, ``ADDRESS`` the digest of the context without what only compiling and
-measuring show (another machine may not have learned those names yet), ``CONFIG`` that of the config, and ``DIGEST`` the
-SHA-256 of the object's bytes. Two writers of one name therefore write equal bytes, and nothing is ever changed.
+=========  =============================================================================================
+KERNEL     the kernel's name as a path
+ADDRESS    digest of the context, without the names that only compiling and measuring show: another machine may not
+           have learned those yet
+CONFIG     digest of the config
+DIGEST     SHA-256 of the object's bytes
+=========  =============================================================================================
+
+Two writers of one name therefore write equal bytes, and an object never changes. Nobody is trusted: a reader checks the
+bytes against the digest, and the content against the name.
 """
 
 from __future__ import annotations
@@ -23,10 +30,10 @@ from ktuned.model import KtunedError, Scalar, UsageError, canonical
 from ktuned.sharing import SharedWinner
 
 FORMAT: Final = 1
-"""The version of objects; a reader leaves out what is newer."""
+"""The version of the objects' format; a reader skips newer ones."""
 
 MAX_OBJECT_BYTES: Final = 512 * 1024
-"""A winner takes some 600 bytes, and 60 for each learned name, of which a kernel has 4,000 at most."""
+"""Limit for an object. A winner takes some 600 bytes, and 60 for each learned name, of which it has at most 4,000."""
 
 WINNERS: Final = f"v{FORMAT}/winners/"
 """Prefix of all names."""
@@ -40,7 +47,7 @@ _STAGED: Final = re.compile(rf"v{FORMAT}/[\w./-]*/\.staged-[0-9a-f]{{16}}", re.A
 
 
 class DamagedObject(KtunedError):
-    """An object is not what its name says, or says nothing that can be understood."""
+    """An object's content does not match its name, or cannot be understood."""
 
     code = "damaged_object"
 
@@ -61,9 +68,9 @@ class ObjectName(NamedTuple):
 
     @classmethod
     def parse(cls, name: str) -> ObjectName | None:
-        """Return the parts of a name; ``None`` for one that no ktuned of this format has given."""
-        found = _NAME.fullmatch(name)
-        return None if found is None else cls(**found.groupdict())
+        """Return the parts of a name; ``None`` if ktuned does not make such names in this format."""
+        match = _NAME.fullmatch(name)
+        return None if match is None else cls(**match.groupdict())
 
     @property
     def path(self) -> str:
@@ -71,24 +78,24 @@ class ObjectName(NamedTuple):
         return f"{WINNERS}{self.kernel}/{self.address}/{self.config}-{self.digest}"
 
 
-def kernel_path(kernel: str) -> str:
-    """Return a kernel's name as one part of a path: readable, and another one for each name."""
+def make_kernel_path(kernel: str) -> str:
+    """Return a kernel's name as one part of a path, readable and unique."""
     readable = re.sub(r"[^A-Za-z0-9_.]+", "-", kernel).strip("-.")[:60] or "kernel"
-    return f"{readable}-{_digest(kernel)[:16]}"
+    return f"{readable}-{_digest_text(kernel)[:16]}"
 
 
-def kernel_prefix(kernel: str) -> str:
+def make_kernel_prefix(kernel: str) -> str:
     """Return the prefix of the names of a kernel's winners."""
-    return f"{WINNERS}{kernel_path(kernel)}/"
+    return f"{WINNERS}{make_kernel_path(kernel)}/"
 
 
-def config_digest(config: Mapping[str, Scalar]) -> str:
-    """Return the part of a name that stands for a config."""
-    return _digest(canonical(config))[:16]
+def digest_config(config: Mapping[str, Scalar]) -> str:
+    """Return the digest of a config that is part of a name."""
+    return _digest_text(canonical(config))[:16]
 
 
 def write_object(winner: SharedWinner, address: str) -> tuple[str, bytes]:
-    """Return the name and the bytes of an object; equal winners give equal ones.
+    """Return the name and the bytes of a winner's object; equal winners give equal objects.
 
     Raises:
         UsageError: it is too large.
@@ -101,15 +108,15 @@ def write_object(winner: SharedWinner, address: str) -> tuple[str, bytes]:
     if len(data) > MAX_OBJECT_BYTES:
         raise UsageError(f"the winner of {winner.kernel} takes {len(data)} bytes, and {MAX_OBJECT_BYTES} are allowed")
     digest = hashlib.sha256(data).hexdigest()
-    return ObjectName(kernel_path(winner.kernel), address, config_digest(winner.config), digest).path, data
+    return ObjectName(make_kernel_path(winner.kernel), address, digest_config(winner.config), digest).path, data
 
 
 def read_object(name: str, data: bytes) -> SharedWinner:
-    """Return what an object holds, if it can be believed.
+    """Return the winner in an object, after all checks.
 
     Raises:
-        NewerObject: this version does not know its format.
-        DamagedObject: its bytes are not those of its name, or hold no winner.
+        NewerObject: a newer ktuned wrote it, in a format that this version does not know.
+        DamagedObject: the bytes do not match the name, or contain no valid winner.
     """
     parts = ObjectName.parse(name)
     if parts is None:
@@ -129,15 +136,15 @@ def read_object(name: str, data: bytes) -> SharedWinner:
         raise DamagedObject(f"{name} holds no winner: {error}") from error
     if fault := winner.find_fault():
         raise DamagedObject(f"{name} {fault}")
-    if (kernel_path(winner.kernel), config_digest(winner.config)) != (parts.kernel, parts.config):
+    if (make_kernel_path(winner.kernel), digest_config(winner.config)) != (parts.kernel, parts.config):
         raise DamagedObject(f"{name} holds the winner of {winner.kernel!r} with another config than its name says")
     return winner
 
 
-def _digest(text: str) -> str:
+def _digest_text(text: str) -> str:
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()
 
 
-def is_ours(name: str) -> bool:
-    """Return whether a name is one that ktuned gives, so that a sweep may remove the object."""
+def is_ktuned_name(name: str) -> bool:
+    """Return whether ktuned makes such names, so that a sweep may remove the object."""
     return ObjectName.parse(name) is not None or _STAGED.fullmatch(name) is not None

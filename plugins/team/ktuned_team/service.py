@@ -1,4 +1,4 @@
-"""The bridge's service ``team``: carries out calls about a team's storage."""
+"""The bridge's service ``team``: carries out the daemon's calls on a team's storage."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ from ktuned_team.calls import (
     SweepObjects,
     Swept,
 )
-from ktuned_team.objects import is_ours
-from ktuned_team.retention import newest, surplus
+from ktuned_team.objects import is_ktuned_name
+from ktuned_team.retention import select_newest, select_surplus
 from ktuned_team.storage import Entry, Storage, StorageError, UnreadableObject, open_storage
 
 MAX_AT_ONCE: Final = 16
-"""Objects that are fetched or removed at once: what hides the latency of a server elsewhere."""
+"""Objects that are fetched or removed at once, to hide the latency of a distant server."""
 
 MAX_PREFIXES: Final = 16
-"""Addresses that are listed one by one; with more of them listing all of a kernel's takes fewer requests."""
+"""Most addresses that are listed one by one; for more, listing all objects of the kernel takes fewer requests."""
 
 
 class TeamStorage(Service):
-    """Keeps the storages that were named open, by their URLs: mostly one."""
+    """Carries out calls, and keeps each storage open by its URL; mostly there is one."""
 
     calls: ClassVar = (FindWinners, FetchObjects, StoreObject, SweepObjects)
 
@@ -46,14 +46,14 @@ class TeamStorage(Service):
         """Carry out one call."""
         match call:
             case FindWinners():
-                return await self._find(call)
+                return await self._find_winners(call)
             case FetchObjects():
-                return await self._fetch(call, send)
+                return await self._fetch_objects(call, send)
             case StoreObject():
-                await self._storage(call.url).write(call.name, call.data)
+                await self._find_storage(call.url).write(call.name, call.data)
                 return Stored(call.name)
             case SweepObjects():
-                return await self._sweep(call)
+                return await self._sweep_objects(call)
         raise CallFailed("no_operation", f"the service has no operation {call.operation!r}")
 
     async def close(self) -> None:
@@ -61,29 +61,29 @@ class TeamStorage(Service):
         for storage in self._storages.values():
             await storage.close()
 
-    def _storage(self, url: str) -> Storage:
+    def _find_storage(self, url: str) -> Storage:
         if url not in self._storages:
             self._storages[url] = self._open(url)
         return self._storages[url]
 
-    async def _find(self, call: FindWinners) -> Listing:
-        storage = self._storage(call.url)
+    async def _find_winners(self, call: FindWinners) -> Listing:
+        storage = self._find_storage(call.url)
         prefixes = [f"{call.kernel_prefix}{address}/" for address in call.addresses]
-        kept: list[Entry] = []
+        entries: list[Entry] = []
 
-        async def find(prefix: str) -> None:
-            kept.extend(await storage.entries(prefix))
+        async def list_prefix(prefix: str) -> None:
+            entries.extend(await storage.list_entries(prefix))
 
-        await _all_of(prefixes if len(prefixes) <= MAX_PREFIXES else [call.kernel_prefix], find)
-        found = newest(kept, {*call.addresses}, call.most)
-        return Listing(tuple(Listed(one.name, one.size, one.modified) for one in found))
+        await _run_for_all(prefixes if len(prefixes) <= MAX_PREFIXES else [call.kernel_prefix], list_prefix)
+        newest = select_newest(entries, {*call.addresses}, call.most)
+        return Listing(tuple(Listed(entry.name, entry.size, entry.modified) for entry in newest))
 
-    async def _fetch(self, call: FetchObjects, send: Send) -> Fetched:
-        storage = self._storage(call.url)
+    async def _fetch_objects(self, call: FetchObjects, send: Send) -> Fetched:
+        storage = self._find_storage(call.url)
         missing: list[str] = []
         unreadable: list[str] = []
 
-        async def fetch(name: str) -> None:
+        async def fetch_object(name: str) -> None:
             try:
                 data = await storage.read(name, call.limit)
             except UnreadableObject as error:
@@ -94,39 +94,39 @@ class TeamStorage(Service):
             else:
                 await send(Object(name, data))
 
-        await _all_of(call.names, fetch)
+        await _run_for_all(call.names, fetch_object)
         return Fetched(tuple(sorted(missing)), tuple(sorted(unreadable)))
 
-    async def _sweep(self, call: SweepObjects) -> Swept:
-        storage = self._storage(call.url)
-        found = [entry for entry in await storage.entries("v1/") if is_ours(entry.name)]
-        doomed = {*surplus(found, time.time(), call.retention_s, call.cap_bytes)}
-        await _all_of(sorted(doomed), storage.remove)
-        left = [entry for entry in found if entry.name not in doomed]
-        return Swept(len(doomed), len(left), sum(entry.size for entry in left))
+    async def _sweep_objects(self, call: SweepObjects) -> Swept:
+        storage = self._find_storage(call.url)
+        entries = [entry for entry in await storage.list_entries("v1/") if is_ktuned_name(entry.name)]
+        doomed = {*select_surplus(entries, time.time(), call.retention_s, call.cap_bytes)}
+        await _run_for_all(sorted(doomed), storage.remove)
+        remaining = [entry for entry in entries if entry.name not in doomed]
+        return Swept(len(doomed), len(remaining), sum(entry.size for entry in remaining))
 
 
-async def _all_of(names: Any, work: Callable[[str], Any]) -> None:
-    """Do something with each name, many at once.
+async def _run_for_all(names: Any, work: Callable[[str], Any]) -> None:
+    """Run ``work`` for each name, :data:`MAX_AT_ONCE` at once.
 
     Raises:
-        StorageError: it failed for one; the others may be done or not.
+        StorageError: it failed for one name; of the others some may be done.
     """
     limiter = anyio.CapacityLimiter(MAX_AT_ONCE)
 
-    async def one(name: str) -> None:
+    async def run_limited(name: str) -> None:
         async with limiter:
             await work(name)
 
     try:
         async with anyio.create_task_group() as tasks:
             for name in names:
-                tasks.start_soon(one, name)
+                tasks.start_soon(run_limited, name)
     except* StorageError as group:
-        raise _first(group) from None
+        raise _find_first_error(group) from None
 
 
-def _first(group: BaseExceptionGroup[StorageError]) -> StorageError:
+def _find_first_error(group: BaseExceptionGroup[StorageError]) -> StorageError:
     error: BaseException = group
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]

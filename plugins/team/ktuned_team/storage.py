@@ -1,7 +1,8 @@
-"""The face of a team's storage: objects by name, whole or not at all, over a directory, object storage or Redis.
+"""The interface of a team's storage: objects by name, in a directory, in object storage or in Redis.
 
-It runs in the bridge, never in the daemon. What can hang has a deadline; what goes wrong is a :class:`StorageError`
-that says what mends it.
+It runs in the bridge, never in the daemon. Every operation has a deadline, and every failure is a
+:class:`StorageError` with one line that says what to do. Messages of libraries may repeat a URL with its password:
+:func:`make_storage_error` removes the secrets from them.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from ktuned.model import KtunedError
 from ktuned.sharing import hide_secrets
 
 REDIS: Final = ("redis", "rediss", "unix")
-"""Schemes of URLs of a Redis or Valkey."""
+"""URL schemes of Redis and Valkey."""
 
 OPERATION_S: Final = 20.0
-"""Deadline of one operation on one object: a slow link moves half a megabyte in a quarter of that."""
+"""Deadline of one operation on one object; a slow link moves half a megabyte in a quarter of it."""
 
 MAX_LISTED: Final = 200_000
-"""Names in one listing, some 300 bytes each, for a moment and in the bridge. The rest is left out."""
+"""Most names in one listing (some 300 bytes each, in the bridge, for a moment); further ones are left out."""
 
 _WORDS: Final = re.compile(r"[^:/?#\[\]@=&\s]+")
 """Parts of a URL between its delimiters."""
@@ -37,13 +38,13 @@ _XML: Final = re.compile(r"<.*<Code>(?P<code>\w+)</Code>(.*?<Message>(?P<message
 
 
 class StorageError(KtunedError):
-    """The storage cannot be reached, refuses, or is full."""
+    """The storage cannot be reached, rejects an operation, or is full."""
 
     code = "team_storage"
 
 
 class UnreadableObject(StorageError):
-    """One object cannot be read; the storage answers, and others can."""
+    """One object cannot be read, while the storage answers and others can."""
 
 
 class Entry(msgspec.Struct, frozen=True):
@@ -55,10 +56,10 @@ class Entry(msgspec.Struct, frozen=True):
 
 
 class Storage(ABC):
-    """Objects by name. Names are relative, of letters, digits and ``._-/``; equal names have equal bytes."""
+    """Objects by name. Names are relative and of letters, digits and ``._-/``; equal names have equal bytes."""
 
     @abstractmethod
-    async def entries(self, prefix: str) -> list[Entry]:
+    async def list_entries(self, prefix: str) -> list[Entry]:
         """Return the objects whose names begin with a prefix that ends in ``/``, at most :data:`MAX_LISTED`.
 
         Raises:
@@ -67,16 +68,16 @@ class Storage(ABC):
 
     @abstractmethod
     async def read(self, name: str, limit: int) -> bytes | None:
-        """Return an object's bytes, ``limit`` and one at most; ``None`` where there is none.
+        """Return an object's bytes, at most ``limit + 1`` of them; ``None`` if there is no such object.
 
         Raises:
-            UnreadableObject: it alone cannot be read.
-            StorageError: nothing can.
+            UnreadableObject: this object cannot be read.
+            StorageError: no object can be read.
         """
 
     @abstractmethod
     async def write(self, name: str, data: bytes) -> None:
-        """Write an object, whole or not at all; over one of this name, which has the same bytes or is damaged.
+        """Write an object, whole or not at all. One of the same name is replaced: it has the same bytes or is damaged.
 
         Raises:
             StorageError: it cannot be written.
@@ -84,14 +85,14 @@ class Storage(ABC):
 
     @abstractmethod
     async def remove(self, name: str) -> None:
-        """Remove an object; harmless when it is gone.
+        """Remove an object; harmless if there is none.
 
         Raises:
             StorageError: it cannot be removed.
         """
 
     async def close(self) -> None:
-        """Let go of connections."""
+        """Close connections."""
         return
 
 
@@ -99,10 +100,10 @@ def open_storage(url: str, *, deadline_s: float = OPERATION_S) -> Storage:
     """Return the storage at a URL: a path or ``file://``, ``redis://``, ``rediss://``, ``unix://``, or object storage.
 
     Raises:
-        StorageError: the URL means nothing.
+        StorageError: the URL is invalid.
     """
     scheme = urlsplit(url).scheme
-    # Each kind builds on this module, and imports a library: only the one that is named is imported.
+    # Imported here, because each kind imports this module and a library of its own.
     if scheme in ("", "file"):
         from ktuned_team.directory_storage import DirectoryStorage
 
@@ -116,36 +117,38 @@ def open_storage(url: str, *, deadline_s: float = OPERATION_S) -> Storage:
     return ObjectStorage(url, deadline_s=deadline_s)
 
 
-def _secrets(url: str) -> list[str]:
-    """Return the words of a URL that must not be shown, as they stand there and unquoted, the longest first."""
+def _find_secrets(url: str) -> list[str]:
+    """Return the words of a URL that must not be shown, quoted and unquoted, the longest first."""
     seen = {*_WORDS.findall(hide_secrets(url)), "password", "username"}
     words = {form for word in _WORDS.findall(url) for form in (word, *_WORDS.findall(unquote(word)))}
     return sorted((word for word in words - seen if len(word) > 2), key=len, reverse=True)
 
 
-def fault(error: BaseException, doing: str, url: str, kind: type[StorageError] = StorageError) -> StorageError:
-    """Return the error of a library as one line, with the place and without its secrets."""
-    return kind(f"{hide_secrets(url)}: {doing}: {_words(error, url) or type(error).__name__}")
+def make_storage_error(
+    error: BaseException, doing: str, url: str, kind: type[StorageError] = StorageError
+) -> StorageError:
+    """Return a library's error as a ``StorageError`` of one line, with the place and without secrets."""
+    return kind(f"{hide_secrets(url)}: {doing}: {_render_error(error, url) or type(error).__name__}")
 
 
-def _words(error: BaseException, url: str) -> str:
-    # Object storage's errors end with their Rust source, which says the same again.
+def _render_error(error: BaseException, url: str) -> str:
+    # obstore's errors end with their Rust source, which repeats the message.
     words = " ".join(str(error).split()).partition(" Debug source:")[0].replace(url, hide_secrets(url))
-    for secret in _secrets(url):
+    for secret in _find_secrets(url):
         words = words.replace(secret, "…")
-    # Its causes come after the request, which would take all the room, and servers answer in XML.
+    # The cause comes after a long request, and servers answer in XML: keep the cause alone.
     words = _REQUEST.sub("", words)
     words = _XML.sub(lambda answer: f"{answer['code']}: {answer['message'] or ''}".rstrip(": "), words)
-    # A URL within a message may have a password of its own.
+    # A message may contain another URL with a password.
     return re.sub(r"://[^/@\s]+@", "://…@", words)[:300]
 
 
 @asynccontextmanager
 async def within_deadline(doing: str, url: str, deadline_s: float = OPERATION_S) -> AsyncIterator[None]:
-    """Bound an operation.
+    """Limit the time of an operation.
 
     Raises:
-        StorageError: it took longer.
+        StorageError: it took longer than the deadline.
     """
     try:
         with anyio.fail_after(deadline_s):

@@ -1,6 +1,7 @@
-"""The shared store of a team: objects in a directory, in object storage or in Redis, which the bridge reads and writes.
+"""The shared store of a team, on the daemon's side: the bridge reads and writes the objects.
 
-An object's name holds the digest of its bytes, so what was read once is never read again while it is held.
+An object's name has the digest of its bytes, so an object that is held in memory need not be read again. If the bridge
+does not answer, it is killed, because its threads may hang in a file system; the next call starts another.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from ktuned_team.objects import (
     MAX_OBJECT_BYTES,
     DamagedObject,
     ObjectName,
-    kernel_prefix,
+    make_kernel_prefix,
     read_object,
     write_object,
 )
@@ -27,20 +28,20 @@ from ktuned_team.storage import REDIS
 R = TypeVar("R")
 
 CALL_S: Final = 30.0
-"""Time of one call, or until its next item: the storage's own deadline, and what the bridge's start takes."""
+"""Deadline of a call, or of its next item: the storage's own deadline and the bridge's start."""
 
 SWEEP_S: Final = 600.0
-"""Time of a sweep, which removes 16 objects at once, tens of thousands at most."""
+"""Deadline of a sweep, which removes tens of thousands of objects at most, 16 at once."""
 
 MAX_AT_ADDRESS: Final = 32
-"""Objects at one address that are read, the newest: more are the same few configs, again and again."""
+"""Most objects that are read at one address, the newest first; further ones repeat the same few configs."""
 
 MAX_HELD: Final = 16 * 2**20
-"""Weight of the objects in memory, 2,000 of the usual ones. Of one kernel only so many are read, the newest; beyond it
-those that were asked for the longest ago are forgotten."""
+"""Limit for the weight of the objects in memory: 2,000 usual ones. Of one kernel the newest are read up to this limit;
+beyond it those that were not asked for the longest are dropped."""
 
 OBJECT_WEIGHT: Final = 8 * 1024
-"""Added to an object's bytes: what its values take in memory."""
+"""Memory of an object's values, which is added to its bytes."""
 
 
 class TeamStore(SharedStore):
@@ -58,15 +59,17 @@ class TeamStore(SharedStore):
     async def publish(self, address: str, winner: SharedWinner) -> None:
         """Store a winner as an object."""
         name, data = write_object(winner, address)
-        await self._call(calls.StoreObject(self.settings.url, name, data), CALL_S)
+        await self._exchange_call(calls.StoreObject(self.settings.url, name, data), CALL_S)
 
     async def find(self, kernel: str, addresses: Collection[str]) -> Found:
         """List the objects at some addresses, and read those that are not held."""
-        call = calls.FindWinners(self.settings.url, kernel_prefix(kernel), tuple(sorted(addresses)), MAX_AT_ADDRESS)
-        listed = _within((await self._call(call, CALL_S)).entries, MAX_HELD)
-        faults = await self._read([one for one in listed if one.name not in self._held])
+        call = calls.FindWinners(
+            self.settings.url, make_kernel_prefix(kernel), tuple(sorted(addresses)), MAX_AT_ADDRESS
+        )
+        listed = _select_newest((await self._exchange_call(call, CALL_S)).entries, MAX_HELD)
+        faults = await self._read_objects([one for one in listed if one.name not in self._held])
         winners = []
-        # The newest is held the longest.
+        # The newest goes last into the dict, so that it is dropped last.
         for one in reversed(listed):
             held = self._held.pop(one.name, None)
             parts = ObjectName.parse(one.name)
@@ -79,14 +82,14 @@ class TeamStore(SharedStore):
     async def tidy(self) -> None:
         """Have the bridge sweep the storage."""
         settings = self.settings
-        await self._call(calls.SweepObjects(settings.url, settings.retention_s, settings.cap_bytes), SWEEP_S)
+        await self._exchange_call(calls.SweepObjects(settings.url, settings.retention_s, settings.cap_bytes), SWEEP_S)
 
-    async def _read(self, wanted: list[calls.Listed]) -> list[str]:
-        """Hold those objects that are there and sound; return what is wrong with others."""
+    async def _read_objects(self, wanted: list[calls.Listed]) -> list[str]:
+        """Fetch objects and hold the sound ones; return the faults of the others."""
         faults: list[str] = []
-        weights = {one.name: _weight(one) for one in wanted}
+        weights = {entry.name: _weigh_entry(entry) for entry in wanted}
 
-        def take(item: calls.Object) -> None:
+        def hold_object(item: calls.Object) -> None:
             try:
                 self._held[item.name] = read_object(item.name, item.data), weights.get(item.name, 0)
             except DamagedObject as error:
@@ -96,7 +99,7 @@ class TeamStore(SharedStore):
         for start in range(0, len(names), calls.MAX_FETCHED):
             part = names[start : start + calls.MAX_FETCHED]
             call = calls.FetchObjects(self.settings.url, part, MAX_OBJECT_BYTES)
-            faults += (await self._call(call, CALL_S, take)).unreadable
+            faults += (await self._exchange_call(call, CALL_S, hold_object)).unreadable
         return faults
 
     def _forget_oldest(self) -> None:
@@ -105,23 +108,25 @@ class TeamStore(SharedStore):
             _, freed = self._held.pop(next(iter(self._held)))
             weight -= freed
 
-    async def _call(self, call: Call[R, Any], deadline_s: float, on_item: Callable[[Any], None] | None = None) -> R:
+    async def _exchange_call(
+        self, call: Call[R, Any], deadline_s: float, on_item: Callable[[Any], None] | None = None
+    ) -> R:
         try:
             return await self.bridge.call_service(call, deadline_s, on_item=on_item)
         except (BridgeDown, BridgeSlow, CallFailed) as error:
             if isinstance(error, BridgeSlow):
-                # Threads that hang in a file system go with it.
+                # Its threads that hang in a file system end with it.
                 self.bridge.kill(f"the shared store did not answer: {call.operation}")
             hint = "install ktuned-team there" if error.code == "no_service" else error.hint
             raise SharedStoreDown(error.message, hint=hint) from error
 
 
-def _within(entries: Iterable[calls.Listed], most: int) -> list[calls.Listed]:
-    """Return the newest entries, those that weigh no more together."""
+def _select_newest(entries: Iterable[calls.Listed], most: int) -> list[calls.Listed]:
+    """Return the newest entries up to a total weight."""
     newest = sorted(entries, key=lambda one: (-one.modified, one.name))
-    return [entry for entry, total in zip(newest, accumulate(map(_weight, newest)), strict=True) if total <= most]
+    return [entry for entry, total in zip(newest, accumulate(map(_weigh_entry, newest)), strict=True) if total <= most]
 
 
-def _weight(entry: calls.Listed) -> int:
-    # One that is too large is refused when it is read.
+def _weigh_entry(entry: calls.Listed) -> int:
+    # A larger one is rejected when it is read, so it is never held.
     return OBJECT_WEIGHT + (entry.size if entry.size <= MAX_OBJECT_BYTES else 0)

@@ -18,5 +18,5 @@ def __getattr__(name: str) -> Any:
     if name in ("AutoTuner", "autotune"):
         from ktuned_tilelang import autotuner
 
-        return autotuner.autotune if name == "autotune" else autotuner.tuner_class()
+        return autotuner.autotune if name == "autotune" else autotuner.make_tuner_class()
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,7 +1,7 @@
-"""Kernels of applications in ktuned's workers: declared from what an application left; nothing of its own is imported.
+"""Declares an application's function as a kernel in ktuned's workers, from the record that the application left.
 
-The application has made the program of each config, so that a closure, a lambda or a notebook's function is tuned like
-any other.
+The record has the program of each config, so nothing of the application is imported, and a closure, a lambda or a
+notebook's function is tuned like any other.
 """
 
 from __future__ import annotations
@@ -21,19 +21,19 @@ _PHASES = ("first_launch", "check", "timing")
 
 
 def adopt(file: str, name: str, identity: str) -> None:
-    """Declare the kernel of an application's function; for the kernel files that the daemon writes."""
+    """Declare the kernel of an application's function; called by the kernel files that the daemon writes."""
     from ktuned.spec import kernel, space
 
     declared = declaration_of(Path(file), identity)
     adopted = _AdoptedKernel(Path(file))
-    # Nothing is known of the results but those of the first config.
+    # There is no reference but the first config's results.
     judged: dict[str, Any] = {"check": None} if declared["skips_check"] else {"reference": "default"}
     kernel(
         backend="tilelang",
         name=name,
-        space=space(adopted.configs),
+        space=space(adopted.yield_configs),
         specialize=tuple(declared["specialize"]),
-        inputs=adopted.inputs,
+        inputs=adopted.declare_inputs,
         rtol=declared["rtol"],
         atol=declared["atol"],
         max_mismatched_ratio=declared["max_mismatched_ratio"],
@@ -46,34 +46,34 @@ def adopt(file: str, name: str, identity: str) -> None:
         numerics=declared.get("numerics", "tolerance"),
         is_data=True,
         **judged,
-    )(adopted.build)
+    )(adopted.make_build)
 
 
 class _AdoptedKernel:
-    """A kernel file's functions: they read the call that a problem names."""
+    """The space, inputs and Builds of an adopted kernel, all read from the recorded call that a problem names."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
         self._calls = Calls(file, Call.from_json)
 
-    def configs(self, p: Any) -> Iterator[dict[str, Any]]:
+    def yield_configs(self, p: Any) -> Iterator[dict[str, Any]]:
         """Yield the configs that make a program, in the application's order."""
         yield from (json.loads(text) for text in self._calls.find_call(p).programs)
 
-    def inputs(self, p: Any) -> Mapping[str, Any]:
+    def declare_inputs(self, p: Any) -> Mapping[str, Any]:
         """Declare the tensors of a call."""
         from ktuned.spec import tensor
 
         call = self._calls.find_call(p)
-        found = {}
+        specs = {}
         for name, entry in call.tensors.items():
             is_captured = entry.fill == CAPTURED
             fill = "zeros" if is_captured else entry.fill
             limits = {} if entry.low is None else {"low": entry.low, "high": entry.high}
             spec = tensor(entry.shape, entry.dtype, fill, output=name in call.outputs, **limits)
-            found[name] = replace(spec, file=str(called_file(self._file, call.content))) if is_captured else spec
-        return found
+            specs[name] = replace(spec, file=str(called_file(self._file, call.content))) if is_captured else spec
+        return specs
 
-    def build(self, p: Any, c: Any) -> Build:
+    def make_build(self, p: Any, c: Any) -> Build:
         """Return a config's Build."""
-        return self._calls.find_call(p).build(canonical(dict(c)))
+        return self._calls.find_call(p).make_build(canonical(dict(c)))

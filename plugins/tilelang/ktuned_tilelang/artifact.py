@@ -1,4 +1,4 @@
-"""An artifact's files, and its way back into a program: loaded by TileLang, which compiles nothing."""
+"""An artifact's files, and how TileLang loads them again in a program without compiling."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from ktuned_tilelang.execution import HOST_SOURCE_FILE, PARAMETERS_FILE, SOURCE_
 from ktuned_tilelang.recipe import Recipe
 
 KNOWN_SERIES, FIRST_PATCH = ("0", "1"), 15
-"""The versions of TileLang whose stages and tuner are called here, and the first of them."""
+"""The series of TileLang whose stages and tuner this plugin calls, and its first supported patch release."""
 
 _PATCH = re.compile(r"\d+\.\d+\.(\d+)")
 
 RECIPE_FILE = "kernel.json"
 SIGNATURE_FILE = "signature.json"
-"""The kernel's parameters and buffers, as a program of TileLang's without a body: JSON, which runs no code."""
+"""The kernel's parameters and buffers, as a TileLang program without a body: JSON, which runs no code."""
 
 
 def load(artifact: str | os.PathLike[str]) -> Any:
@@ -36,10 +36,10 @@ def load(artifact: str | os.PathLike[str]) -> Any:
 
 
 def read_recipe(directory: Path) -> Recipe:
-    """Return the content of ``kernel.json``, once the files that it stands for are known to be there.
+    """Return the content of ``kernel.json``, after a check that all code files are there.
 
     Raises:
-        Unsupported: one is missing.
+        Unsupported: a code file is missing.
     """
     recipe = Recipe.from_json((directory / RECIPE_FILE).read_text())
     missing = [name for name in recipe.code_files if not (directory / name).is_file()]
@@ -51,7 +51,7 @@ def read_recipe(directory: Path) -> Recipe:
 
 
 def load_kernel(directory: Path, recipe: Recipe, out_idx: Sequence[int]) -> Any:
-    """Return TileLang's kernel of an artifact, whose calls return the parameters of ``out_idx``.
+    """Load an artifact as TileLang's kernel, whose calls return the parameters of ``out_idx``.
 
     Raises:
         Unsupported: another TileLang compiled it.
@@ -63,7 +63,7 @@ def load_kernel(directory: Path, recipe: Recipe, out_idx: Sequence[int]) -> Any:
         parameters: Any = importlib.import_module("tilelang.engine.param")
     except ImportError as error:
         raise BackendError(f"TileLang cannot be imported: {error}", hint="pip install tilelang") from error
-    if series(recipe.tilelang) != series(tilelang.__version__):
+    if release_series(recipe.tilelang) != release_series(tilelang.__version__):
         raise Unsupported(f"compiled by TileLang {recipe.tilelang}, and {tilelang.__version__} is installed")
     texts = {
         name: adapters.CachedTextSource(text=(directory / name).read_text()) for name in (SOURCE_FILE, HOST_SOURCE_FILE)
@@ -83,19 +83,19 @@ def load_kernel(directory: Path, recipe: Recipe, out_idx: Sequence[int]) -> Any:
     )
 
 
-def series(version: str) -> tuple[str, ...]:
+def release_series(version: str) -> tuple[str, ...]:
     """Return the part of a version that artifacts are tied to: 0.1 of 0.1.15."""
     return tuple(version.partition("+")[0].split(".")[:2])
 
 
 def check_version(version: str) -> None:
-    """Refuse a TileLang whose stages and tuner are others than those that are called here.
+    """Check that this plugin knows a version of TileLang: it calls TileLang's inner stages and its tuner.
 
     Raises:
         ImportError: it is too old, or of a later series.
     """
-    if series(version) != KNOWN_SERIES or not (match := _PATCH.match(version)) or int(match[1]) < FIRST_PATCH:
+    if release_series(version) != KNOWN_SERIES or not (match := _PATCH.match(version)) or int(match[1]) < FIRST_PATCH:
         first = ".".join((*KNOWN_SERIES, str(FIRST_PATCH)))
         raise ImportError(
-            f"TileLang {version} is installed; this plugin knows {'.'.join(KNOWN_SERIES)}, from {first} on"
+            f"TileLang {version} is installed; this plugin supports {'.'.join(KNOWN_SERIES)}, from {first} on"
         )

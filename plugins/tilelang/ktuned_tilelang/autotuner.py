@@ -1,10 +1,12 @@
 """The drop-in for TileLang's autotuner: a call gets the best kernel known now, and the daemon finds a better one.
 
-The place to stand is ``AutoTuner.run``, by which both of TileLang's ways to tune go: ``tilelang.autotune`` makes such a
-tuner for each call, and programs make their own. It is changed in the class, once for a process: instances and
-subclasses are seen wherever, and whenever, they were made, and what a subclass does before it calls ``run`` of its base
-is done before. An instance is adopted if :func:`autotune` or :func:`tuner_class` made it, or if the process runs under
-``ktuned run``; all others behave as before.
+Both of TileLang's ways to tune end in ``AutoTuner.run``: ``tilelang.autotune`` makes such a tuner for each call, and
+programs make their own. So ``run`` is patched, in the class and once for a process. Instances and subclasses may be
+made at any time and anywhere, and a subclass's own ``run`` still does its part before it calls the base's.
+
+An instance is adopted if :func:`autotune` or :func:`make_tuner_class` made it, or if the process runs under
+``ktuned run``; every other instance behaves as before. No error of ours reaches the application: a call that cannot be
+evaluated is left to TileLang, with the reason in the log and in the account that ``ktuned run`` prints.
 """
 
 from __future__ import annotations
@@ -18,21 +20,21 @@ from typing import Any, Final, Literal
 from ktuned.dropin import account
 from ktuned.model import TOLERANCE
 from ktuned_tilelang.artifact import check_version
-from ktuned_tilelang.call import PASS_CONFIGS, listed
-from ktuned_tilelang.tuning import KeyedCall, Mode, Options, Task, Upgrade, WithoutDaemon, tune
+from ktuned_tilelang.call import PASS_CONFIGS, list_configs
+from ktuned_tilelang.tuning import KeyedCall, Mode, Options, Task, Upgrade, WithoutDaemon, decide_kernel
 
 MODULE: Final = "tilelang.autotuner.tuner"
 """The module that defines TileLang's tuners; all others import them from there."""
 
-_OPTIONS = "_ktuned_options"
-_FUNCTION = "_ktuned_function"
-"""The autotuned function that has made a tuner for one call."""
+_OPTIONS_ATTRIBUTE = "_ktuned_options"
+_FUNCTION_ATTRIBUTE = "_ktuned_function"
+"""Attribute of a tuner: the autotuned function that made it for one call."""
 
-_ONCE = "_ktuned_once"
-"""A kernel that an autotuned function must not keep for later calls."""
+_ONCE_ATTRIBUTE = "_ktuned_once"
+"""Attribute of an autotuned function: the kernel that it must not keep for later calls."""
 
 _process_options: Options | None = None
-"""Options of all tuners of this process that have none of their own: those of ``ktuned run``."""
+"""Options of ``ktuned run``, for all tuners of this process that have none of their own."""
 
 
 def autotune(
@@ -62,24 +64,27 @@ def autotune(
 ) -> Callable[[Any], Any]:
     """Tune a ``@tilelang.jit`` function as ``tilelang.autotune`` does, in ktuned's daemon.
 
-    The first arguments are TileLang's; ``configs`` may be a dict of axes, too. With ``mode="wait"`` the first call of a
-    key waits for its winner, as with TileLang; with ``"background"`` it gets the best kernel known, else the first
-    config's, which is exchanged in place for the winner. ``upgrade`` says how often: ``"once"``, ``"never"``,
-    ``"always"``. Where no daemon runs the call is recorded all the same, and ``without_daemon`` leaves it to
-    ``"tilelang"``, or compiles the ``"first"`` config. Processes with the same ``pin`` see the same winners for good.
-    With ``numerics="exact"`` only configs win that leave the bits of the first config, and no other is launched.
+    The arguments up to ``early_stop_factor`` are TileLang's; ``configs`` may also be a dict of axes. The others are:
+
+    - ``mode``: with ``"wait"`` the first call of a key waits for its winner, as with TileLang. With ``"background"`` it
+      gets the best kernel known, or else the first config's; the winner later takes its place in the same object.
+    - ``upgrade``: how often a key's kernel may be replaced in a process: ``"once"``, ``"never"``, ``"always"``.
+    - ``without_daemon``: where no daemon runs, ``"tilelang"`` tunes in the call, or the ``"first"`` config is compiled.
+      The call is recorded for a later daemon in both cases.
+    - ``pin``: processes with the same pin see the same winners for good.
+    - ``numerics``: with ``"exact"`` a winner must reproduce the bits of the first config, and no other is launched.
 
     Raises:
         ValueError: an option has no such value, or the function is given without options.
-        ImportError: TileLang is not installed, or is another one than this plugin knows.
+        ImportError: TileLang is not installed, or this plugin does not know its version.
 
     Example:
         >>> @autotune(configs=[{"block": 128}, {"block": 256}])
         ... @tilelang.jit(out_idx=[-1])
         ... def scale(size, block=128): ...
     """
-    options = Options.of(mode, upgrade, without_daemon, pin, numerics)
-    tuner = tilelangs_tuner()
+    options = Options.from_choices(mode, upgrade, without_daemon, pin, numerics)
+    tuner = import_tuner_module()
     adopt_classes(tuner)
     supplied = {} if supply_type is None else {"supply_type": supply_type}
     decorate = tuner.autotune(
@@ -103,23 +108,23 @@ def autotune(
     )
 
     def adopt_function(function: Any) -> Any:
-        made = decorate(function)
-        made.__dict__[_OPTIONS] = options
-        return made
+        autotuned = decorate(function)
+        autotuned.__dict__[_OPTIONS_ATTRIBUTE] = options
+        return autotuned
 
     return adopt_function
 
 
 def adopt_process(tuner: Any, mode: Mode, numerics: str = "tolerance") -> None:
-    """Adopt all tuners of this process, given TileLang's module: for ``ktuned run``."""
+    """Adopt all tuners of this process, for ``ktuned run``; ``tuner`` is TileLang's module."""
     global _process_options
     check_version(importlib.import_module("tilelang").__version__)
-    _process_options = Options.of(mode, "once", "tilelang", None, numerics)
+    _process_options = Options.from_choices(mode, "once", "tilelang", None, numerics)
     adopt_classes(tuner)
 
 
-def why_not_adopted(kind: type[Any]) -> str:
-    """Return why the calls of a subclass of TileLang's tuners do not come by here; empty if they do."""
+def explain_non_adoption(kind: type[Any]) -> str:
+    """Return why our ``run`` does not see a subclass's calls; empty if it does."""
     for method in ("run", "__call__", "get_tunner"):
         for base in kind.__mro__:
             if base.__module__ == MODULE:
@@ -130,25 +135,25 @@ def why_not_adopted(kind: type[Any]) -> str:
     return ""
 
 
-def tilelangs_tuner() -> Any:
-    """Return the module of TileLang's tuner.
+def import_tuner_module() -> Any:
+    """Import and return the module of TileLang's tuners.
 
     Raises:
-        ImportError: TileLang is not installed, or is another one than this plugin knows.
+        ImportError: TileLang is not installed, or this plugin does not know its version.
     """
     check_version(importlib.import_module("tilelang").__version__)
     return importlib.import_module(MODULE)
 
 
 @cache
-def tuner_class() -> type[Any]:
-    """Return ``AutoTuner``: TileLang's tuner of a function, adopted."""
-    tuner = tilelangs_tuner()
+def make_tuner_class() -> type[Any]:
+    """Return ``AutoTuner``, a subclass of TileLang's whose instances are adopted."""
+    tuner = import_tuner_module()
     adopt_classes(tuner)
     base: type[Any] = tuner.AutoTuner
 
     class AutoTuner(base):  # type: ignore[misc]
-        """TileLang's tuner of a function, whose configs are tuned by ktuned's daemon."""
+        """TileLang's tuner of a function; ktuned's daemon does the tuning."""
 
         _ktuned_options = Options()
 
@@ -160,8 +165,8 @@ def tuner_class() -> type[Any]:
             pin: str | None = None,
             numerics: str = TOLERANCE,
         ) -> Any:
-            """Set ktuned's own options: see :func:`autotune`."""
-            self._ktuned_options = Options.of(mode, upgrade, without_daemon, pin, numerics)
+            """Set ktuned's options, which :func:`autotune` describes."""
+            self._ktuned_options = Options.from_choices(mode, upgrade, without_daemon, pin, numerics)
             return self
 
     return AutoTuner
@@ -172,114 +177,114 @@ def tuner_class() -> type[Any]:
 
 @cache
 def adopt_classes(tuner: Any) -> None:
-    """Have TileLang's two classes, and all that derives from them, ask here. Once for a process."""
-    tuner.AutoTuner.run = _deciding(tuner.AutoTuner.run, importlib.import_module("tilelang.autotuner.param"))
-    tuner.AutoTuneImpl.__call__ = _forgetting(tuner.AutoTuneImpl.__call__)
+    """Patch TileLang's two classes and their subclasses, also later ones; a second call does nothing."""
+    tuner.AutoTuner.run = _wrap_run(tuner.AutoTuner.run, importlib.import_module("tilelang.autotuner.param"))
+    tuner.AutoTuneImpl.__call__ = _wrap_call(tuner.AutoTuneImpl.__call__)
     for base in (tuner.AutoTuner, tuner.AutoTuneImpl):
         _adopt_subclasses(base)
     _adopt_methods(tuner.AutoTuneImpl)
 
 
 def _adopt_subclasses(base: type[Any]) -> None:
-    """Adopt the subclasses that there are, and those that will be."""
-    made = base.__dict__.get("__init_subclass__")
+    """Patch all subclasses of a class, the existing ones and those to come."""
+    own_init_subclass = base.__dict__.get("__init_subclass__")
 
     def init_subclass(cls: type[Any], /, **more: Any) -> None:
-        if made is not None:
-            made.__func__(cls, **more)
+        if own_init_subclass is not None:
+            own_init_subclass.__func__(cls, **more)
         else:
             super(base, cls).__init_subclass__(**more)
         _adopt_methods(cls)
 
     base.__init_subclass__ = classmethod(init_subclass)  # type: ignore[assignment]
-    known = base.__subclasses__()
-    while known:
-        one = known.pop()
-        _adopt_methods(one)
-        known += one.__subclasses__()
+    pending = base.__subclasses__()
+    while pending:
+        subclass = pending.pop()
+        _adopt_methods(subclass)
+        pending += subclass.__subclasses__()
 
 
 def _adopt_methods(cls: type[Any]) -> None:
-    """Wrap the methods that a class defines itself: what makes a call's tuner, and what cannot be served."""
+    """Wrap a class's own ``get_tunner``, and own methods that bypass ours, to report why they are not served."""
     if "get_tunner" in vars(cls):
-        cls.get_tunner = _marking(vars(cls)["get_tunner"])
-    if reason := why_not_adopted(cls):
+        cls.get_tunner = _wrap_get_tunner(vars(cls)["get_tunner"])
+    if reason := explain_non_adoption(cls):
         for name in {"run", "__call__"} & vars(cls).keys():
-            setattr(cls, name, _reporting(vars(cls)[name], f"{cls.__module__}.{cls.__qualname__}", reason))
+            setattr(cls, name, _wrap_to_report(vars(cls)[name], f"{cls.__module__}.{cls.__qualname__}", reason))
 
 
-def _deciding(run: Callable[..., Any], param: Any) -> Callable[..., Any]:
-    """Return a ``run`` that gives the kernel which was decided on, and tunes what is left to TileLang."""
+def _wrap_run(run: Callable[..., Any], param: Any) -> Callable[..., Any]:
+    """Return a ``run`` that returns the kernel we decided on, or else lets TileLang tune."""
     signature = inspect.signature(run)
 
     @wraps(run)
-    def decide(self: Any, *args: Any, **kwargs: Any) -> Any:
-        options = getattr(self, _OPTIONS, _process_options)
+    def run_or_serve(self: Any, *args: Any, **kwargs: Any) -> Any:
+        options = getattr(self, _OPTIONS_ATTRIBUTE, _process_options)
         if options is not None:
-            given = signature.bind(self, *args, **kwargs)
-            given.apply_defaults()
-            call = _tuned(self, options, given.arguments)
+            bound = signature.bind(self, *args, **kwargs)
+            bound.apply_defaults()
+            call = _decide_call(self, options, bound.arguments)
             if call is not None:
-                return _result(param.AutotuneResult, call)
+                return _make_result(param.AutotuneResult, call)
         return run(self, *args, **kwargs)
 
-    return decide
+    return run_or_serve
 
 
-def _marking(get_tunner: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``get_tunner`` whose tuner knows the autotuned function that it is for."""
+def _wrap_get_tunner(get_tunner: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``get_tunner`` whose tuner knows the autotuned function that it was made for."""
 
     @wraps(get_tunner)
-    def mark(self: Any) -> Any:
-        made = get_tunner(self)
-        made.__dict__[_FUNCTION] = self
-        if _OPTIONS in self.__dict__:
-            made.__dict__[_OPTIONS] = self.__dict__[_OPTIONS]
-        return made
+    def make_marked_tuner(self: Any) -> Any:
+        tuner = get_tunner(self)
+        tuner.__dict__[_FUNCTION_ATTRIBUTE] = self
+        if _OPTIONS_ATTRIBUTE in self.__dict__:
+            tuner.__dict__[_OPTIONS_ATTRIBUTE] = self.__dict__[_OPTIONS_ATTRIBUTE]
+        return tuner
 
-    return mark
+    return make_marked_tuner
 
 
-def _forgetting(call: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``__call__`` that keeps no kernel which was for one call alone."""
+def _wrap_call(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``__call__`` that removes from TileLang's cache a kernel that was for one call alone."""
 
     @wraps(call)
-    def forget(self: Any, *args: Any, **kwargs: Any) -> Any:
+    def call_and_forget(self: Any, *args: Any, **kwargs: Any) -> Any:
         try:
             return call(self, *args, **kwargs)
         finally:
-            once = self.__dict__.pop(_ONCE, None)
+            once = self.__dict__.pop(_ONCE_ATTRIBUTE, None)
             for key, (kernel, _) in list(self._tuner_cache.items()) if once is not None else ():
                 if kernel is once:
                     del self._tuner_cache[key]
 
-    return forget
+    return call_and_forget
 
 
-def _reporting(method: Callable[..., Any], name: str, reason: str) -> Callable[..., Any]:
-    """Return a method that notes that it is TileLang's, or its author's own."""
+def _wrap_to_report(method: Callable[..., Any], name: str, reason: str) -> Callable[..., Any]:
+    """Return a method that reports, when it is called, that it is left to TileLang or its author."""
 
     @wraps(method)
-    def report(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if getattr(self, _OPTIONS, _process_options) is not None:
+    def report_and_call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if getattr(self, _OPTIONS_ATTRIBUTE, _process_options) is not None:
             account.record_left_alone(name, reason)
         return method(self, *args, **kwargs)
 
-    return report
+    return report_and_call
 
 
 # One call
 
 
-def _tuned(tuner: Any, options: Options, arguments: Mapping[str, Any]) -> KeyedCall | None:
-    """Return a call whose kernel was decided on, or ``None`` if TileLang is to go on.
+def _decide_call(tuner: Any, options: Options, arguments: Mapping[str, Any]) -> KeyedCall | None:
+    """Return a call with its kernel, or ``None`` if TileLang tunes it.
 
-    What is wrong with a call TileLang says itself, as it does without ktuned.
+    A call that is wrong goes to TileLang, which then raises the error that it raises without ktuned.
     """
     early_stop = arguments["early_stop_factor"] if arguments["early_stop"] else 0.0
     args, kwargs = tuner._kernel_parameters or ((), ())
-    tuner.configs = configs = listed(tuner.configs, args, dict(kwargs))
-    if not configs or _is_given(tuner, args, dict(kwargs)) or _has_unused_keys(tuner.fn, configs):
+    tuner.configs = configs = list_configs(tuner.configs, args, dict(kwargs))
+    if not configs or _gives_knob(tuner, args, dict(kwargs)) or _has_unused_keys(tuner.fn, configs):
         return None
     if early_stop and early_stop < 1.0:
         return None
@@ -290,26 +295,26 @@ def _tuned(tuner: Any, options: Options, arguments: Mapping[str, Any]) -> KeyedC
         own = {"__pass_configs__": config[PASS_CONFIGS]} if config.get(PASS_CONFIGS) else {}
         return compile_function(**named, **own)
 
-    function = tuner.__dict__.get(_FUNCTION)
+    function = tuner.__dict__.get(_FUNCTION_ATTRIBUTE)
     task = Task(
         function=getattr(tuner.fn, "orig_func", tuner.fn),
         configs=configs,
         elaborate=elaborate,
         compile=compile_config,
         compile_args=tuner.compile_args,
-        compile_flags=_flags(function),
+        compile_flags=_read_compile_flags(function),
         profile_args=tuner.profile_args,
         timeout_s=arguments["timeout"],
         early_stop=early_stop,
     )
-    call = tune(task, options)
+    call = decide_kernel(task, options)
     if call is not None and call.is_once and function is not None and call.found is not None:
-        function.__dict__[_ONCE] = call.found.kernel
+        function.__dict__[_ONCE_ATTRIBUTE] = call.found.kernel
     return call
 
 
-def _is_given(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
-    """Return whether the call itself gives a knob: then nothing is tuned."""
+def _gives_knob(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
+    """Return whether the call passes a knob itself; then nothing is tuned."""
     if tuner._kernel_parameters is None:
         return False
     names = list(tuner._function_parameters or ())
@@ -322,19 +327,19 @@ def _has_unused_keys(function: Any, configs: Sequence[Mapping[str, Any]]) -> boo
     return any(set(config) - names for config in configs)
 
 
-def _flags(function: Any) -> tuple[str, ...]:
+def _read_compile_flags(function: Any) -> tuple[str, ...]:
     flags = getattr(getattr(function, "jit_impl", None), "compile_flags", None)
     return () if not flags else (flags,) if isinstance(flags, str) else tuple(flags)
 
 
-def _result(kind: Any, call: KeyedCall) -> Any:
-    found = call.found
-    assert found is not None
+def _make_result(kind: Any, call: KeyedCall) -> Any:
+    tuned = call.found
+    assert tuned is not None
     return kind(
-        latency=found.latency,
-        config=dict(found.config),
-        ref_latency=found.ref_latency,
-        libcode=found.kernel.get_kernel_source(),
-        func=found.kernel.prim_func,
-        kernel=found.kernel,
+        latency=tuned.latency,
+        config=dict(tuned.config),
+        ref_latency=tuned.ref_latency,
+        libcode=tuned.kernel.get_kernel_source(),
+        func=tuned.kernel.prim_func,
+        kernel=tuned.kernel,
     )

@@ -1,4 +1,4 @@
-"""The backend: what it can do here, and how an artifact becomes a kernel again."""
+"""The backend: how ktuned compiles TileLang functions and loads their artifacts."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from ktuned.backends import COMPILING_VARIABLES, DEFAULT_TARGET, Absent, Compile
 from ktuned.model import BackendError, Device, Outcome, Unsupported
 from ktuned_tilelang.artifact import RECIPE_FILE, SIGNATURE_FILE
 from ktuned_tilelang.build import Build
-from ktuned_tilelang.compiler import Refused, compile_unit, prepare
+from ktuned_tilelang.compiler import CompileError, compile_unit, prepare_process
 from ktuned_tilelang.execution import HOST_SOURCE_FILE, PARAMETERS_FILE, SOURCE_FILE, VARIABLES
-from ktuned_tilelang.kernel import TileLangKernel, load_on
+from ktuned_tilelang.kernel import TileLangKernel, load_kernel_on
 
 INSTALL_HINT = "pip install 'tilelang>=0.1.15,<0.2'"
 
 _PARTS = ("tilelang", "apache-tvm-ffi", "cuda-bindings", "nvidia-cuda-nvrtc", "nvidia-cutlass-dsl", "ktuned-tilelang")
-"""Distributions that decide what is compiled; those that are missing are none."""
+"""Distributions that decide what is compiled; a missing one does not count."""
 
 
 class TileLang(backends.Backend):
@@ -36,11 +36,11 @@ class TileLang(backends.Backend):
     default_target = DEFAULT_TARGET
 
     def fingerprint(self) -> Mapping[str, str]:
-        """Return the versions of TileLang, of what it compiles with, and of this plugin."""
-        return {name: found for name in _PARTS if (found := _version(name))}
+        """Return the versions of TileLang, of the packages that it compiles with, and of this plugin."""
+        return {name: found for name in _PARTS if (found := _find_version(name))}
 
     def toolchain_files(self) -> Iterable[Path]:
-        """Return the places of nvcc, which some execution backends call."""
+        """Return the paths of nvcc, which some execution backends call."""
         for name in ("CUDA_HOME", "CUDA_PATH"):
             if home := os.environ.get(name):
                 return [Path(home, "bin", "nvcc")]
@@ -58,7 +58,7 @@ class TileLang(backends.Backend):
         """
         self.prepare()
         for unit in units:
-            yield _compiled(unit, into / unit.key)
+            yield _compile_one_unit(unit, into / unit.key)
 
     def prepare(self) -> None:
         """Import TileLang.
@@ -67,32 +67,32 @@ class TileLang(backends.Backend):
             BackendError: it cannot be imported.
         """
         try:
-            prepare()
+            prepare_process()
         except ImportError as error:
             raise BackendError(f"TileLang cannot be imported: {error}", hint=INSTALL_HINT) from error
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> TileLangKernel:
-        """Have TileLang load a kernel's code; nothing is compiled.
+        """Have TileLang load a kernel's code, without compiling.
 
         Raises:
             Unsupported: it is for another architecture, or another TileLang compiled it.
             BackendError: the device cannot be reached.
         """
-        return load_on(artifact, device, cast(Build, unit.build).args)
+        return load_kernel_on(artifact, device, cast(Build, unit.build).args)
 
 
-def _compiled(unit: Unit, artifact: Path) -> Compiled:
+def _compile_one_unit(unit: Unit, artifact: Path) -> Compiled:
     started = time.perf_counter()
     try:
         facts = compile_unit(unit, artifact)
     except Unsupported as error:
         return Compiled(unit.key, Outcome.UNSUPPORTED, error.message, time.perf_counter() - started)
-    except Refused as error:
+    except CompileError as error:
         return Compiled(unit.key, Outcome.COMPILE_ERROR, str(error), time.perf_counter() - started)
     return Compiled(unit.key, seconds=time.perf_counter() - started, facts=facts)
 
 
-def _version(distribution: str) -> str:
+def _find_version(distribution: str) -> str:
     try:
         return version(distribution)
     except PackageNotFoundError:

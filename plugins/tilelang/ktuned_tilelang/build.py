@@ -1,4 +1,4 @@
-"""``Build``, a kernel file's recipe for one config: the TileLang function, what makes its kernel, and what calls it."""
+"""``Build``, a kernel file's recipe for one config: the TileLang function, its arguments and its kernel's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Self
 from ktuned import backends
 from ktuned.backends import Layout
 from ktuned.spec import functions
-from ktuned_tilelang.execution import AUTO, check_known
+from ktuned_tilelang.execution import AUTO, check_execution_backend
 from ktuned_tilelang.values import to_plain
 
 Argument = bool | int | float | str | None
@@ -24,24 +24,24 @@ class Build(backends.Build):
 
     Attributes:
         function: a ``@tilelang.jit`` function (lazy or eager), or a function that returns a ``T.prim_func``, at the top
-            level of the kernel file or of a module that this imports. What travels is its name.
-        arguments: what it is called with to make the kernel, by name: sizes, tiles, dtypes, enums. The tensors of an
-            eager function are no part of it.
-        args: what the kernel is called with, in the order of its parameters, outputs among them: a string names a
-            tensor of ``inputs``, numbers are themselves. Without it, each parameter gets the tensor of its own name.
-        out_idx: the parameters that an application's call returns instead of taking: an index or several; ``None`` for
-            what ``@tilelang.jit`` says.
+            level of the kernel file or of a module that it imports. It travels by its name.
+        arguments: the arguments of that function by name: sizes, tiles, dtypes, enums. The tensors of an eager function
+            are not among them.
+        args: the kernel's arguments in the order of its parameters, outputs included: a string names a tensor of
+            ``inputs``, numbers are passed as they are. By default each parameter gets the tensor of its own name.
+        out_idx: the index, or indices, of the parameters that an application's call returns instead of taking; ``None``
+            for those of ``@tilelang.jit``.
         target: TileLang's target, a name or a map; its ``arch`` is the device's, or that of ``--compile-only --arch``.
         execution_backend: ``auto``, ``tvm_ffi``, ``nvrtc``, ``cython``, ``cutedsl`` or ``torch``.
         pass_configs: TileLang's ``pass_configs``, over those of ``@tilelang.jit``.
-        compile_flags: more options for the CUDA compiler, behind those of ``@tilelang.jit``.
-        program: in place of a function, a file beside the kernel file that holds a ``T.prim_func`` as TVM's JSON; the
-            drop-ins write such files.
+        compile_flags: more options for the CUDA compiler, after those of ``@tilelang.jit``.
+        program: instead of a function, a file beside the kernel file with a ``T.prim_func`` as TVM's JSON; the drop-ins
+            write such files.
         layouts: the tensors of ``inputs``; ktuned fills this in.
 
     Raises:
-        ValueError: no name leads to the function, or there is no such execution backend.
-        TypeError: a value is of a type that does not travel, or the function is one that TileLang tunes.
+        ValueError: the function cannot be found by its name, or there is no such execution backend.
+        TypeError: a value has a type that does not travel, or the function is decorated with ``tilelang.autotune``.
     """
 
     backend: ClassVar[str] = "tilelang"
@@ -58,14 +58,17 @@ class Build(backends.Build):
     layouts: Mapping[str, Layout] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        check_known(self.execution_backend)
+        check_execution_backend(self.execution_backend)
         plain = {
-            "function": "" if self.program and not self.function else _name_of(self.function),
+            "function": "" if self.program and not self.function else _find_function_name(self.function),
             "arguments": {key: to_plain(key, value) for key, value in self.arguments.items()},
-            "args": None if self.args is None else tuple(_argument(value) for value in self.args),
+            "args": None if self.args is None else tuple(_check_argument(value) for value in self.args),
             "out_idx": self.out_idx if self.out_idx is None or isinstance(self.out_idx, int) else tuple(self.out_idx),
             "target": self.target if isinstance(self.target, str) else dict(self.target),
-            "pass_configs": {_key(key): to_plain(_key(key), value) for key, value in self.pass_configs.items()},
+            "pass_configs": {
+                _name_pass_config(key): to_plain(_name_pass_config(key), value)
+                for key, value in self.pass_configs.items()
+            },
             "compile_flags": (self.compile_flags,)
             if isinstance(self.compile_flags, str)
             else tuple(self.compile_flags),
@@ -79,28 +82,28 @@ class Build(backends.Build):
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """The compiler's options, for the include directories among them."""
+        """The compiler's options, among which ktuned looks for include directories."""
         return tuple(self.compile_flags)
 
 
-def _name_of(function: Callable[..., Any] | str) -> str:
-    # By its type's name: TileLang is not imported for it.
+def _find_function_name(function: Callable[..., Any] | str) -> str:
+    # Recognised by the name of its type, so that TileLang need not be imported.
     if type(function).__name__ == "AutoTuneImpl" or hasattr(function, "jit_impl"):
         raise TypeError(
-            "the function is decorated with tilelang.autotune: leave that out; the space declares the configs, and "
-            "the kernel function passes them in arguments"
+            "the function is decorated with tilelang.autotune: remove the decorator; the space declares the configs, "
+            "and the kernel function passes them in arguments"
         )
-    # A @tilelang.jit function's object is found by the name of the function that was decorated.
+    # A @tilelang.jit object has no name of its own: it is found by the name of the decorated function.
     inner = getattr(getattr(function, "func", None), "orig_func", None)
     return functions.name_of(function, inner if callable(inner) else None)
 
 
-def _argument(value: Any) -> Argument:
+def _check_argument(value: Any) -> Argument:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     raise TypeError(f"args holds a {type(value).__name__}; it takes tensors by their names in inputs, and numbers")
 
 
-def _key(key: Any) -> str:
+def _name_pass_config(key: Any) -> str:
     """Return the name of a pass config: ``tilelang.PassConfigKey`` is an enum of strings."""
     return str(getattr(key, "value", key))

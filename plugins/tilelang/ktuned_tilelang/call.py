@@ -1,8 +1,11 @@
-"""One call of an autotuned function, evaluated where it is made: its programs and its tensors, as plain data.
+"""One call of an autotuned function as plain data: the program of each config, and the tensors.
 
-The application makes the program of each config, because only it has the function, its closure and its arguments. A
-program is TVM's JSON: the daemon compiles it and imports nothing of the application's. A result is kept for the program
-itself, so that no edit of the source can be missed.
+Only the application has the function, its closure and its arguments, so it makes the program of each config, once for a
+key. A program is TVM's JSON, which the daemon compiles without importing anything of the application. Results are kept
+for the program, not for the source, so no edit can be missed.
+
+Inputs are drawn as TileLang's supply of the call's name would draw them. Tensors that the application gives
+(``set_autotune_inputs``) and that are not floating-point may hold indices: their content travels with the call.
 """
 
 from __future__ import annotations
@@ -20,28 +23,28 @@ from ktuned.model import canonical
 from ktuned_tilelang.build import Build
 
 PASS_CONFIGS = "pass_configs"
-"""The key of a config that is not a parameter of the function."""
+"""The one key of a config that is not a parameter of the function."""
 
 PROGRAMS_KEY: Final = "@programs"
-"""The problem key that holds the digest of a call's programs, and of all that they are compiled and called with."""
+"""The problem key with the digest of a call's programs and of everything that they are compiled and called with."""
 
 MAX_CAPTURED_BYTES: Final = 64 << 20
-"""Limit of the tensors whose content is kept for a call: they are copied from the device, and written to the disk."""
+"""Limit for the captured tensors of a call, which are copied from the device and written to the disk."""
 
 CAPTURED = "captured"
-"""The fill of a tensor whose content is the call's own: it may hold indices."""
+"""Fill of a tensor whose content travels with the call, because it may hold indices."""
 
 _FLOATS = frozenset({"float64", "float32", "float16", "bfloat16"})
 _DRAWN_BY_AUTO = frozenset({"float32", "float16", "bfloat16"})
 
 
-class LeftAlone(Exception):
-    """A call that ktuned does not tune; the message is the reason."""
+class NotTunable(Exception):
+    """A call cannot be tuned by another process; the message is the reason."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A parameter that is a tensor: its layout, and what it is filled with."""
+    """A tensor parameter; ``low`` and ``high`` bound a fill of integers."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -52,7 +55,7 @@ class Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """TileLang's options of compiling, as a Build has them."""
+    """TileLang's compile options, in the form that a Build takes."""
 
     out_idx: tuple[int, ...]
     target: str
@@ -62,15 +65,15 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call: its parameters in order, and the program of each config by its knobs' text.
+    """A call; configs are keyed by the text of their knobs.
 
     Attributes:
-        tensors: the parameters that are tensors, by name.
-        args: all parameters in order: the names of tensors, and numbers.
-        programs: files of programs.
-        pass_configs: those of configs that have some.
-        options: how they are compiled.
-        content: the file of captured tensors, or ``""``.
+        tensors: the tensor parameters by name.
+        args: all parameters in order: names of tensors, and numbers.
+        programs: the file name of each config's program.
+        pass_configs: the pass configs of each config that has any.
+        options: the compile options of all configs.
+        content: the file name of the captured tensors; empty if there are none.
     """
 
     tensors: Mapping[str, Tensor]
@@ -82,12 +85,12 @@ class Call:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """The tensors that a kernel writes: those of ``out_idx``; without it all, because it is not known which."""
+        """Names of the tensors that a kernel writes: those of ``out_idx``, or all if it is not known which."""
         names = [self.args[index] for index in self.options.out_idx]
         return tuple(names or self.tensors)
 
-    def build(self, config: str) -> Build:
-        """Return the Build of a config, given as text, with its program among the files beside the kernel file."""
+    def make_build(self, config: str) -> Build:
+        """Return a config's Build; its program lies among the files beside the kernel file."""
         return Build(
             program=f"{CALLS}/{self.programs[config]}",
             args=self.args,
@@ -120,14 +123,14 @@ class Call:
 
 @dataclass(frozen=True)
 class EvaluatedCall:
-    """A call with what is not plain data.
+    """A call, with the objects that its plain data stands for.
 
     Attributes:
-        call: its plain data.
-        programs: the programs, by their files' names.
-        configs: the configs as the application has them, by their knobs' text.
-        captured: the application's own tensors whose content travels.
-        numbers: its parameters that are numbers, by name.
+        call: the plain data.
+        programs: the programs by file name.
+        configs: the application's configs, by the text of their knobs.
+        captured: the application's tensors whose content travels.
+        numbers: the parameters that are numbers, by name.
     """
 
     call: Call
@@ -138,54 +141,54 @@ class EvaluatedCall:
 
     @property
     def problem(self) -> dict[str, bool | int | float | str]:
-        """The tuning key: ``{"A": "f16[4096,4096]", …}`` for people, and the digest of all that a result depends on."""
+        """The tuning key: ``{"A": "f16[4096,4096]", …}`` for people, and a digest of all that decides results."""
         shown = {
             name: f"{short_dtype(tensor.dtype)}[{','.join(map(str, tensor.shape))}]"
             for name, tensor in self.call.tensors.items()
         }
         return {**shown, **self.numbers, PROGRAMS_KEY: digest_of(self.call.to_json())}
 
-    def program(self, config: str) -> Any:
+    def find_program(self, config: str) -> Any:
         """Return a config's program."""
         return self.programs[self.call.programs[config]]
 
-    def files(self) -> tuple[Call, dict[str, bytes]]:
-        """Return the call as it travels, and the files that it names."""
+    def pack_files(self) -> tuple[Call, dict[str, bytes]]:
+        """Return the call for its record, and the files that it names."""
         save: Any = importlib.import_module("tilelang").tvm.ir.save_json
-        # Without a time, so that the same program is the same file.
-        found = {name: gzip.compress(save(one).encode(), 1, mtime=0) for name, one in self.programs.items()}
+        # Without a time stamp, so that equal programs are equal files.
+        files = {name: gzip.compress(save(one).encode(), 1, mtime=0) for name, one in self.programs.items()}
         if not self.captured:
-            return self.call, found
+            return self.call, files
         from safetensors.torch import save as save_tensors
 
         data = save_tensors({name: value.detach().to("cpu", copy=True) for name, value in self.captured.items()})
         content = f"{digest_of(data)}.safetensors"
-        return replace(self.call, content=content), {**found, content: data}
+        return replace(self.call, content=content), {**files, content: data}
 
 
-def listed(configs: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return the configs of an autotuned function: a list, a dict of axes, or what a function returns for a call.
+def list_configs(configs: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the configs of a call as a list; ``configs`` is a list, a dict of axes, or a function of the arguments.
 
     Raises:
         ValueError: there are none.
     """
-    found = configs(*args, **kwargs) if callable(configs) else configs
-    if isinstance(found, Mapping):
-        axes = {name: values if isinstance(values, list | tuple) else [values] for name, values in found.items()}
-        made = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
+    declared = configs(*args, **kwargs) if callable(configs) else configs
+    if isinstance(declared, Mapping):
+        axes = {name: values if isinstance(values, list | tuple) else [values] for name, values in declared.items()}
+        listed_configs = [dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())]
     else:
-        made = [dict(config) for config in found]
-    if not made:
+        listed_configs = [dict(config) for config in declared]
+    if not listed_configs:
         raise ValueError("No configurations to tune, please check your `@autotune` decorator")
-    return made
+    return listed_configs
 
 
-def knobs(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, bool | int | float | str]:
-    """Return a config as ktuned's: each knob that any config has, values that are no scalars as text."""
-    return {name: _scalar(config[name]) if name in config else "~" for name in names}
+def to_knobs(config: Mapping[str, Any], names: Iterable[str]) -> dict[str, bool | int | float | str]:
+    """Return a config as a config of ktuned, with all ``names``; values that are not scalars become text."""
+    return {name: _to_scalar(config[name]) if name in config else "~" for name in names}
 
 
-def evaluate(
+def evaluate_call(
     configs: Sequence[Mapping[str, Any]],
     elaborate: Callable[..., Any],
     options: Options,
@@ -193,13 +196,18 @@ def evaluate(
     supplied: Callable[[Any], Sequence[Any] | None],
     supply: str,
 ) -> EvaluatedCall:
-    """Return a call of an autotuned function with the programs of its configs; those that make none are left out.
+    """Describe a call as plain data; configs that make no program are left out.
 
-    ``base`` are the pass configs of all of them. ``supplied`` returns the tensors that the application gives for the
-    first program, if it does, and ``supply`` is the name of TileLang's way to make them otherwise.
+    Args:
+        configs: the application's configs.
+        elaborate: makes the program of a config.
+        options: the compile options of all configs.
+        base: the pass configs of all configs.
+        supplied: returns the tensors that the application gives for a program; ``None`` if it gives none.
+        supply: the name of TileLang's way to fill tensors that are not given.
 
     Raises:
-        LeftAlone: its tensors cannot be made in another process.
+        NotTunable: another process cannot make its tensors.
         Exception: what ``elaborate`` raised, if no config makes a program.
     """
     names = list(dict.fromkeys(name for config in configs for name in config))
@@ -212,8 +220,8 @@ def evaluate(
         except Exception as error:
             fault = fault or error
             continue
-        text = canonical(knobs(config, names))
-        # Without the places in the source that the JSON has: a comment above the function changes nothing.
+        text = canonical(to_knobs(config, names))
+        # Not of the JSON, which has places in the source: a new comment above the function must change nothing.
         file = f"{digest_of(prim_func.script(show_meta=True))}.program.json.gz"
         files[text], programs[file], chosen[text] = file, prim_func, config
         if own := {**base, **(config.get(PASS_CONFIGS) or {})}:
@@ -221,79 +229,79 @@ def evaluate(
     if not files:
         raise fault or ValueError("No configurations to tune")
     first = programs[next(iter(files.values()))]
-    outputs = _indices(first, options.out_idx)
-    tensors, args, captured, numbers = _parameters(first, outputs, supplied(first), supply)
+    outputs = _resolve_outputs(first, options.out_idx)
+    tensors, args, captured, numbers = _describe_parameters(first, outputs, supplied(first), supply)
     call = Call(tensors, args, files, pass_configs, replace(options, out_idx=outputs))
     try:
         call.to_json()
     except TypeError as error:
-        raise LeftAlone(f"its pass configs are no plain values: {error}") from error
+        raise NotTunable(f"its pass configs are no plain values: {error}") from error
     return EvaluatedCall(call, programs, chosen, captured, numbers)
 
 
-def _indices(prim_func: Any, out_idx: Sequence[int]) -> tuple[int, ...]:
+def _resolve_outputs(prim_func: Any, out_idx: Sequence[int]) -> tuple[int, ...]:
     own = dict(prim_func.attrs or {}).get("tilelang_out_idx")
     count = len(prim_func.params)
     return tuple(int(index) % count for index in (out_idx if own is None else own))
 
 
-def _parameters(
+def _describe_parameters(
     prim_func: Any, outputs: Sequence[int], inputs: Sequence[Any] | None, supply: str
 ) -> tuple[dict[str, Tensor], tuple[Any, ...], dict[str, Any], dict[str, Any]]:
-    """Return the tensors, the arguments, the tensors whose content is the call's own, and the numbers by name."""
+    """Return the tensors, the arguments, the captured tensors, and the numbers by name."""
     buffers = dict(prim_func.buffer_map)
-    given = _given(len(prim_func.params), outputs, inputs)
-    sizes = _sizes(prim_func, given)
+    inputs_by_index = _match_inputs(len(prim_func.params), outputs, inputs)
+    sizes = _find_symbolic_sizes(prim_func, inputs_by_index)
     tensors: dict[str, Tensor] = {}
     args: list[Any] = []
     captured: dict[str, Any] = {}
     numbers: dict[str, Any] = {}
     for index, parameter in enumerate(prim_func.params):
         buffer = buffers.get(parameter)
-        value = given.get(index)
+        value = inputs_by_index.get(index)
         if buffer is None:
             if type(value) not in (bool, int, float):
-                raise LeftAlone(f"its parameter {parameter.name} is a number, and the call gives none")
+                raise NotTunable(f"its parameter {parameter.name} is a number, and the call gives none")
             args.append(value)
             numbers[str(parameter.name)] = value
             continue
         name = str(buffer.name)
-        shape = tuple(_size(extent, sizes, name) for extent in buffer.shape)
-        dtype = _torch_dtype(buffer)
+        shape = tuple(_resolve_size(extent, sizes, name) for extent in buffer.shape)
+        dtype = _find_torch_dtype(buffer)
         if value is not None and not value.is_contiguous():
-            raise LeftAlone(f"its tensor {name} is not contiguous")
+            raise NotTunable(f"its tensor {name} is not contiguous")
         if value is not None and index not in outputs and dtype not in _FLOATS:
             captured[name] = value
             tensors[name] = Tensor(dtype, shape, CAPTURED)
         elif index in outputs:
             tensors[name] = Tensor(dtype, shape, "empty")
         else:
-            tensors[name] = _drawn(dtype, shape, "Randn" if value is not None else supply)
+            tensors[name] = _describe_supplied(dtype, shape, "Randn" if value is not None else supply)
         args.append(name)
     size = sum(tensor.numel() * tensor.element_size() for tensor in captured.values())
     if size > MAX_CAPTURED_BYTES:
-        raise LeftAlone(
+        raise NotTunable(
             f"its tensors of integers ({', '.join(captured)}) have {size >> 20} MiB, more than is captured of a call "
             f"({MAX_CAPTURED_BYTES >> 20} MiB)"
         )
     return tensors, tuple(args), captured, numbers
 
 
-def _given(count: int, outputs: Sequence[int], inputs: Sequence[Any] | None) -> dict[int, Any]:
+def _match_inputs(count: int, outputs: Sequence[int], inputs: Sequence[Any] | None) -> dict[int, Any]:
     if inputs is None:
         return {}
     wanted = range(count) if len(inputs) == count else [index for index in range(count) if index not in outputs]
     if len(wanted) != len(inputs):
-        raise LeftAlone(f"it is given {len(inputs)} inputs, and its kernel has {count} parameters")
+        raise NotTunable(f"it is given {len(inputs)} inputs, and its kernel has {count} parameters")
     return dict(zip(wanted, inputs, strict=True))
 
 
-def _sizes(prim_func: Any, given: Mapping[int, Any]) -> dict[str, int]:
-    """Return the values of symbolic sizes, by name, from the tensors that are given."""
+def _find_symbolic_sizes(prim_func: Any, inputs_by_index: Mapping[int, Any]) -> dict[str, int]:
+    """Return the values of symbolic sizes by name, read from the given tensors."""
     buffers = dict(prim_func.buffer_map)
     sizes: dict[str, int] = {}
     for index, parameter in enumerate(prim_func.params):
-        value: Any = given.get(index)
+        value: Any = inputs_by_index.get(index)
         if parameter in buffers and hasattr(value, "shape"):
             for extent, size in zip(buffers[parameter].shape, value.shape, strict=True):
                 if hasattr(extent, "name"):
@@ -303,29 +311,29 @@ def _sizes(prim_func: Any, given: Mapping[int, Any]) -> dict[str, int]:
     return sizes
 
 
-def _size(extent: Any, sizes: Mapping[str, int], name: str) -> int:
+def _resolve_size(extent: Any, sizes: Mapping[str, int], name: str) -> int:
     if hasattr(extent, "name"):
         if str(extent.name) not in sizes:
-            raise LeftAlone(
+            raise NotTunable(
                 f"its tensor {name} has the symbolic size {extent.name}: give inputs by set_autotune_inputs"
             )
         return sizes[str(extent.name)]
     try:
         return int(extent)
     except TypeError as error:
-        raise LeftAlone(f"the size {extent} of its tensor {name} is an expression") from error
+        raise NotTunable(f"the size {extent} of its tensor {name} is an expression") from error
 
 
-def _torch_dtype(buffer: Any) -> str:
+def _find_torch_dtype(buffer: Any) -> str:
     parameters: Any = importlib.import_module("tilelang.engine.param")
     try:
         return str(parameters.KernelParam.from_buffer(buffer).torch_dtype()).removeprefix("torch.")
     except Exception as error:
-        raise LeftAlone(f"its tensor {buffer.name} is of {buffer.dtype}, which torch does not have") from error
+        raise NotTunable(f"its tensor {buffer.name} is of {buffer.dtype}, which torch does not have") from error
 
 
-def _drawn(dtype: str, shape: tuple[int, ...], supply: str) -> Tensor:
-    """Return a tensor as TileLang's supply of this name fills it."""
+def _describe_supplied(dtype: str, shape: tuple[int, ...], supply: str) -> Tensor:
+    """Describe a tensor that is filled as TileLang's supply of this name fills it."""
     if supply in ("Zero", "One"):
         return Tensor(dtype, shape, "zeros" if supply == "Zero" else "ones")
     is_float = dtype in _FLOATS
@@ -342,7 +350,7 @@ def _drawn(dtype: str, shape: tuple[int, ...], supply: str) -> Tensor:
     return Tensor(dtype, shape, "integer", -2, 3)
 
 
-def _scalar(value: Any) -> bool | int | float | str:
+def _to_scalar(value: Any) -> bool | int | float | str:
     if type(value) in (bool, int, float) or (type(value) is str and not value.startswith("~")):
         return value  # type: ignore[no-any-return]
     return f"~{value!r}"

@@ -1,4 +1,4 @@
-"""What an autotuned function's kernel is declared from, besides the call: how it is checked and measured."""
+"""The declaration of an autotuned function: how its kernel is checked and measured."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from ktuned.model import TOLERANCE
 
 @dataclass(frozen=True, kw_only=True)
 class Declaration:
-    """All that decides a measurement of a function, besides the call, which has its programs.
+    """Everything besides the call that decides a measurement of a function; the call has the programs.
 
     Attributes:
         module: the function's module.
         qualname: its name there.
-        specialize: the problem keys that are its tuning key.
-        restored: the tensors that each run finds as they were; all, where it is not known what the kernel writes.
+        specialize: the problem's keys, which are its tuning key.
+        restored: the tensors that are restored before each run: all, if it is not known which the kernel writes.
         rtol: relative tolerance of the comparison with the first config's results.
         atol: absolute tolerance.
         max_mismatched_ratio: share of elements that may differ.
-        skips_check: whether nothing is compared.
+        skips_check: whether results are not compared.
         timeout_s: deadline of each phase of a config.
-        early_stop: how many times the best a config may take, or 0 for ktuned's own.
+        early_stop: a config that takes this many times the best is stopped early; 0 for ktuned's default.
         timing: ``events`` or ``graph``.
-        variables: the application's variables that change what is compiled.
-        numerics: whether a winner must leave the first config's bits.
+        variables: the application's environment variables that change what is compiled.
+        numerics: ``exact`` if a winner must reproduce the first config's bits, else ``tolerance``.
     """
 
     module: str
@@ -47,13 +47,13 @@ class Declaration:
 
     @property
     def identity(self) -> str:
-        """The digest of all of this and of the interpreter, the same in every process that has the function."""
+        """Digest of the declaration and the interpreter; the same in every process that has the function."""
         return digest_of(json.dumps([sys.executable, self.to_plain()], sort_keys=True))
 
     def to_plain(self) -> dict[str, Any]:
-        """Return it as plain data."""
-        found = {**asdict(self), "variables": dict(self.variables)}
+        """Return the fields as plain data."""
+        plain = {**asdict(self), "variables": dict(self.variables)}
         if self.numerics == TOLERANCE:
-            # Functions of applications that say nothing are who they were.
-            del found["numerics"]
-        return found
+            # So that the identity of all other functions stays what it was before there was a choice.
+            del plain["numerics"]
+        return plain

@@ -1,4 +1,4 @@
-"""Environment variables of an application that change what TileLang compiles: they travel with its calls."""
+"""Environment variables of an application that change what TileLang compiles; they travel with its calls."""
 
 from __future__ import annotations
 
@@ -22,16 +22,16 @@ _NOT_DECIDING: Final = (
     "TILELANG_TMP_DIR",
     "TILELANG_VERBOSE",
 )
-"""Beginnings of those that say where files go or what is printed, and of those that the call itself has by then: the
-target and the execution backend."""
+"""Prefixes of variables that do not count: those for the places of files and for output, and those whose effect is in
+the recorded call already (target, execution backend)."""
 
 _COMPILERS: Final = ("CUDA_HOME", "CUDA_PATH")
 
 
-def deciding_variables() -> dict[str, str]:
-    """Return the variables of this process that its kernels are compiled with."""
+def find_deciding_variables() -> dict[str, str]:
+    """Return the variables of this process that its kernels depend on, with their values."""
     prefixes = tuple(pattern.removesuffix("*") for pattern in VARIABLES)
-    # TileLang's import sets some, to places of its own, as it does in a worker.
+    # Importing TileLang sets some variables to its own directories, in a worker as well: they do not count.
     own = os.path.dirname(importlib.import_module("tilelang").__file__ or "")
     return {
         name: value

@@ -1,4 +1,4 @@
-"""TileLang's execution backends: the ways in which it runs a kernel, and the files that each needs to load one."""
+"""TileLang's execution backends, the ways in which it runs a kernel, and the files that each needs to load one."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ VARIABLES: Final = ("CUTE_DSL_*", "TILELANG_*", "TL_*", "TVM_*")
 SOURCE_FILE: Final = "device_kernel.cu"
 HOST_SOURCE_FILE: Final = "host_kernel.cu"
 PARAMETERS_FILE: Final = "params.json"
-"""Dtypes and shapes of a kernel's parameters, as TileLang's own cache has them: JSON, which runs no code."""
+"""Dtypes and shapes of a kernel's parameters in the format of TileLang's own cache: JSON, which runs no code."""
 
 CODE_FILES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
     {
@@ -26,14 +26,14 @@ CODE_FILES: Final[Mapping[str, tuple[str, ...]]] = MappingProxyType(
         "torch": (SOURCE_FILE,),
     }
 )
-"""The files of an artifact that TileLang loads instead of compiling, by execution backend; the first is the one that it
-is given. ``torch`` is that of Metal, whose code is text."""
+"""The code files of an artifact by execution backend; TileLang is given the first and finds the others. ``torch`` is
+Metal's, whose code is text."""
 
 CUTEDSL: Final = "cutedsl"
 METAL_ONLY: Final = frozenset({"torch"})
 
 
-def check_known(name: str) -> str:
+def check_execution_backend(name: str) -> str:
     """Return the name of an execution backend, or ``auto``.
 
     Raises:

@@ -1,4 +1,4 @@
-"""A loaded kernel in a lane: bound to the tensors that a Build names, and called as TileLang calls it."""
+"""A loaded kernel in a lane: binds it to the tensors that a Build names, and launches it through TileLang."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from ktuned_tilelang.recipe import Recipe
 
 
 class TileLangKernel(backends.Kernel):
-    """A kernel that TileLang has loaded, on one device; it takes all its parameters, outputs among them."""
+    """A kernel that TileLang has loaded, on one device; its launch takes all parameters, outputs included."""
 
     def __init__(self, kernel: Any, recipe: Recipe, args: tuple[Argument, ...] | None) -> None:
-        """Take a loaded kernel; ``args`` are the Build's.
+        """Wrap a loaded kernel; ``args`` are the Build's.
 
         Raises:
-            ValueError: they are not as many as the kernel's parameters.
+            ValueError: there are more or fewer args than the kernel has parameters.
         """
         names = recipe.parameters
         if args is not None and len(args) != len(names):
@@ -42,11 +42,11 @@ class TileLangKernel(backends.Kernel):
             if isinstance(value, str) and value not in tensors:
                 raise KeyError(unknown_tensor(value, tensors))
             values.append(tensors[value] if isinstance(value, str) else value)
-        return cast(Launch, functools.partial(_call, self._kernel.torch_function, *values))
+        return cast(Launch, functools.partial(_call_kernel, self._kernel.torch_function, *values))
 
 
-def load_on(artifact: Path, device: Device, args: tuple[Argument, ...] | None) -> TileLangKernel:
-    """Load an artifact for a lane.
+def load_kernel_on(artifact: Path, device: Device, args: tuple[Argument, ...] | None) -> TileLangKernel:
+    """Load an artifact on a lane's device.
 
     Raises:
         Unsupported: it is for another architecture, or another TileLang compiled it.
@@ -55,14 +55,14 @@ def load_on(artifact: Path, device: Device, args: tuple[Argument, ...] | None) -
     recipe = read_recipe(artifact)
     if not runs_on(recipe.target, device.target):
         raise Unsupported(f"compiled for {recipe.target}, and {device.name} is {device.target}")
-    found = cuda_devices()
-    if isinstance(found, Absent):
-        raise BackendError(f"a kernel cannot be loaded: {found.message}", hint=found.hint)
+    gpus = cuda_devices()
+    if isinstance(gpus, Absent):
+        raise BackendError(f"a kernel cannot be loaded: {gpus.message}", hint=gpus.hint)
     torch: Any = importlib.import_module("torch")
     with torch.cuda.device(int(device.name.rpartition(":")[2])):
         return TileLangKernel(load_kernel(artifact, recipe, ()), recipe, args)
 
 
-def _call(function: Any, *values: Any) -> None:
-    """Launch, and return nothing: a launch that returns a value has timed itself."""
+def _call_kernel(function: Any, *values: Any) -> None:
+    """Launch, and drop the result: ktuned takes a value that a launch returns for its own timing."""
     function(*values)

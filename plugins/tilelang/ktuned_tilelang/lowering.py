@@ -1,7 +1,7 @@
-"""From TileLang's program to the files that it loads later: its own stages, without the last one, which needs a GPU.
+"""From a program to the code files that TileLang loads later, without a GPU.
 
-TileLang's adapters compile a kernel and load it in one step. Here its generators of code are called as the adapters
-call them, and nothing is loaded.
+TileLang's adapters compile a kernel and load it in one step, and loading needs a GPU. So its code generators are called
+here as the adapters call them, one function for each execution backend, and nothing is loaded.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from ktuned_tilelang.elaboration import Program
 from ktuned_tilelang.execution import CODE_FILES, HOST_SOURCE_FILE, SOURCE_FILE
 
 CALLEE_ALLOCATES = "tilelang_callee_allocated_outputs"
-"""A program with this attribute at 0 takes its outputs, and returns none: what is tuned writes where it is checked."""
+"""A program with this attribute at 0 takes its outputs and returns none, so that it writes where ktuned checks."""
 
 _DEVICE_FLAGS = "tl.device_compile_flags"
 
 
-class Lowered:
-    """A program that TileLang has lowered: its context, its parts and its generated code."""
+class LoweredProgram:
+    """A program that TileLang has lowered: TileLang's kernel object without a loaded kernel, and the generated code."""
 
     def __init__(self, program: Program) -> None:
         """Lower a program.
@@ -49,55 +49,57 @@ class Lowered:
         self.pass_configs = dict(self.kernel.pass_configs or {})
         if program.compile_flags:
             self.pass_configs[_DEVICE_FLAGS] = [
-                *_as_list(self.pass_configs.get(_DEVICE_FLAGS)),
+                *_to_list(self.pass_configs.get(_DEVICE_FLAGS)),
                 *program.compile_flags,
             ]
         self.name = str(program.prim_func.attrs["global_symbol"])
         described = {"kernel": self.name, "target": str(self.kernel.target), "backend": self.execution_backend}
         self.artifact = self.kernel._compile_artifact(program.prim_func, self.pass_configs, described)
 
-    def launches(self) -> list[tuple[int, int]]:
-        """Return the threads of a block and its dynamic shared memory, for each kernel whose sizes are known."""
-        found = []
+    def list_launches(self) -> list[tuple[int, int]]:
+        """Return (threads, dynamic shared memory in bytes) of a block for each kernel; 0 for a size not yet known."""
+        launches = []
         for _, function in self.artifact.device_mod.functions.items():
             attributes = dict(function.attrs)
             threads = 1
             for tag, extent in dict(attributes.get("thread_extent", {})).items():
                 if str(tag).startswith("threadIdx"):
-                    threads *= _int(extent)
-            found.append((threads, _int(attributes.get("dyn_shared_memory_buf", 0))))
-        return found
+                    threads *= _to_int(extent)
+            launches.append((threads, _to_int(attributes.get("dyn_shared_memory_buf", 0))))
+        return launches
 
 
-def generate(lowered: Lowered, artifact: Path, scratch: Path) -> None:
-    """Write the files of code of a lowered program's execution backend, and the sources that they are made of.
+def generate_code(lowered: LoweredProgram, artifact: Path, scratch: Path) -> None:
+    """Write the code files that a lowered program's execution backend loads, and their sources.
 
     Raises:
         Exception: whatever TileLang or the compiler that it calls raises.
     """
-    # NVRTC is aimed at the current target, else at the GPU that is there.
+    # NVRTC compiles for the current target; without one, for the GPU of the machine.
     with lowered.kernel.target:
         host_source = _GENERATORS[lowered.execution_backend](lowered, artifact, scratch)
     (artifact / SOURCE_FILE).write_text(lowered.artifact.kernel_source or "")
     (artifact / HOST_SOURCE_FILE).write_text(host_source or "")
 
 
-def _write_for_tvm_ffi(lowered: Lowered, artifact: Path, scratch: Path) -> str:
-    """Write what the execution backend ``tvm_ffi`` loads of a lowered program; return its host source."""
+def _write_for_tvm_ffi(lowered: LoweredProgram, artifact: Path, scratch: Path) -> str:
+    """Write the code files of the execution backend ``tvm_ffi``; return the host source."""
     runtime: Any = importlib.import_module("tvm.runtime")
     runtime.Executable(lowered.artifact.rt_mod).export_library(str(artifact / CODE_FILES["tvm_ffi"][0]))
     return str(lowered.artifact.rt_mod.inspect_source())
 
 
-def _write_for_nvrtc(lowered: Lowered, artifact: Path, scratch: Path) -> str:
-    """Write what the execution backend ``nvrtc`` loads of a lowered program; return its host source."""
+def _write_for_nvrtc(lowered: LoweredProgram, artifact: Path, scratch: Path) -> str:
+    """Write the code files of the execution backend ``nvrtc``; return the host source."""
     adapters: Any = importlib.import_module("tilelang.jit.adapter.nvrtc")
-    wrapped = _wrapped(lowered, "TLPyWrapper")
-    # Verbose, because without it a compile error has no words.
-    generator = adapters.NVRTCLibraryGenerator(_target(lowered), True)
+    wrapped = _generate_host_code(lowered, "TLPyWrapper")
+    # Verbose, because otherwise a compile error has no message.
+    generator = adapters.NVRTCLibraryGenerator(lowered.kernel.target, True)
     generator.update_lib_code(lowered.artifact.kernel_source)
     generator.update_host_func(wrapped["host_func"])
-    generator.assign_compile_flags([*lowered.program.compile_flags, *_missing_includes(), *precompiled.options()])
+    generator.assign_compile_flags(
+        [*lowered.program.compile_flags, *_find_missing_includes(), *precompiled.make_options()]
+    )
     generator.compile_lib()
     cubin, launcher = CODE_FILES["nvrtc"]
     shutil.move(generator.libpath, artifact / cubin)
@@ -105,55 +107,58 @@ def _write_for_nvrtc(lowered: Lowered, artifact: Path, scratch: Path) -> str:
     return str(wrapped["host_func"])
 
 
-def _write_for_cython(lowered: Lowered, artifact: Path, scratch: Path) -> str:
-    """Write what the execution backend ``cython`` loads of a lowered program; return its host source."""
+def _write_for_cython(lowered: LoweredProgram, artifact: Path, scratch: Path) -> str:
+    """Write the code files of the execution backend ``cython``; return the host source."""
     libraries: Any = importlib.import_module("tilelang.jit.adapter.libgen")
-    source = _wrapped(lowered, "TLWrapper")
-    generator = libraries.LibraryGenerator(_target(lowered))
+    source = _generate_host_code(lowered, "TLWrapper")
+    generator = libraries.LibraryGenerator(lowered.kernel.target)
     generator.assign_pass_configs(lowered.pass_configs)
-    generator.assign_compile_flags([*lowered.program.compile_flags, f"-L{_driver_stand_in(scratch)}"])
+    generator.assign_compile_flags([*lowered.program.compile_flags, f"-L{_make_driver_stand_in(scratch)}"])
     generator.update_lib_code(source)
     generator.compile_lib()
     shutil.move(generator.libpath, artifact / CODE_FILES["cython"][0])
     return str(source)
 
 
-def _write_for_cutedsl(lowered: Lowered, artifact: Path, scratch: Path) -> str:
-    """Write what the execution backend ``cutedsl`` loads of a lowered program; return its host source."""
+def _write_for_cutedsl(lowered: LoweredProgram, artifact: Path, scratch: Path) -> str:
+    """Write the code files of the execution backend ``cutedsl``; return the host source."""
     libraries: Any = importlib.import_module("tilelang.jit.adapter.cutedsl.libgen")
-    wrapped = _wrapped(lowered, "TLPyWrapper")
-    generator = libraries.CuTeDSLLibraryGenerator(_target(lowered))
+    wrapped = _generate_host_code(lowered, "TLPyWrapper")
+    generator = libraries.CuTeDSLLibraryGenerator(lowered.kernel.target)
     generator.update_lib_code(lowered.artifact.kernel_source)
     generator.update_host_func(wrapped["host_func"])
     generator.update_launcher_cpp_code(wrapped["launcher_cpp_code"])
     generator.update_launcher_lib_name(wrapped["launcher_lib_name"])
     generator.assign_compile_flags(list(lowered.program.compile_flags))
-    with _linked_against(_driver_stand_in(scratch)):
+    with _link_against(_make_driver_stand_in(scratch)):
         generator.compile_lib()
     _, launcher, cubin = CODE_FILES["cutedsl"]
-    made = Path(generator.libpath)
+    source_file = Path(generator.libpath)
     generator.load_lib()
-    generator.pymodule._generate_cubin_if_needed(*_stand_ins(lowered))
-    shutil.move(made, artifact / made.name)
+    generator.pymodule._generate_cubin_if_needed(*_make_meta_arguments(lowered))
+    shutil.move(source_file, artifact / source_file.name)
     shutil.move(generator.launcher_libpath, artifact / launcher)
-    shutil.move(made.with_suffix(".cubin"), artifact / cubin)
+    shutil.move(source_file.with_suffix(".cubin"), artifact / cubin)
     return str(wrapped["host_func"])
 
 
-def _missing_includes() -> list[str]:
-    """Return the options for CUDA's headers, where TileLang has not found them itself: those of wheels, say."""
+def _find_missing_includes() -> list[str]:
+    """Return the options for CUDA's headers if TileLang does not find them itself (those of wheels, for example)."""
     environment: Any = importlib.import_module("tilelang.env")
     paths: Any = importlib.import_module("tilelang.jit.adapter.nvrtc.include_paths")
     home = environment.CUDA_HOME or "/usr/local/cuda"
     if any(Path(place, "cuda_runtime_api.h").is_file() for place in paths.discover_cuda_include_paths(home)):
         return []
     nvrtc: Any = importlib.import_module("tilelang.contrib.nvrtc")
-    found = cuda_headers.find(nvrtc.get_nvrtc_version())
-    return [] if found is None else [f"-I{directory}" for directory in found.directories]
+    headers = cuda_headers.find(nvrtc.get_nvrtc_version())
+    return [] if headers is None else [f"-I{directory}" for directory in headers.directories]
 
 
-def _driver_stand_in(directory: Path) -> Path:
-    """Make a driver's library without content, to link against where there is no driver; loading finds the real one."""
+def _make_driver_stand_in(directory: Path) -> Path:
+    """Make an empty ``libcuda.so`` to link against where there is no driver; return its directory.
+
+    Loading the code later finds the real library, by the same soname.
+    """
     name = "libcuda.so"
     compiler: Any = importlib.import_module("tilelang.contrib.cc")
     command = [compiler.get_cplus_compiler(), "-shared", "-nostdlib", f"-Wl,-soname,{name}.1", "-o", name, "-x", "c"]
@@ -162,8 +167,8 @@ def _driver_stand_in(directory: Path) -> Path:
 
 
 @contextlib.contextmanager
-def _linked_against(directory: Path) -> Iterator[None]:
-    """Have compilers look for libraries in a directory, after those that their command names."""
+def _link_against(directory: Path) -> Iterator[None]:
+    """Have compilers also look for libraries in a directory, after those that their command names."""
     name = "LIBRARY_PATH"
     before = os.environ.get(name)
     os.environ[name] = os.pathsep.join(filter(None, [str(directory), before]))
@@ -176,7 +181,7 @@ def _linked_against(directory: Path) -> Iterator[None]:
             os.environ[name] = before
 
 
-_GENERATORS: Mapping[str, Callable[[Lowered, Path, Path], str]] = {
+_GENERATORS: Mapping[str, Callable[[LoweredProgram, Path, Path], str]] = {
     "tvm_ffi": _write_for_tvm_ffi,
     "nvrtc": _write_for_nvrtc,
     "cython": _write_for_cython,
@@ -184,38 +189,34 @@ _GENERATORS: Mapping[str, Callable[[Lowered, Path, Path], str]] = {
 }
 
 
-def _wrapped(lowered: Lowered, wrapper: str) -> Any:
+def _generate_host_code(lowered: LoweredProgram, wrapper: str) -> Any:
     """Return the host code that TileLang generates around a kernel."""
     tvm: Any = importlib.import_module("tilelang").tvm
     wrappers: Any = importlib.import_module("tilelang.jit.adapter.wrapper")
-    made = getattr(wrappers, wrapper)(_target(lowered))
-    made.assign_optimized_module(tvm.IRModule({lowered.name: lowered.program.prim_func}))
-    made.assign_pass_configs(lowered.pass_configs)
-    made.assign_host_module(lowered.artifact.host_mod)
-    made.assign_device_module(lowered.artifact.device_mod)
-    return made.wrap(lowered.artifact.kernel_source)
+    generator = getattr(wrappers, wrapper)(lowered.kernel.target)
+    generator.assign_optimized_module(tvm.IRModule({lowered.name: lowered.program.prim_func}))
+    generator.assign_pass_configs(lowered.pass_configs)
+    generator.assign_host_module(lowered.artifact.host_mod)
+    generator.assign_device_module(lowered.artifact.device_mod)
+    return generator.wrap(lowered.artifact.kernel_source)
 
 
-def _target(lowered: Lowered) -> Any:
-    return lowered.kernel.target
-
-
-def _stand_ins(lowered: Lowered) -> list[Any]:
-    """Return tensors without memory for the parameters of a kernel; symbolic sizes are 1."""
+def _make_meta_arguments(lowered: LoweredProgram) -> list[Any]:
+    """Return tensors without memory for a kernel's parameters; symbolic sizes become 1."""
     torch: Any = importlib.import_module("torch")
-    found: list[Any] = []
+    arguments: list[Any] = []
     for parameter in lowered.artifact.params:
         shape = [size if isinstance(size, int) else 1 for size in parameter.shape]
-        found.append(torch.empty(shape, dtype=parameter.torch_dtype(), device="meta") if shape else 1)
-    return found
+        arguments.append(torch.empty(shape, dtype=parameter.torch_dtype(), device="meta") if shape else 1)
+    return arguments
 
 
-def _as_list(flags: Any) -> list[str]:
+def _to_list(flags: Any) -> list[str]:
     return [] if flags is None else [flags] if isinstance(flags, str) else list(flags)
 
 
-def _int(value: Any) -> int:
-    """Return a constant of TVM's, or 0 for a symbol."""
+def _to_int(value: Any) -> int:
+    """Return a constant of TVM's as an int; 0 for a symbol."""
     try:
         return int(value)
     except TypeError:

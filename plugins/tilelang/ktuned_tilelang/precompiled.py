@@ -1,7 +1,7 @@
 """Precompiled headers for TileLang's own compiles by NVRTC.
 
-TileLang asks for one in each compile, but NVRTC's heap is too small for CUTLASS's headers: it fails each time, at the
-end of an attempt that takes as long as the compile. With room a process makes it once, and later compiles take a
+TileLang asks for one in each compile, but NVRTC's heap is too small for CUTLASS's headers: each attempt fails, after as
+long as the compile itself takes. With a larger heap a process makes the header once, and its later compiles take a
 quarter of the time. The machine code is the same.
 """
 
@@ -17,37 +17,37 @@ from typing import Any
 from ktuned.backends import process_directory
 
 FIRST_VERSION = (12, 8)
-"""The first NVRTC with precompiled headers; TileLang asks for none before."""
+"""The first NVRTC with precompiled headers; for earlier ones TileLang asks for none."""
 
 HEAP_BYTES = 640 << 20
-"""Room for one: those of a GEMM take 430 MiB. A second kind of kernel in the same process goes without."""
+"""Room for one header: a GEMM's takes 430 MiB. A second kind of kernel in the same process goes without."""
 
 
-def options() -> tuple[str, ...]:
-    """Return the options by which this process keeps a precompiled header; none where it cannot, or the disk is short.
+def make_options() -> tuple[str, ...]:
+    """Return NVRTC's options for this process's precompiled header; none if NVRTC or the disk does not allow one.
 
-    NVRTC has the file mapped, which is as large as the heap that it takes; each worker has one.
+    Each worker has a file of its own, as large as the heap, which NVRTC keeps mapped.
     """
-    kept = _directory()
-    if kept is None:
+    directory = _prepare_directory()
+    if directory is None:
         return ()
     try:
-        # NVRTC refuses one that is gone; caches may be cleared at any time.
-        kept.mkdir(mode=0o700, parents=True, exist_ok=True)
+        # NVRTC rejects a missing directory, and caches may be cleared at any time.
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
     except OSError:
         return ()
-    return (f"-pch-dir={kept}",)
+    return (f"-pch-dir={directory}",)
 
 
 @functools.cache
-def _directory() -> Path | None:
+def _prepare_directory() -> Path | None:
     nvrtc: Any = importlib.import_module("cuda.bindings.nvrtc")
     _, *version = nvrtc.nvrtcVersion()
-    own = process_directory("tilelang") if tuple(version) >= FIRST_VERSION else None
-    if own is None or not _has_room_for_heaps(own):
+    directory = process_directory("tilelang") if tuple(version) >= FIRST_VERSION else None
+    if directory is None or not _has_room_for_heaps(directory):
         return None
     (status,) = nvrtc.nvrtcSetPCHHeapSize(HEAP_BYTES)
-    return own if status == nvrtc.nvrtcResult.NVRTC_SUCCESS else None
+    return directory if status == nvrtc.nvrtcResult.NVRTC_SUCCESS else None
 
 
 def _has_room_for_heaps(directory: Path) -> bool:

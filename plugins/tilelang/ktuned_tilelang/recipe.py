@@ -1,4 +1,4 @@
-"""The content of ``kernel.json``: what a compiled kernel is, and what TileLang needs to load it besides its code."""
+"""The content of ``kernel.json``: everything besides the code that TileLang needs to load a compiled kernel."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from ktuned_tilelang.execution import CODE_FILES
 
 @dataclass(frozen=True, slots=True)
 class Recipe:
-    """Everything that loading a kernel takes.
+    """A compiled kernel, for TileLang to load.
 
     Attributes:
         tilelang: the version of TileLang that compiled it.
         function: the kernel's name in its code.
-        target: the architecture that it is for: ``sm_90a``.
+        target: the architecture that it was compiled for: ``sm_90a``.
         target_config: TileLang's target.
         execution_backend: how TileLang runs it.
         parameters: the names of its parameters, in order.
-        out_idx: those of them that a call returns.
-        pass_configs: what it was compiled with.
-        compile_flags: likewise.
-        code: the digests of the files of code.
+        out_idx: the indices of the parameters that a call returns.
+        pass_configs: the pass configs that it was compiled with.
+        compile_flags: the compiler flags that it was compiled with.
+        code: digests of the code files by name.
     """
 
     tilelang: str
@@ -41,7 +41,7 @@ class Recipe:
 
     @property
     def code_files(self) -> tuple[str, ...]:
-        """The files of code that TileLang loads; the first is the one that it is given.
+        """The code files that TileLang loads; it is given the first and finds the others.
 
         Raises:
             Unsupported: this plugin does not know the execution backend.

@@ -1,4 +1,13 @@
-"""A call's tuning: its record for the daemon, its winner as TileLang's kernel, and the exchange of a kernel in use."""
+"""Decides which kernel a call gets, records the call for the daemon, and exchanges a kernel in use for a later winner.
+
+An application holds a kernel object of TileLang's, maybe for ever. A winner that comes later therefore replaces the
+content of that object (:func:`exchange_kernel`), in the thread that follows the daemon. Its next call launches the
+winner; a call that runs at that moment ends with the kernel that it began with.
+
+A call that waits for a daemon gets a winner or an error (:class:`TuningFailed`), never just any config: programs read
+the kernel's latency at once, as they do with TileLang. Without a daemon TileLang tunes, unless the first config was
+asked for.
+"""
 
 from __future__ import annotations
 
@@ -42,10 +51,10 @@ from ktuned.dropin import (
 )
 from ktuned.model import TOLERANCE, Unsupported, canonical
 from ktuned_tilelang.artifact import load
-from ktuned_tilelang.call import EvaluatedCall, LeftAlone, evaluate
+from ktuned_tilelang.call import EvaluatedCall, NotTunable, evaluate_call
 from ktuned_tilelang.call import Options as CompileOptions
 from ktuned_tilelang.declaration import Declaration
-from ktuned_tilelang.environment import deciding_variables
+from ktuned_tilelang.environment import find_deciding_variables
 from ktuned_tilelang.execution import AUTO, CUTEDSL
 
 Mode = Literal["wait", "background"]
@@ -55,10 +64,10 @@ WithoutDaemon = Literal["tilelang", "first"]
 WITHOUT_DAEMON: Final = ("tilelang", "first")
 
 COUNTS_EVERY_S: Final = 10.0
-"""Counts of launches are left beside a new record, but no oftener than this."""
+"""Launch counts are written at most this often, and only when a call is decided."""
 
 FAILED: Final = "Auto-tuning failed: No configuration successfully compiled and passed benchmarking/validation."
-"""TileLang's own words."""
+"""TileLang's own message, which programs may look for."""
 
 _log = logging.getLogger("ktuned.tilelang")
 
@@ -69,13 +78,13 @@ class TuningFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of an autotuned function besides TileLang's: see :func:`ktuned_tilelang.autotune`."""
+    """ktuned's options of an autotuned function: see :func:`ktuned_tilelang.autotune`."""
 
     policy: Policy = field(default_factory=lambda: Policy("wait"))
     pin: str | None = None
 
     @classmethod
-    def of(
+    def from_choices(
         cls,
         mode: Mode,
         upgrade: Upgrade,
@@ -83,10 +92,10 @@ class Options:
         pin: str | None,
         numerics: str = TOLERANCE,
     ) -> Options:
-        """Return the options of an application's words.
+        """Return the options for the arguments of :func:`ktuned_tilelang.autotune`.
 
         Raises:
-            ValueError: one has no such value.
+            ValueError: an option has no such value.
         """
         if without_daemon not in WITHOUT_DAEMON:
             raise ValueError(f"without_daemon={without_daemon!r}: give one of {', '.join(map(repr, WITHOUT_DAEMON))}")
@@ -95,18 +104,18 @@ class Options:
 
 @dataclass(frozen=True)
 class Task:
-    """A function's call that is to be tuned, in TileLang's terms.
+    """A call to tune, in TileLang's terms.
 
     Attributes:
         function: the function that was decorated.
         configs: the configs of the call.
         elaborate: makes the program of a config.
         compile: compiles a config in this process.
-        compile_args: TileLang's own.
-        compile_flags: of ``@tilelang.jit``.
-        profile_args: TileLang's own.
-        timeout_s: the most time of a config.
-        early_stop: how many times the best a config may take, or 0.
+        compile_args: TileLang's arguments of compiling.
+        compile_flags: the flags of ``@tilelang.jit``.
+        profile_args: TileLang's arguments of measuring.
+        timeout_s: deadline of each phase of a config.
+        early_stop: a config that takes this many times the best is stopped early; 0 for no limit.
     """
 
     function: Any
@@ -124,30 +133,30 @@ class Task:
         """The function's module and name."""
         return f"{self.function.__module__}.{self.function.__qualname__}"
 
-    def evaluate(self) -> EvaluatedCall:
+    def describe_call(self) -> EvaluatedCall:
         """Return the call as plain data.
 
         Raises:
-            LeftAlone: another process cannot make it.
+            NotTunable: another process cannot make it.
             Exception: what the function raised for each config.
         """
         arguments = self.compile_args
         target = arguments.target
         kind = getattr(getattr(target, "kind", None), "name", str(target))
         if kind != "cuda":
-            raise LeftAlone(f"its target is {kind}, and ktuned runs TileLang's kernels on NVIDIA GPUs")
+            raise NotTunable(f"its target is {kind}, and ktuned runs TileLang's kernels on NVIDIA GPUs")
         options = CompileOptions(
-            out_idx=self._out_idx,
+            out_idx=self._listed_out_idx,
             target=CUTEDSL if CUTEDSL in getattr(target, "keys", ()) else "cuda",
             execution_backend=arguments.execution_backend or AUTO,
             compile_flags=self.compile_flags,
         )
         base = {str(getattr(key, "value", key)): value for key, value in (arguments.pass_configs or {}).items()}
         supply_type = self.profile_args.supply_type.name
-        return evaluate(self.configs, self.elaborate, options, base, self._supplied, supply_type)
+        return evaluate_call(self.configs, self.elaborate, options, base, self._supply_inputs, supply_type)
 
-    def declare(self, evaluated: EvaluatedCall) -> Declaration:
-        """Return what decides a measurement of the function, besides a call."""
+    def make_declaration(self, evaluated: EvaluatedCall) -> Declaration:
+        """Return everything besides the call that decides a measurement of the function."""
         profile = self.profile_args
         return Declaration(
             module=self.function.__module__,
@@ -161,23 +170,23 @@ class Task:
             timeout_s=float(self.timeout_s),
             early_stop=self.early_stop,
             timing="graph" if profile.backend == "cudagraph" else "events",
-            variables=tuple(deciding_variables().items()),
+            variables=tuple(find_deciding_variables().items()),
         )
 
     @property
-    def _out_idx(self) -> tuple[int, ...]:
+    def _listed_out_idx(self) -> tuple[int, ...]:
         out_idx = self.compile_args.out_idx
         return () if out_idx is None else (out_idx,) if isinstance(out_idx, int) else tuple(out_idx)
 
-    def _supplied(self, prim_func: Any) -> Sequence[Any] | None:
-        """Return the tensors of ``supply_prog``, by which TileLang has those of ``set_autotune_inputs``, too."""
+    def _supply_inputs(self, prim_func: Any) -> Sequence[Any] | None:
+        """Return the tensors of ``supply_prog`` (``set_autotune_inputs`` sets it, too); ``None`` without one."""
         supply = self.profile_args.supply_prog
         if supply is None:
             return None
         parameters: Any = importlib.import_module("tilelang.engine.param").KernelParam
         buffers = dict(prim_func.buffer_map)
         count = len(prim_func.params)
-        left_out = {index % count for index in self._out_idx}
+        left_out = {index % count for index in self._listed_out_idx}
         wanted = [
             parameters.from_buffer(buffers[value]) if value in buffers else parameters.from_var(value)
             for index, value in enumerate(prim_func.params)
@@ -187,34 +196,34 @@ class Task:
 
 
 @dataclass
-class Found:
-    """A kernel of TileLang's, its config, and latencies in milliseconds, where these are known."""
+class TunedKernel:
+    """A kernel of TileLang's and its config; latencies are in milliseconds, ``None`` if unknown."""
 
     kernel: Any
     config: Mapping[str, Any]
     latency: float | None = None
     ref_latency: float | None = None
 
-    def tell_kernel(self) -> None:
-        """Have the kernel say how it was tuned, as TileLang's kernels do."""
+    def publish_result(self) -> None:
+        """Set the kernel's attributes that say how it was tuned, as TileLang does."""
         self.kernel.update_tuner_result(latency=self.latency, config=dict(self.config), ref_latency=self.ref_latency)
 
 
-def tune(task: Task, options: Options) -> KeyedCall | None:
-    """Return a call whose kernel was decided on, or ``None`` if TileLang is to tune it.
+def decide_kernel(task: Task, options: Options) -> KeyedCall | None:
+    """Decide which kernel a call gets; ``None`` if TileLang tunes the call.
 
     Raises:
         TuningFailed: no config compiles, runs and computes the right result.
     """
     try:
-        call = KeyedCall(task, task.evaluate(), options)
-        return call if call.decide() else None
+        call = KeyedCall(task, task.describe_call(), options)
+        return call if call.decide_kernel() else None
     except TuningFailed:
         raise
-    except LeftAlone as error:
+    except NotTunable as error:
         _leave_alone(task.name, str(error))
     except Exception as error:
-        # Where the call is at fault, TileLang says so itself.
+        # If the call itself is wrong, TileLang will raise the error.
         fault = str(error).partition("\n")[0]
         _leave_alone(task.name, f"a call cannot be evaluated: {type(error).__name__}: {fault}")
     return None
@@ -229,168 +238,167 @@ class KeyedCall:
     """One tuning key's call: carries out what its machine decides (:class:`ktuned.dropin.Host`).
 
     Attributes:
-        found: the kernel that the application has; its content is exchanged when a winner comes later.
-        is_once: whether it is for this call alone, because a CUDA graph is being captured.
+        found: the kernel that the application holds; a later winner replaces its content.
+        is_once: whether the kernel is for this call alone, because a CUDA graph is being captured.
     """
 
     def __init__(self, task: Task, evaluated: EvaluatedCall, options: Options) -> None:
         self.machine = LaunchMachine(options.policy, tuple(evaluated.configs))
-        self.found: Found | None = None
+        self.found: TunedKernel | None = None
         self.is_once = False
         self._task = task
         self._evaluated: EvaluatedCall = evaluated
         self._mode = options.policy.mode
-        self._declaration = replace(task.declare(evaluated), numerics=options.policy.numerics)
+        self._declaration = replace(task.make_declaration(evaluated), numerics=options.policy.numerics)
         self._key = CallKey(self._declaration.identity, evaluated.problem, device_model() or "")
         self._counter = count_launches(self._key.identity, self._key.problem, self._key.device)
         self._link = daemon_link(options.pin)
         self._name = f"{task.name} {canonical(dict(self._key.problem))}"
-        self._device = _current_device()
-        self._loaded: dict[str, Found] = {}
+        self._device = _find_current_device()
+        self._loaded: dict[str, TunedKernel] = {}
         self._answers: dict[str, Answer] = {}
         account.record_adopted(task.name)
 
-    def decide(self) -> bool:
-        """Decide on the kernel that the application gets; return whether it is not left to TileLang.
+    def decide_kernel(self) -> bool:
+        """Decide which kernel the application gets; return whether there is one, so that TileLang need not tune.
 
         Raises:
-            TuningFailed: it was waited for in vain.
-            LeftAlone: it was waited for, and cannot be used.
+            TuningFailed: the call waited, and its tuning ended without a winner.
+            NotTunable: the call waited, and the winner cannot be used.
         """
         is_captured = is_capturing()
         try:
             carry_out(self.machine, Called(is_captured), self)
         finally:
-            # Tensors are the application's.
+            # Do not keep the application's tensors alive.
             self._evaluated = replace(self._evaluated, captured={})
         if not is_captured:
             leave_launch_counts(at_most_every_s=COUNTS_EVERY_S)
         return self.machine.standing is not Standing.FRAMEWORK
 
-    # The host of a machine
+    # What the machine orders (ktuned.dropin.Host)
 
     def ask_daemon(self) -> Answer | None:
-        """Return what the daemon knows."""
-        answer = self._noted(self._link.ask_about(self._key))
+        """Return what the daemon knows about the key."""
+        answer = self._keep_answer(self._link.ask_about(self._key))
         if answer is not None and answer.is_final and not answer.is_open:
             account.record_key(self._name, TUNED)
         return answer
 
     def record_call(self) -> str:
-        """Leave the call in the spool."""
+        """Write the call to the spool; return why that is impossible, else an empty string."""
         try:
-            leave_record(spool_directory(home_directory()), self._record())
+            leave_record(spool_directory(home_directory()), self._make_record())
         except OSError as error:
             return str(error)
         account.record_key(self._name, RECORDED)
         return ""
 
     def await_tuning(self) -> Answer | None:
-        """Return what the daemon knows when the key's tuning has ended.
+        """Wait until the key's tuning has ended; return the daemon's answer, ``None`` if no daemon runs.
 
         Raises:
-            TuningFailed: it ended without a winner. Programs read the kernel's latency at once, so that no other
-                config will do.
-            LeftAlone: the daemon has not taken the call in.
+            TuningFailed: it ended without a winner.
+            NotTunable: the daemon did not accept the call.
         """
-        answer = self._noted(self._link.await_tuning(self._key))
+        answer = self._keep_answer(self._link.await_tuning(self._key))
         if answer is None:
             return None
         if answer.config not in self._evaluated.configs:
             if not answer.message:
-                raise LeftAlone("the daemon has not taken its call in; `ktuned status` may say why")
-            self._note_failure(answer)
+                raise NotTunable("the daemon did not accept its call; `ktuned status` may say why")
+            self._report_failure(answer)
             raise TuningFailed(f"{FAILED} {answer.message}")
         if answer.is_final:
             account.record_key(self._name, TUNED)
         return answer
 
     def follow_key(self) -> None:
-        """Have later answers reported."""
+        """Have the daemon report later answers."""
         _followed.add(self)
         self._link.follow_key(self._key, self._on_answer)
 
     def load_config(self, config: str, artifact: str | None) -> bool:
-        """Load a config from its artifact, else compile it here.
+        """Load a config from its artifact, or else compile it here; return whether it can be used.
 
         Raises:
-            LeftAlone: it is a winner that was waited for, and ``ref_prog`` computes something else.
+            NotTunable: the call waited for this winner, and ``ref_prog`` contradicts its results.
         """
         try:
-            found = self._load(config, artifact)
+            tuned = self._make_kernel(config, artifact)
         except Exception as error:
-            # TileLang's own tuning passes over a config that raises anything.
+            # TileLang's own tuning skips a config, whatever it raises.
             _log.info("%s cannot launch %s: %s", self._task.name, config, str(error).partition("\n")[0])
             return False
-        if config in self._answers and not _is_confirmed(self._task, found):
-            reason = f"its winner {config} does not compute what ref_prog does"
+        if config in self._answers and not _confirm_results(self._task, tuned):
+            reason = f"the results of its winner {config} are not those of ref_prog"
             _log.warning("%s: %s", self._task.name, reason)
             if self._mode == "wait" and self.found is None:
-                raise LeftAlone(reason)
+                raise NotTunable(reason)
             return False
-        found.tell_kernel()
-        self._loaded[config] = found
+        tuned.publish_result()
+        self._loaded[config] = tuned
         return True
 
     def launch_config(self, config: str, *, once: bool) -> None:
-        """Give the application a config's kernel: now, or in the place of the one that it has."""
-        # While a graph is captured it was not loaded before.
-        found = self._loaded.pop(config, None) or self._load(config, None)
+        """Give the application a config's kernel: a new object, or in place of the content of the one it holds."""
+        # While a graph is captured the machine launches without a load.
+        tuned = self._loaded.pop(config, None) or self._make_kernel(config, None)
         self.is_once = once
         if self.found is None:
-            self.found = found
-            found.kernel.__class__ = _counting_class(type(found.kernel))  # type: ignore[arg-type]
-            found.kernel.launch_counter = self._counter
+            self.found = tuned
+            tuned.kernel.__class__ = _define_counted_kernel(type(tuned.kernel))  # type: ignore[arg-type]
+            tuned.kernel.launch_counter = self._counter
         else:
-            exchange(self.found.kernel, found.kernel)
+            exchange_kernel(self.found.kernel, tuned.kernel)
 
     def let_framework_tune(self, reason: str) -> None:
         """Leave the key to TileLang."""
         _leave_alone(self._name, reason)
 
-    def forked(self) -> None:
-        """Follow again in a forked child, which has no thread that follows."""
+    def restart_after_fork(self) -> None:
+        """Follow the daemon again in a forked child, which lost the thread that did so."""
         carry_out(self.machine, Forked(), self)
 
-    def _noted(self, answer: Answer | None) -> Answer | None:
+    def _keep_answer(self, answer: Answer | None) -> Answer | None:
         if answer is not None and answer.config is not None:
             self._answers[answer.config] = answer
         return answer
 
     def _on_answer(self, answer: Answer) -> bool:
-        self._noted(answer)
+        self._keep_answer(answer)
         if answer.is_final:
             account.record_key(self._name, TUNED)
         else:
-            self._note_failure(answer)
+            self._report_failure(answer)
         allow_captures()
-        with _on_device(self._device):
+        with _use_device(self._device):
             carry_out(self.machine, Followed(answer), self)
         if not self.machine.is_followed:
             _followed.discard(self)
         return self.machine.is_followed
 
-    def _note_failure(self, answer: Answer) -> None:
+    def _report_failure(self, answer: Answer) -> None:
         reason = (answer.message or "its tuning ended without a winner").partition("\n")[0]
         _log.warning("%s is not tuned: %s", self._task.name, reason)
         account.record_key(self._name, f"not tuned: {reason}")
 
-    def _load(self, config: str, artifact: str | None) -> Found:
+    def _make_kernel(self, config: str, artifact: str | None) -> TunedKernel:
         chosen = self._evaluated.configs[config]
         answer = self._answers.get(config)
         latency = answer.latency_us / 1000 if answer is not None and answer.latency_us is not None else None
         if artifact is not None:
             try:
                 kernel = load(artifact)
-                kernel.prim_func = self._evaluated.program(config)
-                return Found(kernel, chosen, latency)
+                kernel.prim_func = self._evaluated.find_program(config)
+                return TunedKernel(kernel, chosen, latency)
             except (OSError, Unsupported, RuntimeError) as error:
                 _log.info("%s cannot be loaded: %s", artifact, error)
-        # A copy: TileLang keeps the kernel that it compiled, and others may get it who want this very config.
-        return Found(copy.copy(self._task.compile(chosen)), chosen, latency)
+        # A copy, because its content may be exchanged: TileLang caches the kernel for all who ask for this config.
+        return TunedKernel(copy.copy(self._task.compile(chosen)), chosen, latency)
 
-    def _record(self) -> CallRecord:
-        call, files = self._evaluated.files()
+    def _make_record(self) -> CallRecord:
+        call, files = self._evaluated.pack_files()
         declaration = self._declaration
         package, release, function = name_in_library(declaration.module, declaration.qualname)
         return CallRecord(
@@ -411,31 +419,31 @@ class KeyedCall:
 
 
 _followed: set[KeyedCall] = set()
-"""Calls whose winners may still come. A kernel in use does not keep its call, which has the application's tensors."""
+"""Calls whose winners may still come; nothing else keeps them alive."""
 
 
-def _forked() -> None:
+def _restart_calls_after_fork() -> None:
     for call in list(_followed):
-        call.forked()
+        call.restart_after_fork()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_restart_calls_after_fork)
 
 
-def exchange(kernel: Any, better: Any) -> None:
-    """Put another kernel in the place of one that an application holds; its next call launches that."""
+def exchange_kernel(kernel: Any, better: Any) -> None:
+    """Replace the content of a kernel that an application holds; its next call launches the better one."""
     for name in ("adapter", "artifact", "prim_func", "latency", "config", "ref_latency"):
         setattr(kernel, name, getattr(better, name, None))
-    # At the end: until then the old one is called.
+    # Last, because a call in another thread reads this alone: until then it launches the old kernel.
     kernel.torch_function = better.torch_function
 
 
 @cache
-def _counting_class(kernel: type[Any]) -> type[Any]:
-    """Return a class of TileLang's kernels that count their launches."""
+def _define_counted_kernel(kernel: type[Any]) -> type[Any]:
+    """Return a subclass of a class of TileLang's kernels that counts launches."""
 
     class CountedKernel(kernel):  # type: ignore[misc]
-        """A kernel of TileLang's that counts its launches."""
+        """A kernel that counts its launches."""
 
         launch_counter: LaunchCounter
 
@@ -446,8 +454,8 @@ def _counting_class(kernel: type[Any]) -> type[Any]:
     return CountedKernel
 
 
-def _is_confirmed(task: Task, found: Found) -> bool:
-    """Return whether ``ref_prog`` confirms a kernel's results, and measure the reference; true without one."""
+def _confirm_results(task: Task, found: TunedKernel) -> bool:
+    """Return whether ``ref_prog`` confirms a kernel's results, and set its latency; true without a ``ref_prog``."""
     profile = task.profile_args
     if profile.ref_prog is None:
         return True
@@ -479,13 +487,13 @@ def _is_confirmed(task: Task, found: Found) -> bool:
     return True
 
 
-def _current_device() -> int | None:
+def _find_current_device() -> int | None:
     torch = sys.modules.get("torch")
     return torch.cuda.current_device() if torch is not None and torch.cuda.is_available() else None
 
 
-def _on_device(index: int | None) -> contextlib.AbstractContextManager[Any]:
-    """Make a GPU torch's current one in a thread of its own, whose first is the first otherwise."""
+def _use_device(index: int | None) -> contextlib.AbstractContextManager[Any]:
+    """Make a GPU torch's current device; a new thread begins with GPU 0, whatever the application's thread uses."""
     if index is None:
         return contextlib.nullcontext()
     torch: Any = sys.modules["torch"]

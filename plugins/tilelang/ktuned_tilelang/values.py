@@ -1,4 +1,4 @@
-"""Compile-time values of TileLang's functions as plain data, and back."""
+"""Turns the compile-time arguments of TileLang's functions into plain data, and back."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from typing import Any, Final
 DTYPE: Final = "dtype"
 TORCH_DTYPE: Final = "torch_dtype"
 MEMBER: Final = "member"
-"""Values that are no scalars travel as maps of one of these keys: ``{"dtype": "float16"}``."""
+"""Keys of the maps by which values travel that are not scalars: ``{"dtype": "float16"}``."""
 
 _MARKS = ({DTYPE}, {TORCH_DTYPE}, {MEMBER})
 _DTYPE_ROOTS = frozenset({"tilelang", "tvm", "tvm_ffi"})
 
 
 def to_plain(name: str, value: Any) -> Any:
-    """Return a value of a TileLang call as it travels, the same again for what has travelled.
+    """Return a value in the form in which it travels; a value in that form is returned unchanged.
 
     Raises:
-        TypeError: it is of a type that does not travel.
+        TypeError: values of its type do not travel.
     """
     if isinstance(value, tuple | list):
         return tuple(to_plain(name, item) for item in value)
@@ -32,7 +32,7 @@ def to_plain(name: str, value: Any) -> Any:
         return {MEMBER: f"{kind.__module__}:{kind.__qualname__}.{value.name}"}
     if value is None or type(value) in (bool, int, float, str):
         return value
-    # By their types' names: TileLang and torch are not imported for them.
+    # Recognised by the names of their types, so that TileLang and torch need not be imported.
     root = type(value).__module__.partition(".")[0]
     if isinstance(value, str) and root in _DTYPE_ROOTS:
         return {DTYPE: str(value)}
@@ -45,7 +45,7 @@ def to_plain(name: str, value: Any) -> Any:
 
 
 def from_plain(value: Any) -> Any:
-    """Return a value that has travelled as the function wants it.
+    """Return the object that a value stands for.
 
     Raises:
         LookupError: there is no such dtype or member of an enum.

@@ -1,4 +1,9 @@
-"""The backend: its ``Build``, its devices, compiling, and loading of artifacts."""
+"""The backend for PyTorch functions: its ``Build``, compiling, and loading.
+
+Most configs leave no code: torch compiles a function when it is called, on the device that it is called on. Only
+Inductor's code for the CPU can be compiled ahead and persisted. For all others the artifact says why not (the constants
+below), and the lane compiles when it binds the kernel.
+"""
 
 from __future__ import annotations
 
@@ -29,14 +34,14 @@ from ktuned.backends import (
 from ktuned.model import Device, KernelFileError, Outcome, Unsupported
 from ktuned.spec import functions
 from ktuned_torch import inductor
-from ktuned_torch.bound_function import Call, TorchKernel, why_unsupported
-from ktuned_torch.triton_launches import launch_without_gpu
+from ktuned_torch.bound_function import FunctionCall, TorchKernel, explain_unsupported
+from ktuned_torch.triton_launches import find_launch_without_gpu
 
 KERNEL_FILE = "kernel.json"
 CODE_FILE = "inductor.bin"
 
 MAX_MESSAGE_CHARS = 4000
-"""Length of torch's message that is kept: its first lines name the fault, the rest is advice and tracebacks."""
+"""Limit for an error message: torch's first lines have the error, the rest is advice and tracebacks."""
 
 EAGER = "an eager function is only imported; not persistable: re-made on load"
 ON_DEVICE = "Inductor compiles for CUDA on the device itself, which lanes own; not persistable: re-made on load"
@@ -52,9 +57,9 @@ class Build(backends.Build):
     Attributes:
         function: a function at the top level of the kernel file, or of a module that it imports. It writes into
             tensors that it receives and returns ``None``. Workers find it by its name.
-        args: its arguments, in order: a string names a tensor of ``inputs``, anything else stands for itself. In a
-            kernel without ``inputs`` a string does, too, and what the function returns does not matter.
-        kwargs: its keyword arguments, likewise.
+        args: its arguments, in order: a string names a tensor of ``inputs``, anything else is passed as it is. In a
+            kernel without ``inputs`` strings are passed as they are, too, and the function may return anything.
+        kwargs: its keyword arguments, in the same form.
         has_tensors: whether strings name tensors; ktuned fills this in.
         compile: the arguments of ``torch.compile`` (``{}`` for its defaults), or ``None`` for eager.
         layouts: the tensors that it is compiled for; ktuned fills this in.
@@ -78,19 +83,19 @@ class Build(backends.Build):
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """The tensors that a call takes, in the order of its arguments."""
+        """Names of the tensors that a call takes, in the order of its arguments."""
         strings = [arg for arg in (*self.args, *self.kwargs.values()) if isinstance(arg, str)]
         return tuple(dict.fromkeys(strings)) if self.has_tensors else ()
 
     def given(self, layouts: Callable[[], Mapping[str, Layout]]) -> Self:
-        """Record the tensors that ``args`` names: the function is compiled for them."""
+        """Return the Build with the layouts of its tensors, for which the function is compiled."""
         if self.compile is None:
             return self
         known = layouts()
         return replace(self, layouts={name: known[name] for name in self.tensors if name in known})
 
     def without_tensors(self) -> Self:
-        """Record that strings stand for themselves."""
+        """Return the Build with strings that are passed as they are."""
         return replace(self, has_tensors=False)
 
 
@@ -107,15 +112,15 @@ class Torch(backends.Backend):
     def fingerprint(self) -> Mapping[str, str]:
         """Return the versions of torch, Triton, this plugin and the C++ compiler that Inductor calls."""
         return {
-            "torch": _version("torch"),
-            "triton": _version("triton"),
-            "compiler": _compiler(),
-            "ktuned-torch": _version("ktuned-torch"),
+            "torch": _find_version("torch"),
+            "triton": _find_version("triton"),
+            "compiler": _read_compiler_version(),
+            "ktuned-torch": _find_version("ktuned-torch"),
         }
 
     def toolchain_files(self) -> Iterable[Path]:
         """Return the files of the C++ compiler that Inductor calls."""
-        return compiler_files(_compiler_command())
+        return compiler_files(_find_compiler_command())
 
     def devices(self) -> Sequence[Device] | Absent:
         """Return the GPUs that this torch is built for, followed by this machine's CPU."""
@@ -125,24 +130,24 @@ class Torch(backends.Backend):
         return (*(() if isinstance(gpus, Absent) else gpus), cpu.device())
 
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
-        """Find each unit's function and, for the CPU, compile it by calling it once on zeros."""
+        """Find each unit's function and, for the CPU, compile it with one call on zeros."""
         for unit in units:
             started = time.perf_counter()
             try:
-                facts = _compile(unit, into / unit.key)
+                facts = _compile_unit(unit, into / unit.key)
             except Exception as error:
                 seconds = time.perf_counter() - started
-                if why := str(error) if isinstance(error, Unsupported) else why_unsupported(error):
-                    yield Compiled(unit.key, Outcome.UNSUPPORTED, why, seconds)
+                if reason := str(error) if isinstance(error, Unsupported) else explain_unsupported(error):
+                    yield Compiled(unit.key, Outcome.UNSUPPORTED, reason, seconds)
                 else:
-                    yield Compiled(unit.key, Outcome.COMPILE_ERROR, _words(error), seconds)
+                    yield Compiled(unit.key, Outcome.COMPILE_ERROR, _render_error(error), seconds)
             else:
                 yield Compiled(unit.key, seconds=time.perf_counter() - started, facts=facts)
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> TorchKernel:
-        """Import the unit's function, and give torch its persisted code.
+        """Import the unit's function, and give torch its persisted code, if there is any.
 
-        Other code is compiled again when the kernel is bound, because torch compiles a function when it is called.
+        Without persisted code the function is compiled again when the kernel is bound.
 
         Raises:
             Unsupported: it was compiled for another target than this device's.
@@ -152,19 +157,21 @@ class Torch(backends.Backend):
         build = cast(Build, unit.build)
         function = functions.find(str(build.function), unit.kernel_file)
         if build.compile is not None:
-            function = inductor.compiled(function, build.compile)
+            function = inductor.compile_function(function, build.compile)
             if (code := artifact / CODE_FILE).is_file():
-                inductor.provide(code.read_bytes())
+                inductor.provide_code(code.read_bytes())
         # On CUDA an eager function may launch Triton kernels, which are compiled at their first launch.
         is_made_on_call = build.compile is not None or device.kind == "cuda"
-        return TorchKernel(Call(function, build.args, build.kwargs, build.has_tensors), is_made_on_call=is_made_on_call)
+        return TorchKernel(
+            FunctionCall(function, build.args, build.kwargs, build.has_tensors), is_made_on_call=is_made_on_call
+        )
 
 
-def _compile(unit: Unit, artifact: Path) -> dict[str, Any]:
-    """Fill ``artifact`` and return its facts.
+def _compile_unit(unit: Unit, artifact: Path) -> dict[str, Any]:
+    """Compile a unit into the directory ``artifact`` and return its facts.
 
     Raises:
-        Unsupported: the unit is for another CPU than this one, or can run on no CPU.
+        Unsupported: the unit is for another CPU, or runs only on GPUs.
         Exception: any error of finding or compiling the function.
     """
     build = cast(Build, unit.build)
@@ -172,61 +179,61 @@ def _compile(unit: Unit, artifact: Path) -> dict[str, Any]:
     if is_for_cpu and unit.target != cpu.target():
         raise Unsupported(f"the target is {unit.target}; this is {cpu.target()}")
     function = functions.find(str(build.function), unit.kernel_file)
-    if is_for_cpu and (launched := launch_without_gpu(function)):
-        raise Unsupported(f"the Triton kernel {launched!r} runs on GPUs alone, and this machine has none")
+    if is_for_cpu and (launched := find_launch_without_gpu(function)):
+        raise Unsupported(f"the Triton kernel {launched!r} runs only on GPUs, and this machine has none")
     code, reason = b"", EAGER
     if build.compile is not None:
-        function = inductor.compiled(function, build.compile)
+        function = inductor.compile_function(function, build.compile)
         if not is_for_cpu:
             reason = ON_DEVICE
-        elif inductor.times_candidates(build.compile):
+        elif inductor.chooses_by_timing(build.compile):
             reason = ON_LANE
         else:
-            code = _code(function, build)
+            code = _compile_for_cpu(function, build)
             reason = NO_CODE if build.layouts else NO_LAYOUTS
     facts = {"persisted": True} if code else {"persisted": False, "reason": reason}
-    # The key stands for the function's code: equal artifacts count as equal kernels.
-    kept = {"key": unit.key, "kernel": unit.kernel, **build.to_plain(), **facts}
-    (artifact / KERNEL_FILE).write_text(json.dumps(kept, indent=1, sort_keys=True) + "\n")
+    # With the unit's key, which stands for the function's code: equal artifacts count as equal kernels.
+    description = {"key": unit.key, "kernel": unit.kernel, **build.to_plain(), **facts}
+    (artifact / KERNEL_FILE).write_text(json.dumps(description, indent=1, sort_keys=True) + "\n")
     if code:
         (artifact / CODE_FILE).write_bytes(code)
     return facts
 
 
-def _code(function: Callable[..., Any], build: Build) -> bytes:
-    """Compile for the CPU, for the tensors of the Build, and return the code to persist."""
-    call = Call(function, build.args, build.kwargs, build.has_tensors)
-    if any(name not in build.layouts for name in call.named):
+def _compile_for_cpu(function: Callable[..., Any], build: Build) -> bytes:
+    """Compile for this CPU and the Build's layouts, and return the code to persist; empty if a layout is missing."""
+    call = FunctionCall(function, build.args, build.kwargs, build.has_tensors)
+    if any(name not in build.layouts for name in call.tensor_names):
         return b""
-    tensors = {name: inductor.zeros(layout) for name, layout in build.layouts.items()}
-    return inductor.code_of(call.on(tensors))
+    tensors = {name: inductor.make_zeros(layout) for name, layout in build.layouts.items()}
+    return inductor.collect_code(call.bind_tensors(tensors))
 
 
-def _words(error: Exception) -> str:
-    """Return the message of an exception, with its type where that adds information, capped."""
-    said = str(error).strip()
-    text = said if isinstance(error, KernelFileError | LookupError) else f"{type(error).__name__}: {said}"
+def _render_error(error: Exception) -> str:
+    """Return an error's message, capped, with its type where that adds information."""
+    message = str(error).strip()
+    text = message if isinstance(error, KernelFileError | LookupError) else f"{type(error).__name__}: {message}"
     return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
 
 
-def _version(distribution: str) -> str:
+def _find_version(distribution: str) -> str:
     try:
         return version(distribution)
     except PackageNotFoundError:
         return "none"
 
 
-def _compiler_command() -> list[str]:
+def _find_compiler_command() -> list[str]:
     return shlex.split(os.environ.get("CXX", "")) or ["g++"]
 
 
-def _compiler() -> str:
+def _read_compiler_version() -> str:
     """Return the version line of the C++ compiler that Inductor calls: ``$CXX``, else g++."""
-    command = _compiler_command()
+    command = _find_compiler_command()
     try:
-        said = subprocess.run(
+        output = subprocess.run(
             [*command, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
         ).stdout
     except (OSError, subprocess.CalledProcessError):
         return "none"
-    return said.partition("\n")[0]
+    return output.partition("\n")[0]

@@ -1,4 +1,4 @@
-"""Python function bound to tensors: its calls, and the meaning of their failures."""
+"""Binds a Python function to tensors, and finds out whether a failed call means that the device cannot run it."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ _CANNOT_RUN = (
     "No viable backend for scaled_dot_product_attention",
     *_NEEDS_GPU,
 )
-"""Parts of the messages of torch and Triton for a device that lacks a requirement; they have no exceptions for it."""
+"""Parts of messages of torch and Triton about a device that lacks something; they have no exception types for it."""
 
 
 @dataclass(frozen=True)
-class Call:
-    """A function with its arguments, of which strings name tensors, or else stand for themselves."""
+class FunctionCall:
+    """A function with its arguments; with ``has_tensors`` its strings name tensors, else they are plain strings."""
 
     function: Callable[..., Any]
     args: tuple[Any, ...]
@@ -39,65 +39,65 @@ class Call:
     has_tensors: bool = True
 
     @property
-    def named(self) -> frozenset[str]:
-        """The tensors that the arguments name."""
+    def tensor_names(self) -> frozenset[str]:
+        """Names of the tensors among the arguments."""
         strings = (arg for arg in (*self.args, *self.kwargs.values()) if isinstance(arg, str))
         return frozenset(strings) if self.has_tensors else frozenset()
 
-    def on(self, tensors: Mapping[str, Any]) -> functools.partial[Any]:
-        """Return the call on these tensors.
+    def bind_tensors(self, tensors: Mapping[str, Any]) -> functools.partial[Any]:
+        """Return a call of the function on tensors.
 
         Raises:
             KeyError: an argument names none of them.
         """
-        for name in sorted(self.named - tensors.keys()):
+        for name in sorted(self.tensor_names - tensors.keys()):
             raise KeyError(unknown_tensor(name, tensors))
 
-        def value(arg: Any) -> Any:
+        def resolve_argument(arg: Any) -> Any:
             return tensors[arg] if self.has_tensors and isinstance(arg, str) else arg
 
-        named = {name: value(arg) for name, arg in self.kwargs.items()}
-        return functools.partial(self.function, *map(value, self.args), **named)
+        named = {name: resolve_argument(arg) for name, arg in self.kwargs.items()}
+        return functools.partial(self.function, *map(resolve_argument, self.args), **named)
 
 
 class TorchKernel(backends.Kernel):
-    """A function over tensors; with ``is_made_on_call`` its first call compiles it."""
+    """A function on tensors; with ``is_made_on_call`` its first call compiles it."""
 
-    def __init__(self, call: Call, *, is_made_on_call: bool) -> None:
+    def __init__(self, call: FunctionCall, *, is_made_on_call: bool) -> None:
         self._call = call
         self._is_made_on_call = is_made_on_call
 
     def bind(self, tensors: Mapping[str, Any]) -> Launch:
         """Return a call of the function on ``tensors``.
 
-        A function that is compiled by its first call is called here on copies, so that compiling is not part of a
-        launch, and the tensors stay unchanged.
+        A function that its first call compiles is called here, on copies: compiling must not be part of a launch, and
+        the tensors must not change.
 
         Raises:
             KeyError: an argument names a tensor that ``inputs`` does not declare.
             Unsupported: this device cannot run it.
         """
-        call = self._call.on(tensors)
+        call = self._call.bind_tensors(tensors)
         if self._is_made_on_call:
-            copies = {name: tensors[name].clone() for name in self._call.named}
-            self._launch(self._call.on(copies))()
-        return self._launch(call)
+            copies = {name: tensors[name].clone() for name in self._call.tensor_names}
+            self._make_launch(self._call.bind_tensors(copies))()
+        return self._make_launch(call)
 
     def call(self, tensors: Mapping[str, Any]) -> Any:
-        """Call the bound function once on ``tensors``, and return what it returns.
+        """Call the function once on ``tensors``, and return its result.
 
         Raises:
             KeyError: an argument names a tensor that is missing.
         """
-        return self._call.on(tensors)()
+        return self._call.bind_tensors(tensors)()
 
-    def _launch(self, call: functools.partial[Any]) -> Launch:
+    def _make_launch(self, call: functools.partial[Any]) -> Launch:
         def launch() -> None:
             try:
                 returned = call()
             except Exception as error:
-                if why := why_unsupported(error):
-                    raise Unsupported(why) from error
+                if reason := explain_unsupported(error):
+                    raise Unsupported(reason) from error
                 raise
             if returned is None or not self._call.has_tensors:
                 return
@@ -110,11 +110,11 @@ class TorchKernel(backends.Kernel):
         return launch
 
 
-def why_unsupported(error: BaseException) -> str:
-    """Return the message by which an error, or one of its causes, says that the device cannot run this; else ``""``."""
+def explain_unsupported(error: BaseException) -> str:
+    """Return the message of an error or its cause that says that the device cannot run this; empty if none does."""
     for each in causes(error):
         is_too_large = type(each).__name__ == "OutOfResources" and type(each).__module__.startswith("triton.")
         if is_too_large or any(words in str(each) for words in _CANNOT_RUN):
             needs_gpu = any(words in str(each) for words in _NEEDS_GPU)
-            return f"it runs on GPUs alone, and this device is none: {each}" if needs_gpu else str(each)
+            return f"it runs only on GPUs, and this device is not one: {each}" if needs_gpu else str(each)
     return ""

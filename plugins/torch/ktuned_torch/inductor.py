@@ -1,7 +1,7 @@
-"""``torch.compile``, with Inductor's code persisted in torch's cache artifacts.
+"""``torch.compile``, with Inductor's code persisted as torch's cache artifacts.
 
-``torch.compiler.save_cache_artifacts`` and ``load_cache_artifacts`` (torch 2.7 and later) write and read them,
-so an application can use them too. Dynamo's trace is not among them: it takes about a second to make again, and
+``torch.compiler.save_cache_artifacts`` and ``load_cache_artifacts`` (torch 2.7 and later) write and read them, so an
+application can use them too. They have no trace of Dynamo's: tracing again takes about a second, and the trace then
 finds its code by the graph's content.
 """
 
@@ -17,7 +17,7 @@ from typing import Any
 from ktuned.backends import Layout
 
 
-def compiled(function: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
+def compile_function(function: Callable[..., Any], options: Mapping[str, Any]) -> Callable[..., Any]:
     """Return ``torch.compile(function, **options)``, after a reset of Dynamo.
 
     Dynamo stops compiling a function after eight versions, and runs it eagerly instead; each config is a version.
@@ -29,46 +29,46 @@ def compiled(function: Callable[..., Any], options: Mapping[str, Any]) -> Callab
     import torch._inductor.config
 
     if "TORCHINDUCTOR_COMPILE_THREADS" not in os.environ:
-        # Its process pool would continue beside the timing, and use the cores of other lanes.
+        # Otherwise Inductor's pool of processes would go on beside the timing, on the cores of other lanes.
         torch._inductor.config.compile_threads = 1
     torch.compiler.reset()
-    _let_torch_come_first()
+    _move_torch_first()
     return torch.compile(function, **options)
 
 
-def times_candidates(options: Mapping[str, Any]) -> bool:
-    """Return whether Inductor will choose by measuring, which only a lane does undisturbed."""
+def chooses_by_timing(options: Mapping[str, Any]) -> bool:
+    """Return whether these options make Inductor choose by timing, which only a lane can do undisturbed."""
     wanted = {name.replace("-", "_") for name, value in dict(options.get("options") or {}).items() if value}
     return str(options.get("mode")).startswith("max-autotune") or any(
         name.startswith(("max_autotune", "coordinate_descent_tuning")) for name in wanted
     )
 
 
-def code_of(call: Callable[[], object]) -> bytes:
-    """Make one call of a compiled function and return the generated code, as bytes for :func:`provide`.
+def collect_code(call: Callable[[], object]) -> bytes:
+    """Make one call of a compiled function and return the generated code, as bytes for :func:`provide_code`.
 
-    Empty if the compile backend persists none. The code is for the number of threads of a lane: Inductor writes it
-    into the code, and compile workers are restricted to other cores.
+    Empty if the compile backend persists none. Inductor writes the number of threads into the code, so it is set here
+    to that of a lane; a compile worker itself is restricted to fewer cores.
     """
     import torch
     from torch.compiler._cache import CacheArtifactManager
 
-    torch.set_num_threads(_threads())
-    # torch collects the artifacts of the whole process; this separates those of each unit.
+    torch.set_num_threads(_count_threads())
+    # Without this, torch would collect the artifacts of all units of this process.
     with CacheArtifactManager.with_fresh_cache():
         call()
         saved = torch.compiler.save_cache_artifacts()
     return saved[0] if saved is not None and saved[1].inductor_artifacts else b""
 
 
-def provide(code: bytes) -> None:
-    """Make code from :func:`code_of` available to the next compile in this process."""
+def provide_code(code: bytes) -> None:
+    """Make code from :func:`collect_code` available to the next compile in this process."""
     import torch
 
     torch.compiler.load_cache_artifacts(code)
 
 
-def zeros(layout: Layout) -> Any:
+def make_zeros(layout: Layout) -> Any:
     """Return a tensor of zeros on the CPU with this dtype, shape and strides."""
     import torch
 
@@ -78,22 +78,23 @@ def zeros(layout: Layout) -> Any:
 
 
 @functools.cache
-def _threads() -> int:
+def _count_threads() -> int:
     """Return the number of threads that torch uses in a process that may use every CPU.
 
-    A child process asks torch: depending on its build it counts cores or hardware threads, and reads several variables.
+    A child process asks torch, which counts cores or hardware threads depending on its build, and reads several
+    environment variables.
     """
     code = "import os; os.sched_setaffinity(0, range(os.cpu_count())); import torch; print(torch.get_num_threads())"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    return int(said.stdout)
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return int(child.stdout)
 
 
-def _let_torch_come_first() -> None:
-    """Put modules that imported torch behind torch's own in ``sys.modules``: Inductor's cache depends on the order.
+def _move_torch_first() -> None:
+    """Move modules that imported torch behind torch's own in ``sys.modules``: Inductor's cache keys depend on it.
 
-    Its keys are hashes of pickles. In them a memory format, ``torch.contiguous_format``, belongs to
-    the first module there that has the name ``torch``. Without this it would be the kernel file that imported torch
-    first, and the next process would not find the code.
+    The keys are hashes of pickles, and pickle says that a memory format (``torch.contiguous_format``) belongs to the
+    first module that has the name ``torch`` in it. That would be the kernel file that imported torch first, and the
+    next process would not find the code.
     """
     import torch
 

@@ -1,7 +1,7 @@
-"""Triton kernels that a function launches whatever its arguments are: seen in its source, before any call.
+"""Finds the Triton kernel that a function launches whatever its arguments are, by reading its source.
 
-Without a GPU such a function fails with each config, and no lane is needed to see it. What a condition may pass by is
-not certain: another config may take another way, which is then found out by running it.
+Without a GPU such a function fails with every config, and no lane is needed to find that out. A launch that a condition
+may skip does not count: another config may not need it, which only running it shows.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from types import FunctionType
 from typing import Any
 
 _GPU_DRIVERS = frozenset({"nvidia", "amd"})
-"""Triton's own backends. Another one, such as triton-cpu, may run a kernel anywhere."""
+"""Triton's own backends; any other, such as triton-cpu, may run a kernel without a GPU."""
 
 MAX_CALLS_DEEP = 8
-"""Functions that call each other without a condition: more than launchers have layers."""
+"""Most calls that are followed from a function: more than launchers have layers."""
 
 
-def launch_without_gpu(function: Callable[..., Any]) -> str:
-    """Return the name of a Triton kernel that the function launches in any case, where none can run; else nothing."""
+def find_launch_without_gpu(function: Callable[..., Any]) -> str:
+    """Return the name of a Triton kernel that a function launches in any case, if none can run here; else empty."""
     triton, torch = sys.modules.get("triton"), sys.modules.get("torch")
     if triton is None or torch is None or torch.cuda.is_available():
         return ""
     drivers = getattr(getattr(triton, "backends", None), "backends", {})
-    return _launched(function, MAX_CALLS_DEEP) if drivers.keys() <= _GPU_DRIVERS else ""
+    return _find_launched_kernel(function, MAX_CALLS_DEEP) if drivers.keys() <= _GPU_DRIVERS else ""
 
 
-def _launched(function: object, calls_left: int) -> str:
+def _find_launched_kernel(function: object, calls_left: int) -> str:
     if not isinstance(function, FunctionType) or not calls_left:
         return ""
     try:
@@ -39,7 +39,7 @@ def _launched(function: object, calls_left: int) -> str:
         return ""
     if not isinstance(tree.body[0], ast.FunctionDef):
         return ""
-    for called in _certain_calls(tree.body[0].body):
+    for called in _walk_certain_calls(tree.body[0].body):
         is_launch = isinstance(called, ast.Subscript)
         name = called.value if isinstance(called, ast.Subscript) else called
         if not isinstance(name, ast.Name) or name.id in function.__code__.co_varnames:
@@ -47,16 +47,16 @@ def _launched(function: object, calls_left: int) -> str:
         target = function.__globals__.get(name.id)
         if is_launch and type(target).__module__.startswith("triton.runtime."):
             return name.id
-        if not is_launch and (found := _launched(target, calls_left - 1)):
+        if not is_launch and (found := _find_launched_kernel(target, calls_left - 1)):
             return found
     return ""
 
 
-def _certain_calls(body: Sequence[ast.stmt]) -> Iterator[ast.expr]:
-    """Yield what the statements call as long as none of them may end the function or pass others by."""
+def _walk_certain_calls(body: Sequence[ast.stmt]) -> Iterator[ast.expr]:
+    """Yield what the statements call, up to the first that may end the function or skip the rest."""
     for statement in body:
         if isinstance(statement, ast.With):
-            yield from _certain_calls(statement.body)
+            yield from _walk_certain_calls(statement.body)
         elif isinstance(statement, ast.Expr | ast.Assign | ast.Return) and isinstance(statement.value, ast.Call):
             yield statement.value.func
         if any(isinstance(node, ast.Return | ast.Raise | ast.Try) for node in ast.walk(statement)):

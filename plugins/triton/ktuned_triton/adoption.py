@@ -1,8 +1,8 @@
-"""Kernels of applications in ktuned's workers, declared from what an application left; nothing of its own is imported.
+"""Declares an application's function as a kernel in ktuned's workers, from the record that the application left.
 
-A call is data. Only the front end imports the library, because Triton translates Python; lanes and compile workers have
-its result. The exception is a function with hooks that are more than data: its kernel file imports the library, and the
-workers that open it are its own.
+A call is plain data, so the kernel file imports nothing of the application. Only the front end imports its library,
+because Triton translates Python; compile workers and lanes take the front end's result. The exception is a function
+whose hooks are user code: its kernel file imports the library, and so it gets workers of its own.
 """
 
 from __future__ import annotations
@@ -21,26 +21,26 @@ from typing import Any
 from ktuned.dropin import CALLS, Calls, called_file, declaration_of
 from ktuned.model import canonical
 from ktuned_triton.build import Build
-from ktuned_triton.call import CAPTURED, Call, autotuner_in, hook_names, knobs
+from ktuned_triton.call import CAPTURED, Call, find_autotuner, list_hook_names, read_knobs
 from ktuned_triton.library import Library
 
 RTOL, ATOL = 1e-2, 1e-2
-"""Two configs' sums of half-precision products differ in their order, and so in the last digits."""
+"""Configs sum half-precision products in different orders, so their last digits differ."""
 
 MAX_MISMATCHED_RATIO = 1e-3
 
 _HOOKS = "adopted"
-"""The name in a kernel file of what :func:`adopt` returns, where Builds find their hooks."""
+"""The variable of a kernel file that holds :func:`adopt`'s result; Builds name their hooks by it."""
 
 
 def adopt(file: str, name: str, identity: str) -> Any:
-    """Declare the kernel of an application's function; for the kernel files that the daemon writes.
+    """Declare the kernel of an application's function; called by the kernel files that the daemon writes.
 
     Returns:
-        what a Build's hooks are found in.
+        a namespace with the hooks of each config.
 
     Raises:
-        RuntimeError: its hooks are user code, and are others here than in the application.
+        RuntimeError: its hooks are user code, and the library's hooks are not the application's.
     """
     from ktuned.spec import kernel, space
 
@@ -49,9 +49,9 @@ def adopt(file: str, name: str, identity: str) -> Any:
     kernel(
         backend="triton",
         name=name,
-        space=space(adopted.configs),
+        space=space(adopted.yield_configs),
         specialize=tuple(declared["specialize"]),
-        inputs=adopted.inputs,
+        inputs=adopted.declare_inputs,
         reference="default",
         rtol=RTOL,
         atol=ATOL,
@@ -62,12 +62,12 @@ def adopt(file: str, name: str, identity: str) -> Any:
         preset="fast",
         numerics=declared.get("numerics", "tolerance"),
         is_data=not declared["hooks"],
-    )(adopted.build)
-    return adopted.hooks() if declared["hooks"] else SimpleNamespace()
+    )(adopted.make_build)
+    return adopted.find_hooks() if declared["hooks"] else SimpleNamespace()
 
 
 class _AdoptedKernel:
-    """A kernel file's functions: they read the call that a problem names.
+    """The space, inputs and Builds of an adopted kernel, all read from the recorded call that a problem names.
 
     Hooks get the tensors of the call whose inputs were declared last: a worker measures one problem at a time.
     """
@@ -78,23 +78,23 @@ class _AdoptedKernel:
         self._calls = Calls(file, Call.from_json)
         self._current: Call | None = None
 
-    def configs(self, p: Any) -> Iterator[dict[str, Any]]:
-        """Yield the configs that the application's pruning left, in its order."""
+    def yield_configs(self, p: Any) -> Iterator[dict[str, Any]]:
+        """Yield the configs that are left after the application's pruning, in its order."""
         yield from (json.loads(text) for text in self._calls.find_call(p).recipes)
 
-    def inputs(self, p: Any) -> Mapping[str, Any]:
-        """Declare the tensors of a call, each as a row of all its storage's elements."""
+    def declare_inputs(self, p: Any) -> Mapping[str, Any]:
+        """Declare the tensors of a call, each as one row of elements up to the end of its storage."""
         from ktuned.spec import tensor
 
         self._current = call = self._calls.find_call(p)
-        found = {}
+        specs = {}
         for name, entry in call.tensors.items():
             is_captured = entry.fill == CAPTURED
             spec = tensor(entry.elements, entry.dtype, "zeros" if is_captured else entry.fill, output=True)
-            found[name] = replace(spec, file=str(called_file(self._file, call.content))) if is_captured else spec
-        return found
+            specs[name] = replace(spec, file=str(called_file(self._file, call.content))) if is_captured else spec
+        return specs
 
-    def build(self, p: Any, c: Any) -> Build:
+    def make_build(self, p: Any, c: Any) -> Build:
         """Return a config's Build."""
         call, text, origin = self._calls.find_call(p), canonical(dict(c)), self._declared["origin"]
         position = call.recipes[text].position
@@ -109,7 +109,7 @@ class _AdoptedKernel:
         library = Library(
             "" if origin["source"] else origin["module"].partition(".")[0], tuple(self._declared["paths"])
         )
-        return call.build(
+        return call.make_build(
             text,
             origin["qualname"] if origin["source"] else f"{origin['module']}:{origin['qualname']}",
             library=library.to_plain(),
@@ -119,38 +119,38 @@ class _AdoptedKernel:
             **hooks,
         )
 
-    def hooks(self) -> SimpleNamespace:
-        """Return what is called before and after a launch of each config, from the library's own autotuner.
+    def find_hooks(self) -> SimpleNamespace:
+        """Import the library and return the hooks of each config, from its autotuner.
 
         Raises:
-            RuntimeError: it has others than the application's.
+            RuntimeError: the library's hooks or configs are not the application's.
         """
         origin = self._declared["origin"]
-        # At the end: the worker's own modules come first, as they have been imported.
+        # At the end, so that the worker's own modules keep priority.
         sys.path += [path for path in self._declared["paths"] if path not in sys.path]
-        tuner = autotuner_in(attrgetter(origin["qualname"])(importlib.import_module(origin["module"])))
-        known = [] if tuner is None else [canonical(knobs(config)) for config in tuner.configs]
-        declared = self._declared["configs"][: len(known)]
-        if tuner is None or list(hook_names(tuner)) != list(self._declared["hooks"]) or known != list(declared):
+        tuner = find_autotuner(attrgetter(origin["qualname"])(importlib.import_module(origin["module"])))
+        configs = [] if tuner is None else [canonical(read_knobs(config)) for config in tuner.configs]
+        declared = self._declared["configs"][: len(configs)]
+        if tuner is None or list(list_hook_names(tuner)) != list(self._declared["hooks"]) or configs != list(declared):
             raise RuntimeError(
-                f"{origin['module']}.{origin['qualname']} has other hooks or configs than in the application, so its "
-                "hooks cannot be found"
+                f"{origin['module']}.{origin['qualname']} has other hooks or configs than in the application: "
+                "restart the application, so that it records its present ones"
             )
-        found: dict[str, Any] = {}
+        hooks: dict[str, Any] = {}
         for position, config in enumerate(tuner.configs):
             before = [config.pre_hook] if config.pre_hook else []
             before += [tuner.pre_hook] if tuner.user_defined_pre_hook else []
-            found[f"pre_hook_{position}"] = partial(self._call_hooks, before)
+            hooks[f"pre_hook_{position}"] = partial(self._call_hooks, before)
             after = [tuner.post_hook] if tuner.user_defined_post_hook else []
-            found[f"post_hook_{position}"] = partial(self._call_hooks, after)
-        return SimpleNamespace(**found)
+            hooks[f"post_hook_{position}"] = partial(self._call_hooks, after)
+        return SimpleNamespace(**hooks)
 
     def _call_hooks(self, hooks: Sequence[Any], arguments: Mapping[str, Any], **more: Any) -> None:
-        """Call hooks with a launch's arguments, the tensors read as the application's are."""
-        known = self._current.tensors if self._current is not None else {}
-        given = {
-            name: value.as_strided(known[name].shape, known[name].strides) if name in known else value
+        """Call hooks with a launch's arguments; tensors get the shapes and strides of the application's."""
+        tensors = self._current.tensors if self._current is not None else {}
+        shaped_arguments = {
+            name: value.as_strided(tensors[name].shape, tensors[name].strides) if name in tensors else value
             for name, value in arguments.items()
         }
         for hook in hooks:
-            hook(given, **more)
+            hook(shaped_arguments, **more)

@@ -1,4 +1,4 @@
-"""A launch's arguments as the driver takes them: each number in its type's bytes, each tensor by its address."""
+"""Packs a launch's arguments for the driver: each number in the bytes of its type, each tensor as its address."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ktuned.backends import unknown_tensor
-from ktuned_triton.descriptors import encode
+from ktuned_triton.descriptors import encode_tensor_map
 from ktuned_triton.launch_plan import LaunchPlan, Parameter
 from ktuned_triton.signature import ALIGNMENT_BYTES
 
 ALIGNMENT_OF_VALUES_BYTES = 64
-"""Alignment of a tensor map, which is the largest of all."""
+"""Alignment of a tensor map, the strictest of all values."""
 
 _FORMATS = {
     "i1": "<b",
@@ -35,10 +35,10 @@ _FORMATS = {
 
 
 def require_tensors(plan: LaunchPlan, tensors: Mapping[str, Any]) -> None:
-    """Check that all tensors that a launch takes are there.
+    """Check that all tensors of a launch are given.
 
     Raises:
-        KeyError: one is not; the message names it.
+        KeyError: one is missing; the message names it.
     """
     for parameter in plan.parameters:
         if parameter.tensor is not None and parameter.tensor not in tensors:
@@ -46,9 +46,13 @@ def require_tensors(plan: LaunchPlan, tensors: Mapping[str, Any]) -> None:
 
 
 class Arguments:
-    """An array of pointers to the values, whose memory lives as long as this.
+    """An array of pointers to packed values; ``address`` is valid as long as the object lives.
 
-    Behind the plan's own come the addresses of the scratch memories. ``sizes`` are those of the kernel's parameters.
+    Args:
+        plan: the launch.
+        tensors: the tensors by name.
+        scratch: addresses of the scratch memories, which follow the plan's parameters.
+        sizes: sizes of the kernel's parameters in bytes.
 
     Raises:
         ValueError: a tensor is not aligned, or the values do not fit the parameters.
@@ -57,26 +61,32 @@ class Arguments:
     def __init__(
         self, plan: LaunchPlan, tensors: Mapping[str, Any], scratch: Sequence[int], sizes: Sequence[int]
     ) -> None:
-        packed = [_packed(parameter, tensors) for parameter in plan.parameters]
+        packed = [_pack_parameter(parameter, tensors) for parameter in plan.parameters]
         packed += [struct.pack("<Q", address) for address in scratch]
-        values = _fitted(plan.symbol, packed, len(scratch), sizes)
+        values = _fit_values(plan.symbol, packed, len(scratch), sizes)
         self._values = [ctypes.create_string_buffer(len(value) + ALIGNMENT_OF_VALUES_BYTES) for value in values]
-        places = [-ctypes.addressof(one) % ALIGNMENT_OF_VALUES_BYTES + ctypes.addressof(one) for one in self._values]
-        for place, value in zip(places, values, strict=True):
-            ctypes.memmove(place, value, len(value))
-        self._pointers = (ctypes.c_void_p * max(len(values), 1))(*places)
+        addresses = [
+            -ctypes.addressof(buffer) % ALIGNMENT_OF_VALUES_BYTES + ctypes.addressof(buffer) for buffer in self._values
+        ]
+        for address, value in zip(addresses, values, strict=True):
+            ctypes.memmove(address, value, len(value))
+        self._pointers = (ctypes.c_void_p * max(len(values), 1))(*addresses)
         self.address = ctypes.addressof(self._pointers)
 
 
-def pack(kind: str, value: Any) -> bytes:
-    """Return a number as a parameter of one of Triton's types holds it.
+def _align_address(address: int) -> int:
+    return address + -address % ALIGNMENT_OF_VALUES_BYTES
+
+
+def pack_number(kind: str, value: Any) -> bytes:
+    """Return the bytes of a number in one of Triton's types.
 
     Raises:
         ValueError: there is no such type, or the number does not fit it.
     """
     try:
         if kind == "bf16":
-            # As Triton's launcher does it: the upper half of the float, cut off.
+            # As Triton's launcher does it: truncated to the upper half of the float.
             return struct.pack("<f", value)[2:]
         if kind in ("fp32", "f32"):
             return bytes(ctypes.c_float(float(value)))
@@ -85,9 +95,9 @@ def pack(kind: str, value: Any) -> bytes:
         raise ValueError(f"{value!r} does not fit a parameter of Triton's type {kind}") from error
 
 
-def _packed(parameter: Parameter, tensors: Mapping[str, Any]) -> bytes:
+def _pack_parameter(parameter: Parameter, tensors: Mapping[str, Any]) -> bytes:
     if parameter.tensor is None:
-        return pack(parameter.type, parameter.value)
+        return pack_number(parameter.type, parameter.value)
     address: int = tensors[parameter.tensor].data_ptr()
     if address % ALIGNMENT_BYTES:
         raise ValueError(
@@ -95,19 +105,19 @@ def _packed(parameter: Parameter, tensors: Mapping[str, Any]) -> bytes:
             f"multiples of {ALIGNMENT_BYTES}"
         )
     if isinstance(parameter.value, Mapping):
-        return encode(parameter.value, address)
+        return encode_tensor_map(parameter.value, address)
     return struct.pack("<Q", address)
 
 
-def _fitted(symbol: str, values: list[bytes], optional: int, sizes: Sequence[int]) -> list[bytes]:
-    """Return the values that the parameters are given, checked against their sizes.
+def _fit_values(symbol: str, values: list[bytes], optional: int, sizes: Sequence[int]) -> list[bytes]:
+    """Return the values of all parameters, checked against the parameters' sizes.
 
-    The last ones are optional: not every version of Triton gives a kernel all pointers to scratch memory.
+    The last ``optional`` values may be dropped: some versions of Triton give a kernel fewer pointers to scratch memory.
     """
     spare = len(values) - len(sizes)
     fitted = values[: len(sizes)] if 0 <= spare <= optional else values
     if [len(value) for value in fitted] != list(sizes):
         raise ValueError(
-            f"{symbol} has parameters of {list(sizes)} bytes; its arguments have {[len(value) for value in values]}"
+            f"{symbol} has parameters of {list(sizes)} bytes, but its arguments {[len(value) for value in values]}"
         )
     return fitted

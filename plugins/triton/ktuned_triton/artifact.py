@@ -1,4 +1,4 @@
-"""An artifact's files, and its two ways back into a program: with the driver alone, or through Triton's own cache."""
+"""An artifact's files, and the two ways to use them in a program: with the driver alone, or through Triton's cache."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ CUBIN_FILE = "kernel.cubin"
 PTX_FILE = "kernel.ptx"
 LAUNCH_FILE = "launch.json"
 METADATA_FILE = "metadata.json"
-"""Triton's own description of the kernel, with the key that it has in Triton's cache."""
+"""Triton's own description of the kernel, with the kernel's key in Triton's cache."""
 
 
 def load(artifact: str | os.PathLike[str], device: Device) -> TritonKernel:
@@ -33,10 +33,10 @@ def load(artifact: str | os.PathLike[str], device: Device) -> TritonKernel:
 
 
 def install(artifact: str | os.PathLike[str]) -> str:
-    """Put an artifact into Triton's cache, and return the key that it has there.
+    """Put an artifact into Triton's cache, and return its key there.
 
-    A later call of its function, in any process, with such arguments and this config finds it and compiles nothing:
-    the cache that ``TRITON_CACHE_DIR`` names, the same Triton, the same source lines.
+    A later call of the function with such arguments and this config compiles nothing, in any process that has the same
+    ``TRITON_CACHE_DIR``, the same Triton and the same source lines.
     """
     from triton.runtime.cache import get_cache_manager
 
@@ -45,7 +45,7 @@ def install(artifact: str | os.PathLike[str]) -> str:
     text = (directory / METADATA_FILE).read_text()
     key: str = json.loads(text)["hash"]
     cache = get_cache_manager(key)
-    # Triton cuts names to this length, so that what it appends fits a file's name.
+    # Triton cuts names to this length, so that its suffixes still fit a file name.
     name = plan.function[:150]
     files: dict[str, str | bytes] = {
         f"{name}.ptx": (directory / PTX_FILE).read_text(),
@@ -53,6 +53,6 @@ def install(artifact: str | os.PathLike[str]) -> str:
         f"{name}.json": text,
     }
     group = {file: cache.put(content, file) for file, content in files.items()}
-    # The group is what Triton looks for: it comes last.
+    # Triton looks for the group, so it is written last.
     cache.put_group(f"{name}.json", group)
     return key

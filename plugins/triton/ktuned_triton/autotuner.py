@@ -1,14 +1,27 @@
 """The drop-in for ``triton.autotune``: a call launches the best config known now, and the daemon finds a better one.
 
-The place to stand is what Triton's own class does when its cache misses. There, and only there, ``Autotuner.run`` asks
-``prune_configs`` for the configs that it is to measure; a subclass's own ``run``, its own store of winners and its own
-pruning have been at work by then, as their authors meant. The answer here is one config, the best that is known: Triton
-puts it into its cache and launches it, now and for all later calls of the key, by its own code. A winner that comes
-later takes the config's place in that cache. So there is no second launch path, whatever a subclass does to ``run``.
+Where it hooks in
+    When Triton's in-memory cache misses, and only then, ``Autotuner.run`` calls ``prune_configs`` for the configs that
+    it will measure. By then a subclass's own ``run``, its own store of winners and its own pruning have done their
+    work. Our ``prune_configs`` returns a single config, the best one known. Triton puts it into its cache and launches
+    it, in this call and in all later calls of the key, by its own code. A better winner later replaces the config in
+    that cache. So there is no second launch path, whatever a subclass does to ``run``.
 
-What is changed is the class, once for a process, and each subclass's own ``prune_configs`` and ``_bench``: instances
-are seen wherever, and whenever, they were made. An instance is adopted if :func:`autotune` made it, or if the process
-runs under ``ktuned run``; all others behave as before.
+What it patches
+    The class ``Autotuner``, once for a process, and ``prune_configs`` and ``_bench`` of each subclass. An instance may
+    therefore be made at any time and anywhere. It is adopted if :func:`autotune` made it, or if the process runs under
+    ``ktuned run``; every other instance behaves as before.
+
+The three levels
+    - :func:`adopt_class` patches the class; the wrappers below it find the instance's :class:`AdoptedFunction`.
+    - :class:`AdoptedFunction` finds the tuning key of a call. If the call cannot be described, Triton tunes it.
+    - :class:`KeyedCall` is one key: a :class:`~ktuned.dropin.LaunchMachine` decides what is launched, and the object
+      carries that out.
+
+What can go wrong
+    No error of ours may reach the application: a call that cannot be evaluated is left to Triton, with the reason in
+    the log and in the account that ``ktuned run`` prints. In a forked child no thread follows the daemon, so each key
+    starts again.
 """
 
 from __future__ import annotations
@@ -56,18 +69,18 @@ from ktuned.model import canonical
 from ktuned_triton.artifact import install
 from ktuned_triton.call import (
     Call,
-    LeftAlone,
-    NothingToLaunch,
-    contents,
-    evaluate,
-    jitted,
-    key_of,
-    knobs,
-    tensor_names,
+    EmptyGrid,
+    NotTunable,
+    copy_contents,
+    evaluate_call,
+    find_jit_function,
+    list_tensor_names,
+    make_problem,
+    read_knobs,
 )
-from ktuned_triton.compile_trace import Traced, tracing_context
+from ktuned_triton.compile_trace import TracedConfigs, find_tracing_context
 from ktuned_triton.declaration import Declaration, describe_function, find_origin
-from ktuned_triton.environment import deciding_variables
+from ktuned_triton.environment import find_deciding_variables
 
 Mode = Literal["background", "wait"]
 Upgrade = Literal["once", "never", "always"]
@@ -76,26 +89,26 @@ WithoutDaemon = Literal["triton", "first"]
 WITHOUT_DAEMON: Final = ("triton", "first")
 
 COUNTS_EVERY_S: Final = 10.0
-"""Counts of launches are left beside a new record, but no oftener than this."""
+"""Launch counts are written at most this often, and only when a call is decided."""
 
-_STATE = "_ktuned"
-_OPTIONS = "_ktuned_options"
-_TRACED = ("configs", "early_config_prune", "perf_model")
-"""Attributes that ``torch.compile`` reads of an autotuner while it traces."""
+_ADOPTED_ATTRIBUTE = "_ktuned"
+_OPTIONS_ATTRIBUTE = "_ktuned_options"
+_TRACED_ATTRIBUTES = ("configs", "early_config_prune", "perf_model")
+"""Attributes of an autotuner that ``torch.compile`` reads while it traces."""
 
 _log = logging.getLogger("ktuned.triton")
 
 
 @dataclass(frozen=True, slots=True)
 class Options:
-    """Options of an autotuned function besides Triton's: see :func:`autotune`."""
+    """ktuned's options of an autotuned function: see :func:`autotune`."""
 
     policy: Policy = field(default_factory=Policy)
     pin: str | None = None
 
 
 _process_options: Options | None = None
-"""Options of all autotuned functions of this process that have none of their own: those of ``ktuned run``."""
+"""Options of ``ktuned run``, for all autotuned functions of this process that have none of their own."""
 
 
 def autotune(
@@ -120,15 +133,20 @@ def autotune(
 ) -> Callable[[Any], Any]:
     """Tune a ``@triton.jit`` function as ``triton.autotune`` does, in ktuned's daemon.
 
-    A call with a new key launches the best config that the daemon knows, else the
-    first that the pruning leaves and the device can launch; it never waits for tuning, unless ``mode`` is ``"wait"``.
+    A call with a new key launches the best config that the daemon knows. If it knows none, the call launches the first
+    config that is left after pruning and that the device can launch. A call never waits for tuning, unless ``mode`` is
+    ``"wait"``.
 
-    The arguments up to ``cache_results`` are Triton's. ``mode`` is ``"background"``, or ``"wait"``: the first call of a
-    key waits for its tuning. ``upgrade`` says how often a key's config may change in a process: ``"once"``, for the
-    first fresh winner; ``"never"`` after its first call; ``"always"``. Where no daemon runs the call is recorded all
-    the same, and ``without_daemon`` says whether ``"triton"`` tunes in the call or the ``"first"`` config is launched.
-    Processes with the same ``pin`` see the same winners for good. With ``numerics="exact"`` only configs win that leave
-    the bits of a key's first config, and no other is launched, with a daemon or without.
+    The arguments up to ``cache_results`` are Triton's. The others are:
+
+    - ``mode``: ``"background"``, or ``"wait"``: the first call of a key waits until its tuning has ended.
+    - ``upgrade``: how often a key's config may change in a process: ``"once"``, for the first fresh winner;
+      ``"never"`` after its first call; ``"always"``.
+    - ``without_daemon``: what a call does where no daemon runs: ``"triton"`` tunes in the call, or the ``"first"``
+      config is launched. The call is recorded for a later daemon in both cases.
+    - ``pin``: processes with the same pin see the same winners for good.
+    - ``numerics``: with ``"exact"`` a winner must reproduce the bits of a key's first config, and no other config is
+      launched, with or without a daemon.
 
     Raises:
         ValueError: an option has no such value.
@@ -146,7 +164,7 @@ def autotune(
     adopt_class(Autotuner)
 
     def decorate(function: Any) -> Any:
-        made = Autotuner(
+        tuner = Autotuner(
             function,
             function.arg_names,
             configs,
@@ -162,8 +180,8 @@ def autotune(
             do_bench=do_bench,
             cache_results=cache_results,
         )
-        made.__dict__[_OPTIONS] = options
-        return made
+        tuner.__dict__[_OPTIONS_ATTRIBUTE] = options
+        return tuner
 
     return decorate
 
@@ -175,19 +193,19 @@ def adopt_process(autotuner: type[Any], mode: str, numerics: str = "tolerance") 
     adopt_class(autotuner)
 
 
-def why_not_adopted(tuner: Any) -> str:
-    """Return why an autotuned function is left to Triton whatever it is called with; empty if it is adopted.
+def explain_non_adoption(tuner: Any) -> str:
+    """Return why an autotuned function is left to Triton for all its calls; empty if it is adopted.
 
-    A reason that a call alone shows (an argument that no other process can make) is not among them.
+    An adopted function may still have calls that are left to Triton, for a reason in their arguments.
     """
-    if reason := _why_out_of_reach(type(tuner)):
+    if reason := _explain_unreachable_class(type(tuner)):
         return reason
     try:
-        function = jitted(tuner)
-        if any(getattr(config, "ir_override", None) for config in _own_configs(tuner)):
+        function = find_jit_function(tuner)
+        if any(getattr(config, "ir_override", None) for config in _read_own_configs(tuner)):
             return "a config has an ir_override, a file of its own that replaces the function"
         find_origin(tuner, function)
-    except LeftAlone as error:
+    except NotTunable as error:
         return str(error)
     return ""
 
@@ -199,135 +217,142 @@ _adopted_classes: set[type[Any]] = set()
 
 
 def adopt_class(autotuner: type[Any]) -> None:
-    """Have Triton's ``Autotuner``, and all that derives from it, ask here when its cache misses. Once for a process."""
+    """Patch Triton's ``Autotuner`` and all its subclasses, also later ones; a second call does nothing.
+
+    Raises:
+        AttributeError: this version's class has other methods.
+    """
     if autotuner in _adopted_classes:
         return
     if not {"prune_configs", "_bench", "run"} <= vars(autotuner).keys():
         raise AttributeError("its Autotuner has no prune_configs")
     _adopted_classes.add(autotuner)
-    autotuner.__init__ = _announcing(autotuner.__init__)
-    for name in _TRACED:
-        setattr(autotuner, name, _while_tracing(name))
-    made = autotuner.__dict__.get("__init_subclass__")
+    autotuner.__init__ = _wrap_init(autotuner.__init__)
+    for name in _TRACED_ATTRIBUTES:
+        setattr(autotuner, name, _make_traced_property(name))
+    own_init_subclass = autotuner.__dict__.get("__init_subclass__")
 
     def init_subclass(cls: type[Any], /, **more: Any) -> None:
-        if made is not None:
-            made.__func__(cls, **more)
+        if own_init_subclass is not None:
+            own_init_subclass.__func__(cls, **more)
         else:
             super(autotuner, cls).__init_subclass__(**more)
         _adopt_methods(cls)
 
     autotuner.__init_subclass__ = classmethod(init_subclass)  # type: ignore[assignment]
-    known = [autotuner]
-    while known:
-        one = known.pop()
-        _adopt_methods(one)
-        known += one.__subclasses__()
+    pending = [autotuner]
+    while pending:
+        subclass = pending.pop()
+        _adopt_methods(subclass)
+        pending += subclass.__subclasses__()
 
 
-def _announcing(make: Callable[..., None]) -> Callable[..., None]:
-    """Return an ``__init__`` that tells the daemon of a library's first autotuned function: it will be imported there,
-    too, and that takes as long as here.
+def _wrap_init(make: Callable[..., None]) -> Callable[..., None]:
+    """Return an ``__init__`` that announces a library's first autotuned function to the daemon.
+
+    The daemon must import the library, too, which takes as long as here: it starts now, not at the first call.
     """
 
     @wraps(make)
     def make_and_announce(self: Any, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        if self.__dict__.get(_OPTIONS, _process_options) is None:
+        if self.__dict__.get(_OPTIONS_ATTRIBUTE, _process_options) is None:
             return
         library = str(self.base_fn.__module__).partition(".")[0]
-        if library in _announced or library in ("__main__", "__mp_main__"):
+        if library in _announced_libraries or library in ("__main__", "__mp_main__"):
             return
-        _announced.add(library)
+        _announced_libraries.add(library)
         with contextlib.suppress(ImportError):
             from ktuned_triton.library import Library
 
             wanted = Library(library, own_paths()).to_plain()
-            daemon_link(None).prepare_library("triton", wanted, dict(deciding_variables()))
+            daemon_link(None).prepare_library("triton", wanted, dict(find_deciding_variables()))
 
     return make_and_announce
 
 
-_announced: set[str] = set()
-"""The libraries that the daemon was told of."""
+_announced_libraries: set[str] = set()
+"""Libraries that were announced to the daemon."""
 
 
 def _adopt_methods(cls: type[Any]) -> None:
-    """Wrap the two methods that a cache miss calls, where a class defines them itself."""
+    """Wrap the two methods that a cache miss calls, if this class defines them."""
     if "prune_configs" in vars(cls):
-        cls.prune_configs = _deciding(vars(cls)["prune_configs"])
+        cls.prune_configs = _wrap_prune_configs(vars(cls)["prune_configs"])
     if "_bench" in vars(cls):
-        cls._bench = _measuring_nothing(vars(cls)["_bench"])
+        cls._bench = _wrap_bench(vars(cls)["_bench"])
 
 
-def _deciding(prune: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``prune_configs`` that gives the one config to launch; the outermost of a class's decides."""
+def _wrap_prune_configs(prune: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``prune_configs`` that returns the one config to launch; of nested overrides the outermost decides."""
 
     @wraps(prune)
     def prune_configs(self: Any, kwargs: dict[str, Any]) -> Any:
-        options = self.__dict__.get(_OPTIONS, _process_options)
-        # A pruning may call the kernel itself, which is another call with other arguments.
-        place = threading.get_ident(), id(self), id(kwargs)
-        # A launch says `warmup=False`; `Autotuner.warmup` compiles all configs and says nothing.
-        if options is None or kwargs.get("warmup", True) or place in _pruning:
+        options = self.__dict__.get(_OPTIONS_ATTRIBUTE, _process_options)
+        # `kwargs` is part of it because a pruning function may itself call the kernel with other arguments.
+        pruning = threading.get_ident(), id(self), id(kwargs)
+        # A launch passes `warmup=False`; `Autotuner.warmup` compiles all configs and passes nothing.
+        if options is None or kwargs.get("warmup", True) or pruning in _running_prunings:
             return prune(self, kwargs)
-        _pruning.add(place)
-        # That other call would leave no arguments behind.
+        _running_prunings.add(pruning)
+        # A call of the kernel within the pruning resets `nargs`; we restore it.
         arguments = self.nargs
         try:
             pruned = list(prune(self, kwargs))
         finally:
-            _pruning.discard(place)
+            _running_prunings.discard(pruning)
             self.nargs = arguments
         if len(pruned) < 2:
             return pruned
-        return _adopted(self, options).decide(pruned, kwargs)
+        return _adopt_tuner(self, options).choose_configs(pruned, kwargs)
 
     return prune_configs
 
 
-_pruning: set[tuple[int, int, int]] = set()
-"""The prunings that run, by thread, autotuner and arguments: of several classes' methods the outermost decides."""
+_running_prunings: set[tuple[int, int, int]] = set()
+"""Prunings that are running, as (thread, autotuner, arguments): an override that calls its parent's is one pruning."""
 
 
-def _measuring_nothing(bench: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a ``_bench`` that takes a config which was decided on as it is: Triton before 3.8 times a single one."""
+def _wrap_bench(bench: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a ``_bench`` that does not time a config of ours; Triton before 3.8 times even a single config."""
 
     @wraps(bench)
     def _bench(self: Any, *args: Any, config: Any, **meta: Any) -> Any:
-        return [0.0, 0.0, 0.0] if isinstance(config, _launched_config()) else bench(self, *args, config=config, **meta)
+        if isinstance(config, _define_launched_config()):
+            return [0.0, 0.0, 0.0]
+        return bench(self, *args, config=config, **meta)
 
     return _bench
 
 
-def _while_tracing(name: str) -> property:
-    """Return an attribute that shows a trace of ``torch.compile`` one config, if all keys have the same winner."""
+def _make_traced_property(name: str) -> property:
+    """Return a property for ``name`` that shows ``torch.compile`` a single config if all keys have the same winner."""
 
-    def read(self: Any) -> Any:
-        # Each launch comes by here.
-        if tracing_context() is not None:
-            adopted = self.__dict__.get(_STATE)
-            if adopted is not None and (only := adopted.traced.configs()):
-                # A single config is neither pruned nor ranked.
+    def read_attribute(self: Any) -> Any:
+        # Every launch runs this.
+        if find_tracing_context() is not None:
+            adopted = self.__dict__.get(_ADOPTED_ATTRIBUTE)
+            if adopted is not None and (only := adopted.traced.find_configs()):
+                # A single config needs no pruning and no ranking.
                 return only if name == "configs" else None
         try:
             return self.__dict__[name]
         except KeyError:
             raise AttributeError(name) from None
 
-    def write(self: Any, value: Any) -> None:
+    def write_attribute(self: Any, value: Any) -> None:
         self.__dict__[name] = value
 
-    return property(read, write)
+    return property(read_attribute, write_attribute)
 
 
-def _own_configs(tuner: Any) -> list[Any]:
+def _read_own_configs(tuner: Any) -> list[Any]:
     configs: list[Any] = tuner.__dict__["configs"]
     return configs
 
 
-def _why_out_of_reach(cls: type[Any]) -> str:
-    """Return why the calls of a subclass do not come by here; empty if they do."""
+def _explain_unreachable_class(cls: type[Any]) -> str:
+    """Return why our ``prune_configs`` does not see a subclass's calls; empty if it does."""
     for base in cls.__mro__:
         if base.__module__.startswith("triton."):
             break
@@ -340,11 +365,12 @@ def _why_out_of_reach(cls: type[Any]) -> str:
 
 
 @cache
-def _launched_config() -> type[Any]:
+def _define_launched_config() -> type[Any]:
+    """Define the class of the configs that we put into Triton's cache; here, because Triton must be imported first."""
     from triton.runtime.autotuner import Config
 
     class LaunchedConfig(Config):  # type: ignore[misc]
-        """A config as Triton's cache has it for one key; it counts its launches."""
+        """A config in Triton's cache for one key; it counts its launches."""
 
         __slots__ = ("_given", "keyed_call")
 
@@ -354,7 +380,7 @@ def _launched_config() -> type[Any]:
             self.keyed_call = call
 
         def all_kwargs(self) -> dict[str, Any]:
-            # Triton makes this map anew for each launch.
+            # Triton calls this once for each launch, so this is where launches are counted.
             self.keyed_call.counter.launches += 1
             given: dict[str, Any] = self._given
             return given
@@ -369,9 +395,9 @@ def _launched_config() -> type[Any]:
 
 
 @cache
-def _passing_config() -> type[Any]:
-    class PassingConfig(_launched_config()):  # type: ignore[misc]
-        """A config that is launched once: it leaves Triton's cache as soon as Triton has taken it out of there."""
+def _define_passing_config() -> type[Any]:
+    class PassingConfig(_define_launched_config()):  # type: ignore[misc]
+        """A config for one launch: Triton reads ``pre_hook`` before the launch, and then it leaves Triton's cache."""
 
         __slots__ = ()
 
@@ -386,29 +412,29 @@ def _passing_config() -> type[Any]:
 # One function
 
 
-def _adopted(tuner: Any, options: Options) -> AdoptedFunction:
-    found = tuner.__dict__.get(_STATE)
-    if found is None or found.tuner is not tuner:
-        # A copy of an autotuner is a function of its own.
-        found = tuner.__dict__[_STATE] = AdoptedFunction(
+def _adopt_tuner(tuner: Any, options: Options) -> AdoptedFunction:
+    adopted = tuner.__dict__.get(_ADOPTED_ATTRIBUTE)
+    if adopted is None or adopted.tuner is not tuner:
+        # A copied autotuner has its original's state in its `__dict__`, but is a function of its own.
+        adopted = tuner.__dict__[_ADOPTED_ATTRIBUTE] = AdoptedFunction(
             tuner, options, reads_cache=tuner.cache_results and not options.policy.is_exact
         )
-        # Triton would keep the one config that is decided on as the best of all.
+        # Otherwise Triton would write our single config to its disk cache as the best of all.
         tuner.cache_results = False
-    return found  # type: ignore[no-any-return]
+    return adopted  # type: ignore[no-any-return]
 
 
 class AdoptedFunction:
-    """An autotuned function of this process: how another process finds it, and its keys."""
+    """An autotuned function of this process: how another process finds it, and its tuning keys."""
 
     def __init__(self, tuner: Any, options: Options, *, reads_cache: bool) -> None:
         self._tuner = weakref.ref(tuner)
         self._reads_cache = reads_cache
         self.options = options
-        self.traced = Traced(self._agreed)
+        self.traced = TracedConfigs(self._find_common_winner)
         self.name = f"{tuner.base_fn.__module__}.{tuner.base_fn.__qualname__}"
         self._calls: dict[str, KeyedCall] = {}
-        # A function that prunes configs may call the kernel.
+        # Reentrant, because a pruning function may call the kernel.
         self._lock = threading.RLock()
         self._is_left_alone = False
         self._declaration: Declaration | None = None
@@ -416,88 +442,90 @@ class AdoptedFunction:
 
     @property
     def tuner(self) -> Any:
-        """Triton's object."""
+        """Triton's autotuner."""
         return self._tuner()
 
-    def decide(self, pruned: list[Any], kwargs: dict[str, Any]) -> list[Any]:
-        """Return the one config that a call is to launch, in a list; ``pruned`` where Triton is to tune."""
+    def choose_configs(self, pruned: list[Any], kwargs: dict[str, Any]) -> list[Any]:
+        """Return the one config that a call launches, in a list; ``pruned`` if Triton tunes the key."""
         args = tuple(self.tuner.nargs.values())
         with self._lock:
             if self._is_left_alone:
                 return pruned
             if self._declaration is None:
-                if reason := why_not_adopted(self.tuner):
+                if reason := explain_non_adoption(self.tuner):
                     self._is_left_alone = True
                     self.leave_alone(self.name, reason)
                     return pruned
                 self._declaration = replace(describe_function(self.tuner), numerics=self.options.policy.numerics)
                 account.record_adopted(self.name)
             try:
-                pruned = self._cached_first(pruned, args, kwargs)
-                return self._call_of(self._declaration, pruned, args, kwargs).decide(pruned, args, kwargs)
-            except NothingToLaunch:
+                pruned = self._move_cached_config_first(pruned, args, kwargs)
+                call = self._find_keyed_call(self._declaration, pruned, args, kwargs)
+                return call.choose_configs(pruned, args, kwargs)
+            except EmptyGrid:
                 return pruned[:1]
             except Exception as error:
                 fault = str(error).partition("\n")[0]
-                # Where the call is at fault, Triton says so itself.
+                # If the call itself is wrong, Triton will raise the error.
                 self.leave_alone(self.name, f"a call cannot be evaluated: {type(error).__name__}: {fault}")
                 return pruned
 
-    def _call_of(
+    def _find_keyed_call(
         self, declaration: Declaration, pruned: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> KeyedCall:
-        texts = tuple(dict.fromkeys(canonical(knobs(config)) for config in pruned))
-        problem = key_of(self.tuner, args, kwargs)
+        """Return the tuning key of a call; it is made when its first call comes."""
+        texts = tuple(dict.fromkeys(canonical(read_knobs(config)) for config in pruned))
+        problem = make_problem(self.tuner, args, kwargs)
         evaluated: EvaluatedCall | None = None
         if declaration.hooks and not is_capturing():
-            # What its hooks do decides which kernel it is.
-            evaluated = EvaluatedCall.of(self.tuner, pruned, args, kwargs)
+            # Whether the hooks are user code is part of the kernel's identity, so the call is evaluated first.
+            evaluated = EvaluatedCall.from_arguments(self.tuner, pruned, args, kwargs)
         declaration = declaration.for_key(
             tuple(problem),
-            tensor_names(self.tuner, args, kwargs),
+            list_tensor_names(self.tuner, args, kwargs),
             texts,
             needs_hooks=evaluated is not None and evaluated.needs_hooks,
         )
-        device = _model(args, kwargs)
-        place = f"{declaration.identity} {device} {canonical(problem)} {digest_of(repr(texts))}"
-        if place not in self._calls:
+        device = _find_device_model(args, kwargs)
+        call_id = f"{declaration.identity} {device} {canonical(problem)} {digest_of(repr(texts))}"
+        if call_id not in self._calls:
             key = CallKey(declaration.identity, problem, device)
-            self._calls[place] = KeyedCall(self, key, declaration, texts)
-        self._calls[place].evaluated = evaluated
-        return self._calls[place]
+            self._calls[call_id] = KeyedCall(self, key, declaration, texts)
+        self._calls[call_id].evaluated = evaluated
+        return self._calls[call_id]
 
-    def _cached_first(self, pruned: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Return the configs with the one first that Triton itself has found before, and kept in its cache on the disk.
+    def _move_cached_config_first(self, pruned: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Return the configs, first the winner that Triton once found and kept in its cache on disk.
 
-        The application had that answer before ktuned; until there is a better one it gets no worse.
+        The application ran with that winner before ktuned, so it must not start with a worse config now.
         """
         if not self._reads_cache or is_capturing():
             return pruned
-        key, tuner = _tritons_key(self.tuner, args, kwargs), self.tuner
+        key, tuner = _make_tritons_key(self.tuner, args, kwargs), self.tuner
         try:
-            tuner.check_disk_cache(key, pruned, _nothing_kept)
-        except _NothingKept:
+            tuner.check_disk_cache(key, pruned, _raise_no_cached_config)
+        except _NoCachedConfig:
             return pruned
         except Exception as error:
             _log.info("Triton's cache of %s cannot be read: %s", self.name, error)
             return pruned
-        # It has put it where this call's decision goes.
-        kept = tuner.cache.pop(key, None)
-        return sorted(pruned, key=lambda config: config != kept)
+        # Triton has put it into its in-memory cache, where our decision goes.
+        cached_config = tuner.cache.pop(key, None)
+        return sorted(pruned, key=lambda config: config != cached_config)
 
     def leave_alone(self, name: str, reason: str) -> None:
-        """Note that the function, or one of its keys, is Triton's."""
+        """Report that the function, or one of its keys, is left to Triton."""
         account.record_left_alone(name, reason)
         _log.info("%s is left to Triton: %s", name, reason)
 
-    def forked(self) -> None:
-        """Begin again in a forked child: another thread may have held the lock, and nobody follows."""
+    def restart_after_fork(self) -> None:
+        """Start again in a forked child: another thread may have held the lock, and no thread follows the daemon."""
         self._lock = threading.RLock()
         for call in self._calls.values():
             carry_out(call.machine, Forked(), call)
 
-    def _agreed(self) -> list[Any]:
-        """Return the winner of all keys that this process knows, in a list; nothing where they differ."""
+    def _find_common_winner(self) -> list[Any]:
+        """Return the one winner of all this process's keys, in a list; an empty list if they differ."""
         calls = list(self._calls.values())
         texts = {call.machine.config if call.machine.standing is Standing.WINNER else "" for call in calls}
         return [calls[0].configs[calls[0].machine.config]] if len(texts) == 1 and "" not in texts else []
@@ -520,17 +548,17 @@ class KeyedCall:
         self._launched: Any = None
         self._device = 0
         self._call: Call | None = None
-        # Of the call that is being decided.
+        # The rest is set while a call is decided, and cleared after it.
         self.evaluated: EvaluatedCall | None = None
         self._pruned: list[Any] = []
         self._args: tuple[Any, ...] = ()
         self._kwargs: dict[str, Any] | None = None
 
-    def decide(self, pruned: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-        """Return the one config that a call launches, in a list; ``pruned`` where Triton is to tune."""
-        self.configs = {canonical(knobs(config)): config for config in pruned}
+    def choose_configs(self, pruned: list[Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+        """Return the one config that a call launches, in a list; ``pruned`` if Triton tunes the key."""
+        self.configs = {canonical(read_knobs(config)): config for config in pruned}
         self._pruned, self._args, self._kwargs = pruned, args, kwargs
-        self._device = _device_index(args, kwargs)
+        self._device = _find_device_index(args, kwargs)
         try:
             is_captured = is_capturing()
             carry_out(self.machine, Called(is_captured), self)
@@ -539,102 +567,111 @@ class KeyedCall:
             if self.machine.standing is Standing.FRAMEWORK:
                 return pruned
             if self.machine.standing is not Standing.NEW:
-                # Triton has lost it (another thread, a cleared cache): the same again.
+                # Triton lost our config (another thread, a cleared cache): give it the same one again.
                 self.launch_config(self.machine.config, once=False)
             return [self._launched]
-        except NothingToLaunch:
-            # It says nothing of its key, whose next call decides.
+        except EmptyGrid:
+            # An empty call says nothing about its key: launch the first config once; the next call decides.
             self.machine = LaunchMachine(self._function.options.policy, self.machine.configs)
             self.launch_config(self.machine.configs[0], once=True)
             return [self._launched]
         finally:
-            # Tensors are the application's.
+            # Do not keep the application's tensors alive.
             self._pruned, self._args, self._kwargs, self.evaluated = [], (), None, None
 
-    # The host of a machine
+    # What the machine orders (ktuned.dropin.Host)
 
     def ask_daemon(self) -> Answer | None:
-        """Return what the daemon knows."""
+        """Return what the daemon knows about the key."""
         answer = self._link.ask_about(self._key)
         if answer is not None and answer.is_final and not answer.is_open:
             account.record_key(self._name, TUNED)
         return answer
 
     def record_call(self) -> str:
-        """Leave the call in the spool."""
+        """Write the call to the spool; return why that is impossible, else an empty string."""
         try:
             evaluated = self.evaluated
             if evaluated is None:
-                evaluated = EvaluatedCall.of(self._function.tuner, self._pruned, self._args, self._kwargs or {})
+                evaluated = EvaluatedCall.from_arguments(
+                    self._function.tuner, self._pruned, self._args, self._kwargs or {}
+                )
             self._call = evaluated.call
-            record = _record_of(self._key, self._declaration, evaluated)
+            record = _make_call_record(self._key, self._declaration, evaluated)
             leave_record(spool_directory(home_directory()), record)
-        except (LeftAlone, OSError) as error:
+        except (NotTunable, OSError) as error:
             return str(error)
         if getattr(self._function.tuner, "_do_bench", None) is not None and not self._declaration.is_timed_by_graph:
-            account.record_note(f"{self._function.name} has a do_bench of its own; ktuned times it in its own way")
+            account.record_note(f"{self._function.name} has its own do_bench; ktuned times it in ktuned's way")
         account.record_key(self._name, RECORDED)
         return ""
 
     def await_tuning(self) -> Answer | None:
-        """Return what the daemon knows when the key's tuning has ended."""
+        """Wait until the key's tuning has ended; return the daemon's answer."""
         answer = self._link.await_tuning(self._key)
         if answer is not None and answer.is_final:
             account.record_key(self._name, TUNED)
         elif answer is not None:
-            self._note_failure(answer)
+            self._report_failure(answer)
         return answer
 
     def follow_key(self) -> None:
-        """Have later answers reported."""
+        """Have the daemon report later answers."""
         self._link.follow_key(self._key, self._on_answer)
 
     def _on_answer(self, answer: Answer) -> bool:
         if answer.is_final:
             account.record_key(self._name, TUNED)
         else:
-            self._note_failure(answer)
+            self._report_failure(answer)
         carry_out(self.machine, Followed(answer), self)
         return self.machine.is_followed
 
-    def _note_failure(self, answer: Answer) -> None:
+    def _report_failure(self, answer: Answer) -> None:
         reason = (answer.message or "its tuning ended without a winner").partition("\n")[0]
         _log.warning("%s is not tuned: %s", self._function.name, reason)
         account.record_key(self._name, f"not tuned: {reason}")
 
     def load_config(self, config: str, artifact: str | None) -> bool:
-        """Load a config before it is launched: from its artifact by way of Triton's cache, else compiled here."""
+        """Load a config before its first launch: its artifact goes into Triton's cache, else it is compiled here.
+
+        Returns:
+            whether the device can launch it.
+        """
         if artifact is not None:
-            _install(artifact)
+            _install_artifact(artifact)
         try:
-            kernel = self._compiled(config)
-            # It loads the machine code, and raises where the device has less than that needs.
+            kernel = self._compile_config(config)
+            # Loads the machine code; raises if the device lacks a resource that it needs.
             getattr(kernel, "_init_handles", lambda: None)()
-        except _unfit_errors() as error:
+        except _list_unfit_errors() as error:
             _log.info("%s cannot launch %s: %s", self._function.name, config, str(error).partition("\n")[0])
             return False
         return True
 
-    def _compiled(self, config: str) -> Any:
+    def _compile_config(self, config: str) -> Any:
         chosen = self.configs[config]
         function = self._function.tuner.fn
         if self._kwargs is not None:
-            given = {**self._kwargs, **chosen.all_kwargs()}
+            arguments = {**self._kwargs, **chosen.all_kwargs()}
             if chosen.pre_hook is not None:
-                # It may reshape a descriptor, which decides what is compiled.
-                chosen.pre_hook({**dict(zip(self._function.tuner.arg_names, self._args, strict=False)), **given})
-            return function.run(*self._args, **{**given, "warmup": True})
+                # The hook may reshape a descriptor, and its block shape is compiled in.
+                chosen.pre_hook({**dict(zip(self._function.tuner.arg_names, self._args, strict=False)), **arguments})
+            return function.run(*self._args, **{**arguments, "warmup": True})
         if self._call is None:
             return None
-        return _compiled_apart(jitted(function), self._call, config, self._device)
+        return _compile_recorded_call(find_jit_function(function), self._call, config, self._device)
 
     def launch_config(self, config: str, *, once: bool) -> None:
-        """Have calls launch a config: by its place in Triton's cache, which this call gives it if it has none yet."""
-        kind = _passing_config() if once else _launched_config()
+        """Have calls launch a config, by putting it into Triton's cache in place of the key's former one.
+
+        A key that is not in the cache yet gets it from this call, when ``prune_configs`` returns it.
+        """
+        kind = _define_passing_config() if once else _define_launched_config()
         self._launched = kind(self.configs[config], self)
         cached = self._function.tuner.cache if self._function.tuner is not None else {}
         for key, value in list(cached.items()):
-            if isinstance(value, _launched_config()) and value.keyed_call is self:
+            if isinstance(value, _define_launched_config()) and value.keyed_call is self:
                 cached[key] = self._launched
 
     def let_framework_tune(self, reason: str) -> None:
@@ -642,7 +679,7 @@ class KeyedCall:
         self._function.leave_alone(self._name, reason)
 
     def forget_config(self, config: Any) -> None:
-        """Take a config out of Triton's cache, so that the key's next call is decided anew."""
+        """Remove a config from Triton's cache, so that the key's next call is decided anew."""
         cached = self._function.tuner.cache
         for key, value in list(cached.items()):
             if value is config:
@@ -652,40 +689,47 @@ class KeyedCall:
 _functions: weakref.WeakSet[AdoptedFunction] = weakref.WeakSet()
 
 
-def _forked() -> None:
+def _restart_functions_after_fork() -> None:
     for function in list(_functions):
-        function.forked()
+        function.restart_after_fork()
 
 
-os.register_at_fork(after_in_child=_forked)
+os.register_at_fork(after_in_child=_restart_functions_after_fork)
 
 
 @dataclass(frozen=True)
 class EvaluatedCall:
-    """A call as plain data, copies of the tensors whose content is its own, and whether its hooks are user code."""
+    """A call as plain data.
+
+    Attributes:
+        call: the data.
+        copies: copies of the tensors whose content the tuning needs, by name.
+        needs_hooks: whether its hooks must run as user code.
+    """
 
     call: Call
     copies: Mapping[str, Any]
     needs_hooks: bool
 
     @classmethod
-    def of(cls, tuner: Any, pruned: list[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> EvaluatedCall:
+    def from_arguments(
+        cls, tuner: Any, pruned: list[Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> EvaluatedCall:
         """Evaluate a call.
 
         Raises:
-            LeftAlone: another process cannot make it.
-            NothingToLaunch: its grid is empty.
+            NotTunable: another process cannot make it.
+            EmptyGrid: the call launches nothing.
         """
-        captured: dict[str, Any] = {}
-        call, needs_hooks = evaluate(tuner, pruned, args, kwargs, captured)
-        return cls(call, contents(captured, call.tensors) if captured else {}, needs_hooks)
+        call, captured, needs_hooks = evaluate_call(tuner, pruned, args, kwargs)
+        return cls(call, copy_contents(captured, call.tensors) if captured else {}, needs_hooks)
 
 
-def _record_of(key: CallKey, declaration: Declaration, evaluated: EvaluatedCall) -> CallRecord:
-    """Return what travels of a call.
+def _make_call_record(key: CallKey, declaration: Declaration, evaluated: EvaluatedCall) -> CallRecord:
+    """Return the record of a call, for the spool.
 
     Raises:
-        LeftAlone: its hooks are user code, and no other process finds them.
+        NotTunable: its hooks are user code that no other process can import.
     """
     files, call, origin = declaration.files, evaluated.call, declaration.origin
     if evaluated.copies:
@@ -696,7 +740,7 @@ def _record_of(key: CallKey, declaration: Declaration, evaluated: EvaluatedCall)
         files[name] = data
         call = replace(call, content=name)
     if evaluated.needs_hooks and not origin.is_findable:
-        raise LeftAlone("it has hooks that do more than zero or reshape, and are where no other process finds them")
+        raise NotTunable("it has hooks that do more than zero or reshape, and no other process can import them")
     return CallRecord(
         tool="triton",
         package=origin.package,
@@ -715,25 +759,25 @@ def _record_of(key: CallKey, declaration: Declaration, evaluated: EvaluatedCall)
     )
 
 
-class _NothingKept(Exception):
-    """Ends Triton's look into its cache where it would measure."""
+class _NoCachedConfig(Exception):
+    """Raised where Triton would measure because its disk cache has no winner."""
 
 
-def _nothing_kept() -> None:
-    raise _NothingKept
+def _raise_no_cached_config() -> None:
+    raise _NoCachedConfig
 
 
-def _tritons_key(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
-    """Return a call's tuning key as Triton makes it."""
-    given = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
-    given = {name: value for name, value in given.items() if name in tuner.arg_names}
-    key = [given[name] for name in tuner.keys if name in given]
-    return tuple(key + [str(value.dtype) for value in given.values() if hasattr(value, "dtype")])
+def _make_tritons_key(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, ...]:
+    """Return a call's tuning key exactly as Triton computes it."""
+    arguments = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+    arguments = {name: value for name, value in arguments.items() if name in tuner.arg_names}
+    key = [arguments[name] for name in tuner.keys if name in arguments]
+    return tuple(key + [str(value.dtype) for value in arguments.values() if hasattr(value, "dtype")])
 
 
 @cache
-def _unfit_errors() -> tuple[type[Exception], ...]:
-    """Return the errors of configs that Triton's own tuning passes over."""
+def _list_unfit_errors() -> tuple[type[Exception], ...]:
+    """Return the error types that Triton's own tuning takes for a config that does not fit."""
     from triton.compiler import errors as compiling
     from triton.runtime import errors as running
 
@@ -741,17 +785,17 @@ def _unfit_errors() -> tuple[type[Exception], ...]:
     return tuple(getattr(module, name) for module, name in places if hasattr(module, name))
 
 
-def _device_index(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
-    return int(getattr(_first_device(args, kwargs), "index", None) or 0)
+def _find_device_index(args: Sequence[Any], kwargs: Mapping[str, Any]) -> int:
+    return int(getattr(_find_first_device(args, kwargs), "index", None) or 0)
 
 
-def _model(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
-    """Return the model of the GPU that a call's first tensor is on; empty without one."""
-    device = _first_device(args, kwargs)
+def _find_device_model(args: Sequence[Any], kwargs: Mapping[str, Any]) -> str:
+    """Return the GPU model of a call's first tensor; empty if it is not on a GPU."""
+    device = _find_first_device(args, kwargs)
     return (device_model(device.index or 0) or "") if getattr(device, "type", None) == "cuda" else ""
 
 
-def _first_device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+def _find_first_device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     for value in (*args, *kwargs.values()):
         device = getattr(getattr(value, "base", value), "device", None)
         if device is not None:
@@ -759,27 +803,27 @@ def _first_device(args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
     return None
 
 
-def _install(artifact: str) -> None:
-    """Put a winner into Triton's cache, so that the call compiles nothing; without it, it compiles."""
+def _install_artifact(artifact: str) -> None:
+    """Put a winner into Triton's cache, so that nothing is compiled; if that fails, Triton compiles it."""
     try:
         install(artifact)
     except (OSError, ValueError, KeyError) as error:
         _log.info("%s cannot be put into Triton's cache: %s", artifact, error)
 
 
-def _compiled_apart(function: Any, call: Call, config: str, device: int) -> Any:
-    """Return a config's kernel, compiled for a recorded call beside an application that goes on."""
+def _compile_recorded_call(function: Any, call: Call, config: str, device: int) -> Any:
+    """Compile a config for a recorded call, in the thread that follows the daemon while the application runs."""
     import torch
 
     from ktuned_triton.library import Library
-    from ktuned_triton.signature import call_arguments
+    from ktuned_triton.signature import make_call_arguments
 
     allow_captures()
-    build = call.build(config, "function", library=Library().to_plain())
+    build = call.make_build(config, "function", library=Library().to_plain())
     with torch.cuda.device(device) if torch.cuda.is_available() else contextlib.nullcontext():
         return function.run(
-            **call_arguments(function, build, Path()), grid=build.grid, warmup=True, **build.compiler_options
+            **make_call_arguments(function, build, Path()), grid=build.grid, warmup=True, **build.compiler_options
         )
 
 
-__all__ = ["KeyedCall", "Options", "adopt_class", "adopt_process", "autotune", "why_not_adopted"]
+__all__ = ["KeyedCall", "Options", "adopt_class", "adopt_process", "autotune", "explain_non_adoption"]

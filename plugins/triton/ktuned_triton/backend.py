@@ -1,4 +1,4 @@
-"""The backend: what it can do here, and how an artifact becomes a kernel again."""
+"""The backend: how ktuned compiles Triton functions and loads their artifacts."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from ktuned.backends import DEFAULT_TARGET, Absent, Compiled, Kernel, Unit, torc
 from ktuned.model import BackendError, Device, Outcome, Unsupported
 from ktuned_triton.artifact import CUBIN_FILE, LAUNCH_FILE, METADATA_FILE, PTX_FILE, load
 from ktuned_triton.build import Build
-from ktuned_triton.compiler import Refused, compile_unit, lower_unit, prepare
-from ktuned_triton.environment import ASSEMBLERS, possibly_deciding
-from ktuned_triton.hooks import has_hooks, hooked
+from ktuned_triton.compiler import CompileError, compile_unit, lower_unit, prepare_process
+from ktuned_triton.environment import ASSEMBLERS, find_possible_variables
+from ktuned_triton.hooks import has_hooks, wrap_with_hooks
 from ktuned_triton.library import Library
 
 REINSTALL_HINT = "pip install triton"
@@ -34,15 +34,15 @@ class Triton(backends.Backend):
     lowers = True
 
     def fingerprint(self) -> Mapping[str, str]:
-        """Return the versions of Triton and this plugin, and the environment that changes what Triton makes."""
+        """Return the versions of Triton and this plugin, and the variables that may change what Triton compiles."""
         return {
             "triton": version("triton"),
             "ktuned-triton": version("ktuned-triton"),
-            "environment": " ".join(f"{name}={value}" for name, value in possibly_deciding()),
+            "environment": " ".join(f"{name}={value}" for name, value in find_possible_variables()),
         }
 
     def toolchain_files(self) -> Iterable[Path]:
-        """Return the assembler that replaces Triton's own, if one is set; Triton brings all else."""
+        """Return the assemblers that replace Triton's own, if set; Triton brings everything else."""
         return [Path(os.environ[name]) for name in ASSEMBLERS if os.environ.get(name)]
 
     def devices(self) -> Sequence[Device] | Absent:
@@ -57,7 +57,7 @@ class Triton(backends.Backend):
         """
         self.prepare()
         for unit in units:
-            yield _compiled(unit, into / unit.key)
+            yield _compile_one_unit(unit, into / unit.key)
 
     def prepare(self) -> None:
         """Import Triton's compiler.
@@ -66,7 +66,7 @@ class Triton(backends.Backend):
             BackendError: it cannot be imported.
         """
         try:
-            prepare()
+            prepare_process()
         except ImportError as error:
             raise BackendError(f"Triton cannot be imported: {error}", hint=REINSTALL_HINT) from error
 
@@ -76,7 +76,7 @@ class Triton(backends.Backend):
         Raises:
             BackendError: it cannot be imported.
         """
-        Library.from_plain(library).open(cast(Build | None, build))
+        Library.from_plain(library).import_modules(cast(Build | None, build))
 
     def lower(self, unit: Unit) -> bytes | Compiled:
         """Call Triton's front end, in a process that has imported the function's module.
@@ -88,34 +88,33 @@ class Triton(backends.Backend):
         started = time.perf_counter()
         try:
             return lower_unit(unit)
-        except (Refused, Unsupported) as error:
-            return _refusal(unit, error, time.perf_counter() - started)
+        except (CompileError, Unsupported) as error:
+            return _report_refusal(unit, error, time.perf_counter() - started)
 
     def runs_other_code(self, build: backends.Build) -> bool:
-        """Hooks are Python."""
+        """Return whether the Build has hooks, which are Python."""
         return has_hooks(build)
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> Kernel:
-        """Load ``kernel.cubin`` into the device's primary context, which becomes the current one; Triton is not used,
-        unless the Build has hooks.
+        """Load ``kernel.cubin`` into the device's primary context, which becomes current; only hooks need Triton.
 
         Raises:
             Unsupported: it is for another architecture, or needs more than the device has.
             BackendError: the device cannot be reached.
             LookupError: a hook cannot be found.
         """
-        return hooked(load(artifact, device), unit)
+        return wrap_with_hooks(load(artifact, device), unit)
 
 
-def _compiled(unit: Unit, artifact: Path) -> Compiled:
+def _compile_one_unit(unit: Unit, artifact: Path) -> Compiled:
     started = time.perf_counter()
     try:
         facts = compile_unit(unit, artifact)
-    except (Refused, Unsupported) as error:
-        return _refusal(unit, error, time.perf_counter() - started)
+    except (CompileError, Unsupported) as error:
+        return _report_refusal(unit, error, time.perf_counter() - started)
     return Compiled(unit.key, seconds=time.perf_counter() - started, facts=facts)
 
 
-def _refusal(unit: Unit, error: Refused | Unsupported, seconds: float) -> Compiled:
+def _report_refusal(unit: Unit, error: CompileError | Unsupported, seconds: float) -> Compiled:
     outcome = Outcome.UNSUPPORTED if isinstance(error, Unsupported) else Outcome.COMPILE_ERROR
     return Compiled(unit.key, outcome, str(error), seconds)

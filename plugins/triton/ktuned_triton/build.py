@@ -1,4 +1,8 @@
-"""``Build``, a kernel file's recipe for one config: the Triton function, its arguments and its launch."""
+"""``Build``, a kernel file's recipe for one config: the Triton function, its arguments and its launch.
+
+A Build travels between processes as plain data. Functions travel by name; constants that are not plain values
+(dtypes, functions, members of enums) travel as maps that say what they are.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from ktuned.spec import functions
 DTYPE = "dtype"
 FUNCTION = "function"
 MEMBER = "member"
-"""Constants that are no plain values travel as maps of one of these keys: ``{"dtype": "fp16"}``."""
+"""Keys of the maps by which constants travel that are not plain values: ``{"dtype": "fp16"}``."""
 
 HOOKS = ("pre_hook", "post_hook")
 
@@ -37,32 +41,32 @@ class Build(backends.Build):
     """Recipe to compile and launch one config of a Triton kernel.
 
     Attributes:
-        function: a ``@triton.jit`` function at the top level of the kernel file, or of a module that this imports. What
-            travels is its name.
-        args: what its parameters that are no ``tl.constexpr`` get, in order: a string names a tensor of ``inputs``,
-            numbers, ``None`` and tuples are themselves.
-        constants: its ``tl.constexpr`` parameters by name: numbers, strings, ``None``, tuples, enums of
-            modules that can be imported, Triton's dtypes (``tl.float16``) and ``@triton.jit`` functions.
-        grid: how many programs in x, y, z; missing dimensions are 1.
-        num_warps: how many warps a program has, a power of two.
-        num_stages: how deep loops are pipelined.
-        num_ctas: how many blocks a cluster has.
-        maxnreg: the most registers that a thread may have; ``None`` leaves it to the compiler.
+        function: a ``@triton.jit`` function at the top level of the kernel file, or of a module that it imports. It
+            travels by its name.
+        args: the arguments of all parameters that are not ``tl.constexpr``, in order. A string names a tensor of
+            ``inputs``; numbers, ``None`` and tuples are passed as they are.
+        constants: the ``tl.constexpr`` parameters by name: numbers, strings, ``None``, tuples, members of enums in
+            importable modules, Triton's dtypes (``tl.float16``) and ``@triton.jit`` functions.
+        grid: number of programs in x, y, z; missing dimensions are 1.
+        num_warps: warps of a program, a power of two.
+        num_stages: depth of the pipelining of loops.
+        num_ctas: blocks of a cluster.
+        maxnreg: most registers of a thread; ``None`` leaves it to the compiler.
         options: more options of Triton's compiler: ``{"enable_fp_fusion": False}``.
-        pre_hook: a function that is called before each launch with the arguments by their parameters' names, found as
-            ``function`` is; its time counts.
-        post_hook: likewise after each launch, with ``exception=None`` besides.
+        pre_hook: a function that is called before each launch with a map of all arguments by parameter; it is found as
+            ``function`` is, and its time counts.
+        post_hook: the same after each launch, called with ``exception=None`` as well.
         dtypes: the dtypes of the tensors that ``args`` names; ktuned fills this in.
-        library: what the functions are imported from in place of the kernel file, as
-            :meth:`ktuned_triton.library.Library.to_plain` returns it; for drop-ins.
-        source: with a ``library`` a Python file, relative to the kernel file, that names without a module are found in.
-        cache_key: with a ``library`` Triton's digest of the function that the application has.
-        globals_read: with a ``cache_key`` the globals that Triton compiles in, and leaves out of that digest, as
-            :func:`ktuned_triton.evaluation.constants_read` returns them.
+        library: for drop-ins: where functions are imported from instead of the kernel file
+            (:meth:`ktuned_triton.library.Library.to_plain`).
+        source: with a ``library``: a Python file, relative to the kernel file, with the functions of no module.
+        cache_key: with a ``library``: Triton's digest of the function in the application.
+        globals_read: with a ``cache_key``: the globals that Triton compiles in but leaves out of that digest
+            (:func:`ktuned_triton.evaluation.list_constants_read`).
 
     Raises:
-        ValueError: no name leads to a function, or a size is not a positive int.
-        TypeError: ``function`` is no ``@triton.jit`` function, or a value is of a type that does not travel.
+        ValueError: a function cannot be found by its name, or a size is not a positive int.
+        TypeError: ``function`` is not a ``@triton.jit`` function, or a value has a type that does not travel.
     """
 
     backend: ClassVar[str] = "triton"
@@ -85,36 +89,38 @@ class Build(backends.Build):
     globals_read: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
-        object.__setattr__(self, "function", _name_of(self.function))
+        object.__setattr__(self, "function", _find_function_name(self.function))
         for name in HOOKS:
             if (hook := getattr(self, name)) is not None:
                 object.__setattr__(self, name, functions.name_of(hook))
-        object.__setattr__(self, "args", tuple(_argument(value) for value in self.args))
+        object.__setattr__(self, "args", tuple(_check_argument(value) for value in self.args))
         for name in ("constants", "options"):
-            values = {key: constant(key, value) for key, value in getattr(self, name).items()}
+            values = {key: pack_constant(key, value) for key, value in getattr(self, name).items()}
             object.__setattr__(self, name, values)
         grid: object = self.grid
-        if not isinstance(grid, tuple) or not 1 <= len(grid) <= 3 or not all(_is_count(size) for size in grid):
+        if not isinstance(grid, tuple) or not 1 <= len(grid) <= 3 or not all(_is_positive_int(size) for size in grid):
             raise ValueError(f"grid must be a tuple of one to three positive ints, not {self.grid!r}")
         for name in ("num_warps", "num_stages", "num_ctas", "maxnreg"):
             size = getattr(self, name)
-            if not (_is_count(size) or (name == "num_stages" and size == 0) or (name == "maxnreg" and size is None)):
+            if not (
+                _is_positive_int(size) or (name == "num_stages" and size == 0) or (name == "maxnreg" and size is None)
+            ):
                 raise ValueError(f"{name} must be a positive int, not {size!r}")
 
     def given(self, layouts: Callable[[], Mapping[str, Layout]]) -> Self:
-        """Take note of the dtypes of the tensors that ``args`` names: they are compiled in, shapes are not."""
+        """Return the Build with the dtypes of its tensors filled in: Triton compiles for dtypes, not for shapes."""
         known = layouts()
-        return replace(self, dtypes={name: known[name][0] for name in tensor_names(self.args) if name in known})
+        return replace(self, dtypes={name: known[name][0] for name in walk_tensor_names(self.args) if name in known})
 
     def to_plain(self) -> dict[str, Any]:
-        """Return the fields as plain data, by which artifacts are known: without hooks and libraries that are none."""
+        """Return the fields as plain data, a part of an artifact's key; unset hooks and libraries are left out."""
         plain = super().to_plain()
         return {name: value for name, value in plain.items() if value or name not in (*HOOKS, *_OF_LIBRARIES)}
 
     @property
     def tensors(self) -> tuple[str, ...]:
-        """The tensors that a launch takes, also those inside tuples, in order."""
-        return tuple(dict.fromkeys(tensor_names(self.args)))
+        """Names of the tensors that a launch takes, in order, including those in tuples."""
+        return tuple(dict.fromkeys(walk_tensor_names(self.args)))
 
     @property
     def compiler_options(self) -> dict[str, Any]:
@@ -123,32 +129,32 @@ class Build(backends.Build):
         return {**self.options, **sizes, **({} if self.maxnreg is None else {"maxnreg": self.maxnreg})}
 
 
-def tensor_names(args: tuple[Argument, ...]) -> Iterator[str]:
-    """Yield the names of tensors among arguments, also those inside tuples."""
+def walk_tensor_names(args: tuple[Argument, ...]) -> Iterator[str]:
+    """Yield the names of the tensors among arguments, including those in tuples."""
     for arg in args:
         if isinstance(arg, tuple):
-            yield from tensor_names(arg)
+            yield from walk_tensor_names(arg)
         elif isinstance(arg, str):
             yield arg
         elif isinstance(arg, Mapping):
             yield arg["descriptor"]
 
 
-def _name_of(function: Callable[..., Any] | str) -> str:
+def _find_function_name(function: Callable[..., Any] | str) -> str:
     decorator = next((_WRAPPERS[base.__name__] for base in type(function).__mro__ if base.__name__ in _WRAPPERS), None)
     if decorator is not None:
         raise TypeError(
-            f"the function is decorated with {decorator}: leave that out; the space declares the configs, and the "
-            "kernel function computes what depends on them"
+            f"the function is decorated with {decorator}: remove the decorator; the space declares the configs, and "
+            "the kernel function computes what depends on them"
         )
     if type(function).__name__ == "InterpretedFunction":
         raise TypeError("TRITON_INTERPRET is set, so that @triton.jit does not compile: unset it")
     return functions.name_of(function)
 
 
-def _argument(value: Any) -> Argument:
-    if isinstance(value, tuple | list) and not is_named(value):
-        return tuple(_argument(item) for item in value)
+def _check_argument(value: Any) -> Argument:
+    if isinstance(value, tuple | list) and not is_named_tuple(value):
+        return tuple(_check_argument(item) for item in value)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, Mapping) and set(value) == DESCRIPTOR_FIELDS:
@@ -158,27 +164,27 @@ def _argument(value: Any) -> Argument:
     )
 
 
-def is_named(value: object) -> bool:
-    """Return whether a value is a named tuple, whose fields kernels read by name: its class does not travel."""
+def is_named_tuple(value: object) -> bool:
+    """Return whether a value is a named tuple. Kernels read its fields by name, and its class does not travel."""
     return isinstance(value, tuple) and hasattr(value, "_fields")
 
 
-def constant(name: str, value: Any) -> Any:
-    """Return a constant as it travels, the same again for what has travelled."""
-    if isinstance(value, tuple | list) and not is_named(value):
-        return tuple(constant(name, item) for item in value)
+def pack_constant(name: str, value: Any) -> Any:
+    """Return a constant in the form in which it travels; a constant in that form is returned unchanged."""
+    if isinstance(value, tuple | list) and not is_named_tuple(value):
+        return tuple(pack_constant(name, item) for item in value)
     if isinstance(value, Mapping) and set(value) in ({DTYPE}, {FUNCTION}, {MEMBER}):
         return dict(value)
     if isinstance(value, enum.Enum):
-        return {MEMBER: _member_name(name, value)}
+        return {MEMBER: _name_member(name, value)}
     if type(value).__module__.partition(".")[0] == "triton":
-        # By its type's name: Triton is not imported for it.
+        # Recognised by the name of its type, so that Triton need not be imported.
         if type(value).__name__ == "constexpr":
-            return constant(name, value.value)
+            return pack_constant(name, value.value)
         if type(value).__name__ == "dtype":
             return {DTYPE: value.name}
         if hasattr(value, "cache_key"):
-            return {FUNCTION: _name_of(value)}
+            return {FUNCTION: _find_function_name(value)}
     if value is None or type(value) in (bool, int, float, str):
         return value
     raise TypeError(
@@ -187,12 +193,12 @@ def constant(name: str, value: Any) -> Any:
     )
 
 
-def _member_name(name: str, value: enum.Enum) -> str:
+def _name_member(name: str, value: enum.Enum) -> str:
     kind = type(value)
     if kind.__module__ == "__main__" or "<locals>" in kind.__qualname__:
         raise TypeError(f"the constant {name} is a member of {kind.__qualname__}, which no other process can import")
     return f"{kind.__module__}:{kind.__qualname__}.{value.name}"
 
 
-def _is_count(value: object) -> bool:
+def _is_positive_int(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value > 0

@@ -1,8 +1,13 @@
-"""One call of an autotuned function, evaluated where it is made: its tuning key, and each config as plain data.
+"""One call of an autotuned function as plain data: its tuning key, its arguments, and a recipe for each config.
 
-Only the application can prune configs, compute heuristics and evaluate grids: their functions need its arguments. A
-record of the results is all that the tuning needs. What all configs share (tensors, numbers) stands in the call once;
-a config's recipe has what it changes.
+Pruning, heuristics and grids are functions of the application and need the call's arguments, so only the application
+can evaluate them. It does so once for each key, in the call; tuning then needs nothing but the results. What all
+configs share (tensors, numbers) is stored once in the call, and a recipe has what its config changes.
+
+A tensor travels as dtype, size and strides. The content of floating-point tensors is drawn at random by the worker.
+Integers may be indices, for which random content is not safe: their content is copied and travels with the call
+(:func:`copy_contents`), unless a hook zeroes them. A table of pointers means nothing in another process; such a call
+is left to Triton, as is every other that a worker cannot repeat (:class:`NotTunable`).
 """
 
 from __future__ import annotations
@@ -16,39 +21,39 @@ from typing import Any, Self
 
 from ktuned.dropin import TYPES_KEY, short_dtype
 from ktuned.model import canonical
-from ktuned_triton.build import Argument, Build, Descriptor, constant, is_named
+from ktuned_triton.build import Argument, Build, is_named_tuple, pack_constant
 from ktuned_triton.hook_effects import HookEffects, UnknownEffects, observe_config_hook, observe_tuner_hooks
 from ktuned_triton.signature import ALIGNMENT_BYTES
 
 FLOATING = ("float64", "float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2")
-"""Dtypes whose content is drawn at random; others may be indices, for which random content is not safe."""
+"""Dtypes whose content is drawn at random; tensors of others are captured."""
 
 CAPTURED = "captured"
-"""Fill of a tensor whose content is the call's own."""
+"""Fill of a tensor whose content travels with the call."""
 
 MAX_CAPTURED_BYTES = 64 << 20
-"""The content of one call's tensors of integers (indices, masks, lengths), which is copied from the device in the call:
-10 ms of a step at most, once for a key, beside a compile that takes longer."""
+"""Limit for the captured tensors of a call (indices, masks, lengths). Copying them from the device takes at most 10 ms,
+once for a key, in a call that compiles for longer."""
 
 ADDRESS_BYTES = 8
 SMALLEST_ADDRESS, LARGEST_ADDRESS = 1 << 40, 1 << 57
-"""Range of what a driver gives out as addresses on 64-bit systems; hardly an index is as large."""
+"""Range of a driver's addresses on 64-bit systems; an index is hardly ever that large."""
 
 _LAUNCH_ONLY = ("grid", "warmup")
 _SIZES = ("num_warps", "num_ctas", "num_stages", "maxnreg")
 
 
-class LeftAlone(Exception):
-    """A call, or a whole function, that ktuned does not tune; the message is the reason."""
+class NotTunable(Exception):
+    """A call or a whole function cannot be tuned by another process; the message is the reason."""
 
 
-class NothingToLaunch(Exception):
-    """A call whose grid is empty, as for a batch without elements: it says nothing of its key."""
+class EmptyGrid(Exception):
+    """A call launches no program (a batch without elements, for example), so it says nothing about its key."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """A tensor argument: its dtype, its elements from the first to the end of its storage, its shape and strides."""
+    """A tensor argument; ``elements`` counts from its first element to the end of its storage."""
 
     dtype: str
     elements: int
@@ -61,8 +66,13 @@ class Tensor:
 class Recipe:
     """One config of a call: its constexprs, its grid and its compiler options.
 
-    ``args`` are the arguments where a heuristic or a hook gives this config others than the call has. ``position`` is
-    the config's place in the autotuner's list, where its hooks are found; ``None`` where none is to be called.
+    Attributes:
+        constants: the constexpr parameters, by name.
+        grid: programs in x, y, z.
+        sizes: the options that Triton has for every kernel: ``num_warps`` and the like.
+        options: all other compiler options.
+        args: this config's arguments, if a heuristic or a hook makes them differ from the call's.
+        position: the config's index in the autotuner's list, by which its hooks are found; ``None`` without hooks.
     """
 
     constants: Mapping[str, Any]
@@ -75,9 +85,13 @@ class Recipe:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """A call: its tensors by their parameters' names, its arguments, and the recipe of each config by its knobs' text.
+    """A call of an autotuned function.
 
-    ``content`` names the file that holds the tensors whose content is the call's own.
+    Attributes:
+        tensors: its tensors by their parameters' names.
+        args: the arguments that all configs share.
+        recipes: a recipe for each config, by the text of its knobs.
+        content: name of the file with the captured tensors' content; empty if there are none.
     """
 
     tensors: Mapping[str, Tensor]
@@ -85,8 +99,8 @@ class Call:
     recipes: Mapping[str, Recipe]
     content: str = ""
 
-    def build(self, config: str, function: str, **more: Any) -> Build:
-        """Return the Build of a config, given as text, for a function; ``more`` are further fields."""
+    def make_build(self, config: str, function: str, **more: Any) -> Build:
+        """Return a config's Build; ``function`` is the function's name, ``more`` are further fields of the Build."""
         recipe = self.recipes[config]
         sizes: Mapping[str, Any] = recipe.sizes
         return Build(
@@ -128,14 +142,14 @@ class Call:
         )
 
 
-def knobs(config: Any) -> dict[str, bool | int | float | str]:
-    """Return a ``triton.Config`` as ktuned's config; values that are no scalars become text."""
+def read_knobs(config: Any) -> dict[str, bool | int | float | str]:
+    """Return a ``triton.Config`` as a config of ktuned; values that are not scalars become text."""
     values = {**config.kwargs, **{name: getattr(config, name) for name in _SIZES}}
-    return {name: scalar(value) for name, value in values.items() if value is not None or name in config.kwargs}
+    return {name: to_scalar(value) for name, value in values.items() if value is not None or name in config.kwargs}
 
 
-def scalar(value: Any) -> bool | int | float | str:
-    """Return a value as it stands in a problem or a config: numbers and strings as they are, others as their text."""
+def to_scalar(value: Any) -> bool | int | float | str:
+    """Return a value as problems and configs store it: finite numbers and strings unchanged, others as ``~`` + repr."""
     if isinstance(value, float) and not math.isfinite(value):
         return f"~{value}"
     if type(value) in (bool, int, float):
@@ -145,81 +159,89 @@ def scalar(value: Any) -> bool | int | float | str:
     return f"~{value!r}"
 
 
-def key_of(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
-    """Return the problem that a call's tuning key is: the values of ``key``, and the dtypes of all tensors.
+def make_problem(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
+    """Return a call's tuning key as a problem: the values of ``key``, and the dtypes of all tensors.
 
-    The key's own arguments that a call leaves out have no value; Triton leaves them out, too.
+    A key argument that the call leaves out gets ``~``; Triton's own key leaves it out.
     """
-    given = _given(tuner, args, kwargs)
-    problem = {name: scalar(given[name]) if name in given else "~" for name in tuner.keys}
-    dtypes = (getattr(value, "dtype", None) or _descriptor_dtype(value) for value in given.values())
+    arguments = _map_arguments(tuner, args, kwargs)
+    problem = {name: to_scalar(arguments[name]) if name in arguments else "~" for name in tuner.keys}
+    dtypes = (getattr(value, "dtype", None) or _read_descriptor_dtype(value) for value in arguments.values())
     return {**problem, TYPES_KEY: ",".join(short_dtype(dtype) for dtype in dtypes if dtype is not None)}
 
 
-def _descriptor_dtype(value: Any) -> Any:
+def _read_descriptor_dtype(value: Any) -> Any:
     return value.base.dtype if is_descriptor(value) else None
 
 
 def is_descriptor(value: Any) -> bool:
-    """Return whether a value is a host-side tensor descriptor of Triton's."""
+    """Return whether a value is one of Triton's host-side tensor descriptors."""
     return type(value).__name__ == "TensorDescriptor" and hasattr(value, "block_shape")
 
 
-def tensor_names(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the names by which a call's tensors are known: each memory once, under its first parameter's name."""
+def list_tensor_names(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the names of a call's tensors; tensors that share memory and dtype go by their first parameter's name."""
     places: dict[tuple[int, str], str] = {}
-    for name, value in _tensors_in(_given(tuner, args, kwargs)):
+    for name, value in _walk_tensors(_map_arguments(tuner, args, kwargs)):
         places.setdefault((value.data_ptr(), str(value.dtype)), name)
     return tuple(places.values())
 
 
-def _tensors_in(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
+def _walk_tensors(given: Mapping[str, Any]) -> Iterator[tuple[str, Any]]:
     for name, value in given.items():
-        if isinstance(value, tuple) and not is_named(value):
-            yield from _tensors_in({f"{name}.{place}": item for place, item in enumerate(value)})
+        if isinstance(value, tuple) and not is_named_tuple(value):
+            yield from _walk_tensors({f"{name}.{place}": item for place, item in enumerate(value)})
         elif is_descriptor(value):
             yield name, value.base
         elif _is_tensor(value):
             yield name, value
 
 
-def _given(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
-    given = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
-    return {name: value for name, value in given.items() if name in tuner.arg_names}
+def _map_arguments(tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    arguments = {**dict(zip(tuner.arg_names, args, strict=False)), **kwargs}
+    return {name: value for name, value in arguments.items() if name in tuner.arg_names}
 
 
 def _is_tensor(value: Any) -> bool:
     return hasattr(value, "untyped_storage") and hasattr(value, "data_ptr")
 
 
-def evaluate(
-    tuner: Any,
-    configs: Sequence[Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
-    captured: dict[str, Any] | None = None,
-) -> tuple[Call, bool]:
-    """Return a call with all its configs, as they are after pruning, and whether user code must run around a launch.
+def evaluate_call(
+    tuner: Any, configs: Sequence[Any], args: Sequence[Any], kwargs: Mapping[str, Any]
+) -> tuple[Call, dict[str, Any], bool]:
+    """Describe a call as plain data.
 
-    The tensors whose content is the call's own are put into ``captured``, by their names.
+    Hooks are called here, as Triton would call them, to see what they do.
+
+    Args:
+        tuner: Triton's autotuner.
+        configs: the configs that are left after pruning.
+        args: the call's positional arguments.
+        kwargs: its keyword arguments, ``grid`` included.
+
+    Returns:
+        the call, the tensors whose content must travel (by name), and whether hooks must run as user code around a
+        launch.
 
     Raises:
-        LeftAlone: it cannot be tuned by another process; says why.
-        NothingToLaunch: its grid is empty.
+        NotTunable: another process cannot make the call; the message says why.
+        EmptyGrid: the call launches nothing.
     """
-    reader = _ArgumentReader(tuner, {} if captured is None else captured)
+    reader = _ArgumentReader(tuner)
     positional = dict(zip(tuner.arg_names, args, strict=False))
     needs_hooks = False
+    # What the author's hooks do to the tensors, once for all configs.
     try:
         effects = observe_tuner_hooks(tuner, {**positional, **kwargs, **configs[0].all_kwargs()})
     except UnknownEffects:
         effects, needs_hooks = HookEffects(), True
     reader.zeroed |= effects.zeroed
-    heuristics, function = _layers(tuner.fn)
-    plain = [parameter for parameter in function.params if not parameter.is_constexpr]
-    constexprs = [parameter for parameter in function.params if parameter.is_constexpr]
+    heuristics, function = _split_heuristics(tuner.fn)
+    names = {parameter.name for parameter in function.params}
+    plain_names = [parameter.name for parameter in function.params if not parameter.is_constexpr]
+    constexpr_names = [parameter.name for parameter in function.params if parameter.is_constexpr]
     given = {parameter.name: parameter.default for parameter in function.params} | positional | dict(kwargs)
-    missing = [one.name for one in function.params if given[one.name] is inspect.Parameter.empty]
+    missing = [parameter.name for parameter in function.params if given[parameter.name] is inspect.Parameter.empty]
     shared: tuple[Argument, ...] | None = None
     recipes: dict[str, Recipe] = {}
     for config in configs:
@@ -227,221 +249,208 @@ def evaluate(
             raise ValueError(f"Conflicting meta-parameters: {', '.join(conflicts)}. Do not pass what is tuned.")
         chosen = config.all_kwargs()
         position = None
+        # The config's own hook, which may also reshape descriptors: before the arguments are read.
         if config.pre_hook is not None:
             try:
                 reader.zeroed |= observe_config_hook(config.pre_hook, {**positional, **kwargs, **chosen}).zeroed
             except UnknownEffects:
                 needs_hooks = True
         if needs_hooks:
-            position = hook_position(tuner, config)
+            position = find_hook_position(tuner, config)
+        # All arguments by name, as Triton resolves them: the call's, the config's, then heuristics in their order.
         named = {**kwargs, **chosen}
         for name, heuristic in heuristics:
             named[name] = heuristic({**positional, **named})
         if absent := [name for name in missing if name not in named]:
             raise TypeError(f"{function.__name__}() is missing the argument {absent[0]!r}")
         values = {**given, **named}
-        constants = {one.name: _constant(one.name, values[one.name]) for one in constexprs}
+        constants = {name: _pack_constant(name, values[name]) for name in constexpr_names}
+        # The arguments are stored once, unless a hook or heuristic gives this config others.
         own: tuple[Argument, ...] | None = None
-        if shared is None or config.pre_hook is not None or any(one.name in named for one in plain):
-            own = tuple(reader.read(one.name, values[one.name]) for one in plain)
+        if shared is None or config.pre_hook is not None or any(name in named for name in plain_names):
+            own = tuple(reader.read_argument(name, values[name]) for name in plain_names)
             if shared is None or own == shared:
                 shared, own = own, None
-        names = {one.name for one in function.params}
+        # What is no parameter of the function is an option of the compiler.
         options = {name: value for name, value in named.items() if name not in names and name not in _LAUNCH_ONLY}
         sizes = {name: options.pop(name) for name in _SIZES if name in options}
-        plain_options = {name: _constant(name, value) for name, value in options.items()}
-        grid = _grid(kwargs, {name: values[name] for name in names} | chosen)
-        recipes[canonical(knobs(config))] = Recipe(constants, grid, sizes, plain_options, own, position)
+        plain_options = {name: _pack_constant(name, value) for name, value in options.items()}
+        grid = _evaluate_grid(kwargs, {name: values[name] for name in names} | chosen)
+        recipes[canonical(read_knobs(config))] = Recipe(constants, grid, sizes, plain_options, own, position)
     assert shared is not None
-    return Call(reader.tensors(), shared, recipes), needs_hooks
+    return Call(reader.describe_tensors(), shared, recipes), reader.captured, needs_hooks
 
 
-def hook_position(tuner: Any, config: Any) -> int | None:
-    """Return the place in an autotuner's list of a config that is launched with hooks; ``None`` without any.
+def find_hook_position(tuner: Any, config: Any) -> int | None:
+    """Return the index of a config in the autotuner's list, by which its hooks are found; ``None`` without hooks.
 
     Raises:
-        LeftAlone: pruning made the config, so that no other process finds its hook.
+        NotTunable: pruning made the config, so no other process can find its hook.
     """
     if not (config.pre_hook or tuner.user_defined_pre_hook or tuner.user_defined_post_hook):
         return None
-    wanted = canonical(knobs(config))
+    wanted = canonical(read_knobs(config))
     for position, known in enumerate(tuner.configs):
-        if known.pre_hook is config.pre_hook and canonical(knobs(known)) == wanted:
+        if known.pre_hook is config.pre_hook and canonical(read_knobs(known)) == wanted:
             return position
-    raise LeftAlone(
-        "its pruning makes a config with a pre_hook that does more than zero or reshape, which no other process finds"
+    raise NotTunable(
+        "its pruning makes a config whose pre_hook does more than zero or reshape, and no other process can find it"
     )
 
 
-def hook_names(tuner: Any) -> tuple[str, ...]:
-    """Return the names of an autotuner's hooks, its configs' by their position: by these another process finds them."""
+def list_hook_names(tuner: Any) -> tuple[str, ...]:
+    """Return the names of an autotuner's hooks, by which another process finds them: ``configs[2].pre_hook``."""
     own = [name for name in ("pre_hook", "post_hook") if getattr(tuner, f"user_defined_{name}")]
     return (*own, *(f"configs[{place}].pre_hook" for place, config in enumerate(tuner.configs) if config.pre_hook))
 
 
-def contents(captured: Mapping[str, Any], elements: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Return copies on the CPU of a call's own tensors, each as a row of all its elements.
+def copy_contents(captured: Mapping[str, Any], elements: Mapping[str, Tensor]) -> dict[str, Any]:
+    """Copy captured tensors to the CPU, each as one row of all its elements.
 
     Raises:
-        LeftAlone: one holds addresses, or they are too large to be kept.
+        NotTunable: one holds addresses, or together they exceed ``MAX_CAPTURED_BYTES``.
     """
     import torch
 
     size = sum(elements[name].elements * value.element_size() for name, value in captured.items())
     if size > MAX_CAPTURED_BYTES:
-        raise LeftAlone(
+        raise NotTunable(
             f"its tensors of integers ({', '.join(captured)}) have {size >> 20} MiB, more than is captured of a call "
             f"({MAX_CAPTURED_BYTES >> 20} MiB)"
         )
-    found = {}
+    copies = {}
     for name, value in captured.items():
         row = torch.as_strided(value, (elements[name].elements,), (1,), value.storage_offset()).cpu()
         if row.dtype.itemsize == ADDRESS_BYTES and _holds_address(row):
-            raise LeftAlone(f"its argument {name} is a table of pointers")
-        found[name] = row
-    return found
+            raise NotTunable(f"its argument {name} is a table of pointers")
+        copies[name] = row
+    return copies
 
 
 def _holds_address(row: Any) -> bool:
     import torch
 
-    # An unsigned number that needs the sign's bit is no address.
+    # An unsigned number above 2**63 becomes negative here; it is no address either.
     numbers = row.view(torch.int64)
     return bool(((numbers >= SMALLEST_ADDRESS) & (numbers < LARGEST_ADDRESS)).any())
 
 
-def jitted(function: Any) -> Any:
-    """Return the ``@triton.jit`` function below an autotuner and heuristics.
+def find_jit_function(function: Any) -> Any:
+    """Return the ``@triton.jit`` function that an autotuner and heuristics wrap.
 
     Raises:
-        LeftAlone: there is something else between them.
+        NotTunable: something else wraps it.
     """
     inner = function
     while not hasattr(inner, "params"):
         if not is_wrapper(inner):
-            raise LeftAlone(f"its function is a {type(inner).__name__}, not a @triton.jit function")
+            raise NotTunable(f"its function is a {type(inner).__name__}, not a @triton.jit function")
         inner = inner.fn
     return inner
 
 
-def autotuner_in(function: Any) -> Any:
-    """Return the outermost autotuner of a function, below heuristics; ``None`` without one."""
+def find_autotuner(function: Any) -> Any:
+    """Return the outermost autotuner among a function's wrappers; ``None`` if it has none."""
     while is_wrapper(function) and not is_wrapper(function, "Autotuner"):
         function = function.fn
     return function if is_wrapper(function, "Autotuner") else None
 
 
 def is_wrapper(function: Any, kind: str = "") -> bool:
-    """Return whether this is Triton's autotuner or heuristics (or the one ``kind`` of them), or derives from them."""
+    """Return whether this is an instance of Triton's ``Autotuner`` or ``Heuristics``, or only of ``kind``.
+
+    By the names of classes, so that Triton need not be imported.
+    """
     kinds = (kind,) if kind else ("Autotuner", "Heuristics")
     return any(base.__name__ in kinds for base in type(function).__mro__)
 
 
-def _layers(function: Any) -> tuple[list[tuple[str, Any]], Any]:
-    """Return the heuristics above a ``@triton.jit`` function, in the order in which they are evaluated, and it."""
-    found: list[tuple[str, Any]] = []
+def _split_heuristics(function: Any) -> tuple[list[tuple[str, Any]], Any]:
+    """Return the heuristics of a function in the order of their evaluation, and the ``@triton.jit`` function itself."""
+    heuristics: list[tuple[str, Any]] = []
     while not hasattr(function, "params"):
         if not is_wrapper(function, "Heuristics"):
-            raise LeftAlone(f"its function is a {type(function).__name__}, not a @triton.jit function")
-        found += function.values.items()
+            raise NotTunable(f"its function is a {type(function).__name__}, not a @triton.jit function")
+        heuristics += function.values.items()
         function = function.fn
-    return found, function
+    return heuristics, function
 
 
 class _ArgumentReader:
-    """Reads arguments as plain data, and keeps what is known of the tensors among them."""
+    """Turns arguments into plain data, and collects the tensors among them."""
 
-    def __init__(self, tuner: Any, captured: dict[str, Any]) -> None:
+    def __init__(self, tuner: Any) -> None:
         self.zeroed: set[int] = set()
+        self.captured: dict[str, Any] = {}
         self._reset = frozenset(tuner.reset_to_zero)
-        self._captured = captured
         self._tensors: dict[str, tuple[Any, Tensor]] = {}
         self._places: dict[tuple[int, str], str] = {}
 
-    def tensors(self) -> dict[str, Tensor]:
-        """Return the tensors; those that a hook has zeroed begin as zeros."""
-        found = {}
+    def describe_tensors(self) -> dict[str, Tensor]:
+        """Return all tensors that were read; those that a hook zeroes get the fill ``zeros``."""
+        described = {}
         for name, (value, tensor) in self._tensors.items():
             if id(value) in self.zeroed:
-                self._captured.pop(name, None)
+                self.captured.pop(name, None)
                 tensor = Tensor(tensor.dtype, tensor.elements, "zeros", tensor.shape, tensor.strides)
-            found[name] = tensor
-        return found
+            described[name] = tensor
+        return described
 
-    def read(self, name: str, value: Any) -> Argument:
-        """Return an argument as a Build has it.
+    def read_argument(self, name: str, value: Any) -> Argument:
+        """Return an argument in the form that a Build takes.
 
         Raises:
-            LeftAlone: another process cannot make it.
+            NotTunable: another process cannot make such a value.
         """
-        if isinstance(value, tuple) and not is_named(value):
-            return tuple(self.read(f"{name}.{place}", item) for place, item in enumerate(value))
+        if isinstance(value, tuple) and not is_named_tuple(value):
+            return tuple(self.read_argument(f"{name}.{place}", item) for place, item in enumerate(value))
         if value is None or type(value) in (bool, int, float):
             return value  # type: ignore[no-any-return]
         if is_descriptor(value):
             return {
-                "descriptor": self._tensor(name, value.base),
+                "descriptor": self._read_tensor(name, value.base),
                 "shape": list(map(int, value.shape)),
                 "strides": list(map(int, value.strides)),
                 "block_shape": list(map(int, value.block_shape)),
                 "padding": value.padding,
             }
         if _is_tensor(value):
-            return self._tensor(name, value)
-        kind = f"named tuple {type(value).__name__}" if is_named(value) else type(value).__name__
-        raise LeftAlone(f"its argument {name} is a {kind}")
+            return self._read_tensor(name, value)
+        kind = f"named tuple {type(value).__name__}" if is_named_tuple(value) else type(value).__name__
+        raise NotTunable(f"its argument {name} is a {kind}")
 
-    def _tensor(self, name: str, value: Any) -> str:
+    def _read_tensor(self, name: str, value: Any) -> str:
         dtype = str(value.dtype).removeprefix("torch.")
         address: int = value.data_ptr()
         if (address, dtype) in self._places:
-            # The same memory under two names, as in a kernel that works in place.
+            # One memory under two names: a kernel that works in place.
             return self._places[address, dtype]
         if address % ALIGNMENT_BYTES:
-            raise LeftAlone(f"its argument {name} is not aligned to {ALIGNMENT_BYTES} bytes")
+            raise NotTunable(f"its argument {name} is not aligned to {ALIGNMENT_BYTES} bytes")
         if dtype.startswith("complex"):
-            raise LeftAlone(f"its argument {name} is a tensor of {dtype}, which Triton does not have")
+            raise NotTunable(f"its argument {name} is a tensor of {dtype}, which Triton does not have")
         fill = "zeros" if name in self._reset else "uniform" if dtype in FLOATING else CAPTURED
         if fill == CAPTURED:
-            self._captured[name] = value
+            self.captured[name] = value
         elements = value.untyped_storage().nbytes() // value.element_size() - value.storage_offset()
         self._tensors[name] = value, Tensor(dtype, elements, fill, tuple(value.shape), tuple(value.stride()))
         self._places[address, dtype] = name
         return name
 
 
-def _grid(kwargs: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[int, ...]:
+def _evaluate_grid(kwargs: Mapping[str, Any], values: Mapping[str, Any]) -> tuple[int, ...]:
     grid = kwargs["grid"]
     sizes = grid(dict(values)) if callable(grid) else grid
-    found = tuple(int(size) for size in (sizes if isinstance(sizes, tuple | list) else (sizes,)))
-    if not 1 <= len(found) <= 3:
-        raise LeftAlone(f"its grid has {len(found)} dimensions")
-    if min(found) < 1:
-        raise NothingToLaunch(f"its grid is {found}")
-    return found
+    blocks = tuple(int(size) for size in (sizes if isinstance(sizes, tuple | list) else (sizes,)))
+    if not 1 <= len(blocks) <= 3:
+        raise NotTunable(f"its grid has {len(blocks)} dimensions")
+    if min(blocks) < 1:
+        raise EmptyGrid(f"its grid is {blocks}")
+    return blocks
 
 
-def _constant(name: str, value: Any) -> Any:
+def _pack_constant(name: str, value: Any) -> Any:
     try:
-        return constant(name, value)
+        return pack_constant(name, value)
     except (TypeError, ValueError) as error:
-        raise LeftAlone(str(error)) from error
-
-
-__all__ = [
-    "CAPTURED",
-    "Call",
-    "Descriptor",
-    "LeftAlone",
-    "NothingToLaunch",
-    "Recipe",
-    "Tensor",
-    "autotuner_in",
-    "contents",
-    "evaluate",
-    "hook_names",
-    "jitted",
-    "key_of",
-    "knobs",
-    "tensor_names",
-]
+        raise NotTunable(str(error)) from error

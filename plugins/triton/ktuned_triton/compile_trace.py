@@ -1,7 +1,7 @@
-"""``torch.compile``: while it traces, an autotuned function has one config, once that is known.
+"""While ``torch.compile`` traces, an autotuned function shows only its winner, once that is known.
 
-Dynamo and Inductor read an autotuner's configs, and Inductor tunes them itself, in the program. Given the winner alone,
-it compiles that and tunes nothing.
+Dynamo and Inductor read an autotuner's configs, and Inductor tunes them itself, in the program. If it sees the winner
+alone, it compiles that and tunes nothing.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from typing import Any
 
 _log = logging.getLogger("ktuned.triton")
 
-Choose = Callable[[], list[Any]]
+ChooseConfigs = Callable[[], list[Any]]
 
 
-class Traced:
-    """The face of one autotuner for traces: for each of them the same from its beginning to its end.
+class TracedConfigs:
+    """The configs that traces see of one autotuner: the same from the beginning of a trace to its end.
 
-    A grid that was traced for one config is wrong for another, which a tuning may bring meanwhile.
+    A tuning may end during a trace, but a grid that was traced for one config is wrong for another.
     """
 
-    def __init__(self, choose: Choose) -> None:
+    def __init__(self, choose: ChooseConfigs) -> None:
         self._choose = choose
         self._shown: weakref.WeakKeyDictionary[Any, list[Any]] = weakref.WeakKeyDictionary()
 
-    def configs(self) -> list[Any]:
-        """Return the only config, in a list, for the trace that goes on; nothing if none is known, or outside."""
-        context = tracing_context()
+    def find_configs(self) -> list[Any]:
+        """Return the config for the current trace, in a list; an empty list if none is known, or outside a trace."""
+        context = find_tracing_context()
         if context is None:
             return []
         if context not in self._shown:
@@ -38,29 +38,31 @@ class Traced:
         return self._shown[context]
 
 
-_ask: Callable[[], Any] | None = None
-"""Torch's own question, once it is known: each launch asks it."""
+_get_context: Callable[[], Any] | None = None
+"""Torch's function for it, kept once it is found, because each launch calls it."""
 
 
-def tracing_context() -> Any:
-    """Return torch's context of the trace that goes on in this thread, also while its graph is compiled.
+def find_tracing_context() -> Any:
+    """Return torch's context of this thread's current trace, also while its graph is compiled; else ``None``.
 
-    A torch that does not say so is taken for one that never traces: Inductor tunes all configs itself then.
+    A torch without such a context counts as one that never traces; Inductor then tunes all configs itself.
     """
-    global _ask
-    if _ask is not None:
-        return _ask()
+    global _get_context
+    if _get_context is not None:
+        return _get_context()
     guards: Any = sys.modules.get("torch._guards")
     if guards is None:
         return None
     context: Any = getattr(guards, "TracingContext", None)
     if not hasattr(context, "try_get"):
-        _say_once(f"torch {sys.modules['torch'].__version__}: traces of torch.compile are not seen, which tunes itself")
+        _warn_once(
+            f"torch {sys.modules['torch'].__version__} does not report its traces: torch.compile tunes by itself"
+        )
         return None
-    _ask = context.try_get
-    return _ask()
+    _get_context = context.try_get
+    return _get_context()
 
 
 @cache
-def _say_once(text: str) -> None:
+def _warn_once(text: str) -> None:
     _log.warning(text)

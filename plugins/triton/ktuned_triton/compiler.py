@@ -1,4 +1,14 @@
-"""From a unit to its artifact: Triton's own compiler, aimed at any architecture."""
+"""From a unit to its artifact: Triton's own compiler, aimed at any architecture.
+
+Triton compiles for the device of its active driver. A compile worker has no device, so a stand-in driver
+(:class:`_AbsentDriver`) names the target instead. A unit is compiled in one of two ways, with the same machine code,
+key and metadata:
+
+- in one piece, by calling the function's ``warmup``; this process then imports the kernel file, or
+- from the text that a front end has made of it (:mod:`ktuned_triton.lowering`); nothing of the user's is imported.
+
+What a config can be blamed for becomes :class:`CompileError` or ``Unsupported``; a full disk is a ``BackendError``.
+"""
 
 from __future__ import annotations
 
@@ -22,21 +32,21 @@ from ktuned.model import BackendError, KernelFileError, Unsupported
 from ktuned.spec import causes, place
 from ktuned_triton.artifact import CUBIN_FILE, LAUNCH_FILE, METADATA_FILE, PTX_FILE
 from ktuned_triton.build import Build
-from ktuned_triton.descriptors import expand, is_descriptor_type
+from ktuned_triton.descriptors import expand_descriptor, is_descriptor_type
 from ktuned_triton.launch_plan import LaunchPlan, Parameter
-from ktuned_triton.library import difference, find_function
-from ktuned_triton.limits import why_not
-from ktuned_triton.lowering import Lowered, Unreadable, compiled, front, is_known
-from ktuned_triton.signature import Misfit, call_arguments, launch_parameters
+from ktuned_triton.library import find_difference, find_function
+from ktuned_triton.limits import explain_unlaunchable
+from ktuned_triton.lowering import Lowered, UnreadableText, compile_lowered, is_supported_version, run_front_end
+from ktuned_triton.signature import ArgumentMismatch, find_launch_parameters, make_call_arguments
 
 MAX_MESSAGE_CHARS = 4000
-"""Limit of a kept message; its first lines name the error and its place."""
+"""Limit for an error message; its first lines have the error and its place."""
 
 MAX_LOWERED_BYTES = 8 << 20
-"""Half of a message to a worker; a matrix product has 40 KB. A larger one is compiled in one piece."""
+"""Half of a message to a worker; a matrix product takes 40 KB. A function with more text is compiled in one piece."""
 
 MAJOR_VERSION = "3"
-"""The major version of Triton whose compiler this calls."""
+"""The major version of Triton that this calls."""
 
 _ASSEMBLER_ERROR = re.compile(r"^ptxas\S*\s.*(?:fatal|error).*$", re.MULTILINE)
 _TARGET = re.compile(r"sm_(\d+)(\d)([af]?)")
@@ -45,14 +55,15 @@ _DISK_IS_FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 _device_numbers = itertools.count()
 
 
-class Refused(Exception):
-    """The function cannot be compiled; the message is Triton's own, or says what does not fit."""
+class CompileError(Exception):
+    """The function cannot be compiled; the message is Triton's own, or says what is wrong with the Build."""
 
 
-def prepare(installed: str = "") -> None:
-    """Do what each process must do once before it compiles: a second or two, which are no unit's.
+def prepare_process(installed: str = "") -> None:
+    """Do what a process does once before it compiles, so that its one or two seconds count for no unit.
 
-    ``installed`` is Triton's version, by default that of its distribution.
+    Args:
+        installed: Triton's version; by default that of the installed distribution.
 
     Raises:
         ImportError: Triton is not installed, or is broken.
@@ -65,75 +76,79 @@ def prepare(installed: str = "") -> None:
             hint="pip install --upgrade ktuned-triton, or 'triton<4'",
         )
     import_module("triton.compiler")
-    # The digest of Triton itself, which it keeps for the process.
+    # Computes the digest of Triton itself, which Triton keeps for the process.
     getattr(import_module("triton.runtime.cache"), "triton_key", lambda: None)()
 
 
 def compile_unit(unit: Unit, artifact: Path) -> dict[str, Any]:
-    """Fill ``artifact`` and return its facts.
+    """Compile a unit into the directory ``artifact`` and return its facts.
 
     Raises:
-        Refused: the function cannot be found or compiled.
+        CompileError: the function cannot be found or compiled.
         Unsupported: the target cannot run it.
-        BackendError: the failure is not the config's.
+        BackendError: the failure is not the config's fault.
     """
-    capability = _capability(unit.target)
+    capability = _parse_capability(unit.target)
     if unit.lowered:
-        with contextlib.suppress(Unreadable), _room() as scratch:
-            return _assembled(unit, capability, artifact, scratch)
-    function = _function(unit)
-    with _room() as scratch:
-        return _compile(function, unit, capability, artifact, scratch)
+        with contextlib.suppress(UnreadableText), _lend_scratch_directory() as scratch:
+            return _compile_lowered_unit(unit, capability, artifact, scratch)
+    function = _find_unit_function(unit)
+    with _lend_scratch_directory() as scratch:
+        return _compile_function(function, unit, capability, artifact, scratch)
 
 
 def lower_unit(unit: Unit) -> bytes:
-    """Return what compiling takes instead of the function, which this process imports; nothing if it cannot be had.
+    """Run Triton's front end on a unit's function, which this process imports.
+
+    Returns:
+        the data that :func:`compile_unit` takes in place of the function; empty if this Triton or this function must
+        be compiled in one piece.
 
     Raises:
-        Refused: the function cannot be found, or its front end refuses it.
+        CompileError: the function cannot be found, or the front end rejects it.
         Unsupported: the target cannot run it.
-        BackendError: the failure is not the config's.
+        BackendError: the failure is not the config's fault.
     """
-    capability = _capability(unit.target)
-    if not is_known(version("triton")):
+    capability = _parse_capability(unit.target)
+    if not is_supported_version(version("triton")):
         return b""
-    function = _function(unit)
+    function = _find_unit_function(unit)
     build = cast(Build, unit.build)
-    with _room() as scratch, _refusing(function):
-        arguments = call_arguments(function, build, unit.kernel_file)
-        with _aimed_at(capability, scratch) as device:
+    with _lend_scratch_directory() as scratch, _convert_errors(function):
+        arguments = make_call_arguments(function, build, unit.kernel_file)
+        with _redirect_triton(capability, scratch) as device:
             try:
-                made = front(function, device, arguments, grid=build.grid, **build.compiler_options)
-            except Unreadable:
+                result = run_front_end(function, device, arguments, grid=build.grid, **build.compiler_options)
+            except UnreadableText:
                 return b""
             finally:
                 function.device_caches.pop(device, None)
         try:
-            data = made.lowered(launch_parameters(made.source.signature, arguments)).to_bytes()
+            data = result.make_lowered(find_launch_parameters(result.source.signature, arguments)).to_bytes()
         except TypeError:
             return b""
         return data if len(data) <= MAX_LOWERED_BYTES else b""
 
 
-def _function(unit: Unit) -> Any:
+def _find_unit_function(unit: Unit) -> Any:
     if unit.sources:
-        raise Refused("a triton kernel has no sources: what the kernel file imports is followed without them")
+        raise CompileError("a triton kernel has no sources: what the kernel file imports is followed without them")
     build = cast(Build, unit.build)
     name = build.function
     try:
         function: Any = find_function(str(name), build, unit.kernel_file)
     except (KernelFileError, LookupError) as error:
-        raise Refused(str(error)) from error
-    if why := difference(function, build):
-        raise Refused(why)
+        raise CompileError(str(error)) from error
+    if reason := find_difference(function, build):
+        raise CompileError(reason)
     if not hasattr(function, "warmup") or not hasattr(function, "params"):
-        raise Refused(f"{name} is not decorated with @triton.jit")
+        raise CompileError(f"{name} is not decorated with @triton.jit")
     return function
 
 
 @contextlib.contextmanager
-def _room() -> Iterator[Path]:
-    """Lend a directory for a compile; one that is full is no config's fault."""
+def _lend_scratch_directory() -> Iterator[Path]:
+    """Provide a directory for one compile; a full disk becomes a ``BackendError``."""
     try:
         with tempfile.TemporaryDirectory(prefix="ktuned-triton-") as scratch:
             yield Path(scratch)
@@ -144,57 +159,57 @@ def _room() -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _refusing(function: Any = None) -> Iterator[None]:
-    """Turn what Triton's compiler and the function raise into a refusal."""
+def _convert_errors(function: Any = None) -> Iterator[None]:
+    """Turn what Triton's compiler and the user's function raise into ``CompileError`` or ``Unsupported``."""
     try:
         yield
-    except Misfit as error:
-        raise Refused(str(error)) from error
-    except (MemoryError, Unreadable):
+    except ArgumentMismatch as error:
+        raise CompileError(str(error)) from error
+    except (MemoryError, UnreadableText):
         raise
     except Exception as error:
         for cause in causes(error):
             if isinstance(cause, Unsupported):
                 raise cause from error
-        raise Refused(_words(error, function)) from error
+        raise CompileError(_render_error(error, function)) from error
 
 
-def _compile(function: Any, unit: Unit, capability: int, artifact: Path, scratch: Path) -> dict[str, Any]:
+def _compile_function(function: Any, unit: Unit, capability: int, artifact: Path, scratch: Path) -> dict[str, Any]:
     """Compile a function in one piece."""
     build = cast(Build, unit.build)
-    said = io.StringIO()
-    with _refusing(function):
-        arguments = call_arguments(function, build, unit.kernel_file)
-        with _aimed_at(capability, scratch) as device, contextlib.redirect_stdout(said):
+    report = io.StringIO()
+    with _convert_errors(function):
+        arguments = make_call_arguments(function, build, unit.kernel_file)
+        with _redirect_triton(capability, scratch) as device, contextlib.redirect_stdout(report):
             try:
                 kernel = function.warmup(**arguments, grid=build.grid, **build.compiler_options)
             finally:
                 function.device_caches.pop(device, None)
-        parameters = launch_parameters(kernel.src.signature, arguments)
-    return _write_artifact(unit, kernel, parameters, said.getvalue(), artifact)
+        parameters = find_launch_parameters(kernel.src.signature, arguments)
+    return _write_artifact(unit, kernel, parameters, report.getvalue(), artifact)
 
 
-def _assembled(unit: Unit, capability: int, artifact: Path, scratch: Path) -> dict[str, Any]:
-    """Compile what another process has lowered."""
+def _compile_lowered_unit(unit: Unit, capability: int, artifact: Path, scratch: Path) -> dict[str, Any]:
+    """Compile the text that another process's front end made."""
     lowered = Lowered.from_bytes(unit.lowered)
-    said = io.StringIO()
-    with _refusing(), _aimed_at(capability, scratch), contextlib.redirect_stdout(said):
-        kernel = compiled(lowered, _gpu_target(capability))
-    return _write_artifact(unit, kernel, lowered.parameters, said.getvalue(), artifact)
+    report = io.StringIO()
+    with _convert_errors(), _redirect_triton(capability, scratch), contextlib.redirect_stdout(report):
+        kernel = compile_lowered(lowered, _make_gpu_target(capability))
+    return _write_artifact(unit, kernel, lowered.parameters, report.getvalue(), artifact)
 
 
 def _write_artifact(
-    unit: Unit, kernel: Any, parameters: tuple[Parameter, ...], said: str, artifact: Path
+    unit: Unit, kernel: Any, parameters: tuple[Parameter, ...], report: str, artifact: Path
 ) -> dict[str, Any]:
     """Write the files of an artifact, and return its facts."""
-    plan = _plan(kernel, parameters, cast(Build, unit.build), unit.target)
-    used = ptxas.parse(said).get(plan.symbol, ptxas.Resources())
-    if why := why_not(plan, used):
-        raise Unsupported(why)
+    plan = _make_plan(kernel, parameters, cast(Build, unit.build), unit.target)
+    used = ptxas.parse(report).get(plan.symbol, ptxas.Resources())
+    if reason := explain_unlaunchable(plan, used):
+        raise Unsupported(reason)
     (artifact / CUBIN_FILE).write_bytes(kernel.asm["cubin"])
     (artifact / PTX_FILE).write_text(kernel.asm["ptx"])
     (artifact / LAUNCH_FILE).write_text(plan.to_json())
-    (artifact / METADATA_FILE).write_text(_metadata(kernel))
+    (artifact / METADATA_FILE).write_text(_render_metadata(kernel))
     return {
         "function": plan.symbol,
         "target": plan.target,
@@ -206,8 +221,8 @@ def _write_artifact(
     }
 
 
-def _capability(target: str) -> int:
-    """Return what Triton calls a target: 90 for ``sm_90a``.
+def _parse_capability(target: str) -> int:
+    """Return Triton's number of a target: 90 for ``sm_90a``.
 
     Raises:
         Unsupported: Triton makes no code for it.
@@ -215,24 +230,24 @@ def _capability(target: str) -> int:
     match = _TARGET.fullmatch(target)
     if match is None:
         raise Unsupported(f"Triton compiles for NVIDIA GPUs (sm_90a), not for {target}")
-    made = compute_target(int(match[1]), int(match[2]))
-    if made != target:
-        raise Unsupported(f"Triton compiles for {made}, not for {target}")
+    own_target = compute_target(int(match[1]), int(match[2]))
+    if own_target != target:
+        raise Unsupported(f"Triton compiles for {own_target}, not for {target}")
     return int(match[1] + match[2])
 
 
-def _gpu_target(capability: int) -> Any:
+def _make_gpu_target(capability: int) -> Any:
     from triton.backends.compiler import GPUTarget
 
     return GPUTarget("cuda", capability, 32)
 
 
 class _AbsentDriver:
-    """A driver for a device that is not here: it answers the questions of Triton's compiler."""
+    """A driver without a device: it answers the questions that Triton's compiler asks."""
 
     def __init__(self, capability: int) -> None:
-        self._target = _gpu_target(capability)
-        # By this number Triton keeps a function's kernels in memory; a new one each time, so that none is found there.
+        self._target = _make_gpu_target(capability)
+        # Triton caches a function's kernels in memory by this number; a new one each time finds none.
         self.number = next(_device_numbers)
 
     def get_current_target(self) -> Any:
@@ -249,13 +264,14 @@ class _AbsentDriver:
 
 
 @contextlib.contextmanager
-def _aimed_at(capability: int, scratch: Path) -> Iterator[int]:
+def _redirect_triton(capability: int, scratch: Path) -> Iterator[int]:
     """Have Triton compile for an architecture, keep its files below ``scratch``, and print its assembler's report.
 
-    Yields the number of the device that it takes itself to compile for.
+    Triton's cache is below ``scratch``, too. In the user's own cache hundreds of losing configs would pile up, and a
+    kernel that is there already would come without a report.
 
-    A cache of its own: hundreds of configs that lose would fill the user's, and one that is there already would be
-    taken without a report.
+    Yields:
+        the number of the device that Triton believes it compiles for.
     """
     from triton.runtime.driver import driver
 
@@ -263,14 +279,14 @@ def _aimed_at(capability: int, scratch: Path) -> Iterator[int]:
     before = {name: os.environ.get(name) for name in changed}
     directory = tempfile.tempdir
     os.environ.update(changed)
-    # Its assembler's files, which it leaves behind when it is killed.
+    # The assembler's temporary files, which stay behind if the worker is killed.
     tempfile.tempdir = str(scratch)
     absent = _AbsentDriver(capability)
     driver.set_active(cast(Any, absent))
     try:
         yield absent.number
     finally:
-        # The next to ask gets the real one, found again.
+        # Whoever asks next gets the real driver, found anew.
         driver.set_active(cast(Any, None))
         tempfile.tempdir = directory
         for name, value in before.items():
@@ -280,9 +296,9 @@ def _aimed_at(capability: int, scratch: Path) -> Iterator[int]:
                 os.environ[name] = value
 
 
-def _plan(kernel: Any, parameters: tuple[Parameter, ...], build: Build, target: str) -> LaunchPlan:
+def _make_plan(kernel: Any, parameters: tuple[Parameter, ...], build: Build, target: str) -> LaunchPlan:
     metadata = kernel.metadata
-    parameters = tuple(_without_descriptors(parameters, getattr(metadata, "tensordesc_meta", None) or ()))
+    parameters = tuple(_expand_descriptors(parameters, getattr(metadata, "tensordesc_meta", None) or ()))
     x, y, z = (*build.grid, 1, 1)[:3]
     return LaunchPlan(
         function=kernel.src.name,
@@ -300,51 +316,51 @@ def _plan(kernel: Any, parameters: tuple[Parameter, ...], build: Build, target: 
     )
 
 
-def _without_descriptors(parameters: Iterable[Parameter], chosen: Sequence[Any]) -> Iterator[Parameter]:
-    """Yield the parameters of the machine code: each tensor descriptor as what the compiler has ``chosen`` for it."""
+def _expand_descriptors(parameters: Iterable[Parameter], chosen: Sequence[Any]) -> Iterator[Parameter]:
+    """Yield the parameters of the machine code, each descriptor as the compiler has ``chosen``."""
     major, minor = (int(part) for part in version("triton").split(".")[:2])
     layouts = iter(chosen)
     for parameter in parameters:
         if is_descriptor_type(parameter.type) and isinstance(parameter.value, Mapping):
-            expanded = expand(parameter.type, parameter.value, next(layouts, None), (major, minor))
+            expanded = expand_descriptor(parameter.type, parameter.value, next(layouts, None), (major, minor))
             yield from (Parameter(kind, value) for kind, value in expanded)
         else:
             yield parameter
 
 
-def _metadata(kernel: Any) -> str:
-    """Return the text of the file that Triton's cache has of a kernel."""
+def _render_metadata(kernel: Any) -> str:
+    """Return the kernel's description as Triton's cache stores it."""
     return json.dumps(kernel.metadata._asdict(), default=vars)
 
 
-def _words(error: Exception, function: Any) -> str:
-    """Return what went wrong, its first line the error itself, capped."""
-    said = str(error).strip()
+def _render_error(error: Exception, function: Any) -> str:
+    """Return an error's message, capped, with the error itself in its first line."""
+    message = str(error).strip()
     if not type(error).__module__.startswith("triton."):
-        said = f"{place(error, ('triton',))}{type(error).__name__}: {said}"
+        message = f"{place(error, ('triton',))}{type(error).__name__}: {message}"
     else:
-        said = f"{_reason(error, function)}{said}"
-    return said if len(said) <= MAX_MESSAGE_CHARS else said[: MAX_MESSAGE_CHARS - 1] + "…"
+        message = f"{_find_reason_line(error, function)}{message}"
+    return message if len(message) <= MAX_MESSAGE_CHARS else message[: MAX_MESSAGE_CHARS - 1] + "…"
 
 
-def _reason(error: Exception, function: Any) -> str:
-    """Return the line of an error of Triton's that says what is wrong, and a line break.
+def _find_reason_line(error: Exception, function: Any) -> str:
+    """Return the line of Triton's message that says what is wrong, with a line break; empty if there is none.
 
-    Triton shows the source first, from the kernel down to the function that it calls, and the error last; of its
-    assembler's words the first line that is an error counts.
+    Triton shows the source first, from the kernel down to the function that it calls, and the error last. Of the
+    assembler's output the first line with an error counts.
     """
     if match := _ASSEMBLER_ERROR.search(str(error)):
         return f"{match[0].strip()}\n"
     for cause in causes(error):
         message = getattr(cause, "error_message", None)
-        # Otherwise it says where what is wrong was called.
+        # A message that begins with "at " is only the place of a call on the way to the error.
         if isinstance(message, str) and message and not message.startswith("at "):
-            return f"{_line_of(cause, function)}{message}\n"
+            return f"{_locate_error(cause, function)}{message}\n"
     return ""
 
 
-def _line_of(cause: Any, function: Any) -> str:
-    """Return ``file:line: `` of an error in a function, or in one that its module names; ``""`` if it is in another."""
+def _locate_error(cause: Any, function: Any) -> str:
+    """Return ``file:line: `` of an error in the function or in one of its module; empty for any other."""
     line = getattr(getattr(cause, "node", None), "lineno", None)
     if function is None or line is None:
         return ""

@@ -1,8 +1,10 @@
-"""Tensor descriptors as arguments, from the application's object to the driver's: made on the host, read by TMA.
+"""Tensor descriptors as kernel arguments, which the kernel reads with TMA.
 
-Triton gives a kernel three things for a descriptor: the tensor map (128 bytes, which the driver encodes from an
-address, a shape and the layout that the compiler has chosen), the shape, and the strides. What the compiler has chosen
-stands in the kernel's metadata; where it chose no tensor map, it wants the address and shape and strides twice.
+A descriptor has four forms on its way: Triton's object in the application, plain data in a Build, a fake object that
+Triton specialises a kernel for, and the parameters of the machine code. For these Triton passes three things: the
+tensor map (128 bytes, which the driver encodes from an address, a shape and the layout that the compiler chose), the
+shape, and the strides. The compiler's choice is in the kernel's metadata. If it chose no tensor map, the kernel gets
+the address with shape and strides in its place, and then shape and strides again.
 """
 
 from __future__ import annotations
@@ -13,14 +15,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 TENSOR_MAP = "nvTmaDesc"
-"""Triton's name of the type of a tensor map."""
+"""Triton's name for the type of a tensor map."""
 
 TENSOR_MAP_BYTES = 128
 
 _TYPE = re.compile(r"tensordesc<([^\[>]*)\[")
 
 _HOST_TYPES = {8: 10, 9: 8, 10: 9}
-"""Numbers of element types that differ between the device's and the driver's enumeration."""
+"""Element types whose numbers differ between Triton's enumeration and the driver's."""
 
 
 def is_descriptor_type(kind: Any) -> bool:
@@ -28,19 +30,19 @@ def is_descriptor_type(kind: Any) -> bool:
     return isinstance(kind, str) and kind.startswith("tensordesc")
 
 
-def fake_descriptor(argument: Mapping[str, Any], base: Any) -> Any:
-    """Return a descriptor as Triton specialises a kernel for it; ``base`` stands for its tensor."""
+def make_fake_descriptor(argument: Mapping[str, Any], base: Any) -> Any:
+    """Return a descriptor for Triton to specialise a kernel for; ``base`` stands for its tensor."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    # Its own checks ask for a tensor.
-    made = object.__new__(TensorDescriptor)
-    made.base = base
-    made.shape, made.strides = list(argument["shape"]), list(argument["strides"])
-    made.block_shape, made.padding = list(argument["block_shape"]), argument["padding"]
-    return made
+    # Not by its constructor, which checks that the base is a tensor.
+    descriptor = object.__new__(TensorDescriptor)
+    descriptor.base = base
+    descriptor.shape, descriptor.strides = list(argument["shape"]), list(argument["strides"])
+    descriptor.block_shape, descriptor.padding = list(argument["block_shape"]), argument["padding"]
+    return descriptor
 
 
-def plain_descriptor(descriptor: Any) -> dict[str, Any]:
+def to_plain_descriptor(descriptor: Any) -> dict[str, Any]:
     """Return a fake descriptor as plain data again, with its tensor's name."""
     return {
         "descriptor": descriptor.base.name,
@@ -51,16 +53,16 @@ def plain_descriptor(descriptor: Any) -> dict[str, Any]:
     }
 
 
-def expand(
+def expand_descriptor(
     kind: str, argument: Mapping[str, Any], metadata: Mapping[str, Any] | None, version: tuple[int, int]
 ) -> Iterator[tuple[str, Any]]:
-    """Yield the types and values of the parameters that stand for a descriptor in the machine code.
+    """Yield the types and values of the machine code's parameters for a descriptor.
 
     Args:
         kind: Triton's type: ``tensordesc<bf16[64,64]>``.
         argument: the descriptor as plain data.
-        metadata: what the compiler has chosen for it, if it reads it by a tensor map.
-        version: Triton's, which since 3.7 has one flag more where there is no tensor map.
+        metadata: the layout that the compiler chose for the tensor map; ``None`` without a tensor map.
+        version: Triton's version; since 3.7 there is one more flag where there is no tensor map.
     """
     shape, strides = argument["shape"], argument["strides"]
     is_nan = argument["padding"] == "nan"
@@ -89,27 +91,27 @@ def expand(
     yield from (("i64", value) for value in strides)
 
 
-def encode(value: Mapping[str, Any], address: int) -> bytes:
+def encode_tensor_map(value: Mapping[str, Any], address: int) -> bytes:
     """Return the bytes of a tensor map for a tensor at an address.
 
     Raises:
-        ValueError: the driver refuses it; the message has its words.
+        ValueError: the driver rejects it; the message has the driver's error.
     """
     from cuda.bindings import driver
 
     sizes = [int(size) for size in reversed(value["shape"])]
-    # In bytes, and without the innermost, which is one element.
+    # In bytes, and without the innermost stride, which is always one element.
     steps = [int(step) * value["element_bytes"] for step in reversed(value["strides"][:-1])]
     block = [int(size) for size in reversed(value["block"])]
     fills = driver.CUtensorMapFloatOOBfill
-    error, made = driver.cuTensorMapEncodeTiled(
+    error, tensor_map = driver.cuTensorMapEncodeTiled(
         driver.CUtensorMapDataType(value["element_type"]),
         len(sizes),
         address,
-        _numbers(driver.cuuint64_t, sizes),
-        _numbers(driver.cuuint64_t, steps),
-        _numbers(driver.cuuint32_t, block),
-        _numbers(driver.cuuint32_t, [1] * len(sizes)),
+        _convert_numbers(driver.cuuint64_t, sizes),
+        _convert_numbers(driver.cuuint64_t, steps),
+        _convert_numbers(driver.cuuint32_t, block),
+        _convert_numbers(driver.cuuint32_t, [1] * len(sizes)),
         driver.CUtensorMapInterleave.CU_TENSOR_MAP_INTERLEAVE_NONE,
         driver.CUtensorMapSwizzle(value["swizzle"]),
         driver.CUtensorMapL2promotion.CU_TENSOR_MAP_L2_PROMOTION_L2_128B,
@@ -118,9 +120,9 @@ def encode(value: Mapping[str, Any], address: int) -> bytes:
         else fills.CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
     )
     if error != driver.CUresult.CUDA_SUCCESS:
-        raise ValueError(f"the driver makes no tensor map of {dict(value)}: {error.name}")
-    return ctypes.string_at(made.getPtr(), TENSOR_MAP_BYTES)
+        raise ValueError(f"the driver cannot encode a tensor map of {dict(value)}: {error.name}")
+    return ctypes.string_at(tensor_map.getPtr(), TENSOR_MAP_BYTES)
 
 
-def _numbers(kind: Any, values: Sequence[int]) -> list[Any]:
+def _convert_numbers(kind: Any, values: Sequence[int]) -> list[Any]:
     return [kind(value) for value in values]

@@ -1,4 +1,4 @@
-"""The launch of a compiled kernel: the content of ``launch.json``, all that the driver needs besides the cubin."""
+"""The content of ``launch.json``: everything that the driver needs to launch a compiled kernel, besides the cubin."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Parameter:
 
     @property
     def tensor(self) -> str | None:
-        """The tensor whose address the parameter has; ``None`` for a number."""
+        """Name of the tensor whose address is passed; ``None`` for a number."""
         if isinstance(self.value, Mapping):
             return str(self.value["tensor"])
         return self.value if isinstance(self.value, str) else None
@@ -30,23 +30,23 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class LaunchPlan:
-    """Everything that launching the cubin takes.
+    """The launch of one cubin.
 
     Attributes:
-        function: the Triton function's name, by which Triton's cache has its files.
+        function: the Triton function's name, which names its files in Triton's cache.
         symbol: the kernel's name in the cubin.
-        target: the architecture that it is for: ``sm_90a``.
-        parameters: what it is called with, in order. Arguments that Triton compiled in (constexprs, ints that are 1,
-            ``None``) are no parameters. Behind these come two pointers: to the global scratch memory, and to the
-            profiler's, null where there is none.
-        grid: programs in x, y, z; a program is a whole cluster, so that x counts ``cluster`` blocks.
-        warps: how many warps a block has.
-        cluster: how many blocks a cluster has.
+        target: the architecture that it was compiled for: ``sm_90a``.
+        parameters: the parameters in order. Arguments that Triton compiled in (constexprs, ints that are 1, ``None``)
+            are not among them. Two pointers follow them: to the global scratch memory and to the profiler's, null if
+            there is none.
+        grid: programs in x, y, z. A program is a whole cluster, so a program in x is ``cluster`` blocks.
+        warps: warps of a block.
+        cluster: blocks of a cluster.
         shared_bytes: dynamic shared memory of a block.
         global_scratch_bytes: scratch memory of a block.
-        profile_scratch_bytes: likewise, the profiler's.
+        profile_scratch_bytes: the profiler's scratch memory of a block.
         is_cooperative: whether all blocks must be resident at once.
-        is_dependent: whether it may start before the kernel before it has ended (programmatic dependent launch).
+        is_dependent: whether it may start before its predecessor has ended (programmatic dependent launch).
     """
 
     function: str

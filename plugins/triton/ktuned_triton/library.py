@@ -1,7 +1,8 @@
-"""Functions of an application's library, found by their names alone: in any process, without a kernel file.
+"""Finds functions of an application's library by name alone, in any process and without importing a kernel file.
 
-A Build that names a ``library`` is a drop-in's. One front end imports that library for all of its functions; a digest
-in each Build says which function the application has, so that another one is never compiled in its place.
+Builds of the drop-in name a ``library``. One front end imports the library for all its functions. The library here may
+be another than the application's (edited, or another version), so each Build has the digest of the application's
+function, and :func:`find_difference` refuses any other.
 """
 
 from __future__ import annotations
@@ -24,11 +25,11 @@ from ktuned_triton.build import Build
 
 @dataclass(frozen=True, slots=True)
 class Library:
-    """The place that an application's functions are imported from; Builds with equal ones share a front end.
+    """Where an application's functions are imported from; Builds with equal libraries share a front end.
 
     Attributes:
-        module: what is imported before the first function is asked for, such as ``fla``; nothing for a script.
-        paths: the application's own ``sys.path``, which comes behind the worker's.
+        module: the package to import ahead of the first function, such as ``fla``; empty for a script.
+        paths: the application's own entries of ``sys.path``, which are added behind the worker's.
     """
 
     module: str = ""
@@ -43,13 +44,13 @@ class Library:
         """Read :meth:`to_plain`'s data."""
         return cls(str(data["module"]), tuple(data["paths"]))
 
-    def open(self, build: Build | None = None) -> None:
-        """Import the library, and the modules of what a Build names.
+    def import_modules(self, build: Build | None = None) -> None:
+        """Import the library, and the module of a Build's function.
 
         Raises:
             BackendError: a module cannot be imported.
         """
-        # At the end: the worker's own modules come first, as they have been imported.
+        # At the end, so that the worker's own modules keep priority.
         sys.path += [path for path in self.paths if path not in sys.path]
         named = [] if build is None or build.source else [str(build.function).rpartition(":")[0]]
         for name in filter(None, [self.module, *named]):
@@ -58,12 +59,12 @@ class Library:
             except Exception as error:
                 raise BackendError(
                     f"{name} cannot be imported: {type(error).__name__}: {error}",
-                    hint=f"the application's functions are tuned where {sys.executable} can import it",
+                    hint=f"make it importable for {sys.executable}: that interpreter tunes the application's functions",
                 ) from error
 
 
 def find_function(name: str, build: Build, kernel_file: Path) -> Callable[..., Any]:
-    """Return the function that a name in a Build stands for: its own, or one among its constants.
+    """Return the function with a name that a Build has: its own function, or one among its constants.
 
     Raises:
         KernelFileError: the kernel file cannot be imported.
@@ -76,34 +77,34 @@ def find_function(name: str, build: Build, kernel_file: Path) -> Callable[..., A
         if module_name or not build.source:
             module = importlib.import_module(module_name)
         else:
-            module = _source_module(kernel_file.parent / build.source)
+            module = _import_source(kernel_file.parent / build.source)
         found: Any = attrgetter(qualname)(module)
         while not hasattr(found, "params"):
-            # Below autotuners and heuristics.
+            # Unwrap autotuners and heuristics.
             found = found.fn
     except (ImportError, AttributeError, ValueError, OSError, SyntaxError) as error:
-        raise LookupError(f"there is no function {name!r} any more: {error}") from error
+        raise LookupError(f"the function {name!r} no longer exists: {error}") from error
     return found  # type: ignore[no-any-return]
 
 
-def difference(function: Any, build: Build) -> str:
-    """Return why a function that was found is not the one that the application has; nothing if it is."""
+def find_difference(function: Any, build: Build) -> str:
+    """Return how a function that was found differs from the application's; empty if it is the same."""
     if build.cache_key and function.cache_key != build.cache_key:
         return (
-            f"{build.function} is not the function that the application has: it changed since the application started, "
-            "or the application runs in another environment"
+            f"{build.function} is not the application's function: it changed after the application started, or the "
+            "application runs in another environment"
         )
-    # What computes these digests is the application's side, which kernel files without a library do not need.
-    from ktuned_triton.evaluation import constants_read
+    # Imported here, because kernel files without a library do not need the application's side.
+    from ktuned_triton.evaluation import list_constants_read
 
-    found = constants_read(function) if build.cache_key else build.globals_read
-    if found != build.globals_read:
-        return f"{build.function} reads other globals than in the application: {', '.join(found) or 'none'}"
+    constants = list_constants_read(function) if build.cache_key else build.globals_read
+    if constants != build.globals_read:
+        return f"{build.function} reads other globals than in the application: {', '.join(constants) or 'none'}"
     return ""
 
 
-def _source_module(path: Path) -> ModuleType:
-    """Return the module of a source that was written for one function; its name stands for its content."""
+def _import_source(path: Path) -> ModuleType:
+    """Import a source file that was written for one function; its path has the digest of its content."""
     name = f"_ktuned_source_{hashlib.sha256(str(path).encode()).hexdigest()[:16]}"
     if name not in sys.modules:
         spec = importlib.util.spec_from_file_location(name, path)

@@ -1,7 +1,4 @@
-"""Limits of each architecture, checked when a kernel is compiled, before there is a device.
-
-A module of its own, as each CUDA plugin has one: what it checks differs by what the compiler reports.
-"""
+"""Limits of the target architecture, checked when a kernel is compiled, without a device."""
 
 from __future__ import annotations
 
@@ -11,8 +8,8 @@ from ktuned_triton.launch_plan import LaunchPlan
 MAX_GRID = (2**31 - 1, 65535, 65535)
 
 
-def why_not(plan: LaunchPlan, used: Resources) -> str:
-    """Return why the plan's target cannot launch it, or ``""``."""
+def explain_unlaunchable(plan: LaunchPlan, used: Resources) -> str:
+    """Return why the plan's target cannot launch the kernel; empty if it can."""
     target = plan.target
     if plan.threads > launch_limits.MAX_THREADS:
         return (

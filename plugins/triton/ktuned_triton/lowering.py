@@ -1,8 +1,14 @@
-"""A Triton function as its first representation (TTIR, before any pass), which a process that imports nothing compiles.
+"""Splits a Triton compile: the front end makes a text (TTIR, before any pass), and another process compiles the text.
 
-One worker imports the module, calls Triton's front end for each config, and is done in some 40 ms; all that takes time
-follows from the text. Triton's own ``compile`` does both halves, so that the machine code, its key and its metadata are
-those of a compile in one piece.
+Only the front end needs the user's Python, and takes some 40 ms for a config. So one worker imports the module and
+makes the texts; compile workers, which import nothing of the user's, do the rest.
+
+Both halves are Triton's own ``compile``. The first is stopped when it has made its module (:func:`run_front_end`); the
+second gets a source that reads its module from the text (:func:`compile_lowered`). Therefore the machine code, its key
+and its metadata are those of a compile in one piece.
+
+Configs that differ only in options that the front end never read share one text. To know this, the options that are
+passed to it record each access (:class:`_ObservedOptions`).
 """
 
 from __future__ import annotations
@@ -21,30 +27,28 @@ from weakref import WeakKeyDictionary
 from ktuned_triton.launch_plan import Parameter
 
 KNOWN_FROM = (3, 6)
-"""The first version of Triton whose compiler takes a source that makes its own module; others compile in one piece."""
-
+"""The first version of Triton that lets a source make its own module; earlier ones compile in one piece."""
 
 SIZES = ("num_warps", "num_stages", "maxnreg")
-"""Options that the front end hands on without reading them, unless a function asks for one: configs that differ in
-nothing else have one text, which is made once."""
+"""Options that the front end passes on without reading them, unless a function asks for one."""
 
 MAX_TEXTS = 256
-"""Texts of a function that are kept: some 10 MB."""
+"""Most texts that are kept for a function: some 10 MB."""
 
 
-class Unreadable(Exception):
-    """This Triton does not read the text; the function is to be compiled in one piece."""
+class UnreadableText(Exception):
+    """This Triton cannot read the text; compile the function in one piece instead."""
 
 
-class _Stopped(BaseException):
-    """Ends Triton's compiler behind its front end; no handler of its own may keep it."""
+class _FrontEndFinished(BaseException):
+    """Stops Triton's compiler behind its front end; a ``BaseException``, so that no handler in between catches it."""
 
-    def __init__(self, text: str) -> None:
-        self.text = text
+    def __init__(self, result: FrontEndResult) -> None:
+        self.result = result
 
 
-class _Options:
-    """A compiler's options, which note what is read of them."""
+class _ObservedOptions:
+    """The compiler's options, which record the names that are read."""
 
     __slots__ = ("_options", "_read")
 
@@ -53,14 +57,14 @@ class _Options:
         self._read = read
 
     def __getattr__(self, name: str) -> Any:
-        # All of them at once, as `vars` has them, is every size as well.
+        # `vars(options)` reads all options, every size included.
         self._read.update(SIZES if name == "__dict__" else (name,))
         return getattr(self._options, name)
 
 
 @dataclass(frozen=True)
-class _Made:
-    """A text, and the options that it follows from: all but the sizes that were not read."""
+class _LoweredText:
+    """A text and the options that decide it: all but the sizes that were not read."""
 
     unread: frozenset[str]
     deciding: Mapping[str, Any]
@@ -68,33 +72,33 @@ class _Made:
 
 
 class _LoweredTexts:
-    """A function's texts, by Triton's digest of the source."""
+    """The texts of one function that were made so far, by the identity of their source."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[str, ...], list[_Made]] = {}
+        self._known: dict[tuple[str, ...], list[_LoweredText]] = {}
         self._count = 0
 
-    def find(self, source: Any, options: Any) -> str | None:
-        """Return the text that a source has with these options, if it has been made."""
-        given = vars(options)
-        for made in self._known.get(_identity(source), ()):
-            if {name: value for name, value in given.items() if name not in made.unread} == made.deciding:
-                return made.text
+    def find_text(self, source: Any, options: Any) -> str | None:
+        """Return the text of a source with these options; ``None`` if it has not been made yet."""
+        given_options = vars(options)
+        for lowered in self._known.get(_identify_source(source), ()):
+            if {name: value for name, value in given_options.items() if name not in lowered.unread} == lowered.deciding:
+                return lowered.text
         return None
 
-    def keep(self, source: Any, options: Any, read: set[str], text: str) -> None:
-        """Keep a lowered text; of the sizes only those that were ``read`` decide it."""
+    def keep_text(self, source: Any, options: Any, read: set[str], text: str) -> None:
+        """Keep a text for later configs; ``read`` are the names of the options that it depends on."""
         if self._count == MAX_TEXTS:
             self._known.clear()
             self._count = 0
         unread = frozenset(SIZES) - read
         deciding = {name: value for name, value in vars(options).items() if name not in unread}
-        self._known.setdefault(_identity(source), []).append(_Made(unread, deciding, text))
+        self._known.setdefault(_identify_source(source), []).append(_LoweredText(unread, deciding, text))
         self._count += 1
 
 
-def _identity(source: Any) -> tuple[str, ...]:
-    """Return what stands for a source: Triton's digest, in which 1 is the same constant as "1", and their types."""
+def _identify_source(source: Any) -> tuple[str, ...]:
+    """Return the identity of a source: Triton's digest, and the types of constants (it has 1 and "1" as the same)."""
     return source.hash(), *(type(value).__name__ for value in source.constants.values())
 
 
@@ -103,17 +107,17 @@ _texts: WeakKeyDictionary[Any, _LoweredTexts] = WeakKeyDictionary()
 
 @dataclass(frozen=True)
 class Lowered:
-    """A function for one config, without Python.
+    """A function for one config, as data that is compiled without the user's Python.
 
     Attributes:
-        name: the function's.
-        ext: the representation: ``ttir``, or ``ttgir`` of a function that is written in Gluon.
-        language: Triton's name of the language.
-        digest: Triton's digest of the source that it was made from, a part of its key.
+        name: the function's name.
+        ext: the representation: ``ttir``, or ``ttgir`` for a function in Gluon.
+        language: Triton's name for the language.
+        digest: Triton's digest of the source, a part of the kernel's key.
         signature: a type for each parameter.
         options: the compiler's options.
-        parameters: the launch's.
-        text: the representation.
+        parameters: the parameters of the launch.
+        text: the function in this representation.
     """
 
     name: str
@@ -126,32 +130,32 @@ class Lowered:
     text: str
 
     def to_bytes(self) -> bytes:
-        """Return it as it travels.
+        """Return the data to send to a compile worker.
 
         Raises:
-            TypeError: an option does not travel.
+            TypeError: an option is no plain value.
         """
         return json.dumps(asdict(self)).encode()
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Self:
-        """Read :meth:`to_bytes`'s data; lists become tuples again, which Triton's key shows."""
+        """Read :meth:`to_bytes`'s data; lists become tuples again, because Triton's key tells them apart."""
         fields: dict[str, Any] = json.loads(data)
-        frozen = {name: _frozen(fields[name]) for name in ("signature", "options")}
+        frozen = {name: _freeze_lists(fields[name]) for name in ("signature", "options")}
         parameters = tuple(Parameter(**parameter) for parameter in fields["parameters"])
         return cls(**{**fields, **frozen, "parameters": parameters})
 
 
 @dataclass(frozen=True)
-class Front:
-    """Result of Triton's front end: its own source, the compiler's options, and the text."""
+class FrontEndResult:
+    """Result of Triton's front end: Triton's source object, the compiler's options, and the text."""
 
     source: Any
     options: Mapping[str, Any]
     text: str
 
-    def lowered(self, parameters: tuple[Parameter, ...]) -> Lowered:
-        """Return what travels of it, with the parameters of the launch."""
+    def make_lowered(self, parameters: tuple[Parameter, ...]) -> Lowered:
+        """Return the data for a compile worker; ``parameters`` are those of the launch."""
         source = self.source
         return Lowered(
             name=source.name,
@@ -165,59 +169,63 @@ class Front:
         )
 
 
-def is_known(version: str) -> bool:
-    """Return whether a version of Triton can be stopped behind its front end, and started there."""
+def is_supported_version(version: str) -> bool:
+    """Return whether this version of Triton can be stopped behind its front end, and started there again."""
     major, minor = (int(part) for part in version.split(".")[:2])
     return KNOWN_FROM <= (major, minor) < (KNOWN_FROM[0] + 1, 0)
 
 
-def front(function: Any, device: int, arguments: Mapping[str, Any], **launch: Any) -> Front:
-    """Run Triton's front end on a ``@triton.jit`` function for a device of the active driver.
+def run_front_end(function: Any, device: int, arguments: Mapping[str, Any], **launch: Any) -> FrontEndResult:
+    """Run Triton's front end on a ``@triton.jit`` function.
+
+    Args:
+        function: the function.
+        device: number of a device of the active driver.
+        arguments: the call's arguments, by parameter.
+        launch: grid and compiler options.
 
     Raises:
-        Exception: whatever it raises.
+        UnreadableText: this Triton cannot be stopped behind its front end.
+        Exception: whatever the front end raises.
     """
-    _know_types()
-    # It makes the function's cache for this device, and with it the reference to the compiler.
+    _load_type_lookup()
+    # Looking a device up makes the function's cache for it, and only then `function.compile` exists.
     _ = function.device_caches[device]
     compiler = function.compile
     texts = _texts.setdefault(function, _LoweredTexts())
-    found: list[Front] = []
 
-    def stopping(source: Any, target: Any, options: Mapping[str, Any], **more: Any) -> Any:
-        make = source.make_ir
+    def run_until_text(source: Any, target: Any, options: Mapping[str, Any], **more: Any) -> Any:
+        make, given_options = source.make_ir, dict(options)
 
         def make_ir(target: Any, options: Any, *args: Any) -> Any:
-            text = texts.find(source, options)
+            text = texts.find_text(source, options)
             if text is None:
                 read: set[str] = set()
-                text = str(make(target, _Options(options, read), *args))
-                texts.keep(source, options, read, text)
-            raise _Stopped(text)
+                text = str(make(target, _ObservedOptions(options, read), *args))
+                texts.keep_text(source, options, read, text)
+            raise _FrontEndFinished(FrontEndResult(source, given_options, text))
 
         source.make_ir = make_ir
         try:
             return compiler(source, target=target, options=options, **more)
-        except _Stopped as stopped:
-            found.append(Front(source, dict(options), stopped.text))
-            raise
         finally:
             del source.make_ir
 
-    function.compile = stopping
+    function.compile = run_until_text
     try:
         function.warmup(**arguments, **launch)
-    except _Stopped:
-        return found[0]
+    except _FrontEndFinished as finished:
+        return finished.result
     finally:
         function.compile = compiler
-    raise Unreadable("Triton's compiler does not call its source's make_ir")
+    raise UnreadableText("Triton's compiler does not call its source's make_ir")
 
 
-def _know_types() -> None:
-    """Have Triton look up the types of arguments, which imports torch for its tensors: two seconds and 200 MiB.
+def _load_type_lookup() -> None:
+    """Have Triton look up the types of arguments now, with a stand-in for torch.
 
-    A front end has no tensors, and where the user's module does without torch, nothing else needs it.
+    Triton imports torch for this, which takes two seconds and 200 MiB. A front end has no tensors, so it does not need
+    torch unless the user's module imports it.
     """
     if "torch" in sys.modules:
         return
@@ -228,14 +236,14 @@ def _know_types() -> None:
         return
     from triton.backends.compiler import BaseBackend
 
-    # Called in another way by another version, it imports torch when it is needed.
-    with _stand_in("torch", Tensor=type("Tensor", (), {})), suppress(TypeError):
+    # A version with other parameters raises TypeError, and imports torch later.
+    with _provide_module("torch", Tensor=type("Tensor", (), {})), suppress(TypeError):
         look_up(BaseBackend, 1, False, True, True)
 
 
 @contextmanager
-def _stand_in(name: str, **members: Any) -> Iterator[None]:
-    """Have an import find a module with these members, for no longer than the block."""
+def _provide_module(name: str, **members: Any) -> Iterator[None]:
+    """Have imports find a module with these members while the block runs."""
     module = ModuleType(name)
     vars(module).update(members)
     sys.modules[name] = module
@@ -245,11 +253,11 @@ def _stand_in(name: str, **members: Any) -> Iterator[None]:
         del sys.modules[name]
 
 
-def compiled(lowered: Lowered, target: Any) -> Any:
-    """Return Triton's kernel.
+def compile_lowered(lowered: Lowered, target: Any) -> Any:
+    """Compile a front end's text and return Triton's kernel.
 
     Raises:
-        Unreadable: this Triton does not read the text.
+        UnreadableText: this Triton cannot read the text.
         Exception: whatever the compiler raises.
     """
     import triton
@@ -257,7 +265,7 @@ def compiled(lowered: Lowered, target: Any) -> Any:
     from triton.compiler import ASTSource
 
     class Source(ASTSource):  # type: ignore[misc]
-        """A source that makes its module of the text."""
+        """A source whose module is read from the text."""
 
         def __init__(self) -> None:
             self.fn = None
@@ -273,12 +281,12 @@ def compiled(lowered: Lowered, target: Any) -> Any:
 
         def make_ir(self, *args: Any) -> Any:
             """Return the module; the last argument is its context."""
-            return _parsed(lowered, args[-1])
+            return _parse_module(lowered, args[-1])
 
     return triton.compile(Source(), target=target, options=dict(lowered.options))
 
 
-def _parsed(lowered: Lowered, context: Any) -> Any:
+def _parse_module(lowered: Lowered, context: Any) -> Any:
     from triton._C.libtriton import ir
 
     with tempfile.TemporaryDirectory() as directory:
@@ -287,13 +295,13 @@ def _parsed(lowered: Lowered, context: Any) -> Any:
         try:
             module = ir.parse_mlir_module(str(file), context)
         except (AttributeError, TypeError, RuntimeError) as error:
-            raise Unreadable(str(error)) from error
-    # The module takes ownership of it.
+            raise UnreadableText(str(error)) from error
+    # The module must keep its context alive.
     module.context = context
     return module
 
 
-def _frozen(value: Any) -> Any:
+def _freeze_lists(value: Any) -> Any:
     if isinstance(value, list):
-        return tuple(_frozen(item) for item in value)
-    return {key: _frozen(item) for key, item in value.items()} if isinstance(value, dict) else value
+        return tuple(_freeze_lists(item) for item in value)
+    return {key: _freeze_lists(item) for key, item in value.items()} if isinstance(value, dict) else value

@@ -1,6 +1,7 @@
-"""``ktuned run``: all of Triton's autotuned functions are adopted, in a program that does not know of it.
+"""What ``ktuned run`` calls: adopts all of Triton's autotuned functions of a program that does not know of ktuned.
 
-A module of its own: `ktuned run` finds it by its name, and imports nothing else before the program does.
+``ktuned run`` finds this module by name in every Python process of the program, so it imports next to nothing: the
+drop-in itself comes when the program imports Triton.
 """
 
 from __future__ import annotations
@@ -16,15 +17,15 @@ MODULE = "triton.runtime.autotuner"
 
 def install(mode: str, numerics: str) -> None:
     """Adopt Triton's autotuned functions, now or when Triton is imported."""
-    when_imported(MODULE, lambda module: _adopt(module, mode, numerics))
+    when_imported(MODULE, lambda module: _adopt_triton(module, mode, numerics))
 
 
-def _adopt(module: Any, mode: str, numerics: str) -> None:
+def _adopt_triton(module: Any, mode: str, numerics: str) -> None:
     try:
         from ktuned_triton import autotuner
 
         autotuner.adopt_process(module.Autotuner, mode, numerics)
     except (ImportError, AttributeError) as error:
-        # The program is no worse off than without ktuned.
+        # The program runs as it would without ktuned.
         version = getattr(sys.modules.get("triton"), "__version__", "")
-        account.record_left_alone("triton.autotune", f"Triton {version} is not one that ktuned-triton knows: {error}")
+        account.record_left_alone("triton.autotune", f"ktuned-triton does not know Triton {version}: {error}")

@@ -1,4 +1,4 @@
-"""The backends: their devices and compilers, and loading of artifacts."""
+"""The backends for C++ and CUDA C++: they differ in their compiler, their devices and what their launches take."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class TvmFfi(backends.Backend):
         return TvmFfiCuda.name if any(source.suffix == CUDA_SUFFIX for source in sources) else TvmFfi.name
 
     def fingerprint(self) -> Mapping[str, str]:
-        """Return the compiler's version, those of tvm-ffi and of this plugin, and the standard flags."""
+        """Return the versions of the compiler, tvm-ffi and this plugin, and the standard flags."""
         try:
             compiler = self.compiler.find().version
         except NoCompiler:
@@ -55,12 +55,12 @@ class TvmFfi(backends.Backend):
         }
 
     def toolchain_files(self) -> Iterable[Path]:
-        """Yield the compiler's files, and the places where another one would be found first."""
-        yield from self.compiler.files()
+        """Yield the compiler's files, and the paths where another compiler would be found first."""
+        yield from self.compiler.list_files()
 
     def devices(self) -> Sequence[Device] | Absent:
         """Return this machine's CPU as ``cpu:0``, or the absence of a compiler."""
-        return self._no_compiler() or (cpu.device(),)
+        return self._find_missing_compiler() or (cpu.device(),)
 
     def compile(self, units: Sequence[Unit], into: Path) -> Iterator[Compiled]:
         """Compile units; the compiler runs as a child in this process's group.
@@ -74,19 +74,19 @@ class TvmFfi(backends.Backend):
             raise BackendError(str(error), hint=self.install_hint) from error
         able = []
         for unit in units:
-            if why := self._why_not(unit.target):
-                yield Compiled(unit.key, Outcome.UNSUPPORTED, why)
+            if reason := self._explain_unsupported_target(unit.target):
+                yield Compiled(unit.key, Outcome.UNSUPPORTED, reason)
             else:
                 able.append(unit)
         yield from compile_units(compiler, able, into, self.suffixes)
 
     def load(self, artifact: Path, unit: Unit, device: Device) -> TvmFfiKernel:
-        """Load ``kernel.so`` and look its function up.
+        """Load ``kernel.so`` and look up its function.
 
         Raises:
             Unsupported: it was compiled for another target than this device's.
         """
-        if not self._runs_on(unit.target, device.target):
+        if not self._is_compatible(unit.target, device.target):
             raise Unsupported(f"compiled for {unit.target}, and {device.name} is {device.target}")
         import tvm_ffi
 
@@ -94,14 +94,14 @@ class TvmFfi(backends.Backend):
         module = tvm_ffi.load_module(str((artifact / KERNEL_FILE).resolve()))
         return self.kernel(module.get_function(build.symbol), build.args)
 
-    def _why_not(self, target: str) -> str:
-        """Return the reason why the compiler here does not support a target, or ``""``."""
+    def _explain_unsupported_target(self, target: str) -> str:
+        """Return why this compiler does not support a target; empty if it does."""
         return "" if target == cpu.target() else f"the target is {target}; the compiler here aims at {cpu.target()}"
 
-    def _runs_on(self, built_for: str, target: str) -> bool:
+    def _is_compatible(self, built_for: str, target: str) -> bool:
         return built_for == target
 
-    def _no_compiler(self) -> Absent | None:
+    def _find_missing_compiler(self) -> Absent | None:
         try:
             self.compiler.find()
         except NoCompiler as error:
@@ -127,11 +127,11 @@ class TvmFfiCuda(TvmFfi):
 
     def devices(self) -> Sequence[Device] | Absent:
         """Return the GPUs that this process may use, or the reason for their absence."""
-        found = torch_cuda_devices()
-        return found if isinstance(found, Absent) else self._no_compiler() or found
+        gpus = torch_cuda_devices()
+        return gpus if isinstance(gpus, Absent) else self._find_missing_compiler() or gpus
 
-    def _why_not(self, target: str) -> str:
-        return "" if nvcc.is_target(target) else f"the target is {target}; nvcc compiles for GPUs, such as sm_90a"
+    def _explain_unsupported_target(self, target: str) -> str:
+        return "" if nvcc.is_gpu_target(target) else f"the target is {target}; nvcc compiles for GPUs, such as sm_90a"
 
-    def _runs_on(self, built_for: str, target: str) -> bool:
+    def _is_compatible(self, built_for: str, target: str) -> bool:
         return runs_on(built_for, target)

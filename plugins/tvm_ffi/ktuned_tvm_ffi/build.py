@@ -1,4 +1,4 @@
-"""``Build`` of this backend: the function to compile, its options, and the arguments of its call."""
+"""``Build``, a kernel file's recipe for one config: the function to compile, its options, and its arguments."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Build(backends.Build):
         function: an identifier is the name that a source exports with ``TVM_FFI_DLL_EXPORT_TYPED_FUNC``. Anything else
             is the host function's C++ name at the end of the first source (``softmax<128, 4>``, ``space::softmax``);
             it need not be exported, and configs that differ only in it are compiled together.
-        args: the function's arguments, in order: a string names a tensor of ``inputs``, a number stands for itself.
+        args: the function's arguments, in order: a string names a tensor of ``inputs``, numbers are passed as they are.
         defines: preprocessor macros; ``True`` defines the bare name, ``False`` leaves it undefined.
         flags: more flags for the compiler, each one a word; they may override the standard ones. Relative paths
             in them start at the first source's directory.
@@ -60,7 +60,7 @@ class Build(backends.Build):
 
     @property
     def macros(self) -> tuple[str, ...]:
-        """The ``-D`` flags, sorted by name, so that the order of ``defines`` never changes a binary."""
+        """The ``-D`` flags, sorted by name so that the order of ``defines`` never changes a binary."""
         return tuple(
             f"-D{name}" if value is True else f"-D{name}={value}"
             for name, value in sorted(self.defines.items())

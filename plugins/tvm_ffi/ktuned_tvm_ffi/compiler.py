@@ -1,4 +1,7 @@
-"""The system's C++ compiler as a child process, its flags and its messages."""
+"""The system's C++ compiler, which runs as a child process: its flags, its commands and its messages.
+
+No path may enter a binary, and no date: equal sources give equal bytes wherever they are compiled.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,15 @@ from typing import Self
 
 from ktuned.backends import compiler_files
 from ktuned.model import BackendError
-from ktuned_tvm_ffi.dependencies import prerequisites
 
 STANDARD_FLAGS = ("-std=c++17", "-O3", "-march=native", "-fPIC", "-g0")
-"""Standard flags; without debugging data, so that no path enters the binary."""
+"""Standard flags; ``-g0`` because debugging data contains paths."""
 
 MAX_MESSAGE_CHARS = 4000
-"""Length of a compiler's message that is kept: some forty lines, with the first errors."""
+"""Limit for an error message: some forty lines, with the first errors."""
 
 MAX_OUTPUT_BYTES = 1_000_000
-"""Length that is read at all: one wrong template argument can make a compiler write hundreds of MB."""
+"""Limit for the output that is read: one wrong template argument can make a compiler write hundreds of MB."""
 
 INSTALL_HINT = "apt install g++, or set CXX"
 
@@ -41,18 +43,25 @@ class NoCompiler(Exception):
     """No C++ compiler can be found."""
 
 
-class Refused(Exception):
-    """The compiler or the linker failed; the message is its own, capped, the first error first."""
+class CompileError(Exception):
+    """The compiler or the linker failed; the message is its own, capped, with the first error first."""
 
 
 @dataclass(frozen=True, slots=True)
-class Object:
-    """One compiled source: the object file, all files that it was made of, the command, the compiler's output."""
+class ObjectFile:
+    """One compiled source.
+
+    Attributes:
+        path: the object file.
+        sources: all files that it was made of.
+        command: the compiler's command line.
+        output: what the compiler printed.
+    """
 
     path: Path
-    read: tuple[Path, ...]
+    sources: tuple[Path, ...]
     command: str
-    said: str
+    output: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,16 +83,16 @@ class Compiler:
         if not command:
             raise NoCompiler(f"no C++ compiler ({', '.join(_CANDIDATES)}) on the PATH")
         try:
-            said = subprocess.run(
+            output = subprocess.run(
                 [*command, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
             ).stdout
         except (OSError, subprocess.CalledProcessError) as error:
             raise NoCompiler(f"the C++ compiler {shlex.join(command)!r} does not run: {error}") from error
-        return cls(command, said.partition("\n")[0])
+        return cls(command, output.partition("\n")[0])
 
     @classmethod
-    def files(cls) -> Iterator[Path]:
-        """Yield the files that decide which compiler :meth:`find` finds, and those of the one that it does."""
+    def list_files(cls) -> Iterator[Path]:
+        """Yield the files that decide which compiler :meth:`find` returns, and that compiler's own files."""
         asked = shlex.split(os.environ.get("CXX", ""))
         for command in [asked] if asked else [[name] for name in _CANDIDATES]:
             yield from compiler_files(command)
@@ -126,17 +135,17 @@ class Compiler:
         include = _tvm_ffi_directory() / "include"
         return ("-isystem", str(include), *self.place_flags(include, "tvm_ffi"))
 
-    def compile(
+    def compile_source(
         self, source: Path, into: Path, *, flags: Sequence[str], macros: Sequence[str], prelude: Path | None, base: Path
-    ) -> Object:
+    ) -> ObjectFile:
         """Compile one source into an object file, with the source's name relative to ``base``.
 
         Raises:
-            Refused: it does not compile.
+            CompileError: it does not compile.
         """
         depends = into.with_suffix(".d")
         is_ours = source.parent == into.parent
-        # A generated source includes the user's by name, and its path must not appear.
+        # A generated source includes the user's by name, and its own path must not enter the binary.
         ours = (*self.quote_flags, *self.place_flags(source.parent, ".")) if is_ours else ()
         name = str(source) if is_ours else os.path.relpath(source, base)
         command = (
@@ -144,16 +153,16 @@ class Compiler:
             *(("-include", str(prelude)) if prelude else ()),
             "-MD", "-MF", str(depends), "-c", name, "-o", str(into),
         )  # fmt: skip
-        said = self.run(command, base)
+        output = self.run_command(command, base)
         scratches = {scratch.parent for scratch in (into, prelude) if scratch}
-        read = (path for path in prerequisites(depends.read_text(), base) if path.parent not in scratches)
-        return Object(into, tuple(read), shlex.join(command), said)
+        read = (path for path in parse_prerequisites(depends.read_text(), base) if path.parent not in scratches)
+        return ObjectFile(into, tuple(read), shlex.join(command), output)
 
-    def link(self, objects: Sequence[Path], into: Path, *, flags: Sequence[str], base: Path) -> str:
+    def link_objects(self, objects: Sequence[Path], into: Path, *, flags: Sequence[str], base: Path) -> str:
         """Link object files to a shared library; return the command.
 
         Raises:
-            Refused: it does not link.
+            CompileError: it does not link.
         """
         library = _tvm_ffi_directory() / "lib"
         # -Bsymbolic: a kernel's own functions take precedence over those of loaded libraries.
@@ -161,27 +170,27 @@ class Compiler:
             *self.command, "-shared", "-o", str(into), *map(str, objects), *flags, *self.linker_flags("-Bsymbolic"),
             f"-L{library}", "-ltvm_ffi",
         )  # fmt: skip
-        self.run(command, base)
+        self.run_command(command, base)
         return shlex.join(command)
 
-    def run(self, command: Sequence[str], directory: Path) -> str:
+    def run_command(self, command: Sequence[str], directory: Path) -> str:
         """Run one command of this compiler to its end, as a child in this process's group; return its output.
 
         Raises:
-            Refused: it exits with a status other than 0.
-            BackendError: the disk is full; this must not be recorded as the source's result.
+            CompileError: it exits with a status other than 0.
+            BackendError: the disk is full, which must not be recorded as the source's result.
         """
-        code, said = self._said(command, directory)
+        code, output = self._run_and_read(command, directory)
         if code != 0:
-            if os.strerror(errno.ENOSPC) in said:
+            if os.strerror(errno.ENOSPC) in output:
                 raise BackendError(
-                    f"the disk is full for the C++ compiler: {said.strip().splitlines()[0]}",
+                    f"the disk is full for the C++ compiler: {output.strip().splitlines()[0]}",
                     hint=f"free some space in {tempfile.gettempdir()} and in ktuned's home and cache",
                 )
-            raise Refused(first_error_first(said) or f"{command[0]} exited with {code} and no message")
-        return said
+            raise CompileError(move_error_first(output) or f"{command[0]} exited with {code} and no message")
+        return output
 
-    def _said(self, command: Sequence[str], directory: Path) -> tuple[int, str]:
+    def _run_and_read(self, command: Sequence[str], directory: Path) -> tuple[int, str]:
         # SOURCE_DATE_EPOCH fixes __DATE__ and __TIME__: equal sources give equal bytes.
         environment = {**os.environ, "LC_ALL": "C", "SOURCE_DATE_EPOCH": "0"}
         with tempfile.TemporaryFile() as output:
@@ -198,17 +207,24 @@ class Compiler:
             return done.returncode, output.read(MAX_OUTPUT_BYTES).decode(errors="replace")
 
 
-def first_error_first(said: str) -> str:
-    """Return a compiler's message with the first error's line moved to the front, at most MAX_MESSAGE_CHARS long."""
-    lines = said.strip().splitlines()
+def move_error_first(message: str) -> str:
+    """Return a compiler's message, its first line with an error moved to the front, cut to MAX_MESSAGE_CHARS."""
+    lines = message.strip().splitlines()
     first = next((index for index, line in enumerate(lines) if _ERROR.search(line)), 0)
     text = "\n".join([*lines[first : first + 1], *lines[:first], *lines[first + 1 :]])
     return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
 
 
+def parse_prerequisites(rule: str, base: Path) -> list[Path]:
+    r"""Return a make rule's files: ``target: file file``, a ``\`` before line ends and blanks, ``$$`` for ``$``."""
+    _, _, files = rule.replace("\\\n", " ").partition(": ")
+    names = re.findall(r"(?:\\.|[^\s\\])+", files.partition("\n")[0])
+    return [Path(os.path.normpath(base / re.sub(r"\\(.)", r"\1", name).replace("$$", "$"))) for name in names]
+
+
 @functools.cache
 def _tvm_ffi_directory() -> Path:
-    # Importing tvm_ffi imports torch, which a compile worker does not need.
+    # Not imported: importing tvm_ffi imports torch, which a compile worker does not need.
     spec = importlib.util.find_spec("tvm_ffi")
     if spec is None or spec.origin is None:
         raise ModuleNotFoundError("apache-tvm-ffi, which ktuned-tvm-ffi requires, is not installed", name="tvm_ffi")

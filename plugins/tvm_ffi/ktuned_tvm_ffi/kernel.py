@@ -1,4 +1,4 @@
-"""A function of a loaded ``kernel.so``, and its binding to tensors."""
+"""Functions of a loaded ``kernel.so``: binds them to tensors."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ class TvmFfiKernel(backends.Kernel):
         for arg in self._args:
             if isinstance(arg, str) and arg not in tensors:
                 raise KeyError(unknown_tensor(arg, tensors))
-            bound.append(self._passed(tensors[arg]) if isinstance(arg, str) else arg)
+            bound.append(self._convert_tensor(tensors[arg]) if isinstance(arg, str) else arg)
         return cast(Launch, functools.partial(self._function, *bound))
 
-    def _passed(self, tensor: Any) -> Any:
-        """Convert a tensor once: a call that converts three torch tensors itself takes the host twice as long."""
+    def _convert_tensor(self, tensor: Any) -> Any:
+        """Convert a tensor ahead of calls: a call that converts three torch tensors itself takes twice as long."""
         import tvm_ffi
 
         return tvm_ffi.from_dlpack(tensor)
@@ -41,6 +41,6 @@ class TvmFfiKernel(backends.Kernel):
 class TvmFfiCudaKernel(TvmFfiKernel):
     """A function of a loaded ``kernel.so`` that launches CUDA kernels."""
 
-    def _passed(self, tensor: Any) -> Any:
-        """Keep the torch tensor, from which the call takes torch's current stream."""
+    def _convert_tensor(self, tensor: Any) -> Any:
+        """Return the torch tensor itself: the call takes torch's current stream from it."""
         return tensor

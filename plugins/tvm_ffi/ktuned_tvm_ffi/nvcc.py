@@ -1,4 +1,4 @@
-"""Compiler for CUDA C++: nvcc, which builds a library that launches its kernels."""
+"""nvcc, the compiler for CUDA C++: it builds a library that launches its kernels."""
 
 from __future__ import annotations
 
@@ -38,34 +38,34 @@ class Nvcc(Compiler):
             NoCompiler: there is none, or one of the two does not print its version.
         """
         asked = shlex.split(wanted or os.environ.get("CUDACXX", ""))
-        command = asked or [path for path in _candidates() if os.access(path, os.X_OK)][:1]
+        command = asked or [path for path in _yield_candidates() if os.access(path, os.X_OK)][:1]
         if not command:
             raise NoCompiler("no nvcc on the PATH, in $CUDA_HOME or in /usr/local/cuda")
         try:
-            said = subprocess.run(
+            output = subprocess.run(
                 [*command, "--version"], stdin=subprocess.DEVNULL, capture_output=True, text=True, check=True
             ).stdout
         except (OSError, subprocess.CalledProcessError) as error:
             raise NoCompiler(f"nvcc {shlex.join(command)!r} does not run: {error}") from error
         host = Compiler.find(os.environ.get("NVCC_CCBIN", ""))
-        release = _RELEASE.search(said)
+        release = _RELEASE.search(output)
         return cls(
             (*command, f"--compiler-bindir={host.command[0]}"),
-            f"nvcc {release[1] if release else said.strip().splitlines()[-1]}; {host.version}",
+            f"nvcc {release[1] if release else output.strip().splitlines()[-1]}; {host.version}",
         )
 
     @classmethod
-    def files(cls) -> Iterator[Path]:
+    def list_files(cls) -> Iterator[Path]:
         """Yield the files that decide which nvcc and which host compiler are found, and those of both."""
         asked = shlex.split(os.environ.get("CUDACXX", ""))
-        for place in asked[:1] or _candidates():
-            yield from on_path(place or "nvcc")
-            beside = Path(place).resolve().parent
+        for path in asked[:1] or _yield_candidates():
+            yield from on_path(path or "nvcc")
+            beside = Path(path).resolve().parent
             yield from (beside / "ptxas", beside / "nvcc.profile", beside.parent / "nvvm" / "bin" / "cicc")
-            if os.access(place, os.X_OK):
+            if os.access(path, os.X_OK):
                 break
         host = shlex.split(os.environ.get("NVCC_CCBIN", ""))
-        yield from compiler_files(host) if host else Compiler.files()
+        yield from compiler_files(host) if host else Compiler.list_files()
 
     @property
     def is_gcc(self) -> bool:
@@ -96,12 +96,12 @@ class Nvcc(Compiler):
         return ("-Xlinker", ",".join((*flags, "-s")))
 
 
-def is_target(target: str) -> bool:
+def is_gpu_target(target: str) -> bool:
     """Return whether a target is a GPU's."""
     return _TARGET.fullmatch(target) is not None
 
 
-def _candidates() -> Iterator[str]:
+def _yield_candidates() -> Iterator[str]:
     for variable in ("CUDA_HOME", "CUDA_PATH"):
         if os.environ.get(variable):
             yield os.path.join(os.environ[variable], "bin", "nvcc")

@@ -1,8 +1,8 @@
-"""Precompiled headers of tvm-ffi, which are two thirds of a small kernel's compile time.
+"""Precompiles tvm-ffi's headers, which take two thirds of a small kernel's compile time.
 
-Each set of flags needs a precompiled header of its own, some 70 MB large, so the cache keeps only the
-:data:`MAX_PRECOMPILED` last used. Only for GCC: it checks each one before use and reads the headers' text instead
-if it does not match, so a wrong one costs time but never gives a wrong kernel.
+Each set of flags needs a precompiled header of its own, of some 70 MB, so the cache keeps only the
+:data:`MAX_PRECOMPILED` last used. This is done for GCC alone: GCC checks a precompiled header before use and reads the
+headers' text if it does not match, so a wrong one costs time but never gives a wrong kernel.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from pathlib import Path
 
-from ktuned_tvm_ffi.compiler import Compiler, Refused
+from ktuned_tvm_ffi.compiler import CompileError, Compiler
 
 MAX_PRECOMPILED = 4
-"""Precompiled headers that are kept: one job rarely uses more sets of flags at a time."""
+"""Most precompiled headers that are kept: one job rarely uses more sets of flags at a time."""
 
 ABANDONED_AFTER_S = 600.0
-"""Age after which an unfinished one is abandoned: making one takes seconds."""
+"""Age after which an unfinished header is taken for abandoned: making one takes seconds."""
 
 PRELUDE = "prelude.hpp"
 _PRECOMPILED = f"{PRELUDE}.gch"
@@ -34,48 +34,48 @@ _IRRELEVANT = ("-l", "-L", "-Wl,", "-I")
 _HEADERS = ("tvm/ffi/container/tensor.h", "tvm/ffi/error.h", "tvm/ffi/function.h")
 
 
-def precompiled(compiler: Compiler, flags: Sequence[str]) -> Path | None:
-    """Return the header to ``-include`` first, with its precompiled form beside it; make both if they are missing.
+def find_or_make_prelude(compiler: Compiler, flags: Sequence[str]) -> Path | None:
+    """Return the header to ``-include`` first; its precompiled form lies beside it. Both are made if they are missing.
 
-    ``None`` if this compiler has none, it does not compile, or there is no private directory for it.
+    ``None`` if the compiler is not GCC, if the header does not compile, or if there is no private directory for it.
     """
     if not compiler.is_gcc or any(flag.startswith(("-include", "-imacros", "@")) for flag in flags):
-        # What comes before the headers may change them.
+        # These are included before the headers and may change them.
         return None
     flags = [flag for flag in flags if not flag.startswith(_IRRELEVANT)]
     try:
-        cache = _cache_directory()
-        prelude = cache / _key(compiler, flags) / PRELUDE
+        cache = _open_cache_directory()
+        prelude = cache / _make_key(compiler, flags) / PRELUDE
         if not prelude.with_name(_PRECOMPILED).exists():
-            _make(compiler, flags, prelude)
-            _evict(cache, keep=prelude.parent)
+            _make_prelude(compiler, flags, prelude)
+            _evict_preludes(cache, keep=prelude.parent)
         os.utime(prelude.with_name(_PRECOMPILED))
-    except (OSError, Refused):
+    except (OSError, CompileError):
         return None
     return prelude
 
 
-def _cache_directory() -> Path:
+def _open_cache_directory() -> Path:
     """Return the directory of all precompiled headers: below ``$KTUNED_CACHE``, else a private one in TMPDIR.
 
     Raises:
-        OSError: it cannot be made, or others may write there, whose headers would be compiled.
+        OSError: it cannot be made, or other users may write there: their headers would be compiled.
     """
     cache = os.environ.get("KTUNED_CACHE")
     directory = Path(cache, "tvm_ffi") if cache else Path(tempfile.gettempdir(), f"ktuned-tvm-ffi-{os.getuid()}")
     directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-    found = directory.lstat()
-    if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.getuid() or found.st_mode & 0o022:
+    status = directory.lstat()
+    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.getuid() or status.st_mode & 0o022:
         raise PermissionError(f"{directory} is not a directory that only this user can write")
     return directory
 
 
-def _key(compiler: Compiler, flags: Sequence[str]) -> str:
+def _make_key(compiler: Compiler, flags: Sequence[str]) -> str:
     parts = [*compiler.command, compiler.version, *flags, *compiler.include_flags(), version("apache-tvm-ffi")]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
-def _make(compiler: Compiler, flags: Sequence[str], prelude: Path) -> None:
+def _make_prelude(compiler: Compiler, flags: Sequence[str], prelude: Path) -> None:
     """Precompile beside the final path and rename, so that concurrent processes each find a complete one."""
     making = Path(tempfile.mkdtemp(prefix="making-", dir=prelude.parent.parent))
     try:
@@ -94,17 +94,17 @@ def _make(compiler: Compiler, flags: Sequence[str], prelude: Path) -> None:
             "-o",
             str(header),
         )
-        compiler.run(command, making)
+        compiler.run_command(command, making)
         prelude.parent.mkdir(exist_ok=True)
-        # The text stays when its precompiled form is evicted: a compiler that is starting reads it instead.
+        # The text stays when its precompiled form is evicted, for a compiler that is just starting.
         text.replace(prelude)
         header.replace(prelude.with_name(_PRECOMPILED))
     finally:
         shutil.rmtree(making, ignore_errors=True)
 
 
-def _evict(cache: Path, *, keep: Path) -> None:
-    """Remove all but the last used, and the unfinished ones of killed processes."""
+def _evict_preludes(cache: Path, *, keep: Path) -> None:
+    """Remove all headers but the last used, and unfinished ones of killed processes."""
     with contextlib.suppress(OSError):
         headers = sorted(cache.glob(f"*/{_PRECOMPILED}"), key=lambda path: path.stat().st_mtime, reverse=True)
         finished = [path for path in headers if not path.parent.name.startswith("making-")]

@@ -1,4 +1,8 @@
-"""Compiler of groups of units: units that differ only in their functions' names are one library."""
+"""Compiles units; those that differ only in their functions' names are one library.
+
+Such functions need not be exported by the sources: a generated source includes the first one and exports them. Headers
+are then parsed once for the group.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +18,8 @@ from typing import Any, cast
 from ktuned.backends import Compiled, Resources, Unit, compile_together, ptxas
 from ktuned.spec import installed_in
 from ktuned_tvm_ffi.build import Build
-from ktuned_tvm_ffi.compiler import Compiler, Refused
-from ktuned_tvm_ffi.prelude import precompiled
+from ktuned_tvm_ffi.compiler import CompileError, Compiler
+from ktuned_tvm_ffi.prelude import find_or_make_prelude
 
 KERNEL_FILE = "kernel.so"
 SOURCES_DIRECTORY = "sources"
@@ -29,8 +33,7 @@ def compile_units(
     """Compile units whose sources end in ``suffixes``, and yield one result for each.
 
     Units whose ``function`` is an expression, with the same sources, macros, flags and target, are one library with
-    several functions: headers are parsed once. A library that the compiler refuses is halved until the faulty units
-    are alone.
+    several functions. If it does not compile, it is halved until the faulty units are alone.
 
     Raises:
         BackendError: the disk is full.
@@ -41,80 +44,82 @@ def compile_units(
         alone = build.function if build.is_exported else ""
         groups.setdefault((unit.sources, build.macros, build.flags, unit.target, alone), []).append(unit)
     for group in groups.values():
-        yield from compile_together(group, partial(_compile, compiler, into=into, suffixes=suffixes), Refused)
+        yield from compile_together(
+            group, partial(_compile_library, compiler, into=into, suffixes=suffixes), CompileError
+        )
 
 
-def _compile(
+def _compile_library(
     compiler: Compiler, units: Sequence[Unit], *, into: Path, suffixes: Collection[str]
 ) -> Mapping[str, Mapping[str, Any]]:
-    """Fill the units' artifacts and return their facts by key.
+    """Compile units as one library, write their artifacts and return their facts by key.
 
     Raises:
-        Refused: the compiler or the linker failed.
+        CompileError: the compiler or the linker failed.
     """
     sources, build = units[0].sources, cast(Build, units[0].build)
     if not sources:
-        raise Refused(f"the kernel {units[0].kernel} names no sources")
+        raise CompileError(f"the kernel {units[0].kernel} names no sources")
     for source in sources:
         if source.suffix not in suffixes:
-            raise Refused(f"{source.name}: not a C++ source; its name must end in {', '.join(sorted(suffixes))}")
+            raise CompileError(f"{source.name}: not a C++ source; its name must end in {', '.join(sorted(suffixes))}")
     base = sources[0].parent
     flags = (*compiler.standard_flags(units[0].target), *build.flags)
-    # Kept intermediate files are compiled from preprocessed text, which holds no precompiled header.
+    # With -save-temps the compiler compiles preprocessed text, which cannot use a precompiled header.
     keeps_text = any(flag.lstrip("-").startswith("save-temps") for flag in flags)
-    prelude = None if keeps_text else precompiled(compiler, flags)
+    prelude = None if keeps_text else find_or_make_prelude(compiler, flags)
     commands: list[str] = []
     read: set[Path] = set()
-    said: list[str] = []
+    outputs: list[str] = []
     with tempfile.TemporaryDirectory(prefix="ktuned-cc-") as directory:
         scratch = Path(directory)
         to_compile = list(sources)
         if not build.is_exported:
-            to_compile[0] = _exporting(sources[0], units, scratch)
+            to_compile[0] = _write_exporting_source(sources[0], units, scratch)
         objects = []
         for index, source in enumerate(to_compile):
-            built = compiler.compile(source, scratch / f"{index}.o", flags=flags, macros=build.macros,
+            built = compiler.compile_source(source, scratch / f"{index}.o", flags=flags, macros=build.macros,
                                      prelude=prelude, base=base)  # fmt: skip
             objects.append(built.path)
-            read.update(built.read)
+            read.update(built.sources)
             commands.append(built.command)
-            said.append(built.said)
+            outputs.append(built.output)
         library = scratch / KERNEL_FILE
-        commands.append(compiler.link(objects, library, flags=flags, base=base))
+        commands.append(compiler.link_objects(objects, library, flags=flags, base=base))
         if build.is_exported and f"__tvm_ffi_{build.function}\0".encode() not in library.read_bytes():
-            raise Refused(
+            raise CompileError(
                 f"{sources[0].name}: error: no source exports {build.function!r}; "
                 f"add TVM_FFI_DLL_EXPORT_TYPED_FUNC({build.function}, …)"
             )
         for unit in units:
             shutil.copyfile(library, into / unit.key / KERNEL_FILE)
-            _copy_sources({*sources, *filter(_is_users, read)}, into / unit.key / SOURCES_DIRECTORY)
-    used = ptxas.parse("\n".join(said))
-    shared = {"command": commands, **_resources(used)}
+            _copy_sources({*sources, *filter(_belongs_to_user, read)}, into / unit.key / SOURCES_DIRECTORY)
+    used = ptxas.parse("\n".join(outputs))
+    shared = {"command": commands, **_summarise_resources(used)}
     return {unit.key: {"function": cast(Build, unit.build).symbol, **shared} for unit in units}
 
 
-def _exporting(source: Path, units: Sequence[Unit], scratch: Path) -> Path:
+def _write_exporting_source(source: Path, units: Sequence[Unit], scratch: Path) -> Path:
     """Write a source that includes the first one and exports the units' functions; return it."""
     functions = {build.symbol: build.function for build in (cast(Build, unit.build) for unit in units)}
     lines = [f'#include "{source.name}"', f"#include <{_EXPORTING_HEADER}>"]
-    # Sorted: the same units give the same bytes in any order.
+    # Sorted, so that the same units give the same bytes in any order.
     lines += [f"TVM_FFI_DLL_EXPORT_TYPED_FUNC({name}, ({functions[name]}));" for name in sorted(functions)]
     exporting = scratch / f"exports{source.suffix}"
     exporting.write_text("\n".join(lines) + "\n")
     return exporting
 
 
-def _resources(used: Mapping[str, Resources]) -> dict[str, Any]:
-    """Return the resources of a library's kernels: by symbol, and those of a sole kernel as the config's own."""
+def _summarise_resources(used: Mapping[str, Resources]) -> dict[str, Any]:
+    """Return the resources of a library's kernels by symbol; those of a sole kernel also as the config's own."""
     if not used:
         return {}
     kernels = {symbol: asdict(resources) for symbol, resources in used.items()}
     return {"kernels": kernels, **(next(iter(kernels.values())) if len(kernels) == 1 else {})}
 
 
-def _is_users(path: Path) -> bool:
-    """Return whether a header is the user's, and not of the system, a toolkit or an installed package."""
+def _belongs_to_user(path: Path) -> bool:
+    """Return whether a header is the user's own, not one of the system, a toolkit or an installed package."""
     return not str(path).startswith(("/usr/", "/opt/")) and installed_in(str(path)) is None
 
 
