@@ -78,7 +78,7 @@ class Direct:
         self.device: Device = found[0]
         self._preset = PRESETS[preset]
         self._timer = timer_for(kernel, backend, self.device)
-        self._data = ProblemData(kernel, kernel.problem_list()[0], self.device)
+        self._data = ProblemData(kernel, kernel.list_problems()[0], self.device)
         units = space.units(self.device.target)
         self.launches: dict[str, Launch] = {}
         for trial in trials:

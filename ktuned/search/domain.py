@@ -176,7 +176,7 @@ class ProductDomain(Domain):
         self._chain_conjuncts(conjuncts, is_split=is_split)
         is_agreed = self._check_split()
         if self._chain.count == 0 and is_agreed:
-            raise space.nothing_valid()
+            raise space.make_empty_error()
         if not is_agreed:
             # The code did not mean what its syntax says: the declared constraints are asked about everything.
             self._chain_conjuncts([], is_split=False)
@@ -290,7 +290,7 @@ class ListedDomain(Domain):
         walked = islice(space.walk(), None if space.indexable else MAX_WALKED)
         configs = [config for config in walked if config is not None]
         if not configs:
-            raise space.nothing_valid()
+            raise space.make_empty_error()
         self.knobs = tuple(configs[0])
         seen: list[dict[tuple[type, Scalar], Scalar]] = [
             {(type(config[knob]), config[knob]): config[knob] for config in configs} for knob in self.knobs

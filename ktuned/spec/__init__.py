@@ -5,12 +5,12 @@ from ktuned.spec.accesses import ACCESSES
 from ktuned.spec.bound_space import MEMBERSHIP_BOUND, BoundSpace, Conditional
 from ktuned.spec.declaration import end_declarations, kernel
 from ktuned.spec.declared_kernel import Kernel
-from ktuned.spec.digest import describe
+from ktuned.spec.digest import describe_kernel
 from ktuned.spec.distributions import distribution, installed_versions, owners
 from ktuned.spec.draws import mix as mix_bits
 from ktuned.spec.expressions import Expression, Formula, Term
 from ktuned.spec.hard_inputs import EVERYWHERE, HARD_FILLS
-from ktuned.spec.loader import forget_modules, kernel_module, load_file, load_unless_held
+from ktuned.spec.loader import forget_modules, get_kernel_module, load_file, load_unless_held
 from ktuned.spec.observer import OBSERVER, FreshProcessNeeded
 from ktuned.spec.origin import installed_in, is_ours
 from ktuned.spec.poisons import (
@@ -23,11 +23,11 @@ from ktuned.spec.poisons import (
     signed_poisons,
     unwritten,
 )
-from ktuned.spec.python_files import file_meaning
-from ktuned.spec.raised import causes, place
+from ktuned.spec.python_files import digest_meaning
+from ktuned.spec.raised import iterate_causes, locate_user_line
 from ktuned.spec.spaces import space
 from ktuned.spec.tensors import TensorSpec, layout, materialise, materialise_numpy, tensor
-from ktuned.spec.user_values import mapping_fault
+from ktuned.spec.user_values import find_mapping_fault
 
 __all__ = [
     "ACCESSES",
@@ -44,30 +44,30 @@ __all__ = [
     "TensorSpec",
     "Term",
     "as_bits",
-    "causes",
-    "describe",
+    "describe_kernel",
+    "digest_meaning",
     "distribution",
     "end_declarations",
-    "file_meaning",
+    "find_mapping_fault",
     "forget_modules",
     "functions",
+    "get_kernel_module",
     "installed_in",
     "installed_versions",
     "is_distinct",
     "is_ours",
     "is_same",
+    "iterate_causes",
     "kernel",
-    "kernel_module",
     "layout",
     "load_file",
     "load_unless_held",
-    "mapping_fault",
+    "locate_user_line",
     "materialise",
     "materialise_numpy",
     "mix_bits",
     "other_poison_bits",
     "owners",
-    "place",
     "poison",
     "poison_bits",
     "signed_poisons",

@@ -20,12 +20,18 @@ from ktuned.model import (
     Problem,
     with_numerics,
 )
-from ktuned.spec.declaration_faults import UNSET, check_fault, fault_of, numerics_fault, unknown_fault
+from ktuned.spec.declaration_faults import (
+    UNSET,
+    find_check_fault,
+    find_kernel_fault,
+    find_numerics_fault,
+    find_unknown_argument,
+)
 from ktuned.spec.declared_kernel import Inputs, Kernel, KernelFunction, Metric, Weighted, no_tensors
 from ktuned.spec.origin import is_ours
 from ktuned.spec.spaces import Space
 from ktuned.spec.user_values import Site
-from ktuned.spec.work import Declared
+from ktuned.spec.work import DeclaredWork
 
 DEFAULT_RTOL = 1e-4
 DEFAULT_ATOL = 1e-4
@@ -33,19 +39,19 @@ DEFAULT_ATOL = 1e-4
 
 
 @dataclass
-class Collector:
+class DeclarationCollector:
     """Declarations collected while one kernel file is imported; ``path`` is that file."""
 
     path: Path
     kernels: list[Kernel] = field(default_factory=list)
     errors: list[KernelFileError] = field(default_factory=list)
 
-    def add(self, kernel: Kernel) -> None:
+    def add_kernel(self, kernel: Kernel) -> None:
         """Keep a kernel, or the error that its name is taken."""
         for first in self.kernels:
             if first.name == kernel.name:
                 self.errors.append(
-                    kernel.site.error(
+                    kernel.site.make_error(
                         f"the name {kernel.name!r} is taken by the kernel in line {first.site.line}",
                         hint="give one of them a name=…",
                     )
@@ -61,16 +67,16 @@ class EndOfDeclarations(BaseException):
     """
 
 
-_collector: ContextVar[Collector | None] = ContextVar("ktuned_collector", default=None)
+_collector: ContextVar[DeclarationCollector | None] = ContextVar("ktuned_collector", default=None)
 
-_imports: Final[list[Collector]] = []
+_imports: Final[list[DeclarationCollector]] = []
 """The imports that are under way, for threads that a kernel file starts: they have no context of its own."""
 
 
 @contextmanager
-def collecting(path: Path) -> Iterator[Collector]:
+def collect_declarations(path: Path) -> Iterator[DeclarationCollector]:
     """Collect the kernels, and the errors, of the kernel file at ``path`` while it is imported."""
-    collector = Collector(path)
+    collector = DeclarationCollector(path)
     token = _collector.set(collector)
     _imports.append(collector)
     try:
@@ -110,8 +116,8 @@ def kernel(
     metrics: Mapping[str, Metric] | None = None,
     objective: Objective | str = LATENCY,
     numerics: str = UNSET,
-    flops: Declared = None,
-    bytes: Declared = None,  # noqa: A002 - the field's own word
+    flops: DeclaredWork = None,
+    bytes: DeclaredWork = None,  # noqa: A002 - the field's own word
     depends: str | Sequence[str] = (),
     bucket: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None,
     best_for: str = "each",
@@ -161,7 +167,7 @@ def kernel(
         raise TypeError("@kernel takes arguments by name alone: @kernel(backend=…, space=…, …)")
 
     def declare(function: KernelFunction) -> Kernel:
-        collector, (file, called_at) = _collector.get(), _declaring_file(function)
+        collector, (file, called_at) = _collector.get(), _find_declaring_file(function)
         kernel_name = getattr(function, "__name__", "kernel") if name is None else name
         place = str(file), called_at
         # A plugin declares for the user's file: its own line mends nothing.
@@ -171,7 +177,7 @@ def kernel(
         # A project's defaults (``ktuned.toml``) stand in for the budgets that the file does not give.
         all_budgets = {"preset": preset, "trials": trials, "seconds": seconds}
         budgets: dict[str, Any] = {key: value for key, value in all_budgets.items() if value is not UNSET}
-        wrong_numerics = numerics_fault(numerics, default, is_data=is_data)
+        wrong_numerics = find_numerics_fault(numerics, default, is_data=is_data)
         declared = Kernel(
             name=kernel_name,
             function=function,
@@ -215,20 +221,20 @@ def kernel(
             portfolio=portfolio,
         )
         fault = (
-            unknown_fault(unknown, kernel.__kwdefaults__ or ())
-            or check_fault(reference, check)
+            find_unknown_argument(unknown, kernel.__kwdefaults__ or ())
+            or find_check_fault(reference, check)
             or wrong_numerics
-            or fault_of(declared)
+            or find_kernel_fault(declared)
         )
         is_collected = collector is not None and collector.path == file
         if not fault:
             if collector is not None and is_collected:
-                collector.add(declared)
+                collector.add_kernel(declared)
             return declared
         if collector is None:
-            raise site.error(fault)
+            raise site.make_error(fault)
         if collector.path == file:
-            collector.errors.append(site.error(fault))
+            collector.errors.append(site.make_error(fault))
         return cast(Kernel, function)
 
     return declare
@@ -261,7 +267,7 @@ def end_declarations() -> None:
     )
 
 
-def _declaring_file(function: Callable[..., Any]) -> tuple[Path, int]:
+def _find_declaring_file(function: Callable[..., Any]) -> tuple[Path, int]:
     """Return the file whose module level is running, and its line: a factory elsewhere may declare a kernel for it."""
     frame = sys._getframe(2)
     while frame.f_back is not None and frame.f_code.co_name != "<module>":

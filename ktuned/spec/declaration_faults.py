@@ -24,8 +24,8 @@ from ktuned.model import (
     rule_fault,
 )
 from ktuned.spec.spaces import CartesianSpace, ListSpace, Space
-from ktuned.spec.user_values import mapping_fault
-from ktuned.spec.work import given_metrics, work_fault
+from ktuned.spec.user_values import find_mapping_fault
+from ktuned.spec.work import find_work_fault, list_given_metrics
 
 DEADLINES = ("spawn", "inspect", "compile", "load", "reference", "first_launch", "check", "timing", "floor")
 """Phases that a deadline may be declared for."""
@@ -49,7 +49,7 @@ MAX_NAME_CHARS = 200
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 
 
-def unknown_fault(unknown: Mapping[str, object], known: Iterable[str]) -> str:
+def find_unknown_argument(unknown: Mapping[str, object], known: Iterable[str]) -> str:
     """Return the error for an argument that ``kernel`` does not have."""
     if not unknown:
         return ""
@@ -57,7 +57,7 @@ def unknown_fault(unknown: Mapping[str, object], known: Iterable[str]) -> str:
     return f"kernel() has no argument {name!r} {listed(known, near=name)}"
 
 
-def check_fault(reference: object, check: object) -> str:
+def find_check_fault(reference: object, check: object) -> str:
     """Return the error if results can be checked by nothing, or by too much."""
     if reference is None and check is UNSET:
         return "no check is declared: give reference= or check=, or check=None to measure without checking"
@@ -70,7 +70,7 @@ def check_fault(reference: object, check: object) -> str:
     return ""
 
 
-def fault_of(declared: Any) -> str:
+def find_kernel_fault(declared: Any) -> str:
     """Return the error in a ``Kernel``, any of whose values may be of a wrong type."""
     if not isinstance(declared.name, str) or not _NAME.fullmatch(declared.name):
         return f"the name {declared.name!r} is not letters, digits, '_', '.' and '-'"
@@ -92,27 +92,27 @@ def fault_of(declared: Any) -> str:
         return f"prior is of type {type(declared.prior).__name__}, not a callable (p, c) -> score or p -> configs"
     if not (callable(declared.cores) or declared.cores is None or _is_count(declared.cores)):
         return f"cores={declared.cores!r} is neither an int >= 1 nor a callable (p, c) -> int"
-    fault = _metrics_fault(declared.metrics) or work_fault(declared.flops, declared.bytes, declared.metrics)
-    named = {*declared.metrics, *given_metrics(declared.flops, declared.bytes)} if not fault else ()
-    fault = fault or _objective_fault(declared.plan.objective, named)
-    if fault := fault or _bucket_fault(declared.bucket):
+    fault = _find_metrics_fault(declared.metrics) or find_work_fault(declared.flops, declared.bytes, declared.metrics)
+    named = {*declared.metrics, *list_given_metrics(declared.flops, declared.bytes)} if not fault else ()
+    fault = fault or _find_objective_fault(declared.plan.objective, named)
+    if fault := fault or _find_bucket_fault(declared.bucket):
         return fault
     if isinstance(declared.setup, tuple) and any(not isinstance(item, str) for item in declared.setup):
         return f"setup must name tensors or be a callable, not {declared.setup!r}"
     return (
         declared.space.fault
-        or _default_fault(declared.default, declared.space)
+        or _find_default_fault(declared.default, declared.space)
         or (
             ""
             if callable(declared.problems)
-            else problems_fault(declared.problems, declared.specialize, declared.bucketed_keys)
+            else find_problems_fault(declared.problems, declared.specialize, declared.bucketed_keys)
         )
-        or _number_fault(declared)
-        or _plan_fault(declared.plan)
+        or _find_number_fault(declared)
+        or _find_plan_fault(declared.plan)
     )
 
 
-def numerics_fault(numerics: object, default: object, *, is_data: bool) -> str:
+def find_numerics_fault(numerics: object, default: object, *, is_data: bool) -> str:
     """Return the error if outputs cannot be compared as is declared."""
     if numerics is UNSET:
         return ""
@@ -124,7 +124,7 @@ def numerics_fault(numerics: object, default: object, *, is_data: bool) -> str:
     return ""
 
 
-def _metrics_fault(metrics: Any) -> str:
+def _find_metrics_fault(metrics: Any) -> str:
     if not isinstance(metrics, Mapping):
         return f"metrics is of type {type(metrics).__name__}, not a dict of functions (p, t) -> number"
     if len(metrics) > MAX_METRICS:
@@ -137,7 +137,7 @@ def _metrics_fault(metrics: Any) -> str:
     return ""
 
 
-def _bucket_fault(bucket: Any) -> str:
+def _find_bucket_fault(bucket: Any) -> str:
     if bucket is None or callable(bucket):
         return ""
     if not isinstance(bucket, Mapping):
@@ -150,7 +150,7 @@ def _bucket_fault(bucket: Any) -> str:
     return ""
 
 
-def _objective_fault(objective: Any, metrics: Collection[str]) -> str:
+def _find_objective_fault(objective: Any, metrics: Collection[str]) -> str:
     if not isinstance(objective, str):
         return f"objective is of type {type(objective).__name__}, not a name such as 'energy', or maximize('a metric')"
     try:
@@ -162,10 +162,10 @@ def _objective_fault(objective: Any, metrics: Collection[str]) -> str:
     return f"objective names the metric {metric_of(wanted)!r}, which metrics= lacks {listed(metrics)}"
 
 
-def _default_fault(default: Any, space: Space) -> str:
+def _find_default_fault(default: Any, space: Space) -> str:
     if default is None:
         return ""
-    if fault := mapping_fault(default, "default"):
+    if fault := find_mapping_fault(default, "default"):
         return fault
     knobs = space.knobs
     for knob in () if knobs is None else default:
@@ -174,10 +174,10 @@ def _default_fault(default: Any, space: Space) -> str:
     missing = [knob for knob in knobs or () if knob not in default]
     if missing:
         return f"default must be a full config; it lacks {', '.join(missing)}"
-    return "" if space.fault else _outside_fault(default, space)
+    return "" if space.fault else _find_outside_fault(default, space)
 
 
-def _outside_fault(default: Mapping[str, Any], space: Space) -> str:
+def _find_outside_fault(default: Mapping[str, Any], space: Space) -> str:
     """Return why a declared space does not hold a default; a callable's configs are for the worker to walk."""
     if isinstance(space, CartesianSpace):
         for knob, values in space.axes.items():
@@ -190,15 +190,17 @@ def _outside_fault(default: Mapping[str, Any], space: Space) -> str:
     return ""
 
 
-def problems_fault(problems: tuple[Any, ...], specialize: tuple[str, ...] | None, bucketed: Iterable[str] = ()) -> str:
+def find_problems_fault(
+    problems: tuple[Any, ...], specialize: tuple[str, ...] | None, bucketed: Iterable[str] = ()
+) -> str:
     """Return the error in a list of problems."""
     if len(problems) > MAX_PROBLEMS:
         return f"problems names more than {MAX_PROBLEMS}; each is a job of its own, and lookups ask for others"
     seen: dict[str, int] = {}
-    for position, (problem, weight) in enumerate(map(weighted, problems)):
+    for position, (problem, weight) in enumerate(map(split_weight, problems)):
         if not _is_number(weight) or weight <= 0:
             return f"problem {position} has the weight {weight!r}, which is not a number > 0"
-        if fault := mapping_fault(problem, f"problem {position}"):
+        if fault := find_mapping_fault(problem, f"problem {position}"):
             return fault
         text = canonical(problem)
         if text in seen:
@@ -212,21 +214,21 @@ def problems_fault(problems: tuple[Any, ...], specialize: tuple[str, ...] | None
     return ""
 
 
-def weighted(problem: Any) -> tuple[Any, Any]:
+def split_weight(problem: Any) -> tuple[Any, Any]:
     """Return a declared problem with its weight, 1 if it carries none."""
     if isinstance(problem, tuple | list) and len(problem) == 2:
         return problem[0], problem[1]
     return problem, 1.0
 
 
-def _number_fault(declared: Any) -> str:
+def _find_number_fault(declared: Any) -> str:
     if declared.best_for not in ("each", "all"):
         return f"best_for={declared.best_for!r} is neither 'each' nor 'all'"
     if declared.best_for == "all" and not callable(declared.problems) and not 0 < len(declared.problems) <= MAX_SET:
         return f"best_for='all' takes 1 to {MAX_SET} problems, and there are {len(declared.problems)}"
-    if fault := _batch_fault(declared):
+    if fault := _find_batch_fault(declared):
         return fault
-    if fault := _portfolio_fault(declared.portfolio):
+    if fault := _find_portfolio_fault(declared.portfolio):
         return fault
     if declared.timing not in TIMINGS:
         return f"there is no timing {declared.timing!r} {listed(TIMINGS, near=str(declared.timing))}"
@@ -237,7 +239,7 @@ def _number_fault(declared: Any) -> str:
     return "" if _is_number(ratio) and 0 <= ratio <= 1 else f"max_mismatched_ratio={ratio!r} is not between 0 and 1"
 
 
-def _batch_fault(declared: Any) -> str:
+def _find_batch_fault(declared: Any) -> str:
     fields = declared.batch_invariant
     if any(not isinstance(name, str) for name in fields):
         return f"batch_invariant must name problem keys, not {fields!r}"
@@ -251,14 +253,14 @@ def _batch_fault(declared: Any) -> str:
             return f"batch_invariant names {name!r}, which specialize leaves out of the key"
     if callable(declared.problems):
         return ""
-    return batch_fault([weighted(problem)[0] for problem in declared.problems], fields)
+    return batch_fault([split_weight(problem)[0] for problem in declared.problems], fields)
 
 
 PORTFOLIO_RANGES: Final = {"configs": (1, 16), "loss": (0.0, 10.0), "tunings": (1, 1000)}
 """Settings of ``portfolio=`` beside ``over``, with their least and largest values."""
 
 
-def _portfolio_fault(portfolio: Any) -> str:
+def _find_portfolio_fault(portfolio: Any) -> str:
     if portfolio is None:
         return ""
     if not isinstance(portfolio, Mapping):
@@ -277,7 +279,7 @@ def _portfolio_fault(portfolio: Any) -> str:
     return ""
 
 
-def _plan_fault(plan: Any) -> str:
+def _find_plan_fault(plan: Any) -> str:
     if plan.until not in UNTIL:
         return f"until={plan.until!r} is none of {', '.join(map(repr, UNTIL))}"
     if not isinstance(plan.strategy, str):

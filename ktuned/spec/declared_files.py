@@ -26,7 +26,7 @@ class DeclaredFiles(Record):
     files: dict[Path, str]
 
 
-def declared_files(kernel: Kernel) -> DeclaredFiles:
+def find_declared_files(kernel: Kernel) -> DeclaredFiles:
     """Return the files that match a kernel's patterns, which are relative to its file.
 
     Raises:
@@ -39,19 +39,19 @@ def declared_files(kernel: Kernel) -> DeclaredFiles:
         matches = sorted(glob.glob(pattern, root_dir=home, recursive=True))
         paths = {name: lexical(home / name) for name in matches}
         if len(paths) > MAX_FILES:
-            raise kernel.site.error(f"depends: {pattern!r} matches more than {MAX_FILES} files")
+            raise kernel.site.make_error(f"depends: {pattern!r} matches more than {MAX_FILES} files")
         try:
             OBSERVER.check(paths.values())
         except Untrusted as error:
-            raise kernel.site.error(error.message, hint=error.hint) from error
+            raise kernel.site.make_error(error.message, hint=error.hint) from error
         found = {name: stamp(path) for name, path in paths.items() if path.is_file()}
         parts[f"depends {pattern}"] = "\n".join(f"{name} {digest}" for name, digest in found.items())
         files |= {paths[name]: digest for name, digest in found.items()}
-        files |= {place: stamp(place) for place in _looked_through(home, pattern, list(paths.values()))}
+        files |= {place: stamp(place) for place in _find_watched_places(home, pattern, list(paths.values()))}
     return DeclaredFiles(parts, files)
 
 
-def _looked_through(home: Path, pattern: str, matches: list[Path]) -> set[Path]:
+def _find_watched_places(home: Path, pattern: str, matches: list[Path]) -> set[Path]:
     """Return the file that a pattern names, or the directories in which a file that matches may appear."""
     if not glob.has_magic(pattern):
         return {lexical(home / pattern)}

@@ -24,11 +24,11 @@ from ktuned.model import (
     find_groups,
     listed,
 )
-from ktuned.spec.declaration_faults import MAX_PROBLEMS, problems_fault, weighted
+from ktuned.spec.declaration_faults import MAX_PROBLEMS, find_problems_fault, split_weight
 from ktuned.spec.spaces import BoundSpace, Space
 from ktuned.spec.tensors import TensorSpec, layout
-from ktuned.spec.user_values import Site, UnknownKey, Values, mapping_fault
-from ktuned.spec.work import Declared, throughput
+from ktuned.spec.user_values import Site, UnknownKey, Values, find_mapping_fault
+from ktuned.spec.work import DeclaredWork, compute_throughput
 
 if TYPE_CHECKING:
     from ktuned.backends import Build, Layout
@@ -88,8 +88,8 @@ class Kernel:
     prior: Callable[..., Any] | None = None
     cores: int | Callable[[Any, Any], int] | None = None
     metrics: Mapping[str, Metric] = field(default_factory=dict)
-    flops: Declared = None
-    bytes: Declared = None
+    flops: DeclaredWork = None
+    bytes: DeclaredWork = None
     given: tuple[str, ...] = ()
     depends: tuple[str, ...] = ()
     bucket: Mapping[str, Any] | Callable[[Any], Mapping[str, Any]] | None = None
@@ -123,7 +123,7 @@ class Kernel:
         """False if the file gives no ``inputs``: the kernel takes no tensors."""
         return self.inputs is not no_tensors
 
-    def problem_list(self) -> tuple[dict[str, Scalar], ...]:
+    def list_problems(self) -> tuple[dict[str, Scalar], ...]:
         """Return the declared problems, calling ``problems`` if it is a callable.
 
         Raises:
@@ -134,16 +134,16 @@ class Kernel:
     @cached_property
     def _weighted_problems(self) -> tuple[tuple[Problem, float], ...]:
         if not callable(self.problems):
-            return tuple(map(weighted, self.problems))
+            return tuple(map(split_weight, self.problems))
         try:
             found = tuple(islice(self.problems(), MAX_PROBLEMS + 1))
         except Exception as error:
-            raise self.site.failure("problems()", error) from error
-        if fault := problems_fault(found, self.specialize, self.bucketed_keys):
-            raise self.site.error(fault)
-        return tuple(map(weighted, found))
+            raise self.site.make_failure("problems()", error) from error
+        if fault := find_problems_fault(found, self.specialize, self.bucketed_keys):
+            raise self.site.make_error(fault)
+        return tuple(map(split_weight, found))
 
-    def weights_of(self, problems: Iterable[Problem]) -> tuple[float, ...]:
+    def sum_weights(self, problems: Iterable[Problem]) -> tuple[float, ...]:
         """Return the weights of representatives: the sum of what their declared problems carry."""
         total: dict[str, float] = {}
         for problem, weight in self._weighted_problems:
@@ -156,18 +156,18 @@ class Kernel:
         smallest to the largest; none where that is not asked for, or the problem is not declared.
 
         Raises:
-            KernelFileError: as :meth:`represented_problems`; or ``batch_invariant`` does not fit the problems.
+            KernelFileError: as :meth:`list_represented_problems`; or ``batch_invariant`` does not fit the problems.
         """
         if not self.batch_invariant:
             return []
-        problems = self.represented_problems()
+        problems = self.list_represented_problems()
         if fault := batch_fault(problems, self.batch_invariant):
-            raise self.site.error(fault)
+            raise self.site.make_error(fault)
         text = canonical(problem)
         groups = find_groups(problems, self.batch_invariant)
         return next((group for group in groups if text in map(canonical, group)), [])
 
-    def portfolio_wanted(self) -> dict[str, Any]:
+    def evaluate_portfolio(self) -> dict[str, Any]:
         """Return the declared portfolio with its problems and their weights, calling ``over`` if it is a callable.
 
         Raises:
@@ -178,10 +178,10 @@ class Kernel:
         try:
             found = tuple(islice(over() if callable(over) else over, MAX_PROBLEMS + 1))
         except Exception as error:
-            raise self.site.failure("the portfolio's over()", error) from error
-        if fault := problems_fault(found, self.specialize, self.bucketed_keys):
-            raise self.site.error(f"portfolio: {fault}")
-        return {**wanted, "over": [[dict(problem), float(weight)] for problem, weight in map(weighted, found)]}
+            raise self.site.make_failure("the portfolio's over()", error) from error
+        if fault := find_problems_fault(found, self.specialize, self.bucketed_keys):
+            raise self.site.make_error(f"portfolio: {fault}")
+        return {**wanted, "over": [[dict(problem), float(weight)] for problem, weight in map(split_weight, found)]}
 
     @property
     def bucket_rules(self) -> Mapping[str, Any]:
@@ -202,16 +202,16 @@ class Kernel:
         Raises:
             KernelFileError: a function raised, returned no problem, or gives its own results another bucket.
         """
-        once = self._represented(problem)
-        again = self._represented(once)
+        once = self._apply_bucket_rules(problem)
+        again = self._apply_bucket_rules(once)
         if once != again:
-            raise self.site.error(
+            raise self.site.make_error(
                 f"bucket maps {canonical(problem)} to {canonical(once)}, and that to {canonical(again)}",
                 hint="a problem that stands for a bucket must stand for itself",
             )
         return once
 
-    def _represented(self, problem: Problem) -> dict[str, Scalar]:
+    def _apply_bucket_rules(self, problem: Problem) -> dict[str, Scalar]:
         rules = self.bucket_rules
         plain = {name: rule for name, rule in rules.items() if not callable(rule)}
         found: dict[str, Any] = bucketed(plain, problem)
@@ -221,40 +221,42 @@ class Kernel:
             try:
                 changed = dict(rule(Values(problem, "problem key"))) if name == "*" else {name: rule(problem[name])}
             except Exception as error:
-                raise self.site.failure("bucket", error) from error
+                raise self.site.make_failure("bucket", error) from error
             found |= changed
         strange = [key for key in found if key not in problem]
-        if strange or mapping_fault(found, "bucket"):
-            raise self.site.error(f"bucket gives {found!r}, which is no problem with the keys {', '.join(problem)}")
+        if strange or find_mapping_fault(found, "bucket"):
+            raise self.site.make_error(
+                f"bucket gives {found!r}, which is no problem with the keys {', '.join(problem)}"
+            )
         return found
 
-    def represented_problems(self) -> tuple[dict[str, Scalar], ...]:
+    def list_represented_problems(self) -> tuple[dict[str, Scalar], ...]:
         """Return the declared problems' representatives, each once.
 
         Raises:
-            KernelFileError: as :meth:`problem_list` and :meth:`represent`.
+            KernelFileError: as :meth:`list_problems` and :meth:`represent`.
         """
-        problems = self.problem_list()
+        problems = self.list_problems()
         if not self.bucket_rules:
             return problems
         found = {canonical(chosen): chosen for chosen in map(self.represent, problems)}
         return tuple(found.values())
 
-    def bound_space(self, problem: Problem) -> BoundSpace:
+    def bind_space(self, problem: Problem) -> BoundSpace:
         """Return the space for one problem; its errors name this kernel and its file."""
         return self.space.bind(problem, self.site)
 
-    def default_configs(self, problem: Problem) -> Iterator[Config]:
+    def iterate_default_configs(self, problem: Problem) -> Iterator[Config]:
         """Yield the default config of a problem; where none is declared for it, its space's, of which the first that
         runs takes its place.
 
         Raises:
             KernelFileError: the space holds no config for the problem.
         """
-        bound = self.bound_space(problem)
+        bound = self.bind_space(problem)
         yield from [self.default] if self.default is not None and self.default in bound else bound
 
-    def input_specs(self, problem: Problem) -> dict[str, Any]:
+    def evaluate_inputs(self, problem: Problem) -> dict[str, Any]:
         """Call ``inputs`` and return its tensors by name: :class:`TensorSpec`, or tensors that the function made.
 
         Raises:
@@ -263,22 +265,22 @@ class Kernel:
         try:
             tensors: Any = self.inputs(Values(problem, "problem key"))
         except Exception as error:
-            raise self.site.failure("inputs(p)", error) from error
+            raise self.site.make_failure("inputs(p)", error) from error
         if isinstance(tensors, Mapping) and not tensors and self.has_tensors:
-            raise self.site.error("inputs(p) returned an empty dict; it must name at least one tensor")
+            raise self.site.make_error("inputs(p) returned an empty dict; it must name at least one tensor")
         if not isinstance(tensors, Mapping):
-            raise self.site.error(
+            raise self.site.make_error(
                 f"inputs(p) returned a value of type {type(tensors).__name__}, not a dict of tensors by name"
             )
         for name, value in tensors.items():
             if not isinstance(value, TensorSpec) and not (hasattr(value, "shape") and hasattr(value, "dtype")):
-                raise self.site.error(
+                raise self.site.make_error(
                     f"inputs(p): {name} is of type {type(value).__name__}, "
                     "not a tensor(...), a torch.Tensor or a numpy.ndarray"
                 )
         for name in self.setup if isinstance(self.setup, tuple) else ():
             if name not in tensors:
-                raise self.site.error(
+                raise self.site.make_error(
                     f"setup names the tensor {name!r}, which inputs(p) does not make {listed(tensors)}"
                 )
         return dict(tensors)
@@ -298,21 +300,21 @@ class Kernel:
         except Unsupported:
             raise
         except Exception as error:
-            raise self.site.failure(f"{self.name}(p, c)", error) from error
+            raise self.site.make_failure(f"{self.name}(p, c)", error) from error
         if build is None:
-            raise self.site.error("the kernel function returned nothing; end it with `return Build(…)`")
+            raise self.site.make_error("the kernel function returned nothing; end it with `return Build(…)`")
         if not isinstance(build, Build):
-            raise self.site.error(
+            raise self.site.make_error(
                 f"the kernel function returned a value of type {type(build).__name__}, "
                 f"not a Build of the backend {self.backend!r}"
             )
         if build.backend != self.backend:
-            raise self.site.error(
+            raise self.site.make_error(
                 f"the kernel function returned a Build of the backend {build.backend!r}, but backend={self.backend!r}"
             )
         if not self.has_tensors:
             return build.without_tensors()
-        return build.given(lambda: self._layouts(problem))
+        return build.given(lambda: self._describe_tensors(problem))
 
     def check_function(self, problem: Problem, config: Config) -> None:
         """Call the kernel function once, so that a misspelt name is an error of the declaration and not of each config.
@@ -329,9 +331,9 @@ class Kernel:
                 isinstance(error, TypeError) and "unexpected keyword argument" in str(error)
             )
             if is_misspelt:
-                raise self.site.failure(f"{self.name}(p, c)", error) from error
+                raise self.site.make_failure(f"{self.name}(p, c)", error) from error
 
-    def cores_of(self, problem: Problem, config: Config) -> int | None:
+    def evaluate_cores(self, problem: Problem, config: Config) -> int | None:
         """Return how many cores a config uses on a CPU, if the file says so.
 
         Raises:
@@ -342,9 +344,9 @@ class Kernel:
             try:
                 cores = cores(Values(problem, "problem key"), Values(config, "knob"))
             except Exception as error:
-                raise self.site.failure("cores(p, c)", error) from error
+                raise self.site.make_failure("cores(p, c)", error) from error
             if type(cores) is not int or cores < 1:
-                raise self.site.error(f"cores(p, c) returned {cores!r}, not a positive int")
+                raise self.site.make_error(f"cores(p, c) returned {cores!r}, not a positive int")
         return cores
 
     @property
@@ -357,7 +359,7 @@ class Kernel:
         """Names of the metrics that are made of the energy, too."""
         return frozenset(name for name, metric in self.metrics.items() if _takes_energy(metric))
 
-    def measured_metrics(self, problem: Problem, latency_us: float, energy_j: float | None = None) -> dict[str, float]:
+    def evaluate_metrics(self, problem: Problem, latency_us: float, energy_j: float | None = None) -> dict[str, float]:
         """Return the metrics that the kernel file declares, of a measured config.
 
         A metric that takes the energy is left out where that is unknown, as is a value that is not finite.
@@ -366,7 +368,7 @@ class Kernel:
             KernelFileError: a metric raised, or returned something else than a number.
         """
         latency_s = latency_us / 1e6
-        found = self._throughput(problem, latency_us)
+        found = self._evaluate_throughput(problem, latency_us)
         for name, metric in self.metrics.items():
             is_of_energy = name in self.energy_metrics
             if is_of_energy and energy_j is None:
@@ -375,7 +377,9 @@ class Kernel:
             try:
                 value = float(metric(Values(problem, "problem key"), *given))
             except Exception as error:
-                raise self.site.failure(f"the metric {name}(p, t{', e' if is_of_energy else ''})", error) from error
+                raise self.site.make_failure(
+                    f"the metric {name}(p, t{', e' if is_of_energy else ''})", error
+                ) from error
             if math.isfinite(value):
                 found[name] = value
         return found
@@ -385,17 +389,17 @@ class Kernel:
         values = Values(problem, "problem key")
         return tuple(work(values) if callable(work) else work for work in (self.flops, self.bytes))
 
-    def _throughput(self, problem: Problem, latency_us: float) -> dict[str, float]:
+    def _evaluate_throughput(self, problem: Problem, latency_us: float) -> dict[str, float]:
         try:
             flops, moved = self.evaluate_work(problem)
-            return throughput(flops, moved, latency_us)
+            return compute_throughput(flops, moved, latency_us)
         except Exception as error:
-            raise self.site.failure("flops(p) or bytes(p)", error) from error
+            raise self.site.make_failure("flops(p) or bytes(p)", error) from error
 
-    def _layouts(self, problem: Problem) -> dict[str, Layout]:
+    def _describe_tensors(self, problem: Problem) -> dict[str, Layout]:
         text = canonical(problem)
         if text not in self._known_layouts:
-            specs = self.input_specs(problem)
+            specs = self.evaluate_inputs(problem)
             self._known_layouts[text] = {name: layout(value) for name, value in specs.items()}
         return self._known_layouts[text]
 

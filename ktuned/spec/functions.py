@@ -11,14 +11,14 @@ from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
-from ktuned.spec.loader import is_kernel_module, kernel_module
+from ktuned.spec.loader import get_kernel_module, is_kernel_module
 
 _REMEDY = "def it at the top level of the kernel file, or of a module that this imports"
 _NAME = re.compile(r"(?:[^\W\d]\w*(?:\.[^\W\d]\w*)*:)?[^\W\d]\w*(?:\.[^\W\d]\w*)*")
 
 
-def name_of(function: Callable[..., Any] | str, definition: Callable[..., Any] | None = None) -> str:
-    """Return the name that :func:`find` finds a function by, in any process; a name is returned as it is.
+def name_function(function: Callable[..., Any] | str, definition: Callable[..., Any] | None = None) -> str:
+    """Return the name that :func:`find_function` finds a function by, in any process; a name is returned as it is.
 
     ``f`` or ``Class.f`` is what the kernel file itself defines, ``package.module:f`` what another module does.
     ``definition`` is the function that was decorated, for a decorator's object that does not have its name.
@@ -55,15 +55,15 @@ def name_of(function: Callable[..., Any] | str, definition: Callable[..., Any] |
     return qualname if is_kernel_module(module_name) or module_name == "__main__" else f"{module_name}:{qualname}"
 
 
-def find(name: str, kernel_file: Path) -> Callable[..., Any]:
-    """Return the function of a name that :func:`name_of` gave, importing the kernel file if it is not loaded yet.
+def find_function(name: str, kernel_file: Path) -> Callable[..., Any]:
+    """Return the function of a name that :func:`name_function` gave, importing the kernel file if it is not loaded yet.
 
     Raises:
         KernelFileError: the kernel file cannot be imported.
         LookupError: there is no such function.
     """
     module_name, _, qualname = name.rpartition(":")
-    module = kernel_module(kernel_file)
+    module = get_kernel_module(kernel_file)
     try:
         if module_name:
             module = importlib.import_module(module_name)

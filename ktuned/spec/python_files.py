@@ -6,7 +6,7 @@ equal machine code, arguments and data is taken over (:mod:`ktuned.tuning.measur
 
 A file counts by its bytes where its text is read. Mostly that opens it by its name, which the observer sees
 (:mod:`ktuned.spec.accesses`). What a process reads of its own code without opening it again has a name that the code
-must mention: :data:`_TEXTUAL`.
+must mention: :data:`_SOURCE_TEXT_NAMES`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ktuned.spec.observer import ImportEnd
 FILES_KEPT = 256
 """Files whose trees are known: a project's, which are looked at after each save of one of them."""
 
-_TEXTUAL = frozenset(
+_SOURCE_TEXT_NAMES = frozenset(
     {"getcomments", "getsource", "getsourcelines", "findsource", "linecache", "get_source"}
     | {"co_firstlineno", "co_lines", "co_positions", "f_lineno", "tb_lineno", "lineno", "currentframe", "_getframe"}
 )
@@ -34,28 +34,28 @@ _MEANINGLESS_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 
 
 @lru_cache(maxsize=FILES_KEPT)
-def file_meaning(path: Path, content: bytes, end: ImportEnd | None = None) -> str:
+def digest_meaning(path: Path, content: bytes, end: ImportEnd | None = None) -> str:
     """Return the digest of a Python file's syntax tree; nothing for a file that is none, which counts by its bytes.
 
     What stands behind the ``end`` of its import has not run.
     """
-    tree = _parse(path, content)
+    tree = _parse_file(path, content)
     if tree is not None and end is not None:
         tree = ast.Module([statement for statement in tree.body if not end.is_before(statement)], [])
     try:
-        return "" if tree is None else hashlib.sha256(_describe(tree).encode("utf-8", "surrogatepass")).hexdigest()
+        return "" if tree is None else hashlib.sha256(_describe_node(tree).encode("utf-8", "surrogatepass")).hexdigest()
     except RecursionError:
         return ""
 
 
 @lru_cache(maxsize=FILES_KEPT)
-def reads_text(path: Path, content: bytes) -> bool:
+def mentions_source_text(path: Path, content: bytes) -> bool:
     """Return whether a file's code mentions a way to the text of what was imported."""
-    tree = _parse(path, content)
-    return tree is not None and not _TEXTUAL.isdisjoint(_names_in(tree))
+    tree = _parse_file(path, content)
+    return tree is not None and not _SOURCE_TEXT_NAMES.isdisjoint(_find_names(tree))
 
 
-def _parse(path: Path, content: bytes) -> ast.Module | None:
+def _parse_file(path: Path, content: bytes) -> ast.Module | None:
     if path.suffix != ".py":
         return None
     try:
@@ -64,7 +64,7 @@ def _parse(path: Path, content: bytes) -> ast.Module | None:
         return None
 
 
-def _names_in(tree: ast.Module) -> Iterator[str]:
+def _find_names(tree: ast.Module) -> Iterator[str]:
     for node in ast.walk(tree):
         match node:
             case ast.Name(id=name) | ast.Attribute(attr=name):
@@ -75,16 +75,16 @@ def _names_in(tree: ast.Module) -> Iterator[str]:
                 yield from (part for alias in aliases for part in alias.name.split("."))
 
 
-def _describe(node: Any) -> str:
+def _describe_node(node: Any) -> str:
     """Return a node's syntax as text without places.
 
     Empty fields are left out, so that additions to the grammar in newer Pythons change no text.
     """
     if isinstance(node, list):
-        return "[" + " ".join(map(_describe, node)) + "]" if node else ""
+        return "[" + " ".join(map(_describe_node, node)) + "]" if node else ""
     if isinstance(node, ast.Constant):
         return f"{type(node.value).__name__} {node.value!r}"
     if not isinstance(node, ast.AST):
         return "" if node is None else repr(node)
-    fields = ((name, _describe(value)) for name, value in ast.iter_fields(node) if name not in _MEANINGLESS_FIELDS)
+    fields = ((name, _describe_node(value)) for name, value in ast.iter_fields(node) if name not in _MEANINGLESS_FIELDS)
     return f"{type(node).__name__}({' '.join(f'{name}={text}' for name, text in fields if text)})"

@@ -12,7 +12,7 @@ from pathlib import Path
 from ktuned.spec.origin import is_ours
 
 
-def causes(error: BaseException) -> Iterator[BaseException]:
+def iterate_causes(error: BaseException) -> Iterator[BaseException]:
     """Yield an error and what it was raised from or while handling, each once: a chain may be a circle."""
     following: BaseException | None = error
     seen: set[int] = set()
@@ -22,7 +22,7 @@ def causes(error: BaseException) -> Iterator[BaseException]:
         following = following.__cause__ or following.__context__
 
 
-def place(error: BaseException, libraries: Container[str]) -> str:
+def locate_user_line(error: BaseException, libraries: Container[str]) -> str:
     """Return ``file:line: `` of the deepest frame that is the user's, or ``""``.
 
     That is one of no top-level package in ``libraries``, nor of ktuned or a plugin.

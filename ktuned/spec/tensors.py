@@ -143,7 +143,7 @@ def tensor(
     Raises:
         UsageError: an argument is not valid.
     """
-    if fault := _shape_fault(shape):
+    if fault := _find_shape_fault(shape):
         raise UsageError(f"tensor: {fault}")
     sizes = (shape,) if isinstance(shape, int) else tuple(shape)
     for size in sizes:
@@ -160,12 +160,12 @@ def tensor(
         if limit is not None and not math.isfinite(limit):
             raise UsageError(f"tensor: the limit {limit!r} is not finite")
     spec = TensorSpec(sizes, name, fill, bool(output), seed, low, high)
-    if fault := _fill_fault(spec):
+    if fault := _find_fill_fault(spec):
         raise UsageError(f"tensor: {fault}")
     return spec
 
 
-def _shape_fault(shape: object) -> str:
+def _find_shape_fault(shape: object) -> str:
     if isinstance(shape, float):
         return f"the shape {shape!r} is not an int; // divides to one"
     is_one = isinstance(shape, Iterable) and not isinstance(shape, str)
@@ -305,7 +305,7 @@ def _key(spec: TensorSpec, name: str, seed_text: str) -> int:
     return draws.key_of(f"seed {spec.seed}" if spec.seed is not None else f"{seed_text}\0{name}")
 
 
-def _fill_fault(spec: TensorSpec) -> str:
+def _find_fill_fault(spec: TensorSpec) -> str:
     fill = spec.resolved_fill
     continuous = spec.dtype in FLOATS or spec.dtype in COMPLEX
     if fill in ("uniform", "normal") and not continuous:

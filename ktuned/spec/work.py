@@ -12,16 +12,16 @@ from typing import Any
 
 from ktuned.model import BANDWIDTH_METRIC, FLOAT32, PRECISIONS, arithmetic_metric, listed
 
-Work = int | float | Mapping[str, int | float]
+LaunchWork = int | float | Mapping[str, int | float]
 """Operations, of float32 or by precision; or bytes."""
 
-Declared = Work | Callable[[Any], Work] | None
+DeclaredWork = LaunchWork | Callable[[Any], LaunchWork] | None
 
 
-def work_fault(flops: Any, moved: Any, metrics: Mapping[str, Any]) -> str:
+def find_work_fault(flops: Any, moved: Any, metrics: Mapping[str, Any]) -> str:
     """Return the error in the arguments ``flops`` and ``bytes``, or an empty text."""
     for name, value in (("flops", flops), ("bytes", moved)):
-        if value is not None and not callable(value) and (fault := _value_fault(name, value)):
+        if value is not None and not callable(value) and (fault := _find_value_fault(name, value)):
             return fault
         given = {"flops": arithmetic_metric(FLOAT32), "bytes": BANDWIDTH_METRIC}[name]
         if value is not None and given in metrics:
@@ -29,7 +29,7 @@ def work_fault(flops: Any, moved: Any, metrics: Mapping[str, Any]) -> str:
     return ""
 
 
-def throughput(flops: Any, moved: Any, latency_us: float) -> dict[str, float]:
+def compute_throughput(flops: Any, moved: Any, latency_us: float) -> dict[str, float]:
     """Return the metrics of a launch that takes so long and does this work; both are values, not functions.
 
     Raises:
@@ -39,7 +39,7 @@ def throughput(flops: Any, moved: Any, latency_us: float) -> dict[str, float]:
     for name, value in (("flops", flops), ("bytes", moved)):
         if value is None:
             continue
-        if fault := _value_fault(name, value):
+        if fault := _find_value_fault(name, value):
             raise ValueError(fault)
         if name == "bytes":
             found[BANDWIDTH_METRIC] = value / latency_us / 1e3
@@ -49,18 +49,20 @@ def throughput(flops: Any, moved: Any, latency_us: float) -> dict[str, float]:
     return found
 
 
-def _value_fault(name: str, value: Any) -> str:
+def _find_value_fault(name: str, value: Any) -> str:
     if name == "flops" and isinstance(value, Mapping):
         unknown = next((kind for kind in value if kind not in PRECISIONS), None)
         if unknown is not None:
             return f"flops names the precision {unknown!r} {listed(PRECISIONS, near=str(unknown))}"
-        return next((fault for count in value.values() if (fault := _value_fault("flops of a precision", count))), "")
+        return next(
+            (fault for count in value.values() if (fault := _find_value_fault("flops of a precision", count))), ""
+        )
     if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value) or value <= 0:
         return f"{name} is {value!r}, not a positive number"
     return ""
 
 
-def given_metrics(flops: Any, moved: Any) -> list[str]:
+def list_given_metrics(flops: Any, moved: Any) -> list[str]:
     """Return the metrics that the arguments may give: a function of the problem can name any precision."""
     names = [BANDWIDTH_METRIC] if moved is not None else []
     if flops is None:

@@ -26,13 +26,13 @@ class BatchRows:
 
     def __init__(self, kernel: DeclaredKernel, problem: Problem, group: Sequence[Problem]) -> None:
         self.largest = group[-1]
-        self.own = kernel.input_specs(problem)
+        self.own = kernel.evaluate_inputs(problem)
         self.smaller: dict[str, dict[str, Shape]] = {}
         self._kernel = kernel
         self._is_smaller = canonical(problem) != canonical(self.largest)
         if not self._is_smaller:
             for other in group[:-1]:
-                found = kernel.input_specs(other)
+                found = kernel.evaluate_inputs(other)
                 self._check(found, self.own)
                 outputs = {name: entry for name, entry in found.items() if getattr(entry, "output", False)}
                 self.smaller[canonical(other)] = {name: _shape(entry) for name, entry in outputs.items()}
@@ -54,14 +54,16 @@ class BatchRows:
     def _check(self, found: Mapping[str, Any], of_largest: Mapping[str, Any]) -> None:
         for name, entry in of_largest.items():
             if name not in found:
-                raise self._kernel.site.error(f"batch_invariant: inputs(p) makes {name} for the largest problem alone")
+                raise self._kernel.site.make_error(
+                    f"batch_invariant: inputs(p) makes {name} for the largest problem alone"
+                )
             small, large = _shape(found[name]), _shape(entry)
             if len(small) != len(large) or any(size > most for size, most in zip(small, large, strict=True)):
-                raise self._kernel.site.error(
+                raise self._kernel.site.make_error(
                     f"batch_invariant: {name} of {small} is no part of that of {large}, which the largest problem has"
                 )
             if getattr(entry, "output", False) and small == large:
-                raise self._kernel.site.error(
+                raise self._kernel.site.make_error(
                     f"batch_invariant: the output {name} of {small} has no dimension that goes with "
                     f"{', '.join(self._kernel.batch_invariant)}"
                 )

@@ -156,7 +156,7 @@ class Bench:
             except (Unsupported, DamagedArtifact) as error:
                 return replies.Opened(unusable=str(error), is_damaged=isinstance(error, DamagedArtifact))
             except Exception as error:
-                raise kernel.site.failure("reference='default': the default config", error) from error
+                raise kernel.site.make_failure("reference='default': the default config", error) from error
         data.expect(expected)
         if isinstance(timer, CudaTimer):
             from concurrent.futures import ThreadPoolExecutor
@@ -175,7 +175,7 @@ class Bench:
             data,
             timer,
             FaultReporter(reply.descriptor),
-            partial(kernel.measured_metrics, request.problem),
+            partial(kernel.evaluate_metrics, request.problem),
             figure_objective(request.objective),
             self._meter(backend, request, timer) if request.needs_energy else None,
         )
@@ -238,7 +238,7 @@ class Bench:
 
         if request.is_shared:
             torch.cuda.empty_cache()
-            require_room(request.device.name, kernel.input_specs(request.problem))
+            require_room(request.device.name, kernel.evaluate_inputs(request.problem))
         elif torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
             torch.cuda.set_per_process_memory_fraction(1.0, request.device.name)
 

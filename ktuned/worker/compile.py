@@ -12,7 +12,7 @@ from typing import Any
 from ktuned.backends import Backend, Build, Compiled, Registry, Unit
 from ktuned.ipc import Places, Recipe, replies, requests, sight
 from ktuned.model import BackendError, Observation, Outcome, Phase, combine
-from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded, forget_modules, kernel_module
+from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded, forget_modules, get_kernel_module
 from ktuned.worker.imported_files import ImportedFiles
 from ktuned.worker.inspect import check_digests, digests_of, files_of
 from ktuned.worker.reply import Reply
@@ -119,7 +119,7 @@ def open_front_end(registry: Registry, places: Places, request: requests.OpenFro
     elif request.kernel is not None:
         _begin(request.kernel, places)
         reply.phase(Phase.COMPILE)
-        kernel_module(places.file(request.kernel.project, request.kernel.file))
+        get_kernel_module(places.file(request.kernel.project, request.kernel.file))
     return replies.Empty()
 
 

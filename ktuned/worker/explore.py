@@ -92,14 +92,16 @@ MAX_REFERENCES = 8
 def _references(kernel: Kernel, problem: Problem) -> tuple[replies.Proposal, ...]:
     if not kernel.expects_default_outputs:
         return ()
-    return tuple(propose(kernel, problem, config) for config in islice(kernel.default_configs(problem), MAX_REFERENCES))
+    return tuple(
+        propose(kernel, problem, config) for config in islice(kernel.iterate_default_configs(problem), MAX_REFERENCES)
+    )
 
 
 def propose(kernel: Kernel, problem: Problem, config: Config) -> replies.Proposal:
     """Return a config with its Build, or with why it has none."""
     try:
         build = kernel.build(problem, config).to_plain()
-        cores = kernel.cores_of(problem, config)
+        cores = kernel.evaluate_cores(problem, config)
     except Unsupported as error:
         return replies.Proposal(config, None, Outcome.UNSUPPORTED, str(error))
     except (KernelFileError, TypeError) as error:
@@ -135,7 +137,7 @@ class Exploration:
     ) -> None:
         self._kernel = kernel
         self._problem = problem
-        space = kernel.bound_space(problem)
+        space = kernel.bind_space(problem)
         if plan.configs:
             # Their order is the wish's: a list is tried from its beginning.
             space = declare_space(list(_admitted(space, plan.configs).values())).bind(problem, kernel.site)

@@ -17,7 +17,7 @@ from ktuned.model import (
     Phase,
     canonical,
 )
-from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded, describe, load_file, load_unless_held
+from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded, describe_kernel, load_file, load_unless_held
 from ktuned.worker.code_trace import entries, names_of
 from ktuned.worker.trace import SourceChanged, look
 
@@ -97,7 +97,7 @@ class Inspector:
             try:
                 _check_spaces(kernel)
                 info = replace(
-                    describe(kernel, request.name or request.project, root), backend=self._backend_of(kernel)
+                    describe_kernel(kernel, request.name or request.project, root), backend=self._backend_of(kernel)
                 )
                 kernels.append(_below(info, str(root)))
             except KernelFileError as error:
@@ -140,7 +140,7 @@ class Inspector:
 
     def admits(self, request: requests.Admits, reply: Reply) -> replies.Admitted:
         """Return which of the request's configs the kernel's space admits."""
-        space = load_kernel(request.kernel, self._places).bound_space(request.problem)
+        space = load_kernel(request.kernel, self._places).bind_space(request.problem)
         return replies.Admitted(tuple(config in space for config in request.configs))
 
 
@@ -166,12 +166,12 @@ def _check_spaces(kernel: Kernel) -> None:
         KernelFileError: the space is empty for a declared problem or lacks the default, or its code fails; or the
             kernel function names something that does not exist.
     """
-    for problem in kernel.represented_problems():
-        space = kernel.bound_space(problem)
+    for problem in kernel.list_represented_problems():
+        space = kernel.bind_space(problem)
         is_small = space.size is None or space.size <= COUNTED_SPACE
         first = next(iter(space)) if is_small else space.at(0)
         if kernel.default is not None and kernel.default not in space:
-            raise kernel.site.error(
+            raise kernel.site.make_error(
                 f"the default {canonical(kernel.default)} is not in the space for the problem {canonical(problem)}",
                 hint="give a default that `where` admits for every declared problem, or loosen `where`",
             )

@@ -15,7 +15,7 @@ from random import Random
 
 from ktuned.model import Config, Device, Record, canonical, listed, record
 from ktuned.search import build_domain
-from ktuned.spec import BoundSpace, Kernel, mapping_fault
+from ktuned.spec import BoundSpace, Kernel, find_mapping_fault
 
 MAX_NAMED = 32
 """Configs of ``prior(p)`` that are tried first: a model of the author's is right early or never."""
@@ -58,7 +58,7 @@ def promising(kernel: Kernel, space: BoundSpace, device: Device) -> Promise:
             (float(prior(space.problem_view, space.view(config), **further)), config) for config in _sample(space)
         ]
     except (Exception, SystemExit) as error:
-        raise kernel.site.failure("prior", error) from error
+        raise kernel.site.make_failure("prior", error) from error
     promised = [pair for pair in scored if not math.isnan(pair[0])]
     if scored and not promised:
         fault = f"prior of kernel {kernel.name!r} is ignored: it gave NaN for all {len(scored)} configs that it was "
@@ -91,7 +91,7 @@ def _named(returned: Iterable[Config] | None) -> Iterable[Config]:
 def _plain(config: Config) -> Config:
     """Return a config as a space holds it: an author's arithmetic may have made NumPy's numbers of its values."""
     plain = {knob: value.item() if hasattr(value, "item") else value for knob, value in dict(config).items()}
-    if fault := mapping_fault(plain, "the config that it named"):
+    if fault := find_mapping_fault(plain, "the config that it named"):
         raise TypeError(fault)
     return plain
 

@@ -26,7 +26,7 @@ from ktuned.ipc import (
     stamps,
 )
 from ktuned.model import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, UsageError, value_digest
-from ktuned.spec import ACCESSES, OBSERVER, distribution, file_meaning, installed_in, owners
+from ktuned.spec import ACCESSES, OBSERVER, digest_meaning, distribution, installed_in, owners
 
 YOUNG_NS = 20_000_000
 """A file whose last change is not older than this when reading begins may have changed meanwhile: two ticks of the
@@ -73,7 +73,7 @@ def look(entry: Observation, root: str) -> Observation:
         with ACCESSES.apart():
             content = place.read_bytes()
         digest = hashlib.sha256(content).hexdigest()
-        meaning = file_meaning(place, content)
+        meaning = digest_meaning(place, content)
     places = tuple(relative(path, root) for path in found)
     return replace(entry, digest=digest, meaning=meaning, places=places)
 

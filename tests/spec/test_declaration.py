@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ktuned.model.errors import KernelFileError, Unsupported
-from ktuned.spec.loader import kernel_module
+from ktuned.spec.loader import get_kernel_module
 from tests.spec.conftest import HEADER_LINES, Project
 
 LINE = HEADER_LINES + 1
@@ -119,7 +119,7 @@ def test_full_declaration(project: Project) -> None:
     assert (kernel.name, kernel.file.name, kernel.backend) == ("other", "tune_it.py", "fake")
     assert kernel.source_paths == (project.root / "gemm.cu",)
     assert (kernel.specialize, kernel.setup, kernel.default) == (("M",), ("A",), {"BM": 2})
-    assert kernel.problem_list() == ({"M": 4, "N": 1},)
+    assert kernel.list_problems() == ({"M": 4, "N": 1},)
     assert kernel.plan.to_wire() == {
         "strategy": "exhaustive",
         "seed": 3,
@@ -137,7 +137,7 @@ def test_build_gets_views(project: Project) -> None:
     """The kernel function sees problem and config by attribute, and calling the kernel calls it as it is."""
     kernel = project.kernel()
     assert kernel.build({"M": 1}, {"BM": 2}).to_plain() == {"n": 2}
-    assert [config["BM"] for config in kernel.bound_space({"M": 1})] == [1, 2]
+    assert [config["BM"] for config in kernel.bind_space({"M": 1})] == [1, 2]
 
 
 @pytest.mark.parametrize(
@@ -196,14 +196,14 @@ def test_inputs_that_fail_are_told(project: Project, inputs: str, words: str) ->
     """Whatever ``inputs`` does wrong is one line."""
     kernel = project.kernel(inputs=inputs, setup='("A",)')
     with pytest.raises(KernelFileError) as caught:
-        kernel.input_specs({"K": 1})
+        kernel.evaluate_inputs({"K": 1})
     assert words in caught.value.message
 
 
 def test_inputs_may_be_real_tensors(project: Project) -> None:
     """``inputs`` may make the tensors itself."""
     kernel = project.kernel(inputs='lambda p: dict(A=__import__("torch").ones(3))')
-    assert kernel.input_specs({})["A"].shape == (3,)
+    assert kernel.evaluate_inputs({})["A"].shape == (3,)
 
 
 @pytest.mark.parametrize(
@@ -219,14 +219,14 @@ def test_problems_callable_is_checked_when_called(project: Project, problems: st
     """A callable's problems are checked like a list's."""
     kernel = project.kernel(problems=problems, specialize='"M"')
     with pytest.raises(KernelFileError) as caught:
-        kernel.problem_list()
+        kernel.list_problems()
     assert words in caught.value.message
 
 
 def test_problems_callable_gives_problems(project: Project) -> None:
     """A generator function may yield the problems."""
     kernel = project.kernel(problems="lambda: (dict(M=m) for m in (1, 2))")
-    assert kernel.problem_list() == ({"M": 1}, {"M": 2})
+    assert kernel.list_problems() == ({"M": 1}, {"M": 2})
 
 
 def test_vocabulary_is_light() -> None:
@@ -267,7 +267,7 @@ def test_a_build_may_take_note_of_its_tensors(project: Project) -> None:
     )
     (kernel,) = project.load().kernels
     builds = [kernel.build({"M": m}, {"BM": n}).to_plain()["n"] for m, n in ((5, 1), (5, 2), (6, 2))]
-    module = kernel_module(path)
+    module = get_kernel_module(path)
     assert builds == [2, 3, 3]
     assert module.called == [5, 6]
     assert module.noted[0] == {"A": ("float16", (2, 5), (5, 1)), "B": ("float32", (4, 3), (1, 4))}

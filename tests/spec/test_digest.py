@@ -13,7 +13,7 @@ import pytest
 
 from ktuned.model.errors import KernelFileError
 from ktuned.model.kernel import KernelInfo
-from ktuned.spec.digest import describe
+from ktuned.spec.digest import describe_kernel
 from tests.spec.conftest import Project
 
 HELPER = '''
@@ -203,11 +203,11 @@ def test_digests_do_not_depend_on_the_place(sample: Project, tmp_path_factory: p
     elsewhere = Path(shutil.copytree(sample.root, tmp_path_factory.mktemp("elsewhere") / "checkout"))
     script = f"""
 from pathlib import Path
-from ktuned.spec.digest import describe
+from ktuned.spec.digest import describe_kernel
 from ktuned.spec.loader import load_file
 root = Path({str(elsewhere)!r})
 for kernel in load_file(root / "tune_it.py", root).kernels:
-    info = describe(kernel, "other", root)
+    info = describe_kernel(kernel, "other", root)
     print(info.digest, info.source_digest, info.plan_digest)
 """
     environment = os.environ | {"PYTHONHASHSEED": "77"}
@@ -250,7 +250,7 @@ def test_missing_source_is_an_error(sample: Project) -> None:
     (sample.root / "one.cu").unlink()
     kernel = sample.load().kernels[0]
     with pytest.raises(KernelFileError, match=r"one: the source 'one\.cu' does not exist"):
-        describe(kernel, "project", sample.root)
+        describe_kernel(kernel, "project", sample.root)
 
 
 def test_info_crosses_to_the_daemon(sample: Project) -> None:
@@ -332,10 +332,10 @@ def test_code_outside_the_project_is_named_by_its_module(project: Project, tmp_p
     script = f"""
 import sys
 from pathlib import Path
-from ktuned.spec.digest import describe
+from ktuned.spec.digest import describe_kernel
 from ktuned.spec.loader import load_file
 root = Path({str(project.root)!r})
-print(describe(load_file(root / "tune_it.py", root).kernels[0], "p", root).digest)
+print(describe_kernel(load_file(root / "tune_it.py", root).kernels[0], "p", root).digest)
 """
     found = []
     for place in ("a", "deeper/b"):

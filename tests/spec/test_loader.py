@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.spec.digest import describe
+from ktuned.spec.digest import describe_kernel
 from ktuned.spec.loader import forget_modules
 from tests.spec.conftest import HEADER_LINES, Project
 
@@ -229,7 +229,7 @@ def test_digest_is_that_of_the_bytes_that_ran(project: Project) -> None:
     assert loaded.kernels[0].name == "ran"
     expected = hashlib.sha256(content).hexdigest()
     assert loaded.files[helper] == expected
-    assert describe(loaded.kernels[0], "project", project.root).stamps[str(helper)] == expected
+    assert describe_kernel(loaded.kernels[0], "project", project.root).stamps[str(helper)] == expected
 
 
 def test_code_beside_the_root_is_imported_again(project: Project, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -250,7 +250,7 @@ def test_functions_import_when_they_are_called(project: Project) -> None:
     project.write("lazy.py", "SHAPE = 3\n")
     text = kernel("k").replace("lambda p: dict(A=tensor(1))", "made")
     project.write("tune_it.py", "def made(p):\n    from lazy import SHAPE\n    return dict(A=tensor(SHAPE))\n" + text)
-    specs = project.load().kernels[0].input_specs({})
+    specs = project.load().kernels[0].evaluate_inputs({})
     assert specs["A"].shape == (3,)
 
 

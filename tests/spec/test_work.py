@@ -7,16 +7,16 @@ from typing import Any
 import pytest
 
 from ktuned.model import shares
-from ktuned.spec.work import throughput, work_fault
+from ktuned.spec.work import compute_throughput, find_work_fault
 
 PEAKS = {"gbps": 3000.0, "tflops": {"float32": 50.0, "float16": 800.0}}
 
 
 def test_throughput() -> None:
     """Operations and bytes of a launch in µs are TFLOP/s and GB/s; each precision has its metric."""
-    assert throughput(2e9, 3e6, 1000.0) == {"tflops": 2.0, "gbps": 3.0}
-    assert throughput({"float16": 4e9, "float32": 1e9}, None, 1000.0) == {"tflops_float16": 4.0, "tflops": 1.0}
-    assert throughput(None, None, 1.0) == {}
+    assert compute_throughput(2e9, 3e6, 1000.0) == {"tflops": 2.0, "gbps": 3.0}
+    assert compute_throughput({"float16": 4e9, "float32": 1e9}, None, 1000.0) == {"tflops_float16": 4.0, "tflops": 1.0}
+    assert compute_throughput(None, None, 1.0) == {}
 
 
 @pytest.mark.parametrize(
@@ -32,16 +32,16 @@ def test_throughput() -> None:
 )
 def test_faults(flops: Any, moved: Any, words: str) -> None:
     """A value that is no work is one line, in the declaration and from a function."""
-    assert words in work_fault(flops, moved, {})
+    assert words in find_work_fault(flops, moved, {})
     with pytest.raises(ValueError, match=r"positive number|precision"):
-        throughput(flops, moved, 1.0)
+        compute_throughput(flops, moved, 1.0)
 
 
 def test_a_metric_has_one_source() -> None:
     """What flops= and bytes= give cannot be a metric of the file's own as well."""
-    assert "gives the metric tflops" in work_fault(1, None, {"tflops": min})
-    assert "gives the metric gbps" in work_fault(None, 1, {"gbps": min})
-    assert work_fault(lambda p: 0, lambda p: 0, {"speed": min}) == ""
+    assert "gives the metric tflops" in find_work_fault(1, None, {"tflops": min})
+    assert "gives the metric gbps" in find_work_fault(None, 1, {"gbps": min})
+    assert find_work_fault(lambda p: 0, lambda p: 0, {"speed": min}) == ""
 
 
 def test_the_greatest_share_comes_first() -> None:

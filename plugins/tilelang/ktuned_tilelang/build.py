@@ -92,7 +92,7 @@ def _name_of(function: Callable[..., Any] | str) -> str:
         )
     # A @tilelang.jit function's object is found by the name of the function that was decorated.
     inner = getattr(getattr(function, "func", None), "orig_func", None)
-    return functions.name_of(function, inner if callable(inner) else None)
+    return functions.name_function(function, inner if callable(inner) else None)
 
 
 def _argument(value: Any) -> Argument:

@@ -18,7 +18,7 @@ from typing import Any, cast
 
 from ktuned.backends import Unit, compute_target, cubin, launch_limits, occupancy_fact
 from ktuned.model import BackendError, KernelFileError, Unsupported
-from ktuned.spec import causes, place
+from ktuned.spec import iterate_causes, locate_user_line
 from ktuned_tilelang.artifact import RECIPE_FILE, SIGNATURE_FILE, check_version
 from ktuned_tilelang.build import Build
 from ktuned_tilelang.elaboration import Misfit, elaborate
@@ -92,7 +92,7 @@ def _compile(unit: Unit, artifact: Path, scratch: Path) -> dict[str, Any]:
     except (MemoryError, Unsupported):
         raise
     except Exception as error:
-        for cause in causes(error):
+        for cause in iterate_causes(error):
             if isinstance(cause, Unsupported):
                 raise cause from error
         raise Refused(_words(error, said.read_text(errors="replace"))) from error
@@ -263,5 +263,5 @@ def _words(error: Exception, printed: str) -> str:
     if compiler and (match := _COMPILER_ERROR.search(_COLOURS.sub("", compiler))):
         said = f"{match[0].strip()}\n{compiler.strip()}"
     else:
-        said = f"{place(error, _NOT_THEIRS)}{type(error).__name__}: {said}"
+        said = f"{locate_user_line(error, _NOT_THEIRS)}{type(error).__name__}: {said}"
     return said if len(said) <= MAX_MESSAGE_CHARS else said[: MAX_MESSAGE_CHARS - 1] + "…"

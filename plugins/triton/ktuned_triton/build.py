@@ -88,7 +88,7 @@ class Build(backends.Build):
         object.__setattr__(self, "function", _name_of(self.function))
         for name in HOOKS:
             if (hook := getattr(self, name)) is not None:
-                object.__setattr__(self, name, functions.name_of(hook))
+                object.__setattr__(self, name, functions.name_function(hook))
         object.__setattr__(self, "args", tuple(_argument(value) for value in self.args))
         for name in ("constants", "options"):
             values = {key: constant(key, value) for key, value in getattr(self, name).items()}
@@ -143,7 +143,7 @@ def _name_of(function: Callable[..., Any] | str) -> str:
         )
     if type(function).__name__ == "InterpretedFunction":
         raise TypeError("TRITON_INTERPRET is set, so that @triton.jit does not compile: unset it")
-    return functions.name_of(function)
+    return functions.name_function(function)
 
 
 def _argument(value: Any) -> Argument:

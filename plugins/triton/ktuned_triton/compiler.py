@@ -19,7 +19,7 @@ from typing import Any, cast
 
 from ktuned.backends import Unit, compute_target, occupancy_fact, ptxas
 from ktuned.model import BackendError, KernelFileError, Unsupported
-from ktuned.spec import causes, place
+from ktuned.spec import iterate_causes, locate_user_line
 from ktuned_triton.artifact import CUBIN_FILE, LAUNCH_FILE, METADATA_FILE, PTX_FILE
 from ktuned_triton.build import Build
 from ktuned_triton.descriptors import expand, is_descriptor_type
@@ -153,7 +153,7 @@ def _refusing(function: Any = None) -> Iterator[None]:
     except (MemoryError, Unreadable):
         raise
     except Exception as error:
-        for cause in causes(error):
+        for cause in iterate_causes(error):
             if isinstance(cause, Unsupported):
                 raise cause from error
         raise Refused(_words(error, function)) from error
@@ -321,7 +321,7 @@ def _words(error: Exception, function: Any) -> str:
     """Return what went wrong, its first line the error itself, capped."""
     said = str(error).strip()
     if not type(error).__module__.startswith("triton."):
-        said = f"{place(error, ('triton',))}{type(error).__name__}: {said}"
+        said = f"{locate_user_line(error, ('triton',))}{type(error).__name__}: {said}"
     else:
         said = f"{_reason(error, function)}{said}"
     return said if len(said) <= MAX_MESSAGE_CHARS else said[: MAX_MESSAGE_CHARS - 1] + "…"
@@ -335,7 +335,7 @@ def _reason(error: Exception, function: Any) -> str:
     """
     if match := _ASSEMBLER_ERROR.search(str(error)):
         return f"{match[0].strip()}\n"
-    for cause in causes(error):
+    for cause in iterate_causes(error):
         message = getattr(cause, "error_message", None)
         # Otherwise it says where what is wrong was called.
         if isinstance(message, str) and message and not message.startswith("at "):
