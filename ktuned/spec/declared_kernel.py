@@ -26,7 +26,7 @@ from ktuned.model import (
 )
 from ktuned.spec.declaration_faults import MAX_PROBLEMS, find_problems_fault, split_weight
 from ktuned.spec.spaces import BoundSpace, Space
-from ktuned.spec.tensors import TensorSpec, layout
+from ktuned.spec.tensors import TensorSpec, find_layout
 from ktuned.spec.user_values import Site, UnknownKey, Values, find_mapping_fault
 from ktuned.spec.work import DeclaredWork, compute_throughput
 
@@ -400,7 +400,7 @@ class Kernel:
         text = canonical(problem)
         if text not in self._known_layouts:
             specs = self.evaluate_inputs(problem)
-            self._known_layouts[text] = {name: layout(value) for name, value in specs.items()}
+            self._known_layouts[text] = {name: find_layout(value) for name, value in specs.items()}
         return self._known_layouts[text]
 
     @cached_property

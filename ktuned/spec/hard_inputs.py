@@ -84,24 +84,26 @@ _FORMATS: Final = {
 }
 
 
-def draw_hard(arrays: Arrays, chunk: int, fill: str, dtype: str, count: int, key: int) -> Iterator[tuple[int, Any]]:
+def draw_hard_numbers(
+    arrays: Arrays, chunk: int, fill: str, dtype: str, count: int, key: int
+) -> Iterator[tuple[int, Any]]:
     """Yield the places and the bits (int64) of a tensor's elements, ``chunk`` words of random bits at a time."""
     form = _FORMATS[dtype]
     # A word of random bits for each element: the bits of one decide more than its number.
     for first in range(0, count, chunk):
         number = min(count - first, chunk)
-        drawn = _fill_bits(arrays, fill, form, draws.words(arrays, key, first, number), is_start=not first)
-        yield first, drawn * _runs(arrays, first, number) if fill == "denormals" else drawn
+        drawn = _make_bits(arrays, fill, form, draws.generate_words(arrays, key, first, number), is_start=not first)
+        yield first, drawn * _mask_runs(arrays, first, number) if fill == "denormals" else drawn
 
 
-def _runs(arrays: Arrays, first: int, count: int) -> Any:
+def _mask_runs(arrays: Arrays, first: int, count: int) -> Any:
     """Return 1 for the elements of the runs that are not zero, one in sixteen: the first one is among them."""
-    run = arrays.counters(first, count) >> _RUN
+    run = arrays.make_counters(first, count) >> _RUN
     is_first = run == 0
-    return arrays.cast(is_first | ((draws.mix(run) & _RARE) == 0), "int64")
+    return arrays.convert(is_first | ((draws.mix_bits(run) & _RARE) == 0), "int64")
 
 
-def _fill_bits(arrays: Arrays, fill: str, form: _Format, z: Any, *, is_start: bool) -> Any:
+def _make_bits(arrays: Arrays, fill: str, form: _Format, z: Any, *, is_start: bool) -> Any:
     """Return the bits of numbers of a format, made of random words; ``is_start`` of a tensor's first ones."""
     # The low bits become the significand; the others are independent of them.
     mantissa, chosen = z & form.mantissa_mask, z >> 56
@@ -112,26 +114,26 @@ def _fill_bits(arrays: Arrays, fill: str, form: _Format, z: Any, *, is_start: bo
         case "signed_zeros":
             return sign
         case "magnitudes":
-            return sign | mantissa | _exponents(form, z >> 53, min(_WIDEST, 2 * form.bias // 5))
+            return sign | mantissa | _draw_exponents(form, z >> 53, min(_WIDEST, 2 * form.bias // 5))
         case "cancelling":
-            made = sign | mantissa | _exponents(form, z >> 53, 2)
+            made = sign | mantissa | _draw_exponents(form, z >> 53, 2)
             pairs = len(made) // 2
             # The second of each pair is the first one's opposite, but perhaps for the last bit.
             last = made[1 : 2 * pairs : 2] & 1
             made[1 : 2 * pairs : 2] = (made[0 : 2 * pairs : 2] ^ form.sign_mask) ^ last
             return made
-    ordinary = sign | mantissa | _exponents(form, z >> 53, 2)
+    ordinary = sign | mantissa | _draw_exponents(form, z >> 53, 2)
     special = sign | form.infinity
     if fill == "nans":
         # Never without a payload, which would be an infinity.
         special = special | mantissa | 1
-    is_special = arrays.cast((chosen & _RARE) == 0, "int64")
+    is_special = arrays.convert((chosen & _RARE) == 0, "int64")
     if is_start:
         # The smallest tensor has one, too.
         is_special[:1] = 1
     return ordinary + is_special * (special - ordinary)
 
 
-def _exponents(form: _Format, random: Any, span: int) -> Any:
+def _draw_exponents(form: _Format, random: Any, span: int) -> Any:
     """Return exponents of magnitudes from 2^-span to 2^span, in their place."""
     return ((random & 0x3FF) % (2 * span + 1) + (form.bias - span)) << form.mantissa

@@ -42,37 +42,37 @@ _ORDINARY: dict[str, int] = {
 _OTHER: dict[str, int] = {"float8_e4m3fnuz": 0x7F, "float8_e5m2fnuz": 0x7F, "int8": 0x80, "uint8": 0x00, "bool": 0x00}
 """The largest value, the smallest, ``False``."""
 
-_PARTS = {"complex128": "float64", "complex64": "float32"}
+_PART_DTYPES = {"complex128": "float64", "complex64": "float32"}
 
 
-def poison_bits(dtype: str) -> tuple[int, int]:
+def look_up_poison(dtype: str) -> tuple[int, int]:
     """Return the width of a real dtype in bits, and its poison as an unsigned number."""
     digits = re.search(r"\d+", dtype)
     return int(digits[0]) if digits else 8, _DISTINCT.get(dtype, _ORDINARY.get(dtype, 0))
 
 
-def other_poison_bits(dtype: str) -> int:
+def look_up_other_poison(dtype: str) -> int:
     """Return what every other launch begins with: of a type without a distinct poison another value than that."""
-    pattern = poison_bits(_PARTS.get(dtype, dtype))[1]
+    pattern = look_up_poison(_PART_DTYPES.get(dtype, dtype))[1]
     return _OTHER.get(dtype, pattern)
 
 
-def is_distinct(dtype: str) -> bool:
+def has_distinct_poison(dtype: str) -> bool:
     """Return whether no kernel writes a real dtype's poison by accident."""
     return dtype in _DISTINCT
 
 
-def poison(target: torch.Tensor) -> torch.Tensor:
+def fill_with_poison(target: torch.Tensor) -> torch.Tensor:
     """Fill a tensor in place with its dtype's poison; return it."""
-    bits, pattern, _ = _bits(target)
+    bits, pattern, _ = _view_with_poison(target)
     # On the tensor's device: a copy from the host would cost more than all else that a trial does there.
     bits.fill_(pattern)
     return target
 
 
-def unwritten(target: torch.Tensor) -> torch.Tensor:
+def find_unwritten(target: torch.Tensor) -> torch.Tensor:
     """Return where a tensor that was poisoned still is, as bools of its shape."""
-    bits, pattern, is_distinct = _bits(target)
+    bits, pattern, is_distinct = _view_with_poison(target)
     still: torch.Tensor = bits == pattern
     if target.dtype.is_complex:
         still = still.all(-1)
@@ -81,14 +81,14 @@ def unwritten(target: torch.Tensor) -> torch.Tensor:
     return still
 
 
-def is_same(one: torch.Tensor, other: torch.Tensor) -> bool:
+def hold_same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
     """Return whether two tensors of one dtype and shape hold the same bits, NaNs included."""
     import torch
 
-    return torch.equal(as_bits(one), as_bits(other))
+    return torch.equal(view_as_bits(one), view_as_bits(other))
 
 
-def as_bits(tensor: torch.Tensor) -> torch.Tensor:
+def view_as_bits(tensor: torch.Tensor) -> torch.Tensor:
     """Return a tensor's memory as signed integers of the elements' size, complex numbers as two."""
     import torch
 
@@ -98,18 +98,18 @@ def as_bits(tensor: torch.Tensor) -> torch.Tensor:
     return plain.view(signed)
 
 
-def signed_poisons(tensor: torch.Tensor) -> tuple[int, int]:
-    """Return a tensor's poison and that of every other launch, as numbers of the type of :func:`as_bits`."""
+def look_up_signed_poisons(tensor: torch.Tensor) -> tuple[int, int]:
+    """Return a tensor's poison and that of every other launch, as numbers of the type of :func:`view_as_bits`."""
     name = str(tensor.dtype).removeprefix("torch.")
-    width, pattern = poison_bits(_PARTS.get(name, name))
-    return _signed(pattern, width), _signed(other_poison_bits(name), width)
+    width, pattern = look_up_poison(_PART_DTYPES.get(name, name))
+    return _to_signed(pattern, width), _to_signed(look_up_other_poison(name), width)
 
 
-def _signed(pattern: int, width: int) -> int:
+def _to_signed(pattern: int, width: int) -> int:
     return pattern - (1 << width if pattern >> (width - 1) else 0)
 
 
-def _bits(tensor: Any) -> tuple[torch.Tensor, int, bool]:
+def _view_with_poison(tensor: Any) -> tuple[torch.Tensor, int, bool]:
     name = str(tensor.dtype).removeprefix("torch.")
-    width, pattern = poison_bits(_PARTS.get(name, name))
-    return as_bits(tensor), _signed(pattern, width), is_distinct(_PARTS.get(name, name))
+    width, pattern = look_up_poison(_PART_DTYPES.get(name, name))
+    return view_as_bits(tensor), _to_signed(pattern, width), has_distinct_poison(_PART_DTYPES.get(name, name))

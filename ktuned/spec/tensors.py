@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 
 from ktuned.model import UsageError, listed
 from ktuned.spec import draws
-from ktuned.spec.hard_inputs import HARD_FILLS, draw_hard
-from ktuned.spec.poisons import as_bits, poison, poison_bits
+from ktuned.spec.hard_inputs import HARD_FILLS, draw_hard_numbers
+from ktuned.spec.poisons import fill_with_poison, look_up_poison, view_as_bits
 
 if TYPE_CHECKING:
     import numpy
@@ -67,7 +67,7 @@ _LARGEST = {
 }
 """The largest number of the dtypes whose range is easily left; beyond it a random number becomes that."""
 
-_PARTS = {"complex64": "float32", "complex128": "float64"}
+_PART_DTYPES = {"complex64": "float32", "complex128": "float64"}
 """The dtype of which a complex number has two."""
 
 
@@ -103,7 +103,7 @@ class TensorSpec:
         is_random = self.resolved_fill in ("uniform", "normal") and not self.file
         return is_random and self.low is None and self.high is None
 
-    def reseeded(self, number: int) -> TensorSpec:
+    def reseed(self, number: int) -> TensorSpec:
         """Return a tensor that differs in its random numbers alone, where they come from a seed of its own."""
         return self if self.seed is None else replace(self, seed=self.seed + number * _SEED_STEP)
 
@@ -172,7 +172,7 @@ def _find_shape_fault(shape: object) -> str:
     return "" if is_one or isinstance(shape, int) else f"the shape {shape!r} is neither an int nor a tuple of ints"
 
 
-def layout(entry: Any) -> Layout:
+def find_layout(entry: Any) -> Layout:
     """Return the dtype, shape and strides of an entry of ``inputs``: a :class:`TensorSpec`, a tensor or an array."""
     if isinstance(entry, TensorSpec):
         strides = tuple(math.prod(entry.shape[axis + 1 :]) for axis in range(len(entry.shape)))
@@ -194,24 +194,26 @@ def materialise(spec: TensorSpec, name: str, seed_text: str, device: str) -> tor
 
     dtype = getattr(torch, spec.dtype)
     if spec.file:
-        found: torch.Tensor = _from_file(spec, name, "pt").to(device)
+        found: torch.Tensor = _read_file(spec, name, "pt").to(device)
         return found
     fill = spec.resolved_fill
     if fill == "empty":
-        return poison(torch.empty(spec.shape, dtype=dtype, device=device))
+        return fill_with_poison(torch.empty(spec.shape, dtype=dtype, device=device))
     if fill in ("zeros", "ones"):
         return torch.full(spec.shape, int(fill == "ones"), dtype=torch.int8, device=device).to(dtype)
-    part = _PARTS.get(spec.dtype, spec.dtype)
+    part = _PART_DTYPES.get(spec.dtype, spec.dtype)
     count = math.prod(spec.shape) * (1 + (part != spec.dtype))
     arrays = TorchArrays(device)
-    made = arrays.empty(count, part)
+    made = arrays.make_empty(count, part)
     if fill in HARD_FILLS:
-        bits = as_bits(made)
-        for place, values in draw_hard(arrays, arrays.chunk, fill, part, count, _key(spec, name, seed_text)):
+        bits = view_as_bits(made)
+        for place, values in draw_hard_numbers(
+            arrays, arrays.chunk, fill, part, count, _derive_key(spec, name, seed_text)
+        ):
             bits[place : place + len(values)] = values
         return (torch.view_as_complex(made.view(-1, 2)) if part != spec.dtype else made).view(spec.shape)
-    for place, values in _drawn(arrays, spec, part, count, _key(spec, name, seed_text)):
-        arrays.store(made, place, values)
+    for place, values in _draw_values(arrays, spec, part, count, _derive_key(spec, name, seed_text)):
+        arrays.store_values(made, place, values)
     return (torch.view_as_complex(made.view(-1, 2)) if part != spec.dtype else made).view(spec.shape)
 
 
@@ -225,33 +227,35 @@ def materialise_numpy(spec: TensorSpec, name: str, seed_text: str) -> numpy.ndar
     from ktuned.spec.arrays import NumPyArrays
 
     if spec.file:
-        found: numpy.ndarray[Any, Any] = _from_file(spec, name, "np")
+        found: numpy.ndarray[Any, Any] = _read_file(spec, name, "np")
         return found
     arrays = NumPyArrays()
     fill = spec.resolved_fill
-    part = _PARTS.get(spec.dtype, spec.dtype)
+    part = _PART_DTYPES.get(spec.dtype, spec.dtype)
     count = math.prod(spec.shape) * (1 + (part != spec.dtype))
     if fill == "empty":
-        width, pattern = poison_bits(part)
-        made = numpy.full(count, pattern, f"uint{width}").view(arrays.held_as(part))
+        width, pattern = look_up_poison(part)
+        made = numpy.full(count, pattern, f"uint{width}").view(arrays.find_holding_dtype(part))
     else:
-        made = arrays.empty(count, part)
+        made = arrays.make_empty(count, part)
         if fill in HARD_FILLS:
             bits = made.view(f"int{8 * made.itemsize}")
-            for place, values in draw_hard(arrays, arrays.chunk, fill, part, count, _key(spec, name, seed_text)):
+            for place, values in draw_hard_numbers(
+                arrays, arrays.chunk, fill, part, count, _derive_key(spec, name, seed_text)
+            ):
                 bits[place : place + len(values)] = values
         elif fill in ("zeros", "ones"):
-            arrays.store(made, 0, numpy.zeros(count, "float32"), part)
+            arrays.store_values(made, 0, numpy.zeros(count, "float32"), part)
             step = 1 + (part != spec.dtype)
             if fill == "ones":
-                arrays.store(made[::step], 0, numpy.ones(count // step, "float32"), part)
+                arrays.store_values(made[::step], 0, numpy.ones(count // step, "float32"), part)
         else:
-            for place, values in _drawn(arrays, spec, part, count, _key(spec, name, seed_text)):
-                arrays.store(made, place, values, part)
+            for place, values in _draw_values(arrays, spec, part, count, _derive_key(spec, name, seed_text)):
+                arrays.store_values(made, place, values, part)
     return (made.view(spec.dtype) if part != spec.dtype else made).reshape(spec.shape)
 
 
-def _from_file(spec: TensorSpec, name: str, framework: str) -> Any:
+def _read_file(spec: TensorSpec, name: str, framework: str) -> Any:
     """Return the tensor of a name in the spec's file, as one of a ``framework`` of safetensors.
 
     Raises:
@@ -269,40 +273,40 @@ def _from_file(spec: TensorSpec, name: str, framework: str) -> Any:
     return found
 
 
-def _drawn(arrays: Arrays, spec: TensorSpec, part: str, count: int, key: int) -> Iterator[tuple[int, Any]]:
+def _draw_values(arrays: Arrays, spec: TensorSpec, part: str, count: int, key: int) -> Iterator[tuple[int, Any]]:
     """Yield the places and the values of a random tensor's elements, in chunks."""
     fill = spec.resolved_fill
     low, high = spec.range
     whole = int(low), int(high)
     bits = 32
     if fill == "integer":
-        bits = draws.integer_bits(*whole)
+        bits = draws.count_integer_bits(*whole)
     elif fill == "uniform":
-        bits = draws.uniform_bits(part)
-    table = arrays.table(draws.quantiles()) if fill == "normal" else None
+        bits = draws.count_uniform_bits(part)
+    table = arrays.make_table(draws.compute_quantiles()) if fill == "normal" else None
     largest = _LARGEST.get(part, math.inf)
     each = 64 // bits
     for first in range(0, -(-count // each), arrays.chunk):
         place = first * each
         number = min(count - place, arrays.chunk * each)
-        drawn = arrays.split(draws.words(arrays, key, first, -(-number // each)), bits)[:number]
+        drawn = arrays.split_words(draws.generate_words(arrays, key, first, -(-number // each)), bits)[:number]
         if fill == "uniform":
-            values = draws.uniform(arrays, drawn, bits, low, high)
+            values = draws.make_uniform(arrays, drawn, bits, low, high)
         elif fill == "normal":
-            values = draws.normal(arrays, table, drawn, "float64" if part == "float64" else "float32")
+            values = draws.make_normal(arrays, table, drawn, "float64" if part == "float64" else "float32")
         else:
-            values = draws.integers(arrays, drawn, bits, *whole)
-            if part in FLOATS and not draws.is_exact(*whole):
+            values = draws.make_integers(arrays, drawn, bits, *whole)
+            if part in FLOATS and not draws.are_exact_floats(*whole):
                 # From float32 every library rounds to the narrower ones alike.
-                values = arrays.cast(values, "float64" if part == "float64" else "float32")
+                values = arrays.convert(values, "float64" if part == "float64" else "float32")
         if max(-low, high) > largest:
             # Libraries differ in what becomes of larger numbers.
             values = values.clip(-largest, largest)
         yield place, values
 
 
-def _key(spec: TensorSpec, name: str, seed_text: str) -> int:
-    return draws.key_of(f"seed {spec.seed}" if spec.seed is not None else f"{seed_text}\0{name}")
+def _derive_key(spec: TensorSpec, name: str, seed_text: str) -> int:
+    return draws.derive_key(f"seed {spec.seed}" if spec.seed is not None else f"{seed_text}\0{name}")
 
 
 def _find_fill_fault(spec: TensorSpec) -> str:

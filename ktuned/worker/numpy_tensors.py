@@ -122,11 +122,11 @@ class NumPyTensors:
 
     def bits(self, tensor: Any) -> list[tuple[Any, tuple[int, int]]]:
         """View the real and the imaginary parts as unsigned integers."""
-        from ktuned.spec import other_poison_bits
+        from ktuned.spec import look_up_other_poison
 
         parts = self._bits(tensor)
         dtypes = [str(part.dtype) for part in ([tensor.real] if len(parts) > 1 else [tensor])]
-        return [(bits, (pattern, other_poison_bits(dtypes[0]))) for bits, pattern, _ in parts]
+        return [(bits, (pattern, look_up_other_poison(dtypes[0]))) for bits, pattern, _ in parts]
 
     def are_equal_bits(self, one: Any, other: Any) -> bool:
         """Compare the elements."""
@@ -177,14 +177,14 @@ class NumPyTensors:
 
     def _bits(self, tensor: Any) -> list[tuple[Any, int, bool]]:
         """Return an array's parts as unsigned integers, with the poison of each, and whether that is distinct."""
-        from ktuned.spec import is_distinct, poison_bits
+        from ktuned.spec import has_distinct_poison, look_up_poison
 
         parts = [tensor.real, tensor.imag] if tensor.dtype.kind == "c" else [tensor]
         found = []
         for part in parts:
             name = str(part.dtype)
-            width, pattern = poison_bits(name)
-            found.append((part.view(f"u{width // 8}"), pattern, is_distinct(name)))
+            width, pattern = look_up_poison(name)
+            found.append((part.view(f"u{width // 8}"), pattern, has_distinct_poison(name)))
         return found
 
 

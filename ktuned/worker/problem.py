@@ -82,7 +82,7 @@ class ProblemData:
         for name, entry in declared.items():
             if isinstance(entry, TensorSpec):
                 try:
-                    self._pristine[name] = self._make_tensor(name, entry.reseeded(seed), seed_text)
+                    self._pristine[name] = self._make_tensor(name, entry.reseed(seed), seed_text)
                 except UsageError as error:
                     raise kernel.site.make_error(f"inputs(p): {name}: {error.message}", hint=error.hint) from error
                 except RuntimeError as error:

@@ -70,11 +70,11 @@ class QuickLook:
         """
         import torch
 
-        from ktuned.spec import as_bits
+        from ktuned.spec import view_as_bits
 
         # One wait for the device, whatever there is to look at.
         flags = [flag for name, ends in self._bounds.items() for flag in _are_within(tensors[name], *ends)]
-        flags += [(as_bits(one) == as_bits(other)).all() for one, other in unchanged]
+        flags += [(view_as_bits(one) == view_as_bits(other)).all() for one, other in unchanged]
         flags += [] if intact is None else [intact]
         return all(torch.stack(flags).tolist())
 

@@ -146,15 +146,15 @@ class TorchTensors:
 
     def poison(self, tensor: Any) -> None:
         """Poison on the tensor's device."""
-        from ktuned.spec import poison
+        from ktuned.spec import fill_with_poison
 
-        poison(tensor)
+        fill_with_poison(tensor)
 
     def bits(self, tensor: Any) -> list[tuple[Any, tuple[int, int]]]:
         """View the memory as signed integers."""
-        from ktuned.spec import as_bits, signed_poisons
+        from ktuned.spec import look_up_signed_poisons, view_as_bits
 
-        return [(as_bits(tensor), signed_poisons(tensor))]
+        return [(view_as_bits(tensor), look_up_signed_poisons(tensor))]
 
     def are_equal_bits(self, one: Any, other: Any) -> bool:
         """Compare on the tensors' device."""
@@ -162,21 +162,21 @@ class TorchTensors:
 
     def unwritten(self, tensor: Any) -> Any:
         """Compare on the tensor's device."""
-        from ktuned.spec import unwritten
+        from ktuned.spec import find_unwritten
 
-        return unwritten(tensor)
+        return find_unwritten(tensor)
 
     def is_same(self, one: Any, other: Any) -> bool:
         """Compare on the tensors' device."""
-        from ktuned.spec import is_same
+        from ktuned.spec import hold_same_bits
 
-        return is_same(one, other)
+        return hold_same_bits(one, other)
 
     def digest_tensors(self, tensors: Sequence[Any]) -> Any:
         """Hash on the tensors' device; on the CPU as NumPy's are, which is ten times as fast there."""
-        from ktuned.spec import as_bits
+        from ktuned.spec import view_as_bits
 
-        views = [as_bits(tensor) for tensor in tensors]
+        views = [view_as_bits(tensor) for tensor in tensors]
         if all(view.device.type == "cpu" for view in views):
             found = hashlib.blake2b(digest_size=8)
             for view in views:

@@ -16,7 +16,7 @@ from ktuned import tensor
 from ktuned.model.errors import UsageError
 from ktuned.spec import draws
 from ktuned.spec.arrays import NumPyArrays
-from ktuned.spec.poisons import as_bits, poison, unwritten
+from ktuned.spec.poisons import fill_with_poison, find_unwritten, view_as_bits
 from ktuned.spec.tensors import COMPLEX, DTYPES, FILLS, FLOATS, INTEGER_BITS, TensorSpec, materialise, materialise_numpy
 
 
@@ -88,7 +88,7 @@ def specs(dtype: str, shape: tuple[int, ...]) -> Iterator[TensorSpec]:
 def test_numpy_makes_the_bytes_of_torch(dtype: str) -> None:
     """Each fill, range and dtype: rounding, subnormal numbers, both zeros and what is beyond the dtype's range."""
     for spec in specs(dtype, (127, 31)):
-        ours = as_bits(materialise(spec, "A", "k", "cpu")).contiguous().numpy().tobytes()
+        ours = view_as_bits(materialise(spec, "A", "k", "cpu")).contiguous().numpy().tobytes()
         assert materialise_numpy(spec, "A", "k").tobytes() == ours, spec
 
 
@@ -98,7 +98,7 @@ def test_a_gpu_makes_the_bytes_of_a_cpu(dtype: str) -> None:
     """Each fill, range and dtype, over several of the CPU's chunks and of the GPU's."""
     for spec in specs(dtype, (1 << 12, 33)):
         made, there = (materialise(spec, "A", "k", device) for device in ("cpu", "cuda:0"))
-        assert as_bits(made).equal(as_bits(there.cpu())), spec
+        assert view_as_bits(made).equal(view_as_bits(there.cpu())), spec
     large = tensor((1 << 25) + 7, "float16")
     assert materialise(large, "A", "k", "cuda:0").cpu().equal(materialise(large, "A", "k", "cpu"))
 
@@ -113,8 +113,8 @@ def test_the_generator_is_splitmix64() -> None:
         16408922859458223821,
     ]
     arrays = NumPyArrays()
-    assert draws.words(arrays, 1234567, 0, 5).astype("uint64").tolist() == published
-    assert draws.words(arrays, 1234567, 2, 3).astype("uint64").tolist() == published[2:]
+    assert draws.generate_words(arrays, 1234567, 0, 5).astype("uint64").tolist() == published
+    assert draws.generate_words(arrays, 1234567, 2, 3).astype("uint64").tolist() == published[2:]
 
 
 def test_a_prefix_of_a_larger_tensor_is_the_smaller_one() -> None:
@@ -190,7 +190,7 @@ def test_fills_are_the_same_in_every_process(capsys: pytest.CaptureFixture[str])
 def test_poison_is_extreme(dtype: str) -> None:
     """Poison is NaN, a number near the dtype's maximum, or True, in place."""
     target = torch.zeros((2, 3), dtype=getattr(torch, dtype))
-    assert poison(target) is target
+    assert fill_with_poison(target) is target
     if dtype == "bool":
         assert target.all()
     elif dtype in INTEGER_BITS:
@@ -205,22 +205,22 @@ def test_unwritten_elements_are_known(dtype: str) -> None:
     """Nothing that is written counts as unwritten, NaN and the largest value included; of narrow types at least an
     output that holds poison alone is known.
     """
-    target = poison(torch.zeros((2, 3), dtype=getattr(torch, dtype)))
-    assert unwritten(target).all()
+    target = fill_with_poison(torch.zeros((2, 3), dtype=getattr(torch, dtype)))
+    assert find_unwritten(target).all()
     target[0, 1] = 0
     is_narrow = dtype in ("float8_e4m3fnuz", "float8_e5m2fnuz", "int8", "uint8", "bool")
-    assert unwritten(target).sum() == (0 if is_narrow else 5)
+    assert find_unwritten(target).sum() == (0 if is_narrow else 5)
     if not is_narrow:
         largest = INTEGER_BITS[dtype][1] - 1 if dtype in INTEGER_BITS else float("nan")
         target[1, 1] = torch.tensor(largest, dtype=target.dtype)
-        assert unwritten(target).tolist() == [[True, False, True], [True, False, True]]
+        assert find_unwritten(target).tolist() == [[True, False, True], [True, False, True]]
 
 
 def test_poison_reaches_strided_views() -> None:
     """A transposed tensor is poisoned where it lies."""
     for dtype in (torch.float32, torch.int32):
         target = torch.zeros((2, 3), dtype=dtype).T
-        assert not (poison(target) == 0).any()
+        assert not (fill_with_poison(target) == 0).any()
 
 
 @pytest.mark.parametrize(

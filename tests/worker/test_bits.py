@@ -29,9 +29,9 @@ def _by_torch(array: Any) -> str:
 
 
 def _as_on_a_device(array: Any) -> str:
-    from ktuned.spec import as_bits
+    from ktuned.spec import view_as_bits
 
-    return TORCH.read_digests([torch_tensors._digest_on_device([as_bits(torch.from_numpy(array))])])[0]
+    return TORCH.read_digests([torch_tensors._digest_on_device([view_as_bits(torch.from_numpy(array))])])[0]
 
 
 @pytest.mark.parametrize("digest", [_by_numpy, _by_torch, _as_on_a_device])

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ktuned.spec.poisons import poison
+from ktuned.spec.poisons import fill_with_poison
 from ktuned.worker.check import Verdict, compare, run_check
 
 
@@ -205,7 +205,7 @@ PARTLY = (
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32, torch.uint16], ids=str)
 def test_poison_is_called_by_its_name(dtype: torch.dtype, written: dict[int, float], words: str) -> None:
     """An element that the kernel did not write has no number in the message; one that it wrote wrongly has."""
-    out = poison(torch.empty(4, dtype=dtype))
+    out = fill_with_poison(torch.empty(4, dtype=dtype))
     for place, value in written.items():
         out[place] = value
     expected = torch.arange(4).to(dtype)
