@@ -51,7 +51,7 @@ def stamp(path: Path) -> str:
     A directory has one of its names, but for hidden ones and editors' copies. What is neither has none: a pipe would be
     waited at, and a device has no end.
     """
-    with looking_apart():
+    with pause_recording():
         return _stamp(path)
 
 
@@ -86,7 +86,7 @@ def stamp_directory(path: Path) -> str:
     Code that resolves a link goes on with its target's name, and nothing that it opens then shows that the link was
     swapped.
     """
-    with looking_apart():
+    with pause_recording():
         return f"{DIRECTORY}{_leads_to(path)}" if path.is_dir() else ABSENT
 
 
@@ -95,7 +95,7 @@ def _leads_to(path: Path) -> str:
     return f">{os.path.realpath(path)}" if path.is_symlink() else ""
 
 
-looking_apart: Callable[[], AbstractContextManager[None]] = nullcontext
+pause_recording: Callable[[], AbstractContextManager[None]] = nullcontext
 """How a process reads for a stamp: in an observed one that is none of what it observes."""
 
 
@@ -126,7 +126,7 @@ def agrees(held: str, now: str) -> bool:
 def sight(path: str) -> str:
     """Return how ``stat`` shows a file, as text, or :data:`ABSENT`; equal sights mean equal contents."""
     try:
-        with looking_apart():
+        with pause_recording():
             found = os.stat(path)
     except (OSError, ValueError):
         return ABSENT
@@ -144,7 +144,7 @@ def stamps(paths: Iterable[Path], known: Mapping[Path, str] = MappingProxyType({
     A file whose bytes were read before has the digest that is ``known`` of them: it may hold others by now.
     """
     found: dict[str, str] = {}
-    with looking_apart():
+    with pause_recording():
         for path in paths:
             held = known[path] if path in known else stamp(path)
             # What links lead to says nothing of them: of a directory only links have this stamp.

@@ -128,7 +128,7 @@ class Log:
             name = self._map[at + _ENTRY.size : at + _ENTRY.size + length]
             yield Note(Kind(chr(kind)), bool(found), os.fsdecode(name), pid, epoch)
 
-    def make_room(self) -> None:
+    def empty_if_half_full(self) -> None:
         """Empty a log that is half full; a child that writes meanwhile may lose what it notes."""
         *_, count, used, is_full = _HEADER.unpack_from(self._map)
         if not is_full and count < _ENTRIES // 2 and used < _ARENA // 2:

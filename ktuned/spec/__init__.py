@@ -3,16 +3,16 @@
 from ktuned.spec import functions
 from ktuned.spec.accesses import ACCESSES
 from ktuned.spec.bound_space import MEMBERSHIP_BOUND, BoundSpace, Conditional
+from ktuned.spec.code_observer import OBSERVER, FreshProcessNeeded
 from ktuned.spec.declaration import end_declarations, kernel
 from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.digest import describe_kernel
-from ktuned.spec.distributions import distribution, installed_versions, owners
+from ktuned.spec.distributions import find_distribution, find_owners, read_installed_versions
 from ktuned.spec.draws import mix_bits
 from ktuned.spec.expressions import Expression, Formula, Term
 from ktuned.spec.hard_inputs import EVERYWHERE, HARD_FILLS
 from ktuned.spec.loader import forget_modules, get_kernel_module, load_file, load_unless_held
-from ktuned.spec.observer import OBSERVER, FreshProcessNeeded
-from ktuned.spec.origin import installed_in, is_ours
+from ktuned.spec.origin import find_installed_place, is_ours
 from ktuned.spec.poisons import (
     fill_with_poison,
     find_unwritten,
@@ -45,19 +45,19 @@ __all__ = [
     "Term",
     "describe_kernel",
     "digest_meaning",
-    "distribution",
     "end_declarations",
     "fill_with_poison",
+    "find_distribution",
+    "find_installed_place",
     "find_layout",
     "find_mapping_fault",
+    "find_owners",
     "find_unwritten",
     "forget_modules",
     "functions",
     "get_kernel_module",
     "has_distinct_poison",
     "hold_same_bits",
-    "installed_in",
-    "installed_versions",
     "is_ours",
     "iterate_causes",
     "kernel",
@@ -70,7 +70,7 @@ __all__ = [
     "materialise",
     "materialise_numpy",
     "mix_bits",
-    "owners",
+    "read_installed_versions",
     "space",
     "tensor",
     "view_as_bits",

@@ -1,10 +1,17 @@
-"""Description of a kernel for the daemon, with three digests of its meaning.
+"""The description of a kernel for the daemon, with three digests that say what old results are still good for.
 
-The digests are SHA-256 over labelled texts:
+================  ===================================================  ====================================
+digest            made of                                              while it is equal
+================  ===================================================  ====================================
+source_digest     the sources, or all Python files if there are none   artifacts need not be compiled again
+digest            that, all imported Python and installed packages,    measurements hold
+                  and what the kernel declares
+plan_digest       space, problems, default and budgets, and the        there is nothing more to explore
+                  Python that makes them
+================  ===================================================  ====================================
 
-* ``source_digest``: the sources' bytes (or the Python files, when there are none);
-* ``digest``: that, all Python files that were imported, and the values that the kernel declares;
-* ``plan_digest``: the space, the problems, the default and the budgets, with the Python that they are made by.
+Each is a SHA-256 over labelled texts. The names in these texts must be the same on any machine, so that winners can be
+shared: paths are relative to the kernel file, and modules outside the project go by their names.
 """
 
 from __future__ import annotations
@@ -18,42 +25,41 @@ from ktuned.ipc import Untrusted, stamps
 from ktuned.model import BUCKET_FUNCTION, KernelInfo, ProjectName
 from ktuned.spec import distributions
 from ktuned.spec.accesses import ACCESSES
+from ktuned.spec.code_observer import OBSERVER
 from ktuned.spec.declared_files import find_declared_files
 from ktuned.spec.declared_kernel import Kernel
-from ktuned.spec.observer import OBSERVER
 from ktuned.spec.python_files import digest_meaning, mentions_source_text
 from ktuned.spec.value_text import describe_value
 
 DIGEST_VERSION = 4
-"""Raised whenever the texts below change, because every digest then does."""
+"""Raised whenever the texts below change, because every digest changes with them."""
 
 _JUDGING = (
     *("backend", "check", "setup", "rtol", "atol", "max_mismatched_ratio", "has_exact_integers", "timing"),
     *("metrics", "expects_default_outputs"),
 )
-"""What decides whether a figure of equal machine code, arguments and data holds."""
+"""Declared values that decide whether a figure holds even if machine code, arguments and data are equal."""
 
 _MEASURED = (*_JUDGING, "function", "inputs", "reference", "bucket_rules", "cores", "flops", "bytes")
 _PLANNED = ("space", "default", "specialize")
 
 
 def describe_kernel(kernel: Kernel, project: str, root: Path) -> KernelInfo:
-    """Return the description of a kernel, right after its file was loaded.
+    """Return the description of a kernel; to be called right after its file was loaded.
 
-    ``extra`` holds ``knobs`` (their names; none for a callable's space), ``metrics``
-    (whether each takes the energy), ``data_digest`` (over what decides a figure besides machine code,
-    arguments and the data that a lane makes; all of its Python where that ``judges``) and,
-    to find what changed, ``files``, ``python``, ``arguments`` and ``plan``: the short digests of each source file, each
-    Python file and distribution, each declared value and each part of the plan by their labels.
+    Of the entries in its ``extra``, ``data_digest`` is over what decides a figure besides machine code, arguments and
+    the data that a lane makes; all Python is a part of it if that ``judges``. ``files``, ``python``, ``arguments`` and
+    ``plan`` say what changed between two descriptions: they hold short digests of each source file, Python file and
+    distribution, declared value and part of the plan, by labels.
 
     Raises:
-        KernelFileError: a source cannot be read, or ``problems`` is at fault.
+        KernelFileError: a source cannot be read or trusted, or ``problems`` is at fault.
     """
     root = root.resolve()
-    with ACCESSES.apart():
+    with ACCESSES.pause_recording():
         sources = _read_sources(kernel)
     try:
-        OBSERVER.check(sources)
+        OBSERVER.check_trust(sources)
     except Untrusted as error:
         raise kernel.site.make_error(error.message, hint=error.hint) from error
     home = kernel.file.parent
@@ -63,7 +69,7 @@ def describe_kernel(kernel: Kernel, project: str, root: Path) -> KernelInfo:
     }
     python = _digest_python_files(kernel.file, root)
     packages, records = _identify_distributions()
-    with ACCESSES.apart():
+    with ACCESSES.pause_recording():
         declared = find_declared_files(kernel)
     arguments = {name: describe_value(getattr(kernel, name)) for name in _MEASURED}
     problems = kernel.list_represented_problems()
@@ -80,7 +86,7 @@ def describe_kernel(kernel: Kernel, project: str, root: Path) -> KernelInfo:
     if kernel.batch_invariant:
         for problem in problems:
             kernel.find_batch_group(problem)
-        # The inputs of each are a part of those of the largest one, whose outputs are digested by the others' sizes.
+        # All problems count: each one's inputs are cut from the largest one's, whose outputs are digested by row.
         judging["batch_invariant"] = describe_value([list(kernel.batch_invariant), *problems])
     portfolio = None if kernel.portfolio is None else kernel.evaluate_portfolio()
     source_digest = _digest_together(texts or python)
@@ -130,12 +136,12 @@ def describe_kernel(kernel: Kernel, project: str, root: Path) -> KernelInfo:
 
 
 def _digest_python_files(kernel_file: Path, root: Path) -> dict[str, str]:
-    """Return what each file that was imported counts by, by what it is called on any machine.
+    """Return a digest of each imported file by its label.
 
-    Inside the project that is its path from the kernel file, outside its module's name.
+    The label is the same on any machine: inside the project the path from the kernel file, outside the module's name.
     """
-    modules = OBSERVER.modules_by_file()
-    executed = {path: OBSERVER.read(path) for path in OBSERVER.executed}
+    modules = OBSERVER.map_files_to_modules()
+    executed = {path: OBSERVER.read_content(path) for path in OBSERVER.executed_files}
     has_text_read = any(mentions_source_text(path, content) for path, content in executed.items())
     found = {}
     for path, digest in OBSERVER.files.items():
@@ -149,13 +155,14 @@ def _digest_python_files(kernel_file: Path, root: Path) -> dict[str, str]:
 
 
 def _identify_distributions() -> tuple[dict[str, str], set[Path]]:
-    """Return the identities of the installed distributions that the code imports by name, and the files of those."""
-    owners = [owner for place in OBSERVER.installed_imports() for owner in distributions.owners(place)]
-    return {f"{owner.name} (installed)": owner.identity() for owner in owners}, {owner.record for owner in owners}
+    """Return digests of the installed distributions that the code imports by name, and the files that list these."""
+    owners = [owner for place in OBSERVER.find_installed_imports() for owner in distributions.find_owners(place)]
+    contents = {f"{owner.name} (installed)": owner.digest_contents() for owner in owners}
+    return contents, {owner.record for owner in owners}
 
 
 def _read_sources(kernel: Kernel) -> dict[Path, bytes]:
-    """Return the sources with their bytes. What they include is known once they have been compiled."""
+    """Return the bytes of the declared sources. What these include is learned when they are compiled."""
     found: dict[Path, bytes] = {}
     for name, path in zip(kernel.sources, kernel.source_paths, strict=True):
         if not path.is_file():

@@ -1,4 +1,8 @@
-"""Installed distributions: the ones that a package belongs to, and the identity of what they installed."""
+"""Installed distributions: which ones a package belongs to, and a digest of all that they installed.
+
+Whoever reinstalls or upgrades a distribution changes its directory of packages. So what is found there is cached by the
+time of that directory's last change.
+"""
 
 from __future__ import annotations
 
@@ -12,87 +16,87 @@ from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
 from ktuned.model import Record, record
-from ktuned.spec.origin import Installed, installed_in
+from ktuned.spec.origin import InstalledPlace, find_installed_place
 
-_BESIDES = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
-"""Files in a distribution's own directory that depend on its installer."""
+_INSTALLER_FILES = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
+"""Files in a distribution's own directory that differ by the installer that put it there."""
 
 
 @record
 class Distribution(Record):
-    """An installed distribution; ``record`` is the file that lists what it installed, or its metadata without one."""
+    """An installed distribution; ``record`` is the file that lists what it installed, or else its metadata."""
 
     name: str
     version: str
     record: Path
 
-    def identity(self) -> str:
-        """Return a digest of the version and of all files that it installed: the same on any machine.
+    def digest_contents(self) -> str:
+        """Return a digest of the version and of all files that it installed, which is the same on any machine.
 
-        Compiled bytecode, scripts and what its installer left are no part of it. Empty if it cannot be read.
+        Left out are bytecode, scripts and what the installer wrote. Empty if the record cannot be read.
         """
         try:
             content = self.record.read_bytes()
         except OSError:
             return ""
-        return _identity(self.name, self.version, self.record.name == "RECORD", content)
+        return _digest_contents(self.name, self.version, self.record.name == "RECORD", content)
 
 
-def owners(place: Installed) -> tuple[Distribution, ...]:
-    """Return the distributions that installed a package or module: several where they share a namespace."""
+def find_owners(place: InstalledPlace) -> tuple[Distribution, ...]:
+    """Return the distributions that installed a package or module: several if they share a namespace."""
     try:
         changed = os.stat(place.site).st_mtime_ns
     except OSError:
         return ()
-    return _owners(place.site, place.package, changed)
+    return _find_owners_at(place.site, place.package, changed)
 
 
-def is_bare(path: str) -> bool:
-    """Return whether a file lies among installed packages and belongs to none."""
-    place = installed_in(path)
+def is_unowned(path: str) -> bool:
+    """Return whether a file lies among installed packages and belongs to no distribution."""
+    place = find_installed_place(path)
     if place is None or "/__pycache__" in path or path == place.site:
         return False
     if place.top.endswith((".dist-info", ".egg-info")):
         return False
     if not os.path.lexists(f"{place.site}/{place.top}"):
-        # A module that is looked for there, and would be a bare one.
+        # An absent module: put there by hand, it would have no owner.
         return path == f"{place.site}/{place.top}" and path.endswith((".py", *EXTENSION_SUFFIXES))
-    return not owners(place) and os.path.isfile(path)
+    return not find_owners(place) and os.path.isfile(path)
 
 
-def distribution(site: str, name: str) -> Distribution | None:
-    """Return the distribution of a name in a directory of packages, if it is installed there now."""
+def find_distribution(site: str, name: str) -> Distribution | None:
+    """Return the distribution of a name that is installed in a directory of packages now, or None."""
     try:
         changed = os.stat(site).st_mtime_ns
     except OSError:
         return None
-    return next((found for found in _installed(site, changed) if found.name == name), None)
+    return next((found for found in _list_distributions(site, changed) if found.name == name), None)
 
 
-def installed_versions() -> dict[str, str]:
-    """Return the version of every distribution that this interpreter finds, by its name as it compares."""
+def read_installed_versions() -> dict[str, str]:
+    """Return the version of every distribution that this interpreter finds, by its normalized name."""
     found: dict[str, str] = {}
     for site in filter(None, sys.path):
         with suppress(OSError):
-            for one in _installed(site, os.stat(site).st_mtime_ns):
-                found.setdefault(one.name.lower().replace("-", "_").replace(".", "_"), one.version)
+            for one in _list_distributions(site, os.stat(site).st_mtime_ns):
+                found.setdefault(_normalize_name(one.name), one.version)
     return found
 
 
-def siblings(place: Installed) -> frozenset[str]:
-    """Return the other packages and modules that the distributions of one have installed."""
-    return frozenset(top for owner in owners(place) for top in _tops(owner.record))
+def find_siblings(place: InstalledPlace) -> frozenset[str]:
+    """Return all packages and modules that the distributions of one of them have installed."""
+    return frozenset(top for owner in find_owners(place) for top in _list_packages(owner.record))
 
 
 @cache
-def _identity(name: str, version: str, is_record: bool, content: bytes) -> str:
-    # Not every worker needs it.
+def _digest_contents(name: str, version: str, is_record: bool, content: bytes) -> str:
+    # Few workers need it.
     import csv
 
     total = hashlib.sha256(f"{name} {version}\n".encode())
     if is_record:
         for row in sorted(csv.reader(content.decode("utf-8", "replace").splitlines())):
-            if len(row) > 1 and row[1] and not row[0].startswith("..") and not row[0].endswith(_BESIDES):
+            if len(row) > 1 and row[1] and not row[0].startswith("..") and not row[0].endswith(_INSTALLER_FILES):
                 total.update(f"{row[0]} {row[1]}\n".encode())
     else:
         total.update(content)
@@ -100,22 +104,24 @@ def _identity(name: str, version: str, is_record: bool, content: bytes) -> str:
 
 
 @cache
-def _owners(site: str, package: str, changed: int) -> tuple[Distribution, ...]:
-    found = [owner for owner in _installed(site, changed) if _is_named(owner, package)]
-    # Most packages have their distribution's name; to look into the others' lists takes a while.
-    return tuple(found or [owner for owner in _installed(site, changed) if package in _tops(owner.record)])
+def _find_owners_at(site: str, package: str, changed: int) -> tuple[Distribution, ...]:
+    # Most packages have their distribution's name. Only the others need a look into every list.
+    installed = _list_distributions(site, changed)
+    namesakes = [owner for owner in installed if _normalize_name(owner.name) == package.lower()]
+    found = [owner for owner in namesakes if package in _list_packages(owner.record)]
+    return tuple(found or [owner for owner in installed if package in _list_packages(owner.record)])
 
 
-def _is_named(owner: Distribution, package: str) -> bool:
-    return owner.name.lower().replace("-", "_").replace(".", "_") == package.lower() and package in _tops(owner.record)
+def _normalize_name(name: str) -> str:
+    return name.lower().replace("-", "_").replace(".", "_")
 
 
 @cache
-def _installed(site: str, changed: int) -> tuple[Distribution, ...]:
-    return tuple(_distributions(site))
+def _list_distributions(site: str, changed: int) -> tuple[Distribution, ...]:
+    return tuple(_scan_site(site))
 
 
-def _distributions(site: str) -> Iterator[Distribution]:
+def _scan_site(site: str) -> Iterator[Distribution]:
     for name in sorted(os.listdir(site)):
         stem, suffix = os.path.splitext(name)
         if suffix in (".dist-info", ".egg-info"):
@@ -127,7 +133,7 @@ def _distributions(site: str) -> Iterator[Distribution]:
 
 
 @cache
-def _tops(record: Path) -> frozenset[str]:
+def _list_packages(record: Path) -> frozenset[str]:
     """Return the packages and modules that a distribution installed."""
     try:
         if record.name != "RECORD":

@@ -15,9 +15,9 @@ from ktuned.backends import extra_of, install_hint
 from ktuned.ipc import ABSENT, Untrusted, agrees, lexical
 from ktuned.model import KernelFileError, Record, listed, record
 from ktuned.spec.accesses import ACCESSES
+from ktuned.spec.code_observer import OBSERVER, FreshProcessNeeded, ImportEnd
 from ktuned.spec.declaration import DeclarationCollector, EndOfDeclarations, collect_declarations
 from ktuned.spec.declared_kernel import Kernel
-from ktuned.spec.observer import OBSERVER, FreshProcessNeeded, ImportEnd
 from ktuned.spec.origin import is_ours
 from ktuned.spec.user_values import fold_to_line
 
@@ -69,15 +69,15 @@ def load_file(path: Path, root: Path, backends: Collection[str] | None = None) -
     global _last_loaded
     path, root = lexical(path), root.resolve()
     is_used = OBSERVER.may_restart and OBSERVER.generation > 0
-    if is_used and OBSERVER.is_stuck:
+    if is_used and OBSERVER.has_stale_extensions:
         raise FreshProcessNeeded
-    OBSERVER.begin(path, root)
-    if not ACCESSES.is_kept:
-        ACCESSES.begin()
+    OBSERVER.observe_kernel_file(path, root)
+    if not ACCESSES.survives_load:
+        ACCESSES.begin_epoch()
     with collect_declarations(path) as collector:
         try:
             _execute_kernel_file(path)
-            ACCESSES.check()
+            ACCESSES.check_trust()
         except BaseException as error:
             if is_used and not isinstance(error, _LASTING_ERRORS):
                 raise FreshProcessNeeded from error
@@ -99,14 +99,14 @@ def load_unless_held(path: Path, root: Path, digests: Mapping[Path, str]) -> Loa
     """
     path = lexical(path)
     is_read = all(agrees(digest, digests.get(place, digest)) for place, digest in ACCESSES.files.items())
-    if _last_loaded is not None and _last_loaded.path == path and is_read and OBSERVER.holds(path, digests):
+    if _last_loaded is not None and _last_loaded.path == path and is_read and OBSERVER.has_loaded(path, digests):
         return _last_loaded
     return load_file(path, root)
 
 
 def forget_modules() -> None:
     """Drop the modules of the kernel file that was loaded last, and undo what it did to ``sys.path`` and the like."""
-    OBSERVER.end()
+    OBSERVER.forget_kernel_file()
     # Those that this process has as an application's, too.
     for name in filter(is_kernel_module, list(sys.modules)):
         del sys.modules[name]
@@ -163,9 +163,9 @@ def _execute_kernel_file(path: Path) -> None:
     if path.exists() and not path.is_file():
         # A pipe would be waited at, and a device has no end.
         raise KernelFileError(f"{path} is not a regular file", path=str(path), hint="put a Python file in its place")
-    with OBSERVER.looking_apart():
+    with OBSERVER.pause_recording():
         text = path.read_bytes()
-    _, OBSERVER.import_end = _run_module(path, _make_module_name(path), OBSERVER.take(path, text))
+    _, OBSERVER.import_end = _run_module(path, _make_module_name(path), OBSERVER.record_execution(path, text))
 
 
 def _run_module(path: Path, name: str, text: bytes) -> tuple[ModuleType, ImportEnd | None]:
@@ -205,7 +205,9 @@ def _make_import_error(error: BaseException, path: Path) -> KernelFileError:
     else:
         for frame, number in traceback.walk_tb(error.__traceback__):
             file = Path(frame.f_code.co_filename)
-            if file == path or (OBSERVER.counts(str(file)) and not is_ours(frame.f_globals.get("__name__", ""))):
+            if file == path or (
+                OBSERVER.counts_by_content(str(file)) and not is_ours(frame.f_globals.get("__name__", ""))
+            ):
                 place, line = file, number
     said, hint = ": ".join(filter(None, (type(error).__name__, words))), ""
     if isinstance(error, ModuleNotFoundError) and error.name:

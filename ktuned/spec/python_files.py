@@ -18,7 +18,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ktuned.spec.observer import ImportEnd
+from ktuned.spec.code_observer import ImportEnd
 
 FILES_KEPT = 256
 """Files whose trees are known: a project's, which are looked at after each save of one of them."""

@@ -18,8 +18,8 @@ from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
 from ktuned.ipc import lexical
+from ktuned.spec.code_observer import OBSERVER
 from ktuned.spec.loader import is_kernel_module
-from ktuned.spec.observer import OBSERVER
 from ktuned.spec.origin import is_ours
 
 _NUMBER_TYPES: tuple[type[Any], ...] = int, float, complex, str, bytes
@@ -104,7 +104,7 @@ class _Describer:
         kind = type(value)
         number = next((repr(base(value)) for base in _NUMBER_TYPES if isinstance(value, base)), "")
         module = sys.modules.get(kind.__module__)
-        is_known = is_ours(kind.__module__) or OBSERVER.counts(str(getattr(module, "__file__", None)))
+        is_known = is_ours(kind.__module__) or OBSERVER.counts_by_content(str(getattr(module, "__file__", None)))
         if is_known or dataclasses.is_dataclass(value):
             return f"{kind.__qualname__} {number}{self._describe_fields(value)}"
         inner = getattr(value, "__wrapped__", None)
@@ -127,7 +127,7 @@ class _Describer:
             except ValueError:
                 held[name] = "not yet set"
         path = lexical(Path(code.co_filename))
-        is_counted = OBSERVER.digest(path) is not None
+        is_counted = OBSERVER.find_digest(path) is not None
         text = f"function {_name_module(function)}.{function.__qualname__}"
         if is_ours(function.__module__ or ""):
             return f"{text} {self._describe_pairs(held)}"

@@ -148,7 +148,7 @@ class Bench:
         )
         # After the kernel file's own Python, which all configs have in common, and before its references.
         self._compared.clear()
-        with ACCESSES.apart():
+        with ACCESSES.pause_recording():
             self._state.take_baseline((self._places.artifacts, self._places.expected))
         if default is not None and not expected.is_file():
             try:
@@ -180,7 +180,7 @@ class Bench:
             self._meter(backend, request, timer) if request.needs_energy else None,
         )
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
-        with ACCESSES.apart():
+        with ACCESSES.pause_recording():
             self._state.complete_baseline()
             settings = self._state.find_settings(OBSERVER.environ)
         work = repr(kernel.evaluate_work(request.problem))
@@ -615,7 +615,7 @@ class Bench:
         """Load the config that follows; one that fails is loaded again in its turn, where it has its own outcome."""
         reply.phase(Phase.LOAD_NEXT)
         try:
-            with ACCESSES.heard(), self._state.loading_ahead(unit.key):
+            with ACCESSES.resume_recording(), self._state.loading_ahead(unit.key):
                 self._ahead = (unit.key, *self._load(opened, unit))
         except Exception:
             # This one's memory may have been what it lacked.
@@ -706,7 +706,7 @@ class Bench:
             is_contended = ends_checked = False
             if known_us is None:
                 # It was launched before, and has shown then what it reads.
-                with ACCESSES.apart():
+                with ACCESSES.pause_recording():
                     timing = opened.timer.time(
                         launches,
                         preset,

@@ -29,13 +29,13 @@ class CodeTrace:
             SourceChanged: a file is not what the kernel was inspected with, or has changed since it was read.
             Untrusted: another user could have written one.
         """
-        ACCESSES.check()
+        ACCESSES.check_trust()
         extent = OBSERVER.extent + ACCESSES.extent
         if extent == self._extent:
             return ()
         self._extent = extent
         opened, imported = ACCESSES.files, OBSERVER.files
-        executed = names_of({path: imported[path] for path in OBSERVER.executed}, self._root).keys()
+        executed = names_of({path: imported[path] for path in OBSERVER.executed_files}, self._root).keys()
         files = names_of({**opened, **imported}, self._root)
         for name in files.keys() & self._kernel.digests.keys():
             if not agrees(self._kernel.digests[name], files[name]):

@@ -149,7 +149,7 @@ def lower_unit(registry: Registry, places: Places, request: requests.Lower, repl
     reply.phase(Phase.COMPILE)
     _check_toolchain(request.toolchain)
     trace = Trace(kernel, places)
-    ACCESSES.begin()
+    ACCESSES.begin_epoch()
     made, seconds = _timed_lower(backend, unit)
     check_digests(kernel, places)
     _check_toolchain(request.toolchain)
@@ -191,9 +191,9 @@ def _begin(kernel: requests.KernelRef, places: Places) -> Mapping[Path, str]:
     A Build may name a function of the kernel file: it must be the one that was digested.
     """
     known = digests_of(kernel, places)
-    ACCESSES.is_kept = True
-    OBSERVER.check(files_of(kernel, places))
-    if not OBSERVER.holds(places.file(kernel.project, kernel.file), known):
+    ACCESSES.survives_load = True
+    OBSERVER.check_trust(files_of(kernel, places))
+    if not OBSERVER.has_loaded(places.file(kernel.project, kernel.file), known):
         forget_modules()
     check_digests(kernel, places)
     return known
@@ -211,7 +211,7 @@ def _observed(trace: Trace, unit: Unit, known: Mapping[Path, str]) -> tuple[Obse
     if (*unit.sources, unit.kernel_file) not in _read and len(_read) >= MAX_REMEMBERED:
         del _read[next(iter(_read))]
     read = _read.setdefault((*unit.sources, unit.kernel_file), {})
-    ACCESSES.check()
+    ACCESSES.check_trust()
     read |= ACCESSES.files
     # Functions import modules when they are compiled, too.
     imported = {path: digest for path, digest in OBSERVER.files.items() if path not in known}
@@ -229,9 +229,9 @@ def _compile(backend: Backend, units: Sequence[Unit], into: Path, trace: Trace) 
     for _ in range(TRIES):
         doubtful = []
         trace.begin_reading()
-        ACCESSES.begin()
+        ACCESSES.begin_epoch()
         for compiled in backend.compile(units, into):
-            ACCESSES.check()
+            ACCESSES.check_trust()
             if trace.is_steady(ACCESSES.files):
                 yield compiled
             else:

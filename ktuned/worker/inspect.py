@@ -34,7 +34,7 @@ def check_digests(kernel: requests.KernelRef, places: Places) -> None:
     """
     for path, digest in digests_of(kernel, places).items():
         # The bytes that were compiled, where this process has them: the file may have had others for a moment.
-        if not agrees(digest, stamp(path)) or OBSERVER.digest(path) not in (None, digest):
+        if not agrees(digest, stamp(path)) or OBSERVER.find_digest(path) not in (None, digest):
             raise SourceChanged(f"{path} changed after it was inspected")
 
 
@@ -57,7 +57,7 @@ def load_kernel(wanted: requests.KernelRef, places: Places) -> Kernel:
         SourceChanged: it is no longer the file that was inspected.
     """
     root, path = places.root(wanted.project), places.file(wanted.project, wanted.file)
-    OBSERVER.check(files_of(wanted, places))
+    OBSERVER.check_trust(files_of(wanted, places))
     loaded = load_unless_held(path, root, digests_of(wanted, places))
     check_digests(wanted, places)
     for kernel in loaded.kernels:

@@ -204,8 +204,8 @@ def main(argv: list[str]) -> int:
     OBSERVER.may_restart = True
     known = Places.from_argument(places)
     OBSERVER.trust = Trust(known.trusted)
-    ACCESSES.own = tuple(filter(None, (known.artifacts, known.captures, known.expected)))
-    ACCESSES.watch()
+    ACCESSES.own_directories = tuple(filter(None, (known.artifacts, known.captures, known.expected)))
+    ACCESSES.start_recording()
     operations = Operations(known)
     if pending is None:
         reply.send(replies.Done(replies.Ready(os.getpid(), keeps_journal=journal is not None)))

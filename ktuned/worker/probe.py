@@ -21,7 +21,7 @@ from ktuned.backends import (
 )
 from ktuned.ipc import replies, requests
 from ktuned.model import BackendError, Device
-from ktuned.spec import installed_versions
+from ktuned.spec import read_installed_versions
 from ktuned.worker import imports
 from ktuned.worker.toolchain import Observation
 
@@ -43,7 +43,7 @@ def probe(registry: Registry, request: requests.Probe, environ: Path = ENVIRON) 
         nvml.absence() if has_gpu else "",
         tuple(search.installed_strategies()),
         observation.report(),
-        installed_versions(),
+        read_installed_versions(),
         sys.executable,
     )
 

@@ -26,7 +26,7 @@ from ktuned.ipc import (
     stamps,
 )
 from ktuned.model import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, UsageError, value_digest
-from ktuned.spec import ACCESSES, OBSERVER, digest_meaning, distribution, installed_in, owners
+from ktuned.spec import ACCESSES, OBSERVER, digest_meaning, find_distribution, find_installed_place, find_owners
 
 YOUNG_NS = 20_000_000
 """A file whose last change is not older than this when reading begins may have changed meanwhile: two ticks of the
@@ -70,7 +70,7 @@ def look(entry: Observation, root: str) -> Observation:
     if entry.name.endswith("/"):
         digest = stamp_directory(place)
     elif entry.meaning and digest != ABSENT and not digest.startswith(LISTING):
-        with ACCESSES.apart():
+        with ACCESSES.pause_recording():
             content = place.read_bytes()
         digest = hashlib.sha256(content).hexdigest()
         meaning = digest_meaning(place, content)
@@ -85,11 +85,11 @@ def _installed(entry: Observation, root: str) -> Observation:
     """
     sites = [str(Path(absolute(place, root)).parent.parent) for place in entry.places[:1]] or sys.path
     name = entry.name.removeprefix(DISTRIBUTION)
-    owner = next(filter(None, (distribution(site, name) for site in sites if site)), None)
+    owner = next(filter(None, (find_distribution(site, name) for site in sites if site)), None)
     if owner is None:
         return replace(entry, digest=ABSENT, meaning="")
     place = relative(str(owner.record), root)
-    return replace(entry, digest=stamp(owner.record), meaning=owner.identity(), places=(place,))
+    return replace(entry, digest=stamp(owner.record), meaning=owner.digest_contents(), places=(place,))
 
 
 class Trace:
@@ -102,7 +102,7 @@ class Trace:
         self._root = str(places.root(kernel.project))
         self._unobserved = f"{UNOBSERVED}{kernel.version}:"
         self._known = set(kernel.compiled)
-        self._home = installed_in(str(places.file(kernel.project, kernel.file)))
+        self._home = find_installed_place(str(places.file(kernel.project, kernel.file)))
         self._began_ns = time_ns()
         self._seen: dict[Path, str] = {}
         # Python is compiled from the bytes that were digested; compilers read the others themselves.
@@ -172,8 +172,8 @@ class Trace:
         """
         names: dict[str, Path] = {}
         for path in map(lexical, read):
-            place = installed_in(str(path))
-            installed = owners(place) if place is not None and place != self._home else ()
+            place = find_installed_place(str(path))
+            installed = find_owners(place) if place is not None and place != self._home else ()
             names |= {f"{DISTRIBUTION}{owner.name}": owner.record for owner in installed}
             name = relative(str(path), self._root)
             # The project lies in these directories: they are there.

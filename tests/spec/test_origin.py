@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from ktuned.spec import origin
-from ktuned.spec.observer import _own_places
+from ktuned.spec.code_observer import _find_own_places
 
 
 @pytest.fixture(autouse=True)
 def _forget() -> Iterator[None]:
-    cached = (origin.installed_in, origin.is_foreign, origin.caches, origin._is_site)
+    cached = (origin.find_installed_place, origin.is_foreign, origin.list_cache_directories, origin._is_site)
     for function in cached:
         function.cache_clear()
     yield
@@ -30,7 +30,7 @@ def test_a_directory_that_pip_installed_into_is_one_of_packages(
     (target / "numba-1.0.dist-info").mkdir(parents=True)
     sources.mkdir()
     monkeypatch.setattr(sys, "path", [str(sources), str(target), *sys.path])
-    assert origin.installed_in(str(target / "numba/core.py")) == (str(target), "numba")
+    assert origin.find_installed_place(str(target / "numba/core.py")) == (str(target), "numba")
     assert origin.is_foreign(str(target / "numba/_native.so"))
     assert not origin.is_foreign(str(sources / "numba/core.py"))
 
@@ -50,5 +50,5 @@ def test_a_project_in_a_directory_of_caches_counts(tmp_path: Path, monkeypatch: 
     """A checkout below ``~/.cache`` is still its author's code; what compilers keep beside it is not."""
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     root = tmp_path / "torch" / "project"
-    assert _own_places(root / "tune_it.py", root) == (f"{root}/",)
-    assert _own_places(Path("/src/project/tune_it.py"), Path("/src/project")) == ()
+    assert _find_own_places(root / "tune_it.py", root) == (f"{root}/",)
+    assert _find_own_places(Path("/src/project/tune_it.py"), Path("/src/project")) == ()

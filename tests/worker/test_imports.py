@@ -17,7 +17,7 @@ from ktuned.spec import OBSERVER
 from ktuned.worker import imports
 imports.keep_bytecode({{"XDG_CACHE_HOME": {cache!r}}}, ["installed"])
 project = Path({place!r}, "project")
-OBSERVER.begin(project / "tune.py", project)
+OBSERVER.observe_kernel_file(project / "tune.py", project)
 import kernels, installed
 """
 

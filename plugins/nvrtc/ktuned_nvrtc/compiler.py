@@ -17,7 +17,7 @@ from typing import Any, cast
 
 from ktuned.backends import Compiled, Resources, Unit, compile_together, cuda_headers, occupancy_fact, ptxas
 from ktuned.model import Outcome, Unsupported
-from ktuned.spec import installed_in
+from ktuned.spec import find_installed_place
 from ktuned_nvrtc import precompiled, program
 from ktuned_nvrtc.build import Build, name_expressions, three
 from ktuned_nvrtc.program import Program, Refused
@@ -163,7 +163,7 @@ def _path(path: Path) -> Path:
 
 def _is_users(path: Path) -> bool:
     """Return whether a header is the user's, and not of the system, a toolkit or an installed package."""
-    return not str(path).startswith(("/usr/", "/opt/")) and installed_in(str(path)) is None
+    return not str(path).startswith(("/usr/", "/opt/")) and find_installed_place(str(path)) is None
 
 
 def _digest(path: Path) -> str:
