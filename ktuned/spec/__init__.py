@@ -24,9 +24,9 @@ from ktuned.spec.poisons import (
     view_as_bits,
 )
 from ktuned.spec.python_files import digest_meaning
-from ktuned.spec.raised import iterate_causes, locate_user_line
 from ktuned.spec.spaces import space
 from ktuned.spec.tensors import TensorSpec, find_layout, materialise, materialise_numpy, tensor
+from ktuned.spec.user_errors import iterate_causes, locate_user_line
 from ktuned.spec.user_values import find_mapping_fault
 
 __all__ = [

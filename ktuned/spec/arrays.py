@@ -1,4 +1,4 @@
-"""Arrays of torch and of NumPy for :mod:`ktuned.spec.draws`; either is imported when it is used."""
+"""The arrays of torch and of NumPy that :mod:`ktuned.spec.draws` works on; each library is imported when it is used."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     import torch
 
 _CACHED_WORDS = 1 << 15
-"""A chunk and its temporaries take 1 MiB: they stay in a core's cache."""
+"""A chunk and its temporaries take 1 MiB, so that they stay in a core's cache."""
 
 _GPU_WORDS = 1 << 22
-"""Some 100 MiB with temporaries, and enough work for any GPU."""
+"""A chunk and its temporaries take some 100 MiB, and are enough work for any GPU."""
 
 
 class TorchArrays:

@@ -1,4 +1,4 @@
-"""A space for one problem: configs by index or in order, decoded when they are asked for, never materialised."""
+"""A space for one problem: its configs by index or in order, each decoded when it is asked for."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ktuned.model import Config, KernelFileError, Problem, Record, Scalar, canon
 from ktuned.spec.user_values import Site, Values, find_mapping_fault
 
 MEMBERSHIP_BOUND = 100_000
-"""Configs of a callable that a membership test reads: some 0.5 s of work for a simple generator."""
+"""Most configs of a callable that a membership test reads: 0.5 s for a simple generator."""
 
 DUPLICATES_WATCHED = 100_000
-"""Configs of a callable that are checked for duplicates: about 10 MiB, as much as a space may take."""
+"""Most configs of a callable that are checked for duplicates: their texts take 10 MiB."""
 
 Where = Callable[[Any, Any], object]
 """A constraint ``(p, c)``: truthy for configs that may be tried."""
@@ -108,7 +108,7 @@ class BoundSpace(ABC):
         return Values(config, "knob")
 
     def accepts(self, config: Config) -> bool:
-        """Return whether ``where`` admits a config that the space holds.
+        """Return whether ``where`` admits one of the space's configs.
 
         Raises:
             KernelFileError: ``where`` raised, or a condition of ``when``.
@@ -208,7 +208,7 @@ class GeneratedSpace(BoundSpace):
         return any(found is not None and canonical(found) == wanted for _, found in walked)
 
     def _call_function(self) -> Iterator[Config]:
-        """Yield what the space's callable yields for the bound problem."""
+        """Yield what the space's callable yields for the bound problem, with its errors at the kernel's place."""
         try:
             yield from self._function(self._p)
         except Exception as error:

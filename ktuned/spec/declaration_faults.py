@@ -1,4 +1,4 @@
-"""Checks of the arguments of ``@kernel``; each returns one line, or ``""`` if nothing is wrong. No IO."""
+"""Checks of the arguments of ``@kernel``. Each function returns the error in one line, or ``""``. No IO."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from ktuned.spec.user_values import find_mapping_fault
 from ktuned.spec.work import find_work_fault, list_given_metrics
 
 DEADLINES = ("spawn", "inspect", "compile", "load", "reference", "first_launch", "check", "timing", "floor")
-"""Phases that a deadline may be declared for."""
+"""Phases for which a kernel file may declare a deadline."""
 
 TIMINGS = ("events", "graph")
 """Ways to time a kernel on a GPU; on the CPU the host's clock is the only one."""
@@ -37,11 +37,11 @@ UNSET: Any = object()
 """Marks an argument that was not given, where ``None`` has a meaning."""
 
 MAX_METRICS = 16
-"""Metrics of a kernel: a table has no room for more columns."""
+"""Most metrics of a kernel: a table has no room for more columns."""
 
 MAX_PROBLEMS = 1000
 MAX_SET = 64
-"""Problems of a set with one config for all: each lookup after a change reads the trials of all."""
+"""Most problems that share one config: each lookup after a change reads the trials of all of them."""
 
 MAX_NAME_CHARS = 200
 """A kernel's name is a column of every table, and a file's name where winners are exported."""
@@ -50,7 +50,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_.\-]*")
 
 
 def find_unknown_argument(unknown: Mapping[str, object], known: Iterable[str]) -> str:
-    """Return the error for an argument that ``kernel`` does not have."""
+    """Return the error of an argument that ``kernel`` does not have."""
     if not unknown:
         return ""
     name = next(iter(unknown))
@@ -58,7 +58,7 @@ def find_unknown_argument(unknown: Mapping[str, object], known: Iterable[str]) -
 
 
 def find_check_fault(reference: object, check: object) -> str:
-    """Return the error if results can be checked by nothing, or by too much."""
+    """Return the error in how results are checked: by nothing, or by contradictory arguments."""
     if reference is None and check is UNSET:
         return "no check is declared: give reference= or check=, or check=None to measure without checking"
     if reference is not None and check is None:
@@ -71,7 +71,7 @@ def find_check_fault(reference: object, check: object) -> str:
 
 
 def find_kernel_fault(declared: Any) -> str:
-    """Return the error in a ``Kernel``, any of whose values may be of a wrong type."""
+    """Return the first error in a ``Kernel``, any of whose values may have a wrong type."""
     if not isinstance(declared.name, str) or not _NAME.fullmatch(declared.name):
         return f"the name {declared.name!r} is not letters, digits, '_', '.' and '-'"
     if len(declared.name) > MAX_NAME_CHARS:
@@ -113,12 +113,12 @@ def find_kernel_fault(declared: Any) -> str:
 
 
 def find_numerics_fault(numerics: object, default: object, *, is_data: bool) -> str:
-    """Return the error if outputs cannot be compared as is declared."""
+    """Return the error if outputs cannot be compared as ``numerics`` says."""
     if numerics is UNSET:
         return ""
     if not isinstance(numerics, str) or numerics not in NUMERICS:
         return f"numerics={numerics!r} is neither {' nor '.join(map(repr, NUMERICS))}"
-    # A program that writes kernel files chooses the anchors, too.
+    # Programs that write kernel files choose the anchors themselves.
     if numerics == EXACT and default is None and not is_data:
         return "numerics='exact' needs a default=, whose bits the others must have"
     return ""
@@ -178,7 +178,7 @@ def _find_default_fault(default: Any, space: Space) -> str:
 
 
 def _find_outside_fault(default: Mapping[str, Any], space: Space) -> str:
-    """Return why a declared space does not hold a default; a callable's configs are for the worker to walk."""
+    """Return why a declared space does not hold a default; a callable's configs are left for the worker to walk."""
     if isinstance(space, CartesianSpace):
         for knob, values in space.axes.items():
             if not is_among(default[knob], values):
@@ -257,7 +257,7 @@ def _find_batch_fault(declared: Any) -> str:
 
 
 PORTFOLIO_RANGES: Final = {"configs": (1, 16), "loss": (0.0, 10.0), "tunings": (1, 1000)}
-"""Settings of ``portfolio=`` beside ``over``, with their least and largest values."""
+"""The settings of ``portfolio=`` except ``over``, with their smallest and largest values."""
 
 
 def _find_portfolio_fault(portfolio: Any) -> str:
@@ -307,5 +307,5 @@ def _is_count(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    # An infinite deadline or tolerance is none, and JSON cannot carry it.
+    # An infinite deadline or tolerance would be none, and JSON cannot carry it.
     return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) < math.inf

@@ -1,6 +1,6 @@
-"""Files that a kernel declares with ``depends=``, for what cannot be observed: they count by their contents.
+"""Files that a kernel declares with ``depends=``, because their reads cannot be observed: they count by their contents.
 
-The names in the directories where a pattern looks are watched, so that a file that comes or goes is seen.
+A pattern also depends on the names in the directories where it looks: a new file may match it.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from ktuned.spec.code_observer import OBSERVER
 from ktuned.spec.declared_kernel import Kernel
 
 MAX_FILES = 4_000
-"""Files of one kernel: each is looked at in every survey."""
+"""Most files that one kernel may declare: each survey looks at all of them."""
 
 
 @record
 class DeclaredFiles(Record):
-    """The parts of a digest by pattern, and the files and directories with their stamps."""
+    """The part of each pattern in the kernel's digest, and the files and directories with their stamps."""
 
     parts: dict[str, str]
     files: dict[Path, str]
@@ -30,7 +30,7 @@ def find_declared_files(kernel: Kernel) -> DeclaredFiles:
     """Return the files that match a kernel's patterns, which are relative to its file.
 
     Raises:
-        KernelFileError: they are too many, or another user could have written one.
+        KernelFileError: a pattern matches too many, or another user could have written one.
     """
     home = kernel.file.parent
     parts: dict[str, str] = {}
@@ -52,7 +52,7 @@ def find_declared_files(kernel: Kernel) -> DeclaredFiles:
 
 
 def _find_watched_places(home: Path, pattern: str, matches: list[Path]) -> set[Path]:
-    """Return the file that a pattern names, or the directories in which a file that matches may appear."""
+    """Return the file that a plain name stands for, or the directories in which a pattern's next match may appear."""
     if not glob.has_magic(pattern):
         return {lexical(home / pattern)}
     plain = pattern.split("/")[: next(at for at, part in enumerate(pattern.split("/")) if glob.has_magic(part))]

@@ -1,4 +1,8 @@
-"""A declared kernel: what its file says of it, and the answers of the file's functions for a problem or a config."""
+"""A declared kernel: what its file says, and the answers of the file's functions for a problem or a config.
+
+Each call of user code is checked here: an error names the kernel, the argument of ``@kernel``, and the line of the
+kernel file (:meth:`~ktuned.spec.user_values.Site.make_failure`); a result of a wrong type is an error, too.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +38,7 @@ if TYPE_CHECKING:
     from ktuned.backends import Build, Layout
 
 DEFAULT_OUTPUTS: Final = "default"
-"""As ``reference``: the outputs of the default config are the expected ones."""
+"""Given as ``reference``: the outputs of the default config are the expected ones."""
 
 KernelFunction = Callable[[Any, Any], "Build"]
 Inputs = Callable[[Any], Mapping[str, Any]]
@@ -42,12 +46,14 @@ Weighted = tuple[Problem, float]
 """A problem with its weight in a set."""
 
 Metric = Callable[[Any, float], float] | Callable[[Any, float, float], float]
-"""A figure of a measured config, from the problem, the time of a launch in seconds and, if it wants that, its energy in
-joules."""
+"""A figure of a measured config: a function of the problem, the time of a launch in s and, if it takes that, its energy
+in J.
+"""
 
 
 def no_tensors(p: Any) -> Mapping[str, Any]:
     """Return the inputs of a kernel that takes no tensors."""
+    # This function's name is a part of such kernels' digests.
     return {}
 
 
@@ -55,15 +61,16 @@ def no_tensors(p: Any) -> Mapping[str, Any]:
 class Kernel:
     """A declared kernel. Calling it calls its function.
 
-    ``file`` is the kernel file that declares it, ``sources`` stand as written (see :attr:`source_paths`).
-    ``reference`` is called with the input tensors by name and returns the outputs by name, or is ``"default"``: the
-    outputs of the default config, or of the space's first one, are expected; ``check`` is called as ``check(inputs,
-    outputs)`` and raises or returns a bool; where both are given both must pass, and where neither is, nothing is
-    checked. ``setup`` names the tensors to restore before each run, or is called with the inputs. ``cores`` is how
-    many a config uses on a CPU. ``metrics`` are further figures by their names, ``flops`` and ``bytes`` the work of a
-    launch. ``given`` names the budgets that the file sets itself. ``depends`` are patterns of files that are read
-    where it cannot be observed. ``has_exact_integers`` is false if the file gives a tolerance, which is theirs then. A
-    kernel that ``is_data`` comes of a file that runs nothing of the user's.
+    The fields are the arguments of :func:`~ktuned.spec.declaration.kernel`, and:
+
+    Attributes:
+        file: the kernel file that declares it.
+        site: the place that errors name.
+        reference, check: if both are given, both must pass; if neither is, nothing is checked. Without a declared
+            default, ``"default"`` means the space's first config that runs.
+        plan: strategy, seed, budgets and objective.
+        given: names of the budgets that the file sets itself.
+        has_exact_integers: false if the file gives a tolerance, which then holds for integers, too.
     """
 
     name: str
@@ -110,7 +117,7 @@ class Kernel:
 
     @property
     def is_judged(self) -> bool:
-        """False if nothing decides whether outputs are right: ``check=None``, and no reference."""
+        """False if nothing decides whether outputs are right: there is ``check=None`` and no reference."""
         return self.reference is not None or self.check is not None
 
     @property
@@ -127,7 +134,7 @@ class Kernel:
         """Return the declared problems, calling ``problems`` if it is a callable.
 
         Raises:
-            KernelFileError: the callable raised, a problem is malformed or there twice, or lacks a specialised key.
+            KernelFileError: the callable raised; or a problem is malformed, repeated, or lacks a key that is named.
         """
         return tuple(dict(problem) for problem, _ in self._weighted_problems)
 
@@ -144,7 +151,7 @@ class Kernel:
         return tuple(map(split_weight, found))
 
     def sum_weights(self, problems: Iterable[Problem]) -> tuple[float, ...]:
-        """Return the weights of representatives: the sum of what their declared problems carry."""
+        """Return the weight of each representative: the sum of the weights of the declared problems in its bucket."""
         total: dict[str, float] = {}
         for problem, weight in self._weighted_problems:
             text = canonical(self.represent(problem))
@@ -152,8 +159,10 @@ class Kernel:
         return tuple(total[canonical(problem)] for problem in problems)
 
     def find_batch_group(self, problem: Problem) -> list[Problem]:
-        """Return the declared problems whose rows are to have the bits of this one's, itself among them, from the
-        smallest to the largest; none where that is not asked for, or the problem is not declared.
+        """Return the declared problems whose rows must have the bits of this one's, from the smallest to the largest.
+
+        The problem itself is among them. The list is empty if ``batch_invariant`` is not declared, or the problem is
+        not.
 
         Raises:
             KernelFileError: as :meth:`list_represented_problems`; or ``batch_invariant`` does not fit the problems.
@@ -171,7 +180,7 @@ class Kernel:
         """Return the declared portfolio with its problems and their weights, calling ``over`` if it is a callable.
 
         Raises:
-            KernelFileError: the callable raised, or a problem is malformed or there twice.
+            KernelFileError: the callable raised; or a problem is malformed or repeated.
         """
         wanted = dict(self.portfolio or {})
         over = wanted.get("over", ())
@@ -185,7 +194,7 @@ class Kernel:
 
     @property
     def bucket_rules(self) -> Mapping[str, Any]:
-        """The rules of shape buckets by key; a function of the whole problem stands alone, by ``*``."""
+        """The rules of shape buckets by problem key; a function of the whole problem is the only rule, of ``*``."""
         if callable(self.bucket):
             return {"*": self.bucket}
         rules = self.bucket or {}
@@ -247,8 +256,9 @@ class Kernel:
         return self.space.bind(problem, self.site)
 
     def iterate_default_configs(self, problem: Problem) -> Iterator[Config]:
-        """Yield the default config of a problem; where none is declared for it, its space's, of which the first that
-        runs takes its place.
+        """Yield candidates for the default config of a problem: the first that runs is it.
+
+        That is the declared one alone, or else each config of the space.
 
         Raises:
             KernelFileError: the space holds no config for the problem.
@@ -257,7 +267,7 @@ class Kernel:
         yield from [self.default] if self.default is not None and self.default in bound else bound
 
     def evaluate_inputs(self, problem: Problem) -> dict[str, Any]:
-        """Call ``inputs`` and return its tensors by name: :class:`TensorSpec`, or tensors that the function made.
+        """Call ``inputs`` and return its tensors by name: each a :class:`TensorSpec`, or a tensor that it made itself.
 
         Raises:
             KernelFileError: the function raised, returned no tensors, or lacks one that ``setup`` names.
@@ -289,10 +299,10 @@ class Kernel:
         """Call the kernel function for one problem and config.
 
         Raises:
-            Unsupported: the function said so.
-            KernelFileError: the function raised anything else, or returned something else than its backend's Build.
+            Unsupported: the function raised it: this config cannot run here.
+            KernelFileError: the function raised anything else, or returned no Build of the kernel's backend.
         """
-        # With it comes importlib.metadata, a quarter of this module's import, which the command line need not pay.
+        # It imports importlib.metadata, a quarter of this module's import, for which the command line need not wait.
         from ktuned.backends import Build
 
         try:
@@ -317,9 +327,9 @@ class Kernel:
         return build.given(lambda: self._describe_tensors(problem))
 
     def check_function(self, problem: Problem, config: Config) -> None:
-        """Call the kernel function once, so that a misspelt name is an error of the declaration and not of each config.
+        """Call the kernel function once, to report a misspelt name once and not for each config.
 
-        What depends on the config, such as a value that it refuses, is left to the trial.
+        Errors that depend on the config, such as a value that it refuses, are left to the trials.
 
         Raises:
             KernelFileError: the function asks for a knob, a problem key, a name or an argument that does not exist.
@@ -334,7 +344,7 @@ class Kernel:
                 raise self.site.make_failure(f"{self.name}(p, c)", error) from error
 
     def evaluate_cores(self, problem: Problem, config: Config) -> int | None:
-        """Return how many cores a config uses on a CPU, if the file says so.
+        """Return how many cores a config uses on a CPU, or None if the file does not say.
 
         Raises:
             KernelFileError: ``cores`` raised, or gave something else than a positive int.
@@ -351,18 +361,18 @@ class Kernel:
 
     @property
     def judges(self) -> bool:
-        """True if its own code decides figures besides making inputs and expected outputs."""
+        """True if code of the kernel file takes part in measuring, beyond making inputs and expected outputs."""
         return bool(self.check or callable(self.setup) or self.metrics)
 
     @cached_property
     def energy_metrics(self) -> frozenset[str]:
-        """Names of the metrics that are made of the energy, too."""
+        """Names of the metrics that also take the energy of a launch."""
         return frozenset(name for name, metric in self.metrics.items() if _takes_energy(metric))
 
     def evaluate_metrics(self, problem: Problem, latency_us: float, energy_j: float | None = None) -> dict[str, float]:
-        """Return the metrics that the kernel file declares, of a measured config.
+        """Return the metrics of a measured config, by name.
 
-        A metric that takes the energy is left out where that is unknown, as is a value that is not finite.
+        A metric that takes the energy is left out if that is unknown, and so is a value that is not finite.
 
         Raises:
             KernelFileError: a metric raised, or returned something else than a number.
@@ -385,7 +395,7 @@ class Kernel:
         return found
 
     def evaluate_work(self, problem: Problem) -> tuple[Any, ...]:
-        """Return the operations and bytes that a launch is declared to do, as the functions of them say."""
+        """Return the declared ``flops`` and ``bytes`` of a launch, each a number, a dict by precision, or None."""
         values = Values(problem, "problem key")
         return tuple(work(values) if callable(work) else work for work in (self.flops, self.bytes))
 
@@ -405,7 +415,7 @@ class Kernel:
 
     @cached_property
     def _known_layouts(self) -> dict[str, dict[str, Layout]]:
-        # By problem: a function that makes tensors itself is not called for each config again.
+        # By problem, so that a function that makes tensors itself is not called again for each config.
         return {}
 
 
@@ -413,5 +423,5 @@ def _takes_energy(metric: Callable[..., Any]) -> bool:
     try:
         return len(inspect.signature(metric).parameters) > 2
     except (TypeError, ValueError):
-        # Some built-in functions have no signature to be read.
+        # Some built-in functions have no signature.
         return False

@@ -1,9 +1,9 @@
-"""Random contents of tensors: a counter-based generator of integer operations, with equal bytes wherever it runs.
+"""Random contents of tensors, with equal bytes wherever they are made: a counter-based generator of integer operations.
 
-Word ``i`` of a stream is ``mix(key + (i + 1) · gamma)`` in 64 bits, as in SplitMix64 (Steele, Lea and Flood, "Fast
-splittable pseudorandom number generators", OOPSLA 2014): no word depends on another, so that a device makes its own.
-Elements take the words' bits in order, the low ones first. Beyond that there are only conversions, one multiplication
-and one addition, each rounded once as IEEE 754 demands, which torch on the CPU, torch on CUDA and NumPy do alike.
+Word ``i`` of a stream is ``mix_bits(key + (i + 1) · gamma)`` in 64 bits, as in SplitMix64 (Steele, Lea and Flood, "Fast
+splittable pseudorandom number generators", OOPSLA 2014). No word depends on another, so that a device makes its own.
+Elements take the words' bits in order, the low ones first. To floats lead only conversions, one multiplication and one
+addition, each rounded once as IEEE 754 demands: torch on the CPU, torch on CUDA and NumPy do these alike.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ _MIXERS = ((30, 0xBF58_476D_1CE4_E5B9), (27, 0x94D0_49BB_1331_11EB), (31, 1))
 
 _TABLE_BITS = 12
 _TABLE_ONE = 1 << 20
-"""The table's unit: integers, so that the sum of two entries is exact."""
+"""The table's unit. Its entries are integers, so that the sum of two is exact."""
 
 _DISTINCT_FLOATS = 1 << 24
-"""Up to here every whole number is a float32."""
+"""Up to here float32 has every whole number."""
 
 _LOW_32 = (1 << 32) - 1
 
@@ -49,12 +49,12 @@ class Arrays(Protocol):
 
 
 def derive_key(text: str) -> int:
-    """Return the key of the stream that a text stands for."""
+    """Return the key of a text's own stream."""
     return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "big")
 
 
 def generate_words(arrays: Arrays, key: int, first: int, count: int) -> Any:
-    """Return ``count`` words of a stream, from the word ``first``."""
+    """Return ``count`` random words (int64) of a stream, from number ``first``."""
     z = arrays.make_counters(first + 1, count)
     z *= to_signed(_GAMMA)
     z += to_signed(key)
@@ -62,7 +62,7 @@ def generate_words(arrays: Arrays, key: int, first: int, count: int) -> Any:
 
 
 def mix_bits(z: Any) -> Any:
-    """Mix the bits of int64 words in place, each for itself; different words stay different."""
+    """Mix the bits of each int64 word in place; different words stay different."""
     for shift, factor in _MIXERS:
         z ^= _shift_right(z, shift)
         if factor != 1:
@@ -117,7 +117,7 @@ def count_integer_bits(low: int, high: int) -> int:
 
 
 def are_exact_floats(low: int, high: int) -> bool:
-    """Return whether each whole number of a range is a float32, so that it is rounded but once."""
+    """Return whether float32 has each whole number of a range, so that narrower formats round it only once."""
     return max(abs(low), abs(high)) <= _DISTINCT_FLOATS
 
 
@@ -142,7 +142,7 @@ def compute_quantiles() -> tuple[int, ...]:
 
     Rounded to 2^-20 they are the same on every machine: libraries' logarithms differ by a billionth of that.
     """
-    # With fractions and decimals, 5 ms of each worker's start; only those that draw need it.
+    # It imports fractions and decimal: 5 ms, for which only workers that draw should wait.
     from statistics import NormalDist
 
     count = 1 << _TABLE_BITS
@@ -163,7 +163,7 @@ def _multiply_high(z: Any, count: int) -> Any:
 
 
 def _shift_right(z: Any, shift: int) -> Any:
-    """Shift to the right without the sign, which an int64's shift repeats."""
+    """Shift to the right and fill with zeros: an int64's own shift repeats the sign."""
     return (z >> shift) & ((1 << (64 - shift)) - 1)
 
 

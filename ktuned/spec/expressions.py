@@ -1,8 +1,8 @@
 """Constraints as text, such as ``"block_size_x * block_size_y <= 1024"``.
 
-The text is a Python expression over knobs and problem keys. It is parsed, and only arithmetic, comparisons, ``and``,
-``or``, ``not``, ``in``, ``… if … else …`` and a few functions are allowed; nothing of it reaches ``eval``, because such
-texts come in files from others, too.
+The text is a Python expression over knobs and problem keys. Its syntax tree is compiled to closures, one for each node.
+Allowed are arithmetic, comparisons, ``and``, ``or``, ``not``, ``in``, ``… if … else …`` and a few functions. Nothing
+reaches ``eval``, because such texts also come in files from other people.
 """
 
 from __future__ import annotations
@@ -17,13 +17,13 @@ from typing import Any
 from ktuned.model import Record, Scalar, UsageError, listed, record
 
 MAX_CHARS = 4_000
-"""Length of one constraint; the longest in public tuning spaces have some 300 characters."""
+"""Longest text of a constraint; the longest in public tuning spaces have some 300 characters."""
 
 MAX_NODES = 1_000
-"""Syntax nodes of one constraint: more would nest deeper than Python's stack."""
+"""Most syntax nodes of a constraint: more could nest deeper than Python's stack."""
 
 MAX_BITS = 4_096
-"""Size of an integer in between, in bits: ``9**9**9`` would take the memory of the machine."""
+"""Most bits of an intermediate integer: ``9**9**9`` would take the machine's memory."""
 
 _Evaluator = Callable[[Mapping[str, Any]], Any]
 
@@ -60,7 +60,7 @@ _COMPARISONS: Mapping[type[ast.cmpop], Callable[[Any, Any], bool]] = {
 
 
 def _is_collection(arguments: tuple[Any, ...]) -> bool:
-    """Return whether the one argument is a list; the largest of one number is that number."""
+    """Return whether the first argument is a list. Unlike Python's, ``max(3)`` is 3 here."""
     return bool(arguments) and isinstance(arguments[0], tuple | list)
 
 
@@ -84,13 +84,13 @@ class Formula:
     """A value that is computed from named values, parsed from text.
 
     Raises:
-        UsageError: the text is no such expression; names the part that is not allowed.
+        UsageError: the text is no such expression; the message names the part that is not allowed.
     """
 
     text: str
 
     def __post_init__(self) -> None:
-        # No field: equal texts mean the same.
+        # This is no field, so that formulas compare by their texts.
         object.__setattr__(self, "_term", _compile_term(self.text, _parse_expression(self.text)))
 
     @property
@@ -116,7 +116,7 @@ class Expression:
     """A constraint ``(p, c)`` that was parsed from text; a name is a knob, or else a problem key.
 
     Raises:
-        UsageError: the text is no such expression; names the part that is not allowed.
+        UsageError: the text is no such expression; the message names the part that is not allowed.
     """
 
     text: str
@@ -139,7 +139,7 @@ class Expression:
 
 @record
 class Term(Record):
-    """A part of an expression: the names that it reads, and its value as a function of theirs."""
+    """A part of an expression: the names that it reads, and a function from their values to its own."""
 
     names: tuple[str, ...]
     value: _Evaluator
@@ -177,7 +177,7 @@ def _find_names(tree: ast.expr) -> Iterator[str]:
 
 
 def _compile_node(text: str, node: ast.expr) -> _Evaluator:
-    """Return a function of the names' values that computes a node."""
+    """Return a function from the names' values to a node's value."""
 
     def compile_part(part: ast.expr) -> _Evaluator:
         return _compile_node(text, part)

@@ -1,4 +1,14 @@
-"""From a kernel file to its kernels, and what is wrong with it. Runs in workers only: it executes user code."""
+"""Loading a kernel file: from its path to the kernels that it declares, and the errors in it.
+
+It executes user code. So it runs in workers, and in the application whose own file it is.
+
+- A file is loaded afresh each time: the modules of the last one are dropped (:mod:`ktuned.spec.code_observer`).
+- A kernel that is declared wrongly is one error, and the file's other kernels go on. A file whose import fails has no
+  kernels.
+- An error may be due to what this process loaded before, such as a native module that cannot be dropped. Unless the
+  error would be the same anywhere, a worker that has loaded a file before then begins again as a fresh process.
+- The import ends early at the file's first call of ``ktuned.tune``: what follows is for its program alone.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +39,13 @@ _DISTRIBUTION_OF_PACKAGE = {
     "triton": "triton",
     "tvm_ffi": "apache-tvm-ffi",
 }
-"""The distributions of what kernel files import most, by their packages."""
+"""The names that pip installs by, of the packages that kernel files import most."""
 
 MAX_EXCERPT_CHARS = 200
-"""Longest line that is shown: a caret below a wrapped line points nowhere."""
+"""The longest line of source that an error shows: below a wrapped line, the caret would point nowhere."""
 
 _LASTING_ERRORS = (SyntaxError, ModuleNotFoundError, FileNotFoundError, KernelFileError, Untrusted)
-"""Errors of a load that another process would have, too."""
+"""Errors that a fresh process would meet, too."""
 
 _KERNEL_MODULE = re.compile(r"_ktuned_[0-9a-f]{8}_")
 
@@ -44,8 +54,8 @@ _KERNEL_MODULE = re.compile(r"_ktuned_[0-9a-f]{8}_")
 class LoadedFile(Record):
     """The kernels that one kernel file declares, and its errors.
 
-    ``files`` has every file that had a part in it and counts by its content, with the digest of the bytes that were
-    compiled (empty for a module that was missed), also when it failed: a change of one may fix it.
+    ``files`` has every file that took part and counts by its content, with the digest of the bytes that were compiled.
+    A failed load has them, too, because a change to one of them may fix it.
     """
 
     path: Path
@@ -60,11 +70,13 @@ _last_loaded: LoadedFile | None = None
 def load_file(path: Path, root: Path, backends: Collection[str] | None = None) -> LoadedFile:
     """Import a kernel file afresh, with its directory first on ``sys.path`` until the next one is loaded.
 
-    A kernel that is declared wrongly is an error of its own and the file's others go on; a file that cannot be
-    imported has no kernels. Where ``backends`` is given, a kernel for another backend is an error.
+    Args:
+        path: the kernel file.
+        root: its project's directory.
+        backends: if given, a kernel for any other backend is an error.
 
     Raises:
-        FreshProcessNeeded: in a worker, where what this process loaded before may be to blame for an error.
+        FreshProcessNeeded: in a worker, if what this process loaded before may have caused an error.
     """
     global _last_loaded
     path, root = lexical(path), root.resolve()
@@ -90,9 +102,9 @@ def load_file(path: Path, root: Path, backends: Collection[str] | None = None) -
 
 
 def load_unless_held(path: Path, root: Path, digests: Mapping[Path, str]) -> LoadedFile:
-    """Return a kernel file as this process has loaded it, if that was from the bytes of ``digests``; else load it.
+    """Return a kernel file as this process holds it, if it was loaded from the bytes of ``digests``; else load it.
 
-    Its code may have kept what it read of a data file, too.
+    Data files must agree as well: the file's code may have kept what it read from one.
 
     Raises:
         FreshProcessNeeded: as :func:`load_file`.
@@ -105,17 +117,17 @@ def load_unless_held(path: Path, root: Path, digests: Mapping[Path, str]) -> Loa
 
 
 def forget_modules() -> None:
-    """Drop the modules of the kernel file that was loaded last, and undo what it did to ``sys.path`` and the like."""
+    """Drop the modules of the kernel file that was loaded last, and restore ``sys.path`` and ``os.environ``."""
     OBSERVER.forget_kernel_file()
-    # Those that this process has as an application's, too.
+    # An application's kernel files were not observed.
     for name in filter(is_kernel_module, list(sys.modules)):
         del sys.modules[name]
 
 
 def get_kernel_module(path: Path) -> ModuleType:
-    """Return a kernel file's module, as this process loaded it last; load it if it never did.
+    """Return a kernel file's module as this process loaded it last, or load it.
 
-    An application, which is no worker, may run the file itself, or have imported it: then it is that module.
+    In an application, which may itself run the file or have imported it, it is the application's own module.
 
     Raises:
         KernelFileError: it cannot be imported.
@@ -133,7 +145,7 @@ def get_kernel_module(path: Path) -> ModuleType:
 
 
 def _load_into_application(path: Path, name: str) -> ModuleType:
-    """Return the module that an application has of a kernel file; if it has none, load the file as its module."""
+    """Return the module that an application already has of a kernel file, or load the file."""
     for module in list(sys.modules.values()):
         if find_module_file(module) == path:
             return module
@@ -161,7 +173,7 @@ def find_module_file(module: ModuleType) -> Path | None:
 
 def _execute_kernel_file(path: Path) -> None:
     if path.exists() and not path.is_file():
-        # A pipe would be waited at, and a device has no end.
+        # Reading a pipe would wait for its writer, and a device has no end.
         raise KernelFileError(f"{path} is not a regular file", path=str(path), hint="put a Python file in its place")
     with OBSERVER.pause_recording():
         text = path.read_bytes()
@@ -174,11 +186,12 @@ def _run_module(path: Path, name: str, text: bytes) -> tuple[ModuleType, ImportE
     end = None
     module = ModuleType(name)
     module.__file__ = str(path)
-    # Dataclasses and compilers look their module up by its name, also long after the import.
+    # Dataclasses and compilers look their module up by its name, even long after the import.
     sys.modules[name] = module
     try:
         exec(code, module.__dict__)
     except EndOfDeclarations as reached:
+        # Which line of the file called `ktuned.tune`, and did it do so itself, or through a function of the file?
         frames = [(frame, line) for frame, line in traceback.walk_tb(reached.__traceback__)]
         called = next(place for place, (frame, _) in enumerate(frames) if frame.f_code is code)
         next_frame, _ = frames[called + 1]
@@ -190,7 +203,7 @@ def _run_module(path: Path, name: str, text: bytes) -> tuple[ModuleType, ImportE
 
 
 def _make_module_name(path: Path) -> str:
-    # Two files of one name in two directories must not become one module.
+    # Files of one name in two directories must not become one module.
     return f"_ktuned_{hashlib.sha256(str(path).encode()).hexdigest()[:8]}_{path.stem}"
 
 
@@ -199,6 +212,7 @@ def _make_import_error(error: BaseException, path: Path) -> KernelFileError:
         return error
     if isinstance(error, Untrusted):
         return KernelFileError(error.message, path=str(path), hint=error.hint)
+    # The place: where the syntax is wrong, or the innermost line of the project's own code.
     place, line, words = path, 0, fold_to_line(error)
     if isinstance(error, SyntaxError) and error.filename:
         place, line, words = Path(error.filename), error.lineno or 0, fold_to_line(error.msg)
@@ -215,10 +229,10 @@ def _make_import_error(error: BaseException, path: Path) -> KernelFileError:
         if distribution := suggest_distribution(package):
             said, hint = f"{package} is not installed: {words}", f"pip install {distribution} into {sys.executable}"
         else:
-            hint = f"install it into {sys.executable}, or mend the import"
+            hint = f"install it into {sys.executable}, or fix the import"
     if isinstance(error, SystemExit):
         hint = (
-            "workers import the file, without the program's arguments: put what is the program's alone below "
+            "workers import the file, without the program's arguments: put code that is for the program alone below "
             "`if __name__ == '__main__':`"
         )
     excerpt = _quote_syntax_error(error) if isinstance(error, SyntaxError) else ""
@@ -226,18 +240,18 @@ def _make_import_error(error: BaseException, path: Path) -> KernelFileError:
 
 
 def _quote_syntax_error(error: SyntaxError) -> str:
-    """Return the line of a syntax error with a caret below; nothing where Python does not give the line."""
+    """Return the line of a syntax error with a caret below it; empty if Python does not give the line."""
     line = (error.text or "").rstrip("\n").expandtabs(1)
     source = line.lstrip()
     if not source or len(source) > MAX_EXCERPT_CHARS or not error.offset:
         return ""
-    # Offsets count from 1; one behind the line is where something is missing.
+    # Offsets count from 1; where something is missing at the line's end, they point behind it.
     column = min(max(0, error.offset - 1 - (len(line) - len(source))), len(source))
     return f"{source}\n{' ' * column}^"
 
 
 def suggest_distribution(package: str) -> str:
-    """Return what pip installs a package of this field by; nothing for others, whose names may differ."""
+    """Return the name that pip installs a package by; empty for packages of other fields, whose names may differ."""
     if package.startswith("ktuned_"):
         extra = extra_of(package.removeprefix("ktuned_"))
         return f"'{extra}'" if extra else ""

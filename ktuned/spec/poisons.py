@@ -1,9 +1,9 @@
-"""Poison: what an output holds before a launch, so that elements which a kernel does not write are known for it.
+"""Poison: what an output holds before a launch, so that elements that a kernel does not write can be recognized.
 
 Floating and complex outputs hold a NaN with a payload that no arithmetic makes, integers an odd number near the end of
-their range. Types too narrow for either hold a value that a kernel may well write; of those only an output that holds
-nothing else counts as unwritten, and their timed launches begin with two patterns in turn: what is not written differs
-from one launch to the next.
+their range. Types too narrow for either hold a value that a kernel may well write. Such an output counts as unwritten
+only if it holds nothing else; but its timed launches begin with two patterns in turn, so that an element that is not
+written differs from one launch to the next.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _DISTINCT: dict[str, int] = {
     "uint32": 0xDEAD_DEAD,
     "uint16": 0xDEAD,
 }
-"""Bits that a kernel writes by no accident, by dtype; the quiet NaNs differ from those that conversions give."""
+"""Bits that no kernel writes by accident, by dtype; these quiet NaNs differ from those that conversions give."""
 
 _ORDINARY: dict[str, int] = {
     "float8_e4m3fnuz": 0x80,
@@ -37,10 +37,10 @@ _ORDINARY: dict[str, int] = {
     "uint8": 0xFF,
     "bool": 0x01,
 }
-"""The only NaN, the largest value, ``True``."""
+"""The only NaN, the largest value, or ``True``."""
 
 _OTHER: dict[str, int] = {"float8_e4m3fnuz": 0x7F, "float8_e5m2fnuz": 0x7F, "int8": 0x80, "uint8": 0x00, "bool": 0x00}
-"""The largest value, the smallest, ``False``."""
+"""Every other launch's poison: the largest value, the smallest, or ``False``."""
 
 _PART_DTYPES = {"complex128": "float64", "complex64": "float32"}
 
@@ -52,7 +52,7 @@ def look_up_poison(dtype: str) -> tuple[int, int]:
 
 
 def look_up_other_poison(dtype: str) -> int:
-    """Return what every other launch begins with: of a type without a distinct poison another value than that."""
+    """Return the poison of every other launch: another value, for a dtype without a distinct poison."""
     pattern = look_up_poison(_PART_DTYPES.get(dtype, dtype))[1]
     return _OTHER.get(dtype, pattern)
 
@@ -65,13 +65,13 @@ def has_distinct_poison(dtype: str) -> bool:
 def fill_with_poison(target: torch.Tensor) -> torch.Tensor:
     """Fill a tensor in place with its dtype's poison; return it."""
     bits, pattern, _ = _view_with_poison(target)
-    # On the tensor's device: a copy from the host would cost more than all else that a trial does there.
+    # On the tensor's device: a copy from the host would cost more than everything else that a trial does there.
     bits.fill_(pattern)
     return target
 
 
 def find_unwritten(target: torch.Tensor) -> torch.Tensor:
-    """Return where a tensor that was poisoned still is, as bools of its shape."""
+    """Return where a poisoned tensor was not written, as bools of its shape."""
     bits, pattern, is_distinct = _view_with_poison(target)
     still: torch.Tensor = bits == pattern
     if target.dtype.is_complex:
@@ -93,7 +93,7 @@ def view_as_bits(tensor: torch.Tensor) -> torch.Tensor:
     import torch
 
     plain = torch.view_as_real(tensor) if tensor.dtype.is_complex else tensor
-    # torch cannot fill or compare every unsigned dtype, but can view each as the signed one of its size.
+    # torch cannot fill or compare every unsigned dtype, but it can view each as the signed one of its size.
     signed = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[plain.element_size()]
     return plain.view(signed)
 

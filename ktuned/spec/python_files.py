@@ -1,12 +1,12 @@
-"""Python files as what decides results: each counts whole, by its syntax tree.
+"""What a Python file means for results: its whole syntax tree, and nothing finer.
 
-Comments and layout are in no tree. Everything else is, docstrings and order included: nothing is proved about the code,
-and a definition that no kernel reaches counts like any other. What that costs is compiles, because a measurement of
-equal machine code, arguments and data is taken over (:mod:`ktuned.tuning.measure_stage`).
+Comments and layout are in no tree; docstrings and the order of statements are. Nothing is proved about the code: a
+definition that no kernel reaches counts like any other. That costs only compiles, because a measurement of equal
+machine code, arguments and data is taken over (:mod:`ktuned.tuning.measure_stage`).
 
-A file counts by its bytes where its text is read. Mostly that opens it by its name, which the observer sees
-(:mod:`ktuned.spec.accesses`). What a process reads of its own code without opening it again has a name that the code
-must mention: :data:`_SOURCE_TEXT_NAMES`.
+A file whose text is read counts by its bytes. Most readers open it by its name, which the observer sees
+(:mod:`ktuned.spec.accesses`). Python can also show code its own text, or the numbers of its lines, without opening the
+file again. Whoever asks for that must mention one of :data:`_SOURCE_TEXT_NAMES`; then all files count by their bytes.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ from typing import Any
 from ktuned.spec.code_observer import ImportEnd
 
 FILES_KEPT = 256
-"""Files whose trees are known: a project's, which are looked at after each save of one of them."""
+"""Files whose digests are kept: enough for a project's, all of which are looked at whenever one is saved."""
 
 _SOURCE_TEXT_NAMES = frozenset(
     {"getcomments", "getsource", "getsourcelines", "findsource", "linecache", "get_source"}
     | {"co_firstlineno", "co_lines", "co_positions", "f_lineno", "tb_lineno", "lineno", "currentframe", "_getframe"}
 )
-"""Names by which code gets at the text, or at the numbers of lines, of files that were imported."""
+"""Names by which code gets at the text, or the line numbers, of imported files."""
 
 # `kind` distinguishes u"" from "", `ctx` repeats the node's place, `type_comment` is a comment.
 _MEANINGLESS_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
@@ -35,9 +35,9 @@ _MEANINGLESS_FIELDS = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 
 @lru_cache(maxsize=FILES_KEPT)
 def digest_meaning(path: Path, content: bytes, end: ImportEnd | None = None) -> str:
-    """Return the digest of a Python file's syntax tree; nothing for a file that is none, which counts by its bytes.
+    """Return the digest of a Python file's syntax tree, up to where its import ended, if it did before the file's end.
 
-    What stands behind the ``end`` of its import has not run.
+    Empty for any other file, and for one that cannot be parsed: these count by their bytes.
     """
     tree = _parse_file(path, content)
     if tree is not None and end is not None:
@@ -50,7 +50,7 @@ def digest_meaning(path: Path, content: bytes, end: ImportEnd | None = None) -> 
 
 @lru_cache(maxsize=FILES_KEPT)
 def mentions_source_text(path: Path, content: bytes) -> bool:
-    """Return whether a file's code mentions a way to the text of what was imported."""
+    """Return whether a file's code mentions a way to the text of imported files."""
     tree = _parse_file(path, content)
     return tree is not None and not _SOURCE_TEXT_NAMES.isdisjoint(_find_names(tree))
 
@@ -78,7 +78,7 @@ def _find_names(tree: ast.Module) -> Iterator[str]:
 def _describe_node(node: Any) -> str:
     """Return a node's syntax as text without places.
 
-    Empty fields are left out, so that additions to the grammar in newer Pythons change no text.
+    Empty fields are left out, so that newer Pythons, which add fields to the grammar, give the same text.
     """
     if isinstance(node, list):
         return "[" + " ".join(map(_describe_node, node)) + "]" if node else ""

@@ -1,7 +1,7 @@
 """The configs of a kernel: axes with constraints, a fixed list, or a callable. Never materialised.
 
-A space is declared once (:func:`space`) and bound to each problem (:meth:`Space.bind`), because constraints
-and callables look at the problem. Bound spaces of axes or lists can be indexed, those of callables only walked.
+A space is declared once (:func:`space`) and bound to each problem (:meth:`Space.bind`), because constraints and
+callables look at the problem. Bound spaces of axes or lists can be indexed; those of callables can only be walked.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["BoundSpace", "CallableSpace", "CartesianSpace", "ListSpace", "Space"
 NOWHERE = Site()
 
 MAX_PLAIN_VALUES = 1000
-"""Axis values or configs that :meth:`Space.to_plain` spells out; it is shown to people and sent in messages."""
+"""Most axis values or configs that :meth:`Space.to_plain` spells out, for people and for messages."""
 
 LARGEST_PLAIN_SIZE = 2**63 - 1
 """MessagePack and SQLite carry no larger integer."""
@@ -41,8 +41,8 @@ LARGEST_PLAIN_SIZE = 2**63 - 1
 class Space(ABC):
     """A declared space, not yet bound to a problem.
 
-    ``fault`` is the error in the declaration, or empty: the error is raised by the kernel that takes the
-    space, or by :meth:`bind`, so that it can name the kernel and the file.
+    ``fault`` is the error in the declaration, or empty. It is raised by the kernel that takes the space, or by
+    :meth:`bind`, because these know the kernel and the file that the error must name.
     """
 
     where: tuple[Where, ...]
@@ -59,7 +59,7 @@ class Space(ABC):
         """Number of configs before ``where``; ``None`` for a callable."""
 
     def bind(self, problem: Problem, site: Site = NOWHERE) -> BoundSpace:
-        """Return the space for one problem; ``site`` is what errors name.
+        """Return the space for one problem; errors name ``site``.
 
         Raises:
             KernelFileError: the declaration has a fault.
@@ -69,10 +69,10 @@ class Space(ABC):
         return self._bind(problem, site)
 
     def to_plain(self) -> dict[str, Any]:
-        """Return what is declared of the space and needs no user code, as plain data.
+        """Return the declaration as plain data, as far as that takes no user code.
 
-        ``kind`` (``cartesian``, ``list``, ``callable``), ``size`` (``None`` beyond 63 bits too), ``constrained``;
-        ``axes`` and ``configs`` are ``None`` unless they are of that kind and small (:data:`MAX_PLAIN_VALUES`).
+        ``kind`` is ``cartesian``, ``list`` or ``callable``. ``size`` is None for a callable, and beyond 63 bits.
+        ``axes`` and ``configs`` are None for the other kinds, and beyond :data:`MAX_PLAIN_VALUES` values.
         """
         size = None if self.size is None or self.size > LARGEST_PLAIN_SIZE else self.size
         plain = {"kind": "", "axes": None, "configs": None, "constrained": bool(self.where), "size": size}

@@ -1,7 +1,7 @@
-"""Tensors that a kernel is measured on: declared by shape, dtype and fill, made identically for every config.
+"""The tensors that a kernel is measured on: declared by shape, dtype and fill, and made identically for every config.
 
-Declaring one needs no torch. :func:`materialise` makes it from a key, on the device itself, with the same bytes on
-every device, so that every config sees the same data.
+Declaring one needs no torch. :func:`materialise` makes its content on the device itself, from a key, with the same
+bytes on every device (:mod:`ktuned.spec.draws`).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ INTEGER_RANGE = (-3, 4)
 """Small integers (unsigned dtypes: from 0): their products and sums are exact in float32 for any usual length."""
 
 _SEED_STEP = 0x9E37_79B9_7F4A_7C15
-"""Distance of related seeds, 2^64 by the golden ratio: no two small seeds are that far apart."""
+"""Distance between related seeds: 2^64 divided by the golden ratio, which no two small seeds differ by."""
 
 LARGEST_DRAWN = 2**63 - 1
 """Integers are drawn as int64, for uint64 too."""
@@ -65,18 +65,18 @@ _LARGEST = {
     "float8_e5m2": 57344.0,
     "float8_e5m2fnuz": 57344.0,
 }
-"""The largest number of the dtypes whose range is easily left; beyond it a random number becomes that."""
+"""The largest number of each dtype with a small range; random numbers are clipped to it."""
 
 _PART_DTYPES = {"complex64": "float32", "complex128": "float64"}
-"""The dtype of which a complex number has two."""
+"""The dtype of the two parts of a complex number."""
 
 
 @dataclass(frozen=True, slots=True)
 class TensorSpec:
     """One declared tensor; see :func:`tensor`.
 
-    With ``file`` its content is the tensor of its name in a safetensors file, which never changes: its name has the
-    digest of its content.
+    With a ``file``, its content is the tensor of its name in that safetensors file. Such a file never changes, because
+    it is named by the digest of its content.
     """
 
     shape: tuple[int, ...]
@@ -90,7 +90,7 @@ class TensorSpec:
 
     @property
     def resolved_fill(self) -> str:
-        """The fill, with what ``auto`` means for this tensor spelt out."""
+        """The fill, or what ``auto`` stands for in this tensor."""
         if self.fill != "auto":
             return self.fill
         if self.output:
@@ -99,12 +99,12 @@ class TensorSpec:
 
     @property
     def may_be_hard(self) -> bool:
-        """True if a kernel may get any number there: one whose range is declared gets no other numbers."""
+        """True if any number may stand there: a tensor whose range is declared gets no numbers outside it."""
         is_random = self.resolved_fill in ("uniform", "normal") and not self.file
         return is_random and self.low is None and self.high is None
 
     def reseed(self, number: int) -> TensorSpec:
-        """Return a tensor that differs in its random numbers alone, where they come from a seed of its own."""
+        """Return the tensor with other random numbers, if it has a seed of its own; others follow the problem's."""
         return self if self.seed is None else replace(self, seed=self.seed + number * _SEED_STEP)
 
     @property
@@ -183,10 +183,14 @@ def find_layout(entry: Any) -> Layout:
 
 
 def materialise(spec: TensorSpec, name: str, seed_text: str, device: str) -> torch.Tensor:
-    """Make the tensor called ``name`` on ``device`` (``cpu``, ``cuda:0``), there.
+    """Make a tensor on the device itself.
 
-    The key of its random numbers is the spec's seed, or else ``seed_text`` and ``name``: equal texts give equal bytes,
-    in any process, on any device, and in :func:`materialise_numpy`.
+    Args:
+        spec: its declaration.
+        name: its name among the inputs.
+        seed_text: with ``name`` the key of its random numbers, unless the spec has a seed. Equal texts give equal
+            bytes in any process, on any device, and in :func:`materialise_numpy`.
+        device: ``cpu`` or ``cuda:0``.
     """
     import torch
 
@@ -218,9 +222,9 @@ def materialise(spec: TensorSpec, name: str, seed_text: str, device: str) -> tor
 
 
 def materialise_numpy(spec: TensorSpec, name: str, seed_text: str) -> numpy.ndarray[Any, Any]:
-    """Make the tensor called ``name`` as an array of NumPy, with the bytes of :func:`materialise`.
+    """Make a tensor as a NumPy array with the same bytes as :func:`materialise`.
 
-    An array of bfloat16 or float8 holds the bits as uint16 or uint8.
+    NumPy has no bfloat16 and no float8: their arrays hold the bits, as uint16 or uint8.
     """
     import numpy
 
@@ -256,7 +260,7 @@ def materialise_numpy(spec: TensorSpec, name: str, seed_text: str) -> numpy.ndar
 
 
 def _read_file(spec: TensorSpec, name: str, framework: str) -> Any:
-    """Return the tensor of a name in the spec's file, as one of a ``framework`` of safetensors.
+    """Read the tensor of a name from the spec's file, for a ``framework`` of safetensors (``pt`` or ``np``).
 
     Raises:
         RuntimeError: the file is not there, or holds no such tensor.
@@ -274,7 +278,7 @@ def _read_file(spec: TensorSpec, name: str, framework: str) -> Any:
 
 
 def _draw_values(arrays: Arrays, spec: TensorSpec, part: str, count: int, key: int) -> Iterator[tuple[int, Any]]:
-    """Yield the places and the values of a random tensor's elements, in chunks."""
+    """Yield the values of a random tensor's elements in chunks, each with the place of its first element."""
     fill = spec.resolved_fill
     low, high = spec.range
     whole = int(low), int(high)
@@ -297,10 +301,10 @@ def _draw_values(arrays: Arrays, spec: TensorSpec, part: str, count: int, key: i
         else:
             values = draws.make_integers(arrays, drawn, bits, *whole)
             if part in FLOATS and not draws.are_exact_floats(*whole):
-                # From float32 every library rounds to the narrower ones alike.
+                # Every library rounds float32 to narrower formats alike; int64 it may not.
                 values = arrays.convert(values, "float64" if part == "float64" else "float32")
         if max(-low, high) > largest:
-            # Libraries differ in what becomes of larger numbers.
+            # Libraries convert larger numbers differently.
             values = values.clip(-largest, largest)
         yield place, values
 

@@ -10,7 +10,7 @@ from typing import Any
 from ktuned.model import KernelFileError, KtunedError, Record, Scalar, listed, record
 
 MAX_MESSAGE_CHARS = 500
-"""Length at which messages of user code are cut: errors are one line that a terminal can show."""
+"""Length at which messages of user code are cut, so that an error is a line that a terminal can show."""
 
 _INTEGERS = range(-(2**63), 2**64)
 """Values that MessagePack can carry."""
@@ -80,13 +80,13 @@ class Site(Record):
         return KernelFileError(text, path=self.path, line=line, hint=hint)
 
     def make_failure(self, what: str, error: BaseException) -> KernelFileError:
-        """Return the error for user code that raised: ``what`` raised, and its last line in the kernel file."""
+        """Return the error that user code (``what``, such as ``inputs(p)``) raised, at its line in the kernel file."""
         lines = [
             line for frame, line in traceback.walk_tb(error.__traceback__) if frame.f_code.co_filename == self.path
         ]
         is_told_well = isinstance(error, UnknownKey | KtunedError)
         words = fold_to_line(error) if is_told_well else f"{type(error).__name__}: {fold_to_line(error)}"
-        # A call that never began: the function has other parameters.
+        # The call never began, because the function has other parameters: say which arguments it gets.
         is_of_call = isinstance(error, TypeError) and not lines and "positional argument" in words
         if is_of_call:
             words += f"; it is called with ({what.partition('(')[2].partition(')')[0]})"
@@ -94,7 +94,7 @@ class Site(Record):
 
 
 def fold_to_line(error: BaseException | str) -> str:
-    """Return an error's text as Unicode with its white space folded, cut at :data:`MAX_MESSAGE_CHARS`."""
+    """Return an error's text in one line of Unicode, cut at :data:`MAX_MESSAGE_CHARS`."""
     text = " ".join(str(error).encode(errors="backslashreplace").decode().split())
     return text if len(text) <= MAX_MESSAGE_CHARS else text[: MAX_MESSAGE_CHARS - 1] + "…"
 

@@ -1,7 +1,8 @@
-"""Text of the values that a kernel file declares: typed, in their order, in full.
+"""The values that a kernel file declares as text, for its digest: typed, in their order, in full.
 
-The code that made them counts by its file. Values may come of more: of what a closure or a partial holds, of a variable
-that a function reads. So of a function these are in the text, and not its code, unless no file has that.
+Code counts by its file, so that a function's text need not contain its code, unless no file has it. But the same code
+may make another value: a closure or a partial holds other contents, a function reads a variable that was set elsewhere.
+Those are in the text.
 """
 
 from __future__ import annotations
@@ -27,16 +28,15 @@ _PLAIN_TYPES = bool, int, float, complex, str, bytes, range, type(None), type(..
 
 
 def describe_value(value: object) -> str:
-    """Return one text for a value, with all that it holds.
+    """Return a text that two values share only if they hold the same.
 
-    A set has no order, and is sorted. Of an object of an installed package the type counts, with its content if that is
-    an array: the code that made it is in a file.
+    A set is sorted. An object of an installed package counts by its type, and by its content if it is an array.
     """
     return _Describer({}).describe(value)
 
 
 class _Describer:
-    """Describes a value with all that it holds. ``_seen`` are the places of objects, so that circles end."""
+    """Describes one value with all that it holds; ``seen`` numbers the objects on the way, so that circles end."""
 
     def __init__(self, seen: dict[int, tuple[int, object]]) -> None:
         self._seen = seen
@@ -49,13 +49,13 @@ class _Describer:
             return self._describe_code(value)  # type: ignore[arg-type]
         if id(value) in self._seen:
             return f"the same as {self._seen[id(value)][0]}"
-        # With the value, so that no identity is used again.
+        # The value is kept, so that no later object gets the same identity.
         self._seen[id(value)] = len(self._seen), value
         match value:
             case type():
                 return f"class {_name_module(value)}.{value.__qualname__}"
             case ModuleType() | os._Environ():
-                # What is read of these is seen.
+                # The observer sees what is read from these.
                 return f"{kind.__name__} {getattr(value, '__name__', '')}"
             case enum.Enum():
                 return f"{kind.__qualname__}.{value.name} {self.describe(value.value)}"
@@ -74,7 +74,7 @@ class _Describer:
         return "{" + ",".join(f"{self.describe(name)}:{self.describe(item)}" for name, item in values.items()) + "}"
 
     def _describe_content(self, value: object) -> str:
-        """Return the text of a container or an array; nothing for anything else."""
+        """Return the text of a container or an array; empty for anything else."""
         kind = type(value)
         name = kind.__qualname__
         if isinstance(value, dict):
@@ -82,7 +82,7 @@ class _Describer:
         if isinstance(value, list | tuple):
             return f"{name}{self._describe_items(value)}{self._describe_fields(value)}"
         if isinstance(value, set | frozenset):
-            # Each by itself: what was seen before it must not decide its text.
+            # Each element alone: what was seen before it must not change its text.
             return f"{name}{{{','.join(sorted(map(describe_value, value)))}}}"
         torch = sys.modules.get("torch")
         if torch is not None and isinstance(value, torch.Tensor):
@@ -139,19 +139,19 @@ class _Describer:
         return f"{text} {self._describe_pairs({name: value for name, value in held.items() if value is not None})}"
 
     def _describe_code(self, code: CodeType) -> str:
-        """Return the instructions of code, less the numbers of its lines."""
+        """Return the instructions of code, without its line numbers."""
         names = code.co_names, code.co_varnames, code.co_freevars
         return f"code {code.co_code.hex()} {names} {self._describe_items(code.co_consts)}"
 
 
 def _name_module(value: object) -> str:
-    """Return the name of the module that a function or a class is defined in; that of a kernel file is of its place."""
+    """Return the name of the module that defines a function or a class; empty for a kernel file, named by its place."""
     name = str(getattr(value, "__module__", ""))
     return "" if is_kernel_module(name) else name
 
 
 def _describe_place(value: object) -> str:
-    """Return a text or a path, of which the project's directory is no part: the project may lie elsewhere."""
+    """Return a text or a path with a placeholder for the project's directory, which may lie elsewhere."""
     text, root = str(value), OBSERVER.root
     if root and f"{text}/" == root:
         return "{project}"
@@ -159,12 +159,12 @@ def _describe_place(value: object) -> str:
 
 
 def _is_kernel(value: object) -> bool:
-    """Return whether a value is a declared kernel: what it declares is for its own description."""
+    """Return whether a value is a declared kernel, which has a description of its own."""
     return type(value).__module__ == "ktuned.spec.declared_kernel"
 
 
 def _find_names(code: CodeType) -> list[str]:
-    """Return the names that a function's code mentions, and that of the functions in it."""
+    """Return the names that a function's code mentions, and that the functions inside it do."""
     inner = [name for item in code.co_consts if isinstance(item, CodeType) for name in _find_names(item)]
     return list(dict.fromkeys((*code.co_names, *inner)))
 
@@ -175,7 +175,7 @@ def _list_slots(kind: type) -> Iterable[str]:
 
 
 def _describe_tensor(tensor: Any) -> str:
-    """Return the type, shape and content of a torch tensor, of any dtype and wherever it is."""
+    """Return the type, shape and content of a torch tensor, whatever its dtype, layout and device."""
     about = f"{tensor.dtype} {tuple(tensor.shape)} {tensor.layout} {tensor.device.type} {tensor.requires_grad}"
     if tensor.is_meta:
         return about

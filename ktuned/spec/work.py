@@ -1,7 +1,7 @@
-"""Work of one launch, as a kernel file declares it: operations by precision, and bytes; they become metrics.
+"""The work of one launch, as a kernel file declares it: operations by precision, and bytes. They become metrics.
 
-Bytes are those that a launch must move at least, each input read once and each output written once: then the share of
-the device's bandwidth says how good a kernel is, and not how much it moves.
+Bytes are those that any launch must move: each input is read once and each output written once. Then the share of the
+device's bandwidth says how good a kernel is, and not how much it moves.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def find_work_fault(flops: Any, moved: Any, metrics: Mapping[str, Any]) -> str:
 
 
 def compute_throughput(flops: Any, moved: Any, latency_us: float) -> dict[str, float]:
-    """Return the metrics of a launch that takes so long and does this work; both are values, not functions.
+    """Return the metrics of a launch, from its work (values, not functions) and its latency in µs.
 
     Raises:
         ValueError: a value is no work.
@@ -63,7 +63,7 @@ def _find_value_fault(name: str, value: Any) -> str:
 
 
 def list_given_metrics(flops: Any, moved: Any) -> list[str]:
-    """Return the metrics that the arguments may give: a function of the problem can name any precision."""
+    """Return the metrics that the arguments may give; a function of the problem may name any precision."""
     names = [BANDWIDTH_METRIC] if moved is not None else []
     if flops is None:
         return names

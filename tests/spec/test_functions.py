@@ -112,7 +112,7 @@ def test_what_no_name_leads_to_is_an_error(function: Any, words: str) -> None:
 
 def test_what_is_no_function_is_an_error() -> None:
     """A number is reported by its type."""
-    with pytest.raises(TypeError, match="a function is wanted, not a value of type int"):
+    with pytest.raises(TypeError, match="expected a function, not a value of type int"):
         functions.name_function(3)  # type: ignore[arg-type]
 
 
