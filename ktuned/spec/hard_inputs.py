@@ -87,7 +87,7 @@ _FORMATS: Final = {
 def draw_hard_numbers(
     arrays: Arrays, chunk: int, fill: str, dtype: str, count: int, key: int
 ) -> Iterator[tuple[int, Any]]:
-    """Yield the bits (int64) of a tensor's elements, ``chunk`` of them at a time, each time with the first one's place."""
+    """Yield the bits (int64) of a tensor's elements, ``chunk`` at a time, with the place of the first."""
     form = _FORMATS[dtype]
     # Each element takes a whole word: its bits also decide whether the element is special.
     for first in range(0, count, chunk):
