@@ -247,5 +247,5 @@ def _asked_alike(kernel: KernelInfo, problem: Problem) -> list[Problem]:
 
     An application may look up that part alone: the rest is what only the tuning needs, such as captured arguments.
     """
-    key = kernel.specialized(problem)
+    key = kernel.select_key_values(problem)
     return [problem] if key == dict(problem) else [problem, key]

@@ -277,7 +277,7 @@ def _with_absolute_paths(item: replies.InspectedFile, root: Root) -> Inspection:
 def _locate_kernel(kernel: KernelInfo, root: Root, directory: str) -> KernelInfo:
     """Return a kernel with its absolute paths, and its project's defaults where its file sets no budgets."""
     return replace(
-        kernel.planned(root.defaults),
+        kernel.with_plan_defaults(root.defaults),
         file=absolute(kernel.file, directory),
         sources=tuple(absolute(source, directory) for source in kernel.sources),
         stamps={absolute(path, directory): digest for path, digest in kernel.stamps.items()},

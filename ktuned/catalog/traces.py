@@ -82,10 +82,10 @@ class Traces:
         # A job that goes on before the names are on the disk would enter trials for contexts that nothing renames.
         async with self._lock:
             now = self._catalog.resolve_kernel(kernel.name)
-            other = kernel.contradicted(placed) or now.contradicted(placed)
+            other = kernel.find_contradiction(placed) or now.find_contradiction(placed)
             if other is not None:
                 raise SourceChanged(f"{other.name} changed while {kernel.name} was worked on")
-            learned = now.observed(placed)
+            learned = now.with_observed(placed)
             if learned is now:
                 return
             if len(learned.learned) > MAX_LEARNED:

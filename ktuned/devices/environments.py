@@ -21,7 +21,7 @@ from ktuned.backends import cpu, extra_of
 from ktuned.devices.environment_report import EnvironmentReport, difference, difference_of_host, fingerprint_digest
 from ktuned.fleet import Environment, Fleet
 from ktuned.ipc import replies, requests
-from ktuned.model import DeviceName, Role, StoreError, UsageError, WorkerError, canonical, suggested
+from ktuned.model import DeviceName, Role, StoreError, UsageError, WorkerError, canonical, suggest_name
 from ktuned.store import Store
 
 _log = structlog.get_logger()
@@ -299,7 +299,7 @@ class Environments:
         if names is not None and name not in names:
             # A plugin's strategies begin with its name: optuna_tpe.
             extra = extra_of(name.partition("_")[0]) if "_" in name else ""
-            other = f"{suggested(name, names)} name one that is installed".lstrip()
+            other = f"{suggest_name(name, names)} name one that is installed".lstrip()
             raise UsageError(
                 f"there is no strategy {name!r} in {environment.python} (installed: {', '.join(names)})",
                 hint=f"{environment.python} -m pip install '{extra}'" if extra else other,

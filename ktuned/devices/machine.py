@@ -22,8 +22,8 @@ from ktuned.model import (
     NotFound,
     Problem,
     Target,
+    add_captured,
     canonical,
-    with_captured,
 )
 
 
@@ -208,7 +208,7 @@ class Machine:
 
     def context(self, kernel: KernelInfo, environment: Environment, problem: Problem, device: Device) -> Context:
         """Return the context of a measurement that is made now."""
-        specialized = canonical(kernel.specialized(problem))
+        specialized = canonical(kernel.select_key_values(problem))
         return Context(
             kernel=kernel.name,
             problem=KeyProblem(specialized),
@@ -231,7 +231,7 @@ class Machine:
 
     def digest(self, kernel: KernelInfo, specialized: str) -> str:
         """Return what a kernel means for a specialised problem (canonical text), whose captured inputs belong to it."""
-        return with_captured(kernel.digest, self._captured(kernel.name, specialized))
+        return add_captured(kernel.digest, self._captured(kernel.name, specialized))
 
     def device_models(self, environment: Environment | None = None) -> dict[str, set[str]]:
         """Return the devices that are known, of one environment or of all: their models by their names.

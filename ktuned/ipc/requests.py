@@ -77,7 +77,7 @@ class KernelRef(Record):
             backend=kernel.backend,
             sources=tuple(relative(source, root) for source in kernel.sources),
             digests={relative(path, root): digest for path, digest in kernel.stamps.items()},
-            compiled=tuple(relative(path, root) for path in kernel.compiled),
+            compiled=tuple(relative(path, root) for path in kernel.compiled_files),
             version=kernel.version,
         )
 

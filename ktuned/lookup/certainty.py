@@ -18,7 +18,7 @@ from ktuned.catalog import Catalog
 from ktuned.devices import Machine
 from ktuned.fleet import Environment
 from ktuned.ipc import agrees, stamp
-from ktuned.model import ENVIRONMENT, Device, KernelInfo, value_digest
+from ktuned.model import ENVIRONMENT, Device, KernelInfo, digest_variable
 
 MAX_FILES: Final = 100
 MAX_BYTES: Final = 2**20
@@ -85,7 +85,7 @@ def _changed_variable(kernel: KernelInfo, variables: Mapping[str, str]) -> str:
     read = {
         name.removeprefix(ENVIRONMENT): entry for name, entry in kernel.learned.items() if name.startswith(ENVIRONMENT)
     }
-    changed = (name for name, entry in read.items() if value_digest(variables.get(name)) != entry.digest)
+    changed = (name for name, entry in read.items() if digest_variable(variables.get(name)) != entry.digest)
     return next((f"the environment variable {name} changed" for name in changed), "")
 
 

@@ -69,27 +69,28 @@ class Verdict(Record):
     agreeing: int = 0
     waiting: tuple[str, ...] = ()
 
-    def words(self) -> str:
+    def describe(self) -> str:
         """Return the verdict as a sentence."""
-        group = f"{', '.join(self.fields)} = {_listed([self._shown(problem) for problem in self.problems])}"
+        group = f"{', '.join(self.fields)} = {_list_values([self._show_fields(problem) for problem in self.problems])}"
         if self.waiting:
-            waiting = _listed([self._shown(problem) for problem in self.waiting])
+            waiting = _list_values([self._show_fields(problem) for problem in self.waiting])
             return f"rows are compared under {group} once all are tuned; {waiting} not yet"
         if self.broken_by:
             others = f"{self.agreeing} of {len(self.problems)} problems" if self.agreeing else "no two problems"
+            breaking = f"{', '.join(self.fields)} = {self._show_fields(self.broken_by)}"
             return (
-                f"not batch-invariant under {group}: {', '.join(self.fields)} = {self._shown(self.broken_by)} breaks "
-                f"it, where no measured config has the bits that {others} can agree on"
+                f"not batch-invariant under {group}: {breaking} breaks it, where no measured config has the bits that "
+                f"{others} can agree on"
             )
         price = f"{100 * (self.total / self.fastest - 1):.2g} % more than" if self.total > self.fastest else "what"
         return f"batch-invariant under {group}; that costs {price} the best config of each does"
 
-    def _shown(self, problem: str) -> str:
+    def _show_fields(self, problem: str) -> str:
         values = json.loads(problem)
         return "×".join(str(values[name]) for name in self.fields)
 
 
-def batch_fault(problems: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> str:
+def find_batch_fault(problems: Sequence[Mapping[str, Any]], fields: Sequence[str]) -> str:
     """Return the error in a declaration of batch invariance over the fields of some problems, in one line."""
     if not 0 < len(problems) <= MOST_PROBLEMS:
         return f"batch_invariant takes 1 to {MOST_PROBLEMS} problems, and there are {len(problems)}"
@@ -113,10 +114,10 @@ def find_groups(problems: Iterable[Problem], fields: Sequence[str]) -> list[list
     for problem in problems:
         rest = {name: value for name, value in problem.items() if name not in fields}
         groups.setdefault(canonical(rest), []).append(problem)
-    return [sorted(group, key=lambda problem: _size(problem, fields)) for group in groups.values()]
+    return [sorted(group, key=lambda problem: _measure_size(problem, fields)) for group in groups.values()]
 
 
-def _size(problem: Problem, fields: Sequence[str]) -> tuple[int, ...]:
+def _measure_size(problem: Problem, fields: Sequence[str]) -> tuple[int, ...]:
     sizes = [int(problem[name]) for name in fields]
     return sum(sizes), *sizes
 
@@ -168,6 +169,6 @@ def are_same_rows(bits: Bits, others: Bits) -> bool:
     return common > 0 and bits[:common] == others[:common]
 
 
-def _listed(values: Sequence[str]) -> str:
+def _list_values(values: Sequence[str]) -> str:
     more = f", … ({len(values)})" if len(values) > MOST_NAMED else ""
     return ", ".join(values[:MOST_NAMED]) + more

@@ -21,7 +21,7 @@ Rule = str | int | Sequence[int]
 """``pow2``, a number whose multiples are the buckets, or the buckets' upper ends in ascending order."""
 
 
-def rule_fault(name: str, rule: object) -> str:
+def find_rule_fault(name: str, rule: object) -> str:
     """Return what is wrong with a key's rule, as the rest of a sentence; empty if nothing is."""
     if callable(rule) or rule == POW2 or (type(rule) is int and rule > 0):
         return ""
@@ -31,12 +31,12 @@ def rule_fault(name: str, rule: object) -> str:
     return f"bucket: {name} is {rule!r}, not 'pow2', a positive int, a list of ints or a function of the value"
 
 
-def bucketed(rules: Mapping[str, Rule], problem: Problem) -> dict[str, Scalar]:
+def apply_bucket_rules(rules: Mapping[str, Rule], problem: Problem) -> dict[str, Scalar]:
     """Return the problem that stands for a problem's bucket; values that are no int stay as they are."""
-    return {key: _rounded(rules[key], value) if key in rules else value for key, value in problem.items()}
+    return {key: _round_up(rules[key], value) if key in rules else value for key, value in problem.items()}
 
 
-def _rounded(rule: Rule, value: Scalar) -> Scalar:
+def _round_up(rule: Rule, value: Scalar) -> Scalar:
     if type(value) is not int or rule == FUNCTION:
         return value
     if isinstance(rule, str):

@@ -16,7 +16,7 @@ from ktuned.model.record import Record, record
 NO_COUNTER = "it has no energy counter"
 
 
-def kind_of(name: str) -> str:
+def read_device_kind(name: str) -> str:
     """Return the kind of the device of a name: ``cpu`` or ``cuda``."""
     return name.rpartition("/")[2].partition(":")[0]
 
@@ -39,7 +39,7 @@ class Device(Record):
     @property
     def kind(self) -> str:
         """``cpu`` or ``cuda``."""
-        return kind_of(self.name)
+        return read_device_kind(self.name)
 
     @property
     def host(self) -> str:
@@ -61,6 +61,6 @@ class Device(Record):
         return cls(data["name"], data["model"], data["target"], dict(data["fingerprint"]))
 
 
-def unmeasurable(objective: Objective, device: Device) -> str:
+def explain_unmeasurable(objective: Objective, device: Device) -> str:
     """Return the sentence that a device cannot measure what an objective needs."""
     return f"unsupported: the objective {objective!r} on {device.name} ({device.model}): {device.no_energy}"

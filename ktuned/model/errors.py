@@ -105,11 +105,11 @@ def listed(known: Iterable[str], *, near: str = "") -> str:
     """Return ``(there are: …)``, behind the known name that is closest to ``near``: a long list may be cut."""
     names = list(known)
     text = f"there are: {', '.join(names) or 'none'}"
-    meant = suggested(near, names)
+    meant = suggest_name(near, names)
     return f"({meant} {text})" if meant else f"({text})"
 
 
-def suggested(name: str, known: Iterable[str]) -> str:
+def suggest_name(name: str, known: Iterable[str]) -> str:
     """Return ``did you mean …?`` with the known name that is closest to ``name``; nothing if none is close."""
     import difflib
 

@@ -8,7 +8,7 @@ from dataclasses import field
 from enum import IntEnum, StrEnum
 from typing import Any
 
-from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, WinnerKey, key_problem
+from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, WinnerKey, make_key_problem
 from ktuned.model.objective import Objective
 from ktuned.model.plan import Plan
 from ktuned.model.record import Record, record
@@ -48,12 +48,12 @@ MAX_PRIORITY = 999
 _NOTICE = "notice: "
 
 
-def as_notice(sentence: str) -> str:
-    """Return a sentence as a line of a job's message that :func:`notices` finds."""
+def format_notice(sentence: str) -> str:
+    """Return a sentence as a line of a job's message that :func:`find_notices` finds."""
     return f"{_NOTICE}{sentence}"
 
 
-def notices(message: str) -> list[str]:
+def find_notices(message: str) -> list[str]:
     """Return the notices in a job's message: what its author should know though the job ended well."""
     return [line.removeprefix(_NOTICE) for line in message.splitlines() if line.startswith(_NOTICE)]
 
@@ -98,7 +98,7 @@ class Job(Record):
     @property
     def key(self) -> WinnerKey:
         """The key of the winner that the job looks for; jobs with equal keys do the same work."""
-        problem = key_problem(self.problem) if self.key_problem is None else self.key_problem
+        problem = make_key_problem(self.problem) if self.key_problem is None else self.key_problem
         return WinnerKey(self.kernel, problem, self.device, self.objective)
 
     @property

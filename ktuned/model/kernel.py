@@ -9,22 +9,38 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ktuned.model.batch_invariance import find_groups
-from ktuned.model.buckets import FUNCTION, bucketed
+from ktuned.model.buckets import FUNCTION, apply_bucket_rules
 from ktuned.model.errors import UsageError, listed
-from ktuned.model.keys import DeviceModel, KernelName, KeyProblem, ProjectName, WinnerKey, full_name, key_problem
+from ktuned.model.keys import (
+    DeviceModel,
+    KernelName,
+    KeyProblem,
+    ProjectName,
+    WinnerKey,
+    make_full_name,
+    make_key_problem,
+)
 from ktuned.model.objective import (
     BUILT_IN,
     LATENCY,
     Objective,
-    figure_objective,
     is_exact,
     is_latency,
     metric_of,
     read_objective,
+    strip_numerics,
 )
 from ktuned.model.plan import Plan, PlanDefaults
 from ktuned.model.record import Record, record
-from ktuned.model.trace import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, combine, unknown, without
+from ktuned.model.trace import (
+    DISTRIBUTION,
+    ENVIRONMENT,
+    UNOBSERVED,
+    Observation,
+    extend_digest,
+    find_news,
+    reduce_digest,
+)
 from ktuned.model.values import Config, Problem, Scalar, canonical, sha256
 
 _DIRECTORY = "dir"
@@ -32,7 +48,7 @@ _DIRECTORY = "dir"
 
 
 @record
-class Asked(Record):
+class RootSettings(Record):
     """Explicit settings of a root, by ``config.toml`` or a request; they come before all others."""
 
     name: str = ""
@@ -55,7 +71,7 @@ class Root:
     python: str
     env: Mapping[str, str] = field(default_factory=dict)
     polling: bool = False
-    asked: Asked = field(default=Asked(), compare=False)
+    asked: RootSettings = field(default=RootSettings(), compare=False)
     project_digest: str = field(default="", compare=False)
     defaults: PlanDefaults = field(default_factory=PlanDefaults)
     workers: str = ""
@@ -104,7 +120,7 @@ class KernelInfo(Record):
     @property
     def name(self) -> KernelName:
         """The full name, ``project:kernel``."""
-        return full_name(self.project, self.kernel)
+        return make_full_name(self.project, self.kernel)
 
     @property
     def data_digest(self) -> str:
@@ -145,7 +161,7 @@ class KernelInfo(Record):
         groups = (("source", "files"), ("source", "python"), ("argument", "arguments"))
         found = [(group, self.extra.get(key, {})) for group, key in groups]
         parts = {f"{group}:{label}": digest for group, digests in found for label, digest in digests.items()}
-        return parts | {self.label(entry): entry.decisive[:16] for entry in self.learned.values()}
+        return parts | {self.label_part(entry): entry.decisive[:16] for entry in self.learned.values()}
 
     @property
     def version(self) -> str:
@@ -162,7 +178,7 @@ class KernelInfo(Record):
         return str(self.extra.get("unobserved", "")) or next(learned, "")
 
     @property
-    def compiled(self) -> list[str]:
+    def compiled_files(self) -> list[str]:
         """The files in ``stamps`` that artifacts are known to depend on, or would if they appeared.
 
         Of a kernel without sources all are: its own code is what compilers get.
@@ -184,24 +200,24 @@ class KernelInfo(Record):
         read = {os.path.normpath(os.path.join(home, label)) for label in self.extra.get("files", ())}
         return read | {place for entry in self.learned.values() if entry.is_source for place in entry.places}
 
-    def label(self, entry: Observation) -> str:
+    def label_part(self, entry: Observation) -> str:
         """Return the label of a learned name among ``parts``; a file is named as sources are."""
         if entry.name.startswith((ENVIRONMENT, UNOBSERVED)):
             return entry.name
         is_elsewhere = not entry.places or entry.name.startswith(DISTRIBUTION)
         return f"source:{entry.name if is_elsewhere else os.path.relpath(entry.places[0], os.path.dirname(self.file))}"
 
-    def observed(self, found: Iterable[Observation]) -> KernelInfo:
+    def with_observed(self, found: Iterable[Observation]) -> KernelInfo:
         """Return the kernel with names that were observed and that it does not have yet; itself if there are none."""
-        news = unknown(self.learned, found)
+        news = find_news(self.learned, found)
         if not news:
             return self
         fresh = [entry for entry in news if entry.name not in self.learned]
-        sources = [entry for entry in news if entry.is_source and not self._had(entry.name).is_source]
+        sources = [entry for entry in news if entry.is_source and not self._find_learned(entry.name).is_source]
         return dataclasses.replace(
             self,
-            digest=combine(self.digest, fresh),
-            source_digest=combine(self.source_digest, sources),
+            digest=extend_digest(self.digest, fresh),
+            source_digest=extend_digest(self.source_digest, sources),
             stamps={**{place: entry.digest for entry in fresh for place in entry.places}, **self.stamps},
             learned={**self.learned, **{entry.name: entry for entry in news}},
         )
@@ -213,12 +229,12 @@ class KernelInfo(Record):
         gone = [self.learned[name] for name in names]
         return dataclasses.replace(
             self,
-            digest=without(self.digest, gone),
-            source_digest=without(self.source_digest, [entry for entry in gone if entry.is_source]),
+            digest=reduce_digest(self.digest, gone),
+            source_digest=reduce_digest(self.source_digest, [entry for entry in gone if entry.is_source]),
             learned={name: entry for name, entry in self.learned.items() if name not in names},
         )
 
-    def contradicted(self, found: Iterable[Observation]) -> Observation | None:
+    def find_contradiction(self, found: Iterable[Observation]) -> Observation | None:
         """Return an observation of something else than what this kernel is known by; a file has changed then."""
         for entry in found:
             known = {self.learned[entry.name].digest} if entry.name in self.learned else set()
@@ -231,7 +247,7 @@ class KernelInfo(Record):
                 return entry
         return None
 
-    def _had(self, name: str) -> Observation:
+    def _find_learned(self, name: str) -> Observation:
         return self.learned.get(name, Observation(name, ""))
 
     @property
@@ -259,22 +275,22 @@ class KernelInfo(Record):
         """True if code of the kernel file chooses the buckets of problems."""
         return FUNCTION in self.bucket.values()
 
-    def representative(self, problem: Problem) -> dict[str, Scalar]:
+    def represent(self, problem: Problem) -> dict[str, Scalar]:
         """Return the problem that stands for a problem's bucket, as far as rules that are data say."""
-        return bucketed(self.bucket, problem) if self.bucket else dict(problem)
+        return apply_bucket_rules(self.bucket, problem) if self.bucket else dict(problem)
 
-    def specialized(self, problem: Problem) -> dict[str, Scalar]:
+    def select_key_values(self, problem: Problem) -> dict[str, Scalar]:
         """Return the part of a problem, or of its bucket's representative, that enters the key."""
-        problem = self.representative(problem)
+        problem = self.represent(problem)
         return problem if self.specialize is None else {key: problem[key] for key in self.specialize}
 
-    def key_problem(self, problem: Problem) -> KeyProblem:
+    def make_key_problem(self, problem: Problem) -> KeyProblem:
         """Return the key of a problem."""
-        return key_problem(self.specialized(problem))
+        return make_key_problem(self.select_key_values(problem))
 
-    def winner_key(self, problem: Problem, device: str, objective: Objective = LATENCY) -> WinnerKey:
+    def make_winner_key(self, problem: Problem, device: str, objective: Objective = LATENCY) -> WinnerKey:
         """Return the key of a problem's winner on a device model."""
-        return WinnerKey(self.name, self.key_problem(problem), DeviceModel(device), objective)
+        return WinnerKey(self.name, self.make_key_problem(problem), DeviceModel(device), objective)
 
     @property
     def metrics(self) -> Mapping[str, bool]:
@@ -289,7 +305,7 @@ class KernelInfo(Record):
             UsageError: there is none of this name, or it is a metric that the kernel does not have.
         """
         objective = read_objective(self.plan.objective if asked is None else asked)
-        if figure_objective(objective) not in BUILT_IN and metric_of(objective) not in self.metrics:
+        if strip_numerics(objective) not in BUILT_IN and metric_of(objective) not in self.metrics:
             raise UsageError(
                 f"{self.name} has no metric {metric_of(objective)!r} {listed(self.metrics, near=metric_of(objective))}",
                 hint="an objective is latency, energy, edp, or max:NAME or min:NAME of one of its metrics=",
@@ -298,10 +314,10 @@ class KernelInfo(Record):
 
     def needs_energy(self, objective: Objective) -> bool:
         """Return whether the figure of an objective is made of the energy that a launch takes."""
-        plain = figure_objective(objective)
+        plain = strip_numerics(objective)
         return not is_latency(plain) and (plain in BUILT_IN or self.metrics.get(metric_of(plain), False))
 
-    def anchored(self, anchor: Config | None, objective: Objective) -> KernelInfo:
+    def with_anchor(self, anchor: Config | None, objective: Objective) -> KernelInfo:
         """Return the kernel with an anchor in its default's place, as it is where numerics are exact.
 
         So the anchor is what is served before there is a winner, is measured in full, and is the base of speed-ups.
@@ -309,18 +325,18 @@ class KernelInfo(Record):
         is_other = anchor is not None and is_exact(objective) and anchor != self.default
         return dataclasses.replace(self, default=anchor) if is_other else self
 
-    def config_in_order(self, config: Config) -> dict[str, Scalar]:
+    def order_config(self, config: Config) -> dict[str, Scalar]:
         """Return a config with its knobs in the order in which the space declares them; the store sorts them."""
         listed = self.space.get("configs") or [self.default or {}]
-        return _in_order(config, self.space.get("axes") or listed[0])
+        return _order_values(config, self.space.get("axes") or listed[0])
 
-    def problem_in_order(self, problem: Problem) -> dict[str, Scalar]:
+    def order_problem(self, problem: Problem) -> dict[str, Scalar]:
         """Return a problem with its keys in the order of the first declared problem; the store sorts them."""
-        return _in_order(problem, self.problems[0] if self.problems else ())
+        return _order_values(problem, self.problems[0] if self.problems else ())
 
-    def planned(self, defaults: PlanDefaults) -> KernelInfo:
+    def with_plan_defaults(self, defaults: PlanDefaults) -> KernelInfo:
         """Return the kernel with its project's defaults where its file sets no budgets, and the plan's digest."""
-        plan = defaults.applied(self.plan, self.extra.get("given", ()))
+        plan = defaults.apply_to(self.plan, self.extra.get("given", ()))
         if plan == self.plan:
             return self
         digest = sha256(f"{self.plan_digest} {canonical(plan.to_wire())}")
@@ -348,5 +364,5 @@ class KernelInfo(Record):
         return cls(**values)
 
 
-def _in_order(values: Mapping[str, Scalar], names: Iterable[str]) -> dict[str, Scalar]:
+def _order_values(values: Mapping[str, Scalar], names: Iterable[str]) -> dict[str, Scalar]:
     return {**{name: values[name] for name in names if name in values}, **values}

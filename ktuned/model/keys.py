@@ -21,7 +21,7 @@ KernelName = NewType("KernelName", str)
 """The full name of a kernel, ``project:kernel``; a short one exists only until a request has been resolved."""
 
 KeyProblem = NewType("KeyProblem", str)
-"""The part of a problem that enters the key (``specialize=``), as canonical text; see :func:`key_problem`."""
+"""The part of a problem that enters the key (``specialize=``), as canonical text; see :func:`make_key_problem`."""
 
 DeviceName = NewType("DeviceName", str)
 """A device's place on a machine: ``cpu:0``, ``cuda:1``."""
@@ -77,7 +77,7 @@ class WinnerKey(NamedTuple):
     objective: Objective = LATENCY
 
 
-def full_name(project: str, kernel: str) -> KernelName:
+def make_full_name(project: str, kernel: str) -> KernelName:
     """Return the full name of a project's kernel."""
     return KernelName(f"{project}:{kernel}")
 
@@ -87,12 +87,12 @@ def project_of(kernel: KernelName) -> ProjectName:
     return ProjectName(kernel.rpartition(":")[0])
 
 
-def key_problem(values: Mapping[str, Scalar]) -> KeyProblem:
+def make_key_problem(values: Mapping[str, Scalar]) -> KeyProblem:
     """Return the key of the values that enter it."""
     return KeyProblem(canonical(values))
 
 
-def key_values(problem: KeyProblem) -> dict[str, Scalar]:
+def parse_key_problem(problem: KeyProblem) -> dict[str, Scalar]:
     """Return the values that a key problem was made of."""
     values: dict[str, Scalar] = json.loads(problem)
     return values

@@ -20,9 +20,9 @@ NEAR_CANDIDATES = 4
 """Number of nearest winners that are considered: the validity of each may have to be asked of a worker."""
 
 
-def nearest_winners(problem: Mapping[str, Scalar], winners: Iterable[Winner]) -> list[Winner]:
+def find_nearest_winners(problem: Mapping[str, Scalar], winners: Iterable[Winner]) -> list[Winner]:
     """Return the winners of the nearest problems that can be compared with one, the nearest first."""
-    measured = ((distance(problem, winner.problem), winner) for winner in winners)
+    measured = ((measure_distance(problem, winner.problem), winner) for winner in winners)
     reachable = sorted(
         ((far, winner) for far, winner in measured if far is not None),
         key=lambda pair: (pair[0], pair[1].context.problem),
@@ -30,7 +30,7 @@ def nearest_winners(problem: Mapping[str, Scalar], winners: Iterable[Winner]) ->
     return [winner for _, winner in reachable[:NEAR_CANDIDATES]]
 
 
-def stand_ins(key: WinnerKey, problem: Mapping[str, Scalar], winners: Iterable[Winner]) -> list[Winner]:
+def find_stand_ins(key: WinnerKey, problem: Mapping[str, Scalar], winners: Iterable[Winner]) -> list[Winner]:
     """Return the winners of other keys that may stand in for one's, the best first.
 
     By another objective than latency the fastest config of the problem is the first: it is right, and no bad one.
@@ -43,10 +43,10 @@ def stand_ins(key: WinnerKey, problem: Mapping[str, Scalar], winners: Iterable[W
     others = (
         winner for winner in on_device if winner.objective == key.objective and winner.context.problem != key.problem
     )
-    return fastest + nearest_winners(problem, others)
+    return fastest + find_nearest_winners(problem, others)
 
 
-def distance(left: Problem, right: Problem) -> float | None:
+def measure_distance(left: Problem, right: Problem) -> float | None:
     """Return the distance of two problems, or ``None`` when they cannot be compared."""
     if set(left) != set(right):
         return None
@@ -61,7 +61,7 @@ def distance(left: Problem, right: Problem) -> float | None:
     return total
 
 
-def most_similar(key: WinnerKey, winners: Sequence[Winner]) -> list[Winner]:
+def sort_by_similarity(key: WinnerKey, winners: Sequence[Winner]) -> list[Winner]:
     """Return the winners for other problems, devices and objectives, those of the most similar ones first.
 
     The distance of two sizes is the logarithm of their ratio. Any other difference counts as a factor of 16, another
@@ -71,7 +71,7 @@ def most_similar(key: WinnerKey, winners: Sequence[Winner]) -> list[Winner]:
     wanted = json.loads(key.problem)
     found = [
         (
-            _difference(wanted, winner.problem)
+            _measure_difference(wanted, winner.problem)
             + (0.0 if winner.context.device == key.device else 1.0)
             + (0.0 if winner.objective == key.objective else 1.0),
             winner,
@@ -83,7 +83,7 @@ def most_similar(key: WinnerKey, winners: Sequence[Winner]) -> list[Winner]:
     return [winner for _, winner in found]
 
 
-def _difference(one: Problem, other: Problem) -> float:
+def _measure_difference(one: Problem, other: Problem) -> float:
     total = 0.0
     for name in one.keys() | other.keys():
         value, another = one.get(name), other.get(name)

@@ -22,7 +22,7 @@ def is_noisy(latency_us: float | None, spread_us: float | None) -> bool:
     return bool(latency_us) and spread_us is not None and spread_us > NOISY_SPREAD * (latency_us or 0.0)
 
 
-def noise_words(latency_us: float, spread_us: float) -> str:
+def describe_noise(latency_us: float, spread_us: float) -> str:
     """Return what is to be said beside a noisy figure."""
     percent = 50 * spread_us / latency_us
     return f"noisy: measured to ±{percent:.0f} % (other load, or unlocked clocks?)"

@@ -69,7 +69,7 @@ class BitClasses(Record):
     fastest_us: float | None = None
 
     @classmethod
-    def of(cls, trials: Iterable[Trial]) -> BitClasses:
+    def from_trials(cls, trials: Iterable[Trial]) -> BitClasses:
         """Return the classes of a context's trials."""
         measured = [one for one in trials if one.outcome is Outcome.MEASURED and one.latency_us is not None]
         found = [one for one in measured if one.detail.get("bits") and not is_nondeterministic(one.detail)]
@@ -81,21 +81,21 @@ class BitClasses(Record):
             if len(bits) == most or not any(len(full) > len(bits) and full[: len(bits)] == bits for full in groups):
                 groups[bits].append(one)
         members = [
-            (bits, group, any(one.detail.get("same_bits") for one in group), min(group, key=_latency_us))
+            (bits, group, any(one.detail.get("same_bits") for one in group), min(group, key=_read_latency_us))
             for bits, group in groups.items()
         ]
-        members.sort(key=lambda member: (not member[2], _latency_us(member[3])))
+        members.sort(key=lambda member: (not member[2], _read_latency_us(member[3])))
         classes = tuple(
-            BitClass(_letter(place), bits, len(group), best.config, _latency_us(best), is_anchor)
+            BitClass(_choose_letter(place), bits, len(group), best.config, _read_latency_us(best), is_anchor)
             for place, (bits, group, is_anchor, best) in enumerate(members)
         )
         splitting, keeping = _sort_knobs([(one.config, bits) for bits, group in groups.items() for one in group])
         inputs = max((sum(map(bool, one.bits)) for one in classes), default=0)
         nondeterministic = sum(is_nondeterministic(one.detail) for one in measured)
-        fastest_us = min(map(_latency_us, measured), default=None)
+        fastest_us = min(map(_read_latency_us, measured), default=None)
         return cls(classes, inputs, nondeterministic, splitting, keeping, fastest_us)
 
-    def letter(self, detail: Mapping[str, Any]) -> str:
+    def name_class(self, detail: Mapping[str, Any]) -> str:
         """Return what a trial is shown as: its class's letter, with a question mark where it may be of that class."""
         if is_nondeterministic(detail):
             return "nondeterministic"
@@ -111,9 +111,9 @@ class BitClasses(Record):
         """What it costs to keep to the anchor's bits, in words; nothing where that is not known."""
         if not self.classes or not self.classes[0].is_anchor:
             return ""
-        return price_of(self.classes[0].best_us, self.fastest_us)
+        return describe_price(self.classes[0].best_us, self.fastest_us)
 
-    def lines(self) -> list[str]:
+    def describe_classes(self) -> list[str]:
         """Return what is to be said of the classes, a sentence each."""
         if not self.classes and not self.nondeterministic:
             return []
@@ -130,19 +130,19 @@ class BitClasses(Record):
         return [line for line in (*said, self.price, ", ".join(knobs)) if line]
 
 
-def price_of(exact_us: float, fastest_us: float | None) -> str:
+def describe_price(exact_us: float, fastest_us: float | None) -> str:
     """Return what it costs to keep to the anchor's bits, in words, by the fastest config with them and that of all."""
     if fastest_us is None or exact_us <= fastest_us:
         return f"exact costs nothing: the fastest config, {exact_us:.4g} µs, has the anchor's bits"
     return f"exact costs {100 * (exact_us / fastest_us - 1):.2g} %: {exact_us:.4g} against {fastest_us:.4g} µs"
 
 
-def _latency_us(trial: Trial) -> float:
+def _read_latency_us(trial: Trial) -> float:
     assert trial.latency_us is not None
     return trial.latency_us
 
 
-def _letter(place: int) -> str:
+def _choose_letter(place: int) -> str:
     return chr(ord("A") + place) if place < MOST_LETTERS else f"#{place + 1}"
 
 

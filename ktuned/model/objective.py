@@ -47,7 +47,7 @@ def with_numerics(objective: str, numerics: str | None) -> Objective:
         return Objective(objective)
     if numerics not in NUMERICS:
         raise UsageError(f"there are no numerics {numerics!r}", hint=f"there are {' and '.join(NUMERICS)}")
-    plain = figure_objective(objective)
+    plain = strip_numerics(objective)
     return Objective(f"{_SAME_BITS}{plain}") if numerics == EXACT else plain
 
 
@@ -56,14 +56,14 @@ def is_exact(objective: str) -> bool:
     return objective.startswith(_SAME_BITS)
 
 
-def figure_objective(objective: str) -> Objective:
+def strip_numerics(objective: str) -> Objective:
     """Return the objective that has the same figure by any numerics."""
     return Objective(objective.removeprefix(_SAME_BITS))
 
 
 def is_latency(objective: str) -> bool:
     """Return whether an objective's figure is the latency, by whatever numerics."""
-    return figure_objective(objective) == LATENCY
+    return strip_numerics(objective) == LATENCY
 
 
 def maximize(metric: str) -> Objective:
@@ -82,7 +82,7 @@ def read_objective(text: str) -> Objective:
     Raises:
         UsageError: it names none.
     """
-    plain = figure_objective(text)
+    plain = strip_numerics(text)
     if plain in BUILT_IN or (plain.startswith((_MOST, _LEAST)) and metric_of(plain).isidentifier()):
         return Objective(text)
     hint = "give latency, energy, edp, or a metric of the kernel file with its direction, max:NAME or min:NAME"
@@ -91,18 +91,18 @@ def read_objective(text: str) -> Objective:
 
 def is_maximized(objective: Objective) -> bool:
     """Return whether more of the figure is better."""
-    return figure_objective(objective).startswith(_MOST)
+    return strip_numerics(objective).startswith(_MOST)
 
 
 def metric_of(objective: Objective) -> str:
     """Return the name of an objective's figure: ``latency``, or that of a metric."""
-    plain = figure_objective(objective)
+    plain = strip_numerics(objective)
     return plain.partition(":")[2] or plain
 
 
 def unit_of(objective: Objective) -> str:
     """Return the unit of an objective's figures; the name of a kernel file's metric stands for its own."""
-    return {LATENCY: "µs", ENERGY: "J", EDP: "J·s"}.get(figure_objective(objective), metric_of(objective))
+    return {LATENCY: "µs", ENERGY: "J", EDP: "J·s"}.get(strip_numerics(objective), metric_of(objective))
 
 
 def figure_of(objective: Objective, latency_us: float | None, metrics: Mapping[str, float]) -> float | None:
@@ -110,7 +110,7 @@ def figure_of(objective: Objective, latency_us: float | None, metrics: Mapping[s
     return latency_us if is_latency(objective) else metrics.get(metric_of(objective))
 
 
-def energy_figures(energy_j: float, latency_us: float) -> dict[str, float]:
+def compute_energy_figures(energy_j: float, latency_us: float) -> dict[str, float]:
     """Return the figures of the objectives ``energy`` and ``edp``, from the energy and the latency of a launch."""
     return {ENERGY: energy_j, EDP: energy_j * latency_us / 1e6}
 
@@ -125,7 +125,7 @@ def cost_of(objective: Objective, figure: float | None) -> float | None:
     return 1 / figure if is_maximized(objective) else figure
 
 
-def gain(objective: Objective, before: float | None, now: float | None) -> float | None:
+def compute_gain(objective: Objective, before: float | None, now: float | None) -> float | None:
     """Return how many times better one figure is than another; ``None`` if either is unknown."""
     old, new = cost_of(objective, before), cost_of(objective, now)
     return old / new if old and new else None

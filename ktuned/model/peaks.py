@@ -57,12 +57,12 @@ class Share:
         return f"{self.share:.0%} of {self.of}".replace("%", " %")
 
 
-def arithmetic_metric(precision: str) -> str:
+def name_arithmetic_metric(precision: str) -> str:
     """Return the name of the metric for a precision's TFLOP/s."""
     return _ARITHMETIC_METRIC if precision == FLOAT32 else f"{_ARITHMETIC_METRIC}_{precision}"
 
 
-def shares(metrics: Mapping[str, float], peaks: Mapping[str, Any]) -> list[Share]:
+def compute_shares(metrics: Mapping[str, float], peaks: Mapping[str, Any]) -> list[Share]:
     """Return the shares of all limits that metrics have a figure for, the greatest first.
 
     ``peaks`` is the protocol's map of :class:`Peaks`. The greatest is the limit that holds the kernel back, if one
@@ -71,7 +71,7 @@ def shares(metrics: Mapping[str, float], peaks: Mapping[str, Any]) -> list[Share
     limits = {BANDWIDTH_METRIC: (MEMORY, peaks.get("gbps"))}
     tflops: Mapping[str, float] = peaks.get("tflops") or {}
     for precision, unit in PRECISIONS.items():
-        limits[arithmetic_metric(precision)] = (unit, tflops.get(precision))
+        limits[name_arithmetic_metric(precision)] = (unit, tflops.get(precision))
     found = [
         Share(name, metrics[metric] / limit, metric)
         for metric, (name, limit) in limits.items()

@@ -104,7 +104,7 @@ class PlanDefaults(Record):
     seconds: float | None = None
     numerics: str | None = None
 
-    def applied(self, plan: Plan, given: Collection[str]) -> Plan:
+    def apply_to(self, plan: Plan, given: Collection[str]) -> Plan:
         """Return a plan with these defaults, except where the kernel file gave a value (``given``, by name)."""
         wanted = {name: value for name, value in dataclasses.asdict(self).items() if value is not None}
         wanted = {name: value for name, value in wanted.items() if name not in given}

@@ -36,10 +36,10 @@ class Record:
         if len(named) < len(blank):
             for name, field in cls._made.items():
                 if values[name] is field:
-                    values[name] = self._make(field)
+                    values[name] = self._make_value(field)
         vars(self).update(values)
 
-    def _make(self, field: dataclasses.Field[Any]) -> Any:
+    def _make_value(self, field: dataclasses.Field[Any]) -> Any:
         if field.default_factory is not dataclasses.MISSING:
             return field.default_factory()
         raise TypeError(f"{type(self).__name__} needs the field {field.name}")

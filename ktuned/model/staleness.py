@@ -43,7 +43,7 @@ class Change(Record):
         return asdict(self)
 
 
-def since(
+def compare_contexts(
     then: Context,
     now: Context,
     parts: tuple[Mapping[str, str] | None, Mapping[str, str] | None],
@@ -57,13 +57,15 @@ def since(
     """
     found: list[Change] = []
     if then.digest != now.digest:
-        found += _parts(*parts, kernel_file) or [Change("unknown", kernel_file, "", then.digest[:16], now.digest[:16])]
+        found += _compare_parts(*parts, kernel_file) or [
+            Change("unknown", kernel_file, "", then.digest[:16], now.digest[:16])
+        ]
     for kind, pair, old, new in (
         ("toolchain", toolchains, then.toolchain, now.toolchain),
         ("driver", drivers, then.device_fingerprint, now.device_fingerprint),
     ):
         if old != new:
-            found += _versions(kind, *pair, kernel_file) or [Change(kind, kind, "", old, new)]
+            found += _compare_versions(kind, *pair, kernel_file) or [Change(kind, kind, "", old, new)]
     if then.measuring_version != now.measuring_version:
         found.append(
             Change("measuring", "ktuned", "way of measuring", str(then.measuring_version), str(now.measuring_version))
@@ -72,14 +74,14 @@ def since(
     return list(dict.fromkeys(found))
 
 
-def _parts(then: Mapping[str, str] | None, now: Mapping[str, str] | None, kernel_file: str) -> list[Change]:
+def _compare_parts(then: Mapping[str, str] | None, now: Mapping[str, str] | None, kernel_file: str) -> list[Change]:
     if then is None or now is None:
         return []
     labels = sorted(label for label in {*then, *now} if then.get(label, "") != now.get(label, ""))
-    return [_part(label, then.get(label, ""), now.get(label, ""), kernel_file) for label in labels]
+    return [_describe_part(label, then.get(label, ""), now.get(label, ""), kernel_file) for label in labels]
 
 
-def _part(label: str, before: str, after: str, kernel_file: str) -> Change:
+def _describe_part(label: str, before: str, after: str, kernel_file: str) -> Change:
     if label == CAPTURED:
         return Change("inputs", kernel_file, "captured", before, after)
     group, _, rest = label.partition(":")
@@ -93,7 +95,7 @@ def _part(label: str, before: str, after: str, kernel_file: str) -> Change:
     return Change("argument", kernel_file, rest, before, after)
 
 
-def _versions(
+def _compare_versions(
     kind: str, then: Mapping[str, str] | None, now: Mapping[str, str] | None, kernel_file: str
 ) -> list[Change]:
     if then is None or now is None:
@@ -107,7 +109,7 @@ def _versions(
     ]
 
 
-def sentence(change: Mapping[str, Any]) -> str:
+def describe_change(change: Mapping[str, Any]) -> str:
     """Return one change in words."""
     kind, where, name, before, after = (change[key] for key in ("kind", "where", "name", "before", "after"))
     if kind in ("toolchain", "driver", "measuring"):

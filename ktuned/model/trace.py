@@ -52,7 +52,7 @@ class Observation(Record):
         return self.meaning or self.digest
 
 
-def value_digest(value: str | None) -> str:
+def digest_variable(value: str | None) -> str:
     """Return the digest of an environment variable's value, absent for one that is not set."""
     # As in sha256(): not every command digests something.
     import hashlib
@@ -60,31 +60,31 @@ def value_digest(value: str | None) -> str:
     return "" if value is None else hashlib.sha256(os.fsencode(value)).hexdigest()
 
 
-def combine(digest: str, entries: Iterable[Observation]) -> str:
+def extend_digest(digest: str, entries: Iterable[Observation]) -> str:
     """Return a digest with the parts of further entries, in whatever order and in however many steps they come."""
-    total = _number(digest)
+    total = _to_number(digest)
     for entry in entries:
         total += int(sha256(f"{entry.name}\0{entry.decisive}"), 16)
     return f"{total % (1 << _BITS):064x}"
 
 
-def without(digest: str, entries: Iterable[Observation]) -> str:
-    """Return the digest that :func:`combine` has added entries to."""
-    total = _number(digest) - _number(combine("0", entries))
+def reduce_digest(digest: str, entries: Iterable[Observation]) -> str:
+    """Return the digest that :func:`extend_digest` has added entries to."""
+    total = _to_number(digest) - _to_number(extend_digest("0", entries))
     return f"{total % (1 << _BITS):064x}"
 
 
-def added(one: str, other: str) -> str:
-    """Return one digest of two; :func:`combine` may come before it, on either, or after it."""
-    return f"{(_number(one) + _number(other)) % (1 << _BITS):064x}"
+def add_digests(one: str, other: str) -> str:
+    """Return one digest of two; :func:`extend_digest` may come before it, on either, or after it."""
+    return f"{(_to_number(one) + _to_number(other)) % (1 << _BITS):064x}"
 
 
-def with_captured(digest: str, captured: str) -> str:
+def add_captured(digest: str, captured: str) -> str:
     """Return the digest of a kernel's problem, for which inputs with the digest ``captured`` were captured, if any."""
-    return added(digest, sha256(f"captured\0{captured}")) if captured else digest
+    return add_digests(digest, sha256(f"captured\0{captured}")) if captured else digest
 
 
-def unknown(known: Mapping[str, Observation], found: Iterable[Observation]) -> list[Observation]:
+def find_news(known: Mapping[str, Observation], found: Iterable[Observation]) -> list[Observation]:
     """Return what is to be learned of observations: names that are new, or were not known to be read for that end."""
     news: dict[str, Observation] = {}
     for entry in found:
@@ -97,7 +97,7 @@ def unknown(known: Mapping[str, Observation], found: Iterable[Observation]) -> l
     return list(news.values())
 
 
-def _number(digest: str) -> int:
+def _to_number(digest: str) -> int:
     try:
         return int(digest, 16)
     except ValueError:

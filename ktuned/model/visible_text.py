@@ -15,14 +15,14 @@ _KEPT = frozenset("\n\t")
 
 def show_controls(text: str) -> str:
     r"""Return a text with such characters as escapes: ``\x1b``, ``\u202e``."""
-    return text if text.isprintable() else "".join(map(_escape, text))
+    return text if text.isprintable() else "".join(map(_escape_letter, text))
 
 
 def show_controls_in_place(text: str) -> str:
     """Return a text of the same length, with a picture for each such character: where places in it are known."""
     if text.isprintable():
         return text
-    return "".join(letter if _is_shown(letter) else _picture(letter) for letter in text)
+    return "".join(letter if _is_shown(letter) else _choose_picture(letter) for letter in text)
 
 
 def show_controls_in_json(text: str) -> str:
@@ -36,14 +36,14 @@ def _is_shown(letter: str) -> bool:
     return letter.isprintable() or letter in _KEPT or unicodedata.category(letter) == "Zs"
 
 
-def _escape(letter: str) -> str:
+def _escape_letter(letter: str) -> str:
     if _is_shown(letter):
         return letter
     code = ord(letter)
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
 
 
-def _picture(letter: str) -> str:
+def _choose_picture(letter: str) -> str:
     # Unicode's pictures of the C0 controls.
     return chr(0x2400 + ord(letter)) if ord(letter) < 0x20 else "\ufffd"
 

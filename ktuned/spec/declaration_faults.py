@@ -14,14 +14,14 @@ from ktuned.model import (
     PRESETS,
     UNTIL,
     UsageError,
-    batch_fault,
     canonical,
-    figure_objective,
+    find_batch_fault,
+    find_rule_fault,
     is_among,
     listed,
     metric_of,
     read_objective,
-    rule_fault,
+    strip_numerics,
 )
 from ktuned.spec.spaces import CartesianSpace, ListSpace, Space
 from ktuned.spec.user_values import find_mapping_fault
@@ -145,7 +145,7 @@ def _find_bucket_fault(bucket: Any) -> str:
     for name, rule in bucket.items():
         if not isinstance(name, str):
             return f"bucket: {name!r} is no problem key"
-        if fault := rule_fault(name, rule):
+        if fault := find_rule_fault(name, rule):
             return fault
     return ""
 
@@ -157,7 +157,7 @@ def _find_objective_fault(objective: Any, metrics: Collection[str]) -> str:
         wanted = read_objective(objective)
     except UsageError as error:
         return f"{error.message}: give 'latency', 'energy', 'edp', maximize('a metric') or minimize('a metric')"
-    if figure_objective(wanted) in BUILT_IN or metric_of(wanted) in metrics:
+    if strip_numerics(wanted) in BUILT_IN or metric_of(wanted) in metrics:
         return ""
     return f"objective names the metric {metric_of(wanted)!r}, which metrics= lacks {listed(metrics)}"
 
@@ -253,7 +253,7 @@ def _find_batch_fault(declared: Any) -> str:
             return f"batch_invariant names {name!r}, which specialize leaves out of the key"
     if callable(declared.problems):
         return ""
-    return batch_fault([split_weight(problem)[0] for problem in declared.problems], fields)
+    return find_batch_fault([split_weight(problem)[0] for problem in declared.problems], fields)
 
 
 PORTFOLIO_RANGES: Final = {"configs": (1, 16), "loss": (0.0, 10.0), "tunings": (1, 1000)}

@@ -22,9 +22,9 @@ from ktuned.model import (
     Problem,
     Scalar,
     Unsupported,
-    batch_fault,
-    bucketed,
+    apply_bucket_rules,
     canonical,
+    find_batch_fault,
     find_groups,
     listed,
 )
@@ -170,7 +170,7 @@ class Kernel:
         if not self.batch_invariant:
             return []
         problems = self.list_represented_problems()
-        if fault := batch_fault(problems, self.batch_invariant):
+        if fault := find_batch_fault(problems, self.batch_invariant):
             raise self.site.make_error(fault)
         text = canonical(problem)
         groups = find_groups(problems, self.batch_invariant)
@@ -223,7 +223,7 @@ class Kernel:
     def _apply_bucket_rules(self, problem: Problem) -> dict[str, Scalar]:
         rules = self.bucket_rules
         plain = {name: rule for name, rule in rules.items() if not callable(rule)}
-        found: dict[str, Any] = bucketed(plain, problem)
+        found: dict[str, Any] = apply_bucket_rules(plain, problem)
         for name, rule in rules.items():
             if not callable(rule):
                 continue

@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ktuned.model import BANDWIDTH_METRIC, FLOAT32, PRECISIONS, arithmetic_metric, listed
+from ktuned.model import BANDWIDTH_METRIC, FLOAT32, PRECISIONS, listed, name_arithmetic_metric
 
 LaunchWork = int | float | Mapping[str, int | float]
 """Operations, of float32 or by precision; or bytes."""
@@ -23,7 +23,7 @@ def find_work_fault(flops: Any, moved: Any, metrics: Mapping[str, Any]) -> str:
     for name, value in (("flops", flops), ("bytes", moved)):
         if value is not None and not callable(value) and (fault := _find_value_fault(name, value)):
             return fault
-        given = {"flops": arithmetic_metric(FLOAT32), "bytes": BANDWIDTH_METRIC}[name]
+        given = {"flops": name_arithmetic_metric(FLOAT32), "bytes": BANDWIDTH_METRIC}[name]
         if value is not None and given in metrics:
             return f"{name}= gives the metric {given}, which metrics= has, too"
     return ""
@@ -45,7 +45,7 @@ def compute_throughput(flops: Any, moved: Any, latency_us: float) -> dict[str, f
             found[BANDWIDTH_METRIC] = value / latency_us / 1e3
         else:
             by_precision = value if isinstance(value, Mapping) else {FLOAT32: value}
-            found |= {arithmetic_metric(kind): count / latency_us / 1e6 for kind, count in by_precision.items()}
+            found |= {name_arithmetic_metric(kind): count / latency_us / 1e6 for kind, count in by_precision.items()}
     return found
 
 
@@ -68,4 +68,4 @@ def list_given_metrics(flops: Any, moved: Any) -> list[str]:
     if flops is None:
         return names
     kinds = flops if isinstance(flops, Mapping) else PRECISIONS if callable(flops) else (FLOAT32,)
-    return [*names, *map(arithmetic_metric, kinds)]
+    return [*names, *map(name_arithmetic_metric, kinds)]

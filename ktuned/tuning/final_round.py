@@ -26,10 +26,10 @@ from ktuned.model import (
     TrialResult,
     Winner,
     WorkerError,
-    figure_objective,
     is_latency,
     is_nondeterministic,
     median,
+    strip_numerics,
 )
 from ktuned.store import Store
 from ktuned.tuning.anchor import Anchor
@@ -270,7 +270,7 @@ class FinalRound:
             work.kernel,
             work.problem,
             work.context,
-            figure_objective(work.objective),
+            strip_numerics(work.objective),
             work.preset.finalists * MOST_TIMES,
             anchor.may_have_bits,
         )

@@ -23,11 +23,11 @@ from ktuned.model import (
     Trial,
     TrialResult,
     Winner,
-    as_notice,
     canonical,
-    figure_objective,
+    find_stand_ins,
+    format_notice,
     is_exact,
-    stand_ins,
+    strip_numerics,
 )
 from ktuned.store import Store
 from ktuned.tuning.exploration import SearchSummary
@@ -101,17 +101,17 @@ class Outcomes:
             None,
             (
                 *(shared, self.summary.prior_fault, self._dissent.line(), *self._findings.lines(), self.final_fault),
-                *self._find_classes().lines(),
+                *self._find_classes().describe_classes(),
             ),
         )
-        return JobState.DONE, "\n".join(filter(None, (words, *map(as_notice, lines))))
+        return JobState.DONE, "\n".join(filter(None, (words, *map(format_notice, lines))))
 
     def _find_classes(self) -> BitClasses:
         """Return the classes of equal bits that are known, where numerics are exact."""
         if self._work.wanted_bits is None:
             return BitClasses()
-        by = figure_objective(self._work.objective)
-        return BitClasses.of(self._store.best_trials(self._work.context, MOST_COMPARED, objective=by))
+        by = strip_numerics(self._work.objective)
+        return BitClasses.from_trials(self._store.best_trials(self._work.context, MOST_COMPARED, objective=by))
 
     @property
     def is_default_doubtful(self) -> bool:
@@ -343,7 +343,7 @@ class Outcomes:
         # As the ladder of answers does: a portfolio takes the place of near problems.
         leaves = () if is_exact(work.objective) else work.portfolio()
         near = [complete_config(kernel, config) for config in leaves] or [
-            complete_config(kernel, winner.config) for winner in stand_ins(work.key, work.specialized, winners)
+            complete_config(kernel, winner.config) for winner in find_stand_ins(work.key, work.specialized, winners)
         ]
         before = None if incumbent is None else complete_config(kernel, incumbent.config)
         asked = [config for config in (before, *near, kernel.default) if config is not None]

@@ -25,7 +25,7 @@ from ktuned.model import (
     canonical,
     cost_of,
     is_latency,
-    most_similar,
+    sort_by_similarity,
 )
 from ktuned.store import Store
 from ktuned.tuning.trial_detail import TrialDetail, rounds_name
@@ -177,7 +177,7 @@ class PriorResults:
             measured = [known for known in past if known.outcome is Outcome.MEASURED]
             others = [known for known in past if known.outcome is not Outcome.MEASURED]
             past = begun_in_time(measured, slots, sum(known.compile_s for known in others)) + others
-        winners = most_similar(self._work.key, self._store.list_winners(context.kernel))
+        winners = sort_by_similarity(self._work.key, self._store.list_winners(context.kernel))
         best = self._store.measured_configs(winners[0].context, BEST_OF_NEAREST) if winners else []
         near = near_configs(winners, [known.config for known in best])
         settled = self._store.failed_configs(context, MAX_PREDICTED)

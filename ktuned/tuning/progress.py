@@ -179,8 +179,8 @@ def publish_trial(publish: Publish, work: Work, progress: Progress, trial: Trial
     """Publish a trial's outcome, and where its job stands; of the trial's detail only its metrics."""
     public = trial.to_wire() | {"metrics": dict(trial.metrics)}
     del public["detail"]
-    public["config"] = work.kernel.config_in_order(trial.config)
-    public["problem"] = work.kernel.problem_in_order(trial.problem)
+    public["config"] = work.kernel.order_config(trial.config)
+    public["problem"] = work.kernel.order_problem(trial.problem)
     standing = progress.to_wire() | {"left_s": progress.left_s}
     publish("trial_done", kernel=work.job.kernel, job=work.job.id, trial=public, **standing)
 
@@ -191,9 +191,9 @@ def publish_winner(publish: Publish, kernel: KernelInfo, winner: Winner, job: in
         "winner",
         kernel=winner.context.kernel,
         job=job,
-        problem=kernel.problem_in_order(winner.problem),
+        problem=kernel.order_problem(winner.problem),
         device=winner.context.device,
-        config=kernel.config_in_order(winner.config),
+        config=kernel.order_config(winner.config),
         latency_us=winner.latency_us,
         trial=winner.trial,
         metrics=dict(winner.metrics),

@@ -33,13 +33,13 @@ from ktuned.model import (
     TrialResult,
     Winner,
     WinnerKey,
-    added,
+    add_captured,
+    add_digests,
     canonical,
     cost_of,
-    figure_objective,
     is_exact,
     is_nondeterministic,
-    with_captured,
+    strip_numerics,
 )
 from ktuned.tuning.anchor import Anchor
 from ktuned.tuning.shared_lead import SharedConfigs
@@ -116,9 +116,9 @@ class Work(msgspec.Struct, eq=False, weakref=True):
 
     def follow(self, kernel: KernelInfo) -> None:
         """Take in what was learned of the kernel since."""
-        self.kernel = kernel if self.anchor is None else kernel.anchored(self.anchor.config, self.objective)
+        self.kernel = kernel if self.anchor is None else kernel.with_anchor(self.anchor.config, self.objective)
         self._named = None
-        self.context = replace(self.context, digest=with_captured(kernel.digest, self.captured))
+        self.context = replace(self.context, digest=add_captured(kernel.digest, self.captured))
 
     async def learn(self, observed: Sequence[Observation]) -> None:
         """Have names that a worker has observed belong to the kernel.
@@ -133,7 +133,7 @@ class Work(msgspec.Struct, eq=False, weakref=True):
     @property
     def specialized(self) -> dict[str, Scalar]:
         """The part of the problem that enters the key."""
-        return self.kernel.specialized(self.problem)
+        return self.kernel.select_key_values(self.problem)
 
     @property
     def objective(self) -> Objective:
@@ -180,12 +180,12 @@ class Work(msgspec.Struct, eq=False, weakref=True):
         """Return what a measured trial costs as far as its bits are known: on the first inputs alone, of most."""
         if self.anchor is None or not self.anchor.may_have_bits(trial):
             return self.cost(trial)
-        objective = figure_objective(self.objective)
+        objective = strip_numerics(self.objective)
         return cost_of(objective, trial.figure(objective))
 
     def cost_of_round(self, result: TrialResult) -> float | None:
         """Return what a finalist costs by one round, in which its bits are not asked for again."""
-        objective = figure_objective(self.objective)
+        objective = strip_numerics(self.objective)
         return cost_of(objective, result.figure(objective))
 
     def trial_machine(self) -> TrialMachine:
@@ -228,7 +228,7 @@ class Work(msgspec.Struct, eq=False, weakref=True):
             "build": build,
         }
         made = hashlib.sha256(canonical(parts).encode()).hexdigest()
-        return requests.UnitRef(added(made, self.kernel.source_digest), build)
+        return requests.UnitRef(add_digests(made, self.kernel.source_digest), build)
 
     def measured_content(self, build: Mapping[str, Any], files: str, data: str) -> str:
         """Return the identity of a measurement: SHA-256 over all that decides the figure of an artifact with ``files``.

@@ -29,11 +29,11 @@ from ktuned.model import (
     Unsupported,
     UsageError,
     canonical,
+    compute_energy_figures,
     cost_of,
-    energy_figures,
-    figure_objective,
     figure_of,
     record,
+    strip_numerics,
 )
 from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.worker.bits import add_bits, is_cheap, launch_inputs
@@ -84,7 +84,7 @@ class _Opened(Record):
 
     def cost(self, latency_us: float, energy_j: float | None = None) -> float | None:
         """Return what a config costs by the objective; ``None`` where its figure cannot be made."""
-        known: dict[str, float] = {} if energy_j is None else energy_figures(energy_j, latency_us)
+        known: dict[str, float] = {} if energy_j is None else compute_energy_figures(energy_j, latency_us)
         if self.objective not in BUILT_IN:
             try:
                 known |= self.metrics(latency_us, energy_j)
@@ -176,7 +176,7 @@ class Bench:
             timer,
             FaultReporter(reply.descriptor),
             partial(kernel.evaluate_metrics, request.problem),
-            figure_objective(request.objective),
+            strip_numerics(request.objective),
             self._meter(backend, request, timer) if request.needs_energy else None,
         )
         self._trace = CodeTrace(request.kernel, self._places, is_declared=bool(kernel.depends))
@@ -770,7 +770,7 @@ def _with_metrics(measured: replies.Measurement, opened: _Opened, energy: Energy
     if measured.outcome is not Outcome.MEASURED or latency_us is None:
         return measured
     joules = None if energy is None else energy.joules
-    metrics = {} if joules is None else energy_figures(joules, latency_us)
+    metrics = {} if joules is None else compute_energy_figures(joules, latency_us)
     try:
         metrics |= opened.metrics(latency_us, joules)
     except KernelFileError as error:

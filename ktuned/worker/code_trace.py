@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from ktuned.ipc import ABSENT, DIRECTORY, Places, agrees, is_way, relative, requests
-from ktuned.model import ENVIRONMENT, UNOBSERVED, Observation, value_digest
+from ktuned.model import ENVIRONMENT, UNOBSERVED, Observation, digest_variable
 from ktuned.spec import ACCESSES, OBSERVER
 from ktuned.worker.trace import EXECUTED, SourceChanged, look
 
@@ -84,5 +84,5 @@ def entries(
         entry = look(Observation(name, ABSENT, meaning, is_source=is_source, is_data=is_data), root)
         found.append(entry if entry.digest == digest else replace(entry, digest=digest, meaning=""))
     for name, value in sorted(ACCESSES.variables.items()):
-        found.append(Observation(ENVIRONMENT + name, value_digest(value), is_source=is_source, is_data=is_data))
+        found.append(Observation(ENVIRONMENT + name, digest_variable(value), is_source=is_source, is_data=is_data))
     return found

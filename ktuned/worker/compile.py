@@ -11,7 +11,7 @@ from typing import Any
 
 from ktuned.backends import Backend, Build, Compiled, Registry, Unit
 from ktuned.ipc import Places, Recipe, replies, requests, sight
-from ktuned.model import BackendError, Observation, Outcome, Phase, combine
+from ktuned.model import BackendError, Observation, Outcome, Phase, extend_digest
 from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded, forget_modules, get_kernel_module
 from ktuned.worker.imported_files import ImportedFiles
 from ktuned.worker.inspect import check_digests, digests_of, files_of
@@ -68,7 +68,7 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
         _check_toolchain(request.toolchain)
         observed = _observed(trace, units[0], known)
         # Another content of these names, which no key of the daemon's stands for, makes another artifact.
-        key = combine(compiled.key, observed) if observed else compiled.key
+        key = extend_digest(compiled.key, observed) if observed else compiled.key
         outcome, message, content, size = compiled.outcome, compiled.message, "", 0
         if outcome is None:
             try:

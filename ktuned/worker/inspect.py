@@ -107,7 +107,7 @@ class Inspector:
         # An import may have read what any of the kernels is made of.
         reached = entries(names_of(ACCESSES.files, str(root)), str(root), is_data=True, is_source=True)
         kernels = [
-            info.observed([*reached, *(look(entry, str(root)) for entry in request.learned.get(info.kernel, ()))])
+            info.with_observed([*reached, *(look(entry, str(root)) for entry in request.learned.get(info.kernel, ()))])
             for info in kernels
         ]
         return replies.InspectedFile(

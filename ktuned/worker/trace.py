@@ -25,7 +25,7 @@ from ktuned.ipc import (
     stamp_directory,
     stamps,
 )
-from ktuned.model import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, UsageError, value_digest
+from ktuned.model import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, UsageError, digest_variable
 from ktuned.spec import ACCESSES, OBSERVER, digest_meaning, find_distribution, find_installed_place, find_owners
 
 YOUNG_NS = 20_000_000
@@ -58,7 +58,7 @@ def look(entry: Observation, root: str) -> Observation:
         # Not as the kernel file's own code has set it: that is code, which counts by itself.
         environment = os.environ if OBSERVER.kernel_file is None else OBSERVER.environ
         value = environment.get(entry.name.removeprefix(ENVIRONMENT))
-        return replace(entry, digest=value_digest(value))
+        return replace(entry, digest=digest_variable(value))
     if entry.name.startswith(UNOBSERVED):
         return entry
     if entry.name.startswith(DISTRIBUTION):
@@ -160,7 +160,7 @@ class Trace:
             if not agrees(found[-1].digest, self._seen.get(path, found[-1].digest)):
                 raise SourceChanged(f"{path} changed while it was compiled", tuple(found))
         for variable, value in sorted(variables.items()):
-            found.append(Observation(ENVIRONMENT + variable, value_digest(value), is_source=True))
+            found.append(Observation(ENVIRONMENT + variable, digest_variable(value), is_source=True))
         found += [Observation(f"{self._unobserved}{reason}", ABSENT) for reason in unobserved]
         return tuple(found)
 

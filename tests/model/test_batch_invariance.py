@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ktuned.model import Candidate, Member, batch_fault, choose_class, find_groups
+from ktuned.model import Candidate, Member, choose_class, find_batch_fault, find_groups
 
 FIELDS = ("M",)
 
@@ -40,7 +40,9 @@ def test_the_class_of_the_least_weighted_total_is_chosen() -> None:
     found = choose_class(FIELDS, [_small(1, *small), large])
     assert dict(found.configs) == {_problem(1): "plain", _problem(64): "plain"}
     assert (found.total, found.fastest, found.broken_by) == (51.0, 31.0, "")
-    assert found.words() == ("batch-invariant under M = 1, 64; that costs 65 % more than the best config of each does")
+    assert found.describe() == (
+        "batch-invariant under M = 1, 64; that costs 65 % more than the best config of each does"
+    )
     heavy = choose_class(
         FIELDS,
         [
@@ -60,7 +62,7 @@ def test_a_class_without_a_config_for_one_problem_is_out() -> None:
     assert dict(found.configs) == {_problem(size): "plain" for size in (1, 8, 64)}
     broken = choose_class(FIELDS, [_small(1, ("fast", 0.5, "bb")), middle, large])
     assert (broken.configs, broken.broken_by, broken.agreeing) == ({}, _problem(8), 2)
-    assert broken.words() == (
+    assert broken.describe() == (
         "not batch-invariant under M = 1, 8, 64: M = 8 breaks it, where no measured config has the bits that "
         "2 of 3 problems can agree on"
     )
@@ -140,7 +142,7 @@ def test_problems_that_differ_in_the_fields_alone_are_a_group() -> None:
 )
 def test_a_field_that_is_no_size_is_one_line(problems: list[Any], fields: tuple[str, ...], words: str) -> None:
     """And so is a group without a largest problem."""
-    found = batch_fault(problems, fields)
+    found = find_batch_fault(problems, fields)
     assert words in found
     assert bool(found) == bool(words)
     assert "\n" not in found

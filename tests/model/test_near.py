@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ktuned.model.near import distance
+from ktuned.model.near import measure_distance
 from ktuned.model.values import Problem
 
 numbers = st.integers(1, 2**62) | st.floats(1e-300, 1e300)
@@ -16,11 +16,11 @@ problems = st.fixed_dictionaries({"M": numbers, "N": numbers})
 @given(problems, problems)
 def test_distance_is_symmetric_finite_and_nought_at_home(left: Problem, right: Problem) -> None:
     """It is a distance, over all of what a number can be."""
-    far = distance(left, right)
+    far = measure_distance(left, right)
     assert far is not None
-    assert far == distance(right, left)
+    assert far == measure_distance(right, left)
     assert math.isfinite(far)
-    assert distance(left, left) == 0
+    assert measure_distance(left, left) == 0
 
 
 @pytest.mark.parametrize(
@@ -44,4 +44,4 @@ def test_distance_is_symmetric_finite_and_nought_at_home(left: Problem, right: P
 )
 def test_distance(left: Problem, right: Problem, expected: float | None) -> None:
     """Numbers are compared by ratio; what has no ratio must be equal."""
-    assert distance(left, right) == (None if expected is None else pytest.approx(expected))
+    assert measure_distance(left, right) == (None if expected is None else pytest.approx(expected))

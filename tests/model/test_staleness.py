@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from ktuned.model.keys import DeviceModel, KernelName, KeyProblem
-from ktuned.model.staleness import CAPTURED, sentence, since
+from ktuned.model.staleness import CAPTURED, compare_contexts, describe_change
 from ktuned.model.trial import Context
 
 THEN = Context(KernelName("p:k"), KeyProblem("{}"), DeviceModel("cpu"), "d1", "gcc1", "linux1", 1)
@@ -18,8 +18,8 @@ NOTHING: tuple[Any, Any] = ({}, {})
 def told(now: Context, **pairs: Any) -> list[str]:
     """Return the changes in words."""
     chosen = {name: pairs.get(name, NOTHING) for name in ("parts", "toolchains", "drivers")}
-    found = since(THEN, now, chosen["parts"], chosen["toolchains"], chosen["drivers"], "tune_k.py")
-    return [sentence(change.to_wire()) for change in found]
+    found = compare_contexts(THEN, now, chosen["parts"], chosen["toolchains"], chosen["drivers"], "tune_k.py")
+    return [describe_change(change.to_wire()) for change in found]
 
 
 @pytest.mark.parametrize(

@@ -83,9 +83,9 @@ def test_a_kernel_crosses_the_wire(changes: dict[str, Any], carrier: Any) -> Non
 def test_the_key_holds_the_specialised_problem() -> None:
     """Without ``specialize`` the whole problem enters the key, with it only the keys that it names."""
     problem: Problem = {"M": 64, "dtype": "float16"}
-    assert info(specialize=None).specialized(problem) == problem
-    assert info().specialized(problem) == {"M": 64}
-    assert info(specialize=()).specialized(problem) == {}
+    assert info(specialize=None).select_key_values(problem) == problem
+    assert info().select_key_values(problem) == {"M": 64}
+    assert info(specialize=()).select_key_values(problem) == {}
     assert info().name == "proj:gemm"
 
 
