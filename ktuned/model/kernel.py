@@ -1,4 +1,4 @@
-"""Kernels as the daemon knows them, and the roots that contain them."""
+"""Kernels as the daemon knows them, without their code, and the roots that contain them."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ from ktuned.model.trace import (
 from ktuned.model.values import Config, Problem, Scalar, canonical, sha256
 
 _DIRECTORY = "dir"
-"""The stamp of a directory, and the beginning of that of the names in it."""
+"""The stamp of a directory, with which the stamp of its listing begins (:mod:`ktuned.ipc.stamps`)."""
 
 
 @record
 class RootSettings(Record):
-    """Explicit settings of a root, by ``config.toml`` or a request; they come before all others."""
+    """Settings of a root that ``config.toml`` or a request gives explicitly; they precede all others."""
 
     name: str = ""
     python: str = ""
@@ -58,12 +58,18 @@ class RootSettings(Record):
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A watched directory: its project's name, its interpreter, its workers' environment variables, its watching.
+    """A watched directory with kernel files.
 
-    ``polling`` is for file systems that do not report changes made elsewhere (network file systems). ``asked`` is what
-    was asked for, ``project_digest`` the SHA-256 of the ``ktuned.toml`` that the root was made with, and ``defaults``
-    what that file says of kernel files that set no budgets. ``workers`` is the directory above it that it shares its
-    workers with, empty if it has its own.
+    Attributes:
+        path: the directory.
+        name: its project's name.
+        python: the interpreter of its workers.
+        env: their environment variables.
+        polling: for file systems that do not report changes made elsewhere, such as network file systems.
+        asked: the settings that were given explicitly.
+        project_digest: SHA-256 of the ``ktuned.toml`` from which the root was made.
+        defaults: that file's budgets, for kernel files that set none.
+        workers: a directory above it with which it shares its workers; empty if it has its own.
     """
 
     path: str
@@ -91,11 +97,15 @@ class Root:
 class KernelInfo(Record):
     """A kernel's declaration without its code.
 
-    ``digest`` changes when old measurements no longer hold; ``source_digest`` when old artifacts do not;
-    ``plan_digest`` when there may be more to explore. ``stamps`` maps each file that it depends on (absolute
-    path) to the SHA-256 of its bytes, or to ``""`` for a missing one. ``learned`` are the names that only compiling or
-    measuring has shown, as they are now; they are part of the digests. ``bucket`` has the rules of buckets by key, and
-    ``problems`` are representatives.
+    Attributes:
+        digest: changes when old measurements no longer hold.
+        source_digest: changes when old artifacts no longer do.
+        plan_digest: changes when there may be more to explore.
+        stamps: the SHA-256 of each file that it depends on, by absolute path; empty for an absent one.
+        problems: the declared problems, as representatives of their buckets.
+        bucket: the rules of buckets by problem key.
+        extra: further facts; see :func:`ktuned.spec.digest.describe_kernel`.
+        learned: names that only compiling or measuring has shown, as they are now; the digests include them.
     """
 
     project: ProjectName
@@ -124,17 +134,17 @@ class KernelInfo(Record):
 
     @property
     def data_digest(self) -> str:
-        """Digest of what decides a figure besides machine code, arguments and the bits of inputs and expected outputs.
+        """Digest of what decides a figure besides machine code, arguments, and the bits of inputs and expected outputs.
 
-        These are the tolerances, say, and libraries that were imported. Python counts where it judges: a ``check``.
+        Tolerances and imported libraries do, for example. Python does only where it judges, as a ``check`` does.
         """
         return str(self.extra.get("data_digest", self.digest))
 
     @property
     def data_read(self) -> dict[str, str]:
-        """The names that were read to make a problem's data, or in launches, with short digests of what decides there.
+        """The names that were read to make a problem's data, or in launches, with short digests of what they mean.
 
-        Python that does not judge is none of them: a lane tells the bits of what it makes.
+        Python that does not judge is left out, because lanes digest the bits of what it makes.
         """
         judges = self.extra.get("judges")
         entries = [one for one in self.learned.values() if one.is_data and (judges or not one.meaning)]
@@ -147,7 +157,7 @@ class KernelInfo(Record):
 
     @property
     def is_data(self) -> bool:
-        """True if its kernel file executes nothing of the user's, so that workers serve it like any other such file."""
+        """True if its kernel file runs no code of the user's, so that one worker serves many such files."""
         return bool(self.extra.get("is_data", False))
 
     @property
@@ -157,7 +167,7 @@ class KernelInfo(Record):
 
     @property
     def parts(self) -> dict[str, str]:
-        """Parts of ``digest``: short digests by labels that begin with ``source:`` or ``argument:``."""
+        """The parts of ``digest``: short digests by labels, most of which begin with ``source:`` or ``argument:``."""
         groups = (("source", "files"), ("source", "python"), ("argument", "arguments"))
         found = [(group, self.extra.get(key, {})) for group, key in groups]
         parts = {f"{group}:{label}": digest for group, digests in found for label, digest in digests.items()}
@@ -165,12 +175,12 @@ class KernelInfo(Record):
 
     @property
     def version(self) -> str:
-        """Identifies the code that was inspected, whatever was learned of it."""
+        """Identifies the code that was inspected, independent of what was learned since."""
         return str(self.extra.get("version", ""))
 
     @property
     def unobserved(self) -> str:
-        """The reason why not all that decides this kernel's results is known; empty if it is."""
+        """The reason why the kernel is not fully observed; empty if it is."""
         if self.extra.get("declares"):
             return ""
         prefix = f"{UNOBSERVED}{self.version}:"
@@ -179,17 +189,18 @@ class KernelInfo(Record):
 
     @property
     def compiled_files(self) -> list[str]:
-        """The files in ``stamps`` that artifacts are known to depend on, or would if they appeared.
+        """The files in ``stamps`` on which artifacts depend, or would if they appeared.
 
-        Of a kernel without sources all are: its own code is what compilers get.
+        These are all files of a kernel without sources, because compilers get its own code.
         """
         read = self._read_by_compilers()
         return [path for path, digest in self.stamps.items() if not (self.sources and digest) or path in read]
 
     @property
     def code_digest(self) -> str:
-        """Digest of all files but those that only compilers read: if it is equal, importing the kernel file does the
-        same to its process.
+        """Digest of all files except those that only compilers read.
+
+        While it is equal, importing the kernel file does the same to a process.
         """
         compiled = self._read_by_compilers()
         read = {path: digest for path, digest in self.stamps.items() if path.endswith(".py") or path not in compiled}
@@ -201,14 +212,14 @@ class KernelInfo(Record):
         return read | {place for entry in self.learned.values() if entry.is_source for place in entry.places}
 
     def label_part(self, entry: Observation) -> str:
-        """Return the label of a learned name among ``parts``; a file is named as sources are."""
+        """Return the label of a learned name among ``parts``; files are labelled like sources."""
         if entry.name.startswith((ENVIRONMENT, UNOBSERVED)):
             return entry.name
         is_elsewhere = not entry.places or entry.name.startswith(DISTRIBUTION)
         return f"source:{entry.name if is_elsewhere else os.path.relpath(entry.places[0], os.path.dirname(self.file))}"
 
     def with_observed(self, found: Iterable[Observation]) -> KernelInfo:
-        """Return the kernel with names that were observed and that it does not have yet; itself if there are none."""
+        """Return the kernel with those observed names that it does not have yet; itself if it has all of them."""
         news = find_news(self.learned, found)
         if not news:
             return self
@@ -235,13 +246,13 @@ class KernelInfo(Record):
         )
 
     def find_contradiction(self, found: Iterable[Observation]) -> Observation | None:
-        """Return an observation of something else than what this kernel is known by; a file has changed then."""
+        """Return an observation that differs from what this kernel knows: a file has changed since; or None."""
         for entry in found:
             known = {self.learned[entry.name].digest} if entry.name in self.learned else set()
             if not entry.name.endswith("/"):
                 known |= {self.stamps[place] for place in entry.places if place in self.stamps}
             if entry.digest.startswith(_DIRECTORY):
-                # That it is there was known; now the names in it count, too.
+                # It was known to be there; that now the names in it count, too, is no contradiction.
                 known.discard(_DIRECTORY)
             if known - {entry.digest}:
                 return entry
@@ -252,19 +263,17 @@ class KernelInfo(Record):
 
     @property
     def weights(self) -> tuple[float, ...]:
-        """The weights of the problems, if one config is to be served for all of them; else nothing."""
+        """The weights of the problems if one config is served for all of them; else empty."""
         return tuple(self.extra.get("weights", ()))
 
     @property
     def batch_invariant(self) -> tuple[str, ...]:
-        """The fields in which problems may differ whose rows are to have equal bits; see :mod:`.batch_invariance`."""
+        """The problem keys on which the bits of rows must not depend; see :mod:`.batch_invariance`."""
         fields, _ = self.extra.get("batch_invariant", ((), ()))
         return tuple(fields)
 
     def find_batch_groups(self) -> list[list[tuple[Problem, float]]]:
-        """Return the groups of declared problems whose rows are to have equal bits, with their weights, the largest
-        problem of each last.
-        """
+        """Return the groups of declared problems whose rows must have equal bits, with weights; the largest is last."""
         fields, weights = self.extra.get("batch_invariant", ((), ()))
         weight_of = dict(zip(map(canonical, self.problems), weights, strict=False))
         groups = find_groups(self.problems, fields) if fields else []
@@ -276,7 +285,7 @@ class KernelInfo(Record):
         return FUNCTION in self.bucket.values()
 
     def represent(self, problem: Problem) -> dict[str, Scalar]:
-        """Return the problem that stands for a problem's bucket, as far as rules that are data say."""
+        """Return the problem that stands for a problem's bucket, by the rules that are data."""
         return apply_bucket_rules(self.bucket, problem) if self.bucket else dict(problem)
 
     def select_key_values(self, problem: Problem) -> dict[str, Scalar]:
@@ -294,15 +303,15 @@ class KernelInfo(Record):
 
     @property
     def metrics(self) -> Mapping[str, bool]:
-        """The file's own metrics, and whether each is made of the energy, too."""
+        """The file's own metrics by name: whether each is computed from the energy."""
         found: Mapping[str, bool] = self.extra.get("metrics", {})
         return found
 
     def objective(self, asked: str | None) -> Objective:
-        """Return the objective that a request means: the declared one if it names none.
+        """Return the objective of a request: the one that it names, or the declared one.
 
         Raises:
-            UsageError: there is none of this name, or it is a metric that the kernel does not have.
+            UsageError: there is no such objective, or it is a metric that the kernel does not have.
         """
         objective = read_objective(self.plan.objective if asked is None else asked)
         if strip_numerics(objective) not in BUILT_IN and metric_of(objective) not in self.metrics:
@@ -313,29 +322,29 @@ class KernelInfo(Record):
         return objective
 
     def needs_energy(self, objective: Objective) -> bool:
-        """Return whether the figure of an objective is made of the energy that a launch takes."""
+        """Return whether an objective's figure is computed from the energy of a launch."""
         plain = strip_numerics(objective)
         return not is_latency(plain) and (plain in BUILT_IN or self.metrics.get(metric_of(plain), False))
 
     def with_anchor(self, anchor: Config | None, objective: Objective) -> KernelInfo:
-        """Return the kernel with an anchor in its default's place, as it is where numerics are exact.
+        """Return the kernel with the anchor as its default, if the objective's numerics are exact.
 
-        So the anchor is what is served before there is a winner, is measured in full, and is the base of speed-ups.
+        So the anchor is served before there is a winner, is measured in full, and is the base of speed-ups.
         """
         is_other = anchor is not None and is_exact(objective) and anchor != self.default
         return dataclasses.replace(self, default=anchor) if is_other else self
 
     def order_config(self, config: Config) -> dict[str, Scalar]:
-        """Return a config with its knobs in the order in which the space declares them; the store sorts them."""
+        """Return a config with its knobs in the order of the declared space; the store sorts them by name."""
         listed = self.space.get("configs") or [self.default or {}]
         return _order_values(config, self.space.get("axes") or listed[0])
 
     def order_problem(self, problem: Problem) -> dict[str, Scalar]:
-        """Return a problem with its keys in the order of the first declared problem; the store sorts them."""
+        """Return a problem with its keys in the order of the first declared one; the store sorts them by name."""
         return _order_values(problem, self.problems[0] if self.problems else ())
 
     def with_plan_defaults(self, defaults: PlanDefaults) -> KernelInfo:
-        """Return the kernel with its project's defaults where its file sets no budgets, and the plan's digest."""
+        """Return the kernel with its project's defaults for budgets that its file does not set."""
         plan = defaults.apply_to(self.plan, self.extra.get("given", ()))
         if plan == self.plan:
             return self
@@ -343,7 +352,7 @@ class KernelInfo(Record):
         return dataclasses.replace(self, plan=plan, plan_digest=digest)
 
     def to_wire(self) -> dict[str, Any]:
-        """Return plain data that :meth:`from_wire` reads; nested values are shared with the kernel."""
+        """Return plain data that :meth:`from_wire` reads; it shares the kernel's nested values."""
         values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
         learned = {name: dataclasses.asdict(entry) for name, entry in self.learned.items()}
         return values | {"plan": self.plan.to_wire(), "learned": learned}

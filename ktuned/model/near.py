@@ -1,8 +1,9 @@
 """Near problems: how far two problems are apart, and the winners of the nearest ones. No IO.
 
-To a lookup, which serves a winner as it is, the nearest problem is the one with the same strings and bools and the
-least log distance over its numbers: the sum of abs(ln(a / b)) over all numeric keys, so that 1024 is as far from 512
-as from 2048. A job, which only begins with near configs, takes those of any other key, the most similar ones first.
+A lookup serves another problem's winner unchanged. So it accepts only problems with the same strings and bools, and
+takes the one with the smallest log distance over the numbers: the sum of abs(ln(a / b)), by which 1024 is as far from
+512 as from 2048. A job only begins its search with near configs. So it takes those of any other key, the most similar
+ones first.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from ktuned.model.trial import Winner
 from ktuned.model.values import Problem, Scalar
 
 NEAR_CANDIDATES = 4
-"""Number of nearest winners that are considered: the validity of each may have to be asked of a worker."""
+"""Number of nearest winners that are considered: a worker may have to check each one's validity."""
 
 
 def find_nearest_winners(problem: Mapping[str, Scalar], winners: Iterable[Winner]) -> list[Winner]:
@@ -31,10 +32,10 @@ def find_nearest_winners(problem: Mapping[str, Scalar], winners: Iterable[Winner
 
 
 def find_stand_ins(key: WinnerKey, problem: Mapping[str, Scalar], winners: Iterable[Winner]) -> list[Winner]:
-    """Return the winners of other keys that may stand in for one's, the best first.
+    """Return the winners of other keys that may stand in for a missing one, the best first.
 
-    By another objective than latency the fastest config of the problem is the first: it is right, and no bad one.
-    Where numerics are exact there are none: nobody has compared their bits with the anchor's.
+    For another objective than latency, the problem's fastest config comes first: it is valid, and seldom bad. For exact
+    numerics there are none, because nobody has compared their bits with the anchor's.
     """
     if is_exact(key.objective):
         return []
@@ -62,11 +63,11 @@ def measure_distance(left: Problem, right: Problem) -> float | None:
 
 
 def sort_by_similarity(key: WinnerKey, winners: Sequence[Winner]) -> list[Winner]:
-    """Return the winners for other problems, devices and objectives, those of the most similar ones first.
+    """Return the winners of all other keys, those of the most similar ones first.
 
-    The distance of two sizes is the logarithm of their ratio. Any other difference counts as a factor of 16, another
-    device as one of 2: how sizes change a kernel's best config is mostly alike on all of them. So are another
-    objective's.
+    The distance of two sizes is the logarithm of their ratio. Any other difference in a problem counts as a factor of
+    16. Another device or objective counts as a factor of 2, because the best config depends on sizes in much the same
+    way.
     """
     wanted = json.loads(key.problem)
     found = [

@@ -1,4 +1,4 @@
-"""Changes since a winner was measured: files, arguments, versions. No IO."""
+"""Why a winner is stale: the files, arguments and versions that changed since it was measured. No IO."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ktuned.model.trace import ENVIRONMENT
 from ktuned.model.trial import Context
 
 SOURCE = "source"
-"""Group of a kernel's parts that are files, or distributions; the others are ``@kernel``'s arguments."""
+"""Group of those parts of a kernel that are files or distributions; the others are ``@kernel``'s arguments."""
 
 SPACE = "space"
 """The kind of a change of the space alone; its ``name`` is a sentence about the config."""
@@ -26,10 +26,13 @@ _MISSING = " includes "
 class Change(Record):
     """One difference between two contexts.
 
-    ``kind`` is ``source``, ``argument`` (of ``@kernel``), ``inputs`` (captured ones),
-    ``environment`` (a variable), ``toolchain``, ``driver``, ``measuring`` or ``unknown``; ``where`` a file relative to
-    the kernel file's directory, or a tool; ``name`` the part of it. ``before`` and ``after`` are versions,
-    values or short digests; empty if absent.
+    Attributes:
+        kind: ``source``, ``argument`` (of ``@kernel``), ``inputs`` (captured ones), ``environment`` (a variable),
+            ``toolchain``, ``driver``, ``measuring`` or ``unknown``.
+        where: a file, relative to the kernel file's directory, or a tool.
+        name: the part of it that changed.
+        before: a version, a value or a short digest; empty if absent.
+        after: likewise, now.
     """
 
     kind: str
@@ -51,9 +54,16 @@ def compare_contexts(
     drivers: tuple[Mapping[str, str] | None, Mapping[str, str] | None],
     kernel_file: str,
 ) -> list[Change]:
-    """Return the differences between the contexts ``then`` and ``now``; each pair holds the parts of both digests.
+    """Return the differences between the contexts ``then`` and ``now``.
 
-    ``None`` stands for parts that were not kept: the change is then returned without them.
+    Args:
+        then: the context of a measurement.
+        now: the present one.
+        parts: the parts of both kernel digests by label; None for parts that were not kept. The change is then reported
+            without its parts.
+        toolchains: likewise, the parts of both toolchains.
+        drivers: likewise, the parts of both device fingerprints.
+        kernel_file: stands for changes that belong to no other file.
     """
     found: list[Change] = []
     if then.digest != now.digest:
@@ -110,7 +120,7 @@ def _compare_versions(
 
 
 def describe_change(change: Mapping[str, Any]) -> str:
-    """Return one change in words."""
+    """Return a change (:meth:`Change.to_wire`) as a sentence."""
     kind, where, name, before, after = (change[key] for key in ("kind", "where", "name", "before", "after"))
     if kind in ("toolchain", "driver", "measuring"):
         what = f"{where} {name}".rstrip()
