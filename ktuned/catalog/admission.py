@@ -226,7 +226,7 @@ class Admission:
 
     async def _ask_worker(self, kernel: KernelInfo, problem: Problem, configs: Sequence[Config]) -> list[bool]:
         environment = self._catalog.kernel_environment(kernel)
-        reference = requests.KernelRef.of(kernel, environment.project, environment.cwd)
+        reference = requests.KernelRef.from_kernel(kernel, environment.project, environment.cwd)
         request = requests.Admits(reference, problem, tuple(dict(config) for config in configs))
         async with self._fleet.lend(Role.INSPECT, environment) as worker:
             reply, _ = await worker.exchange(request, self._deadlines)

@@ -64,7 +64,7 @@ class Buckets:
         if found is not None and found.is_current:
             return found.problem
         environment = self._catalog.kernel_environment(kernel)
-        reference = requests.KernelRef.of(kernel, environment.project, environment.cwd)
+        reference = requests.KernelRef.from_kernel(kernel, environment.project, environment.cwd)
         request = requests.Represent(reference, problem)
         async with self._fleet.lend(Role.INSPECT, environment) as worker:
             reply, _ = await worker.exchange(request, self._deadlines)

@@ -30,7 +30,7 @@ import msgspec
 from ktuned.catalog.dependencies import Dependents
 from ktuned.catalog.project_file import PROJECT_FILE
 from ktuned.fleet import Environment
-from ktuned.ipc import trail
+from ktuned.ipc import follow_links
 from ktuned.model import (
     AmbiguousName,
     KernelInfo,
@@ -167,7 +167,7 @@ class Catalog:
         """Note that a root's project file had such a digest when it was read, and what is wrong with it."""
         file = os.path.join(path, PROJECT_FILE)
         # It may be a link to one that many projects share, and be edited where it lies.
-        self._dependents.put_owner(_OF_PROJECT + path, file, {str(place): digest for place in trail(Path(file))})
+        self._dependents.put_owner(_OF_PROJECT + path, file, {str(place): digest for place in follow_links(Path(file))})
         self._errors.pop(file, None)
         if error is not None:
             self._errors[file] = (error,)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from ktuned.catalog.catalog import Catalog, environment_of
 from ktuned.catalog.inspection import FileInspector
 from ktuned.catalog.traces import Traces
-from ktuned.ipc import relative
+from ktuned.ipc import make_relative
 from ktuned.model import KernelInfo, Observation, reduce_digest
 
 
@@ -65,6 +65,6 @@ class ForeignNames:
         if not learns or not found:
             return named, exported
         directory = environment_of(root).cwd
-        below = [replace(one, places=tuple(relative(path, directory) for path in one.places)) for one in found]
+        below = [replace(one, places=tuple(make_relative(path, directory) for path in one.places)) for one in found]
         await self._traces.learn_names(kernel, below)
         return self._catalog.resolve_kernel(kernel.name), exported

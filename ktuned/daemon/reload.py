@@ -136,7 +136,7 @@ class Reload:
         self._jobs.request_review()
         # With more time or memory it may work.
         self._jobs.forget_failures()
-        if self._trust.allow(settings.trusted_directories):
+        if self._trust.set_exceptions(settings.trusted_directories):
             # Workers are given them when they start.
             self._fleet.outdate_workers()
         self._fleet.resize(settings.compile_slots, (settings.bench_bytes, settings.compile_bytes))

@@ -149,7 +149,7 @@ class Environments:
         if self._disagreements[key]:
             _log.warning("daemon_outdated", python=environment.python, reason=reason)
 
-    def _difference(self, observed: replies.Observed | None, environment: Environment) -> str:
+    def _difference(self, observed: replies.ProbeDependencies | None, environment: Environment) -> str:
         return difference(observed, self.variables(environment), cpu.limits())
 
     def variables(self, environment: Environment) -> dict[str, str]:

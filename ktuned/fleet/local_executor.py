@@ -120,7 +120,7 @@ class LocalExecutor(Executor):
         self._count += 1
         scratch, places = self.scratch / str(self._count), self._places(environment)
         # In a thread: the first time, a compiler may make the observer's library.
-        await anyio.to_thread.run_sync(observer.prepare)
+        await anyio.to_thread.run_sync(observer.prepare_library)
         worker = spawn(
             environment,
             role=role,

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from time import monotonic
 
 from ktuned.fleet.expiry import Expiry
-from ktuned.ipc import Entered, Held, Journal
+from ktuned.ipc import HeldItems, Journal, PhaseEntry
 from ktuned.model import Phase
 
 
@@ -36,8 +36,8 @@ class Phases:
         self._before_look = before_look
         self._expiry = Expiry(loop, on_over, self._look)
         self._deadlines: Mapping[str, float] = {}
-        self._entered = [Entered(Phase.SPAWN, clock())]
-        self._held = Held(0, b"")
+        self._entered = [PhaseEntry(Phase.SPAWN, clock())]
+        self._held = HeldItems(0, b"")
 
     @property
     def now(self) -> Phase:
@@ -56,16 +56,16 @@ class Phases:
 
     def begin(self, request: int, phase: Phase, deadlines: Mapping[str, float]) -> None:
         """Begin a request in a phase."""
-        self._entered = [Entered(phase, self._clock())]
+        self._entered = [PhaseEntry(phase, self._clock())]
         self._deadlines = deadlines
-        self._held = Held(0, b"")
+        self._held = HeldItems(0, b"")
         if self._journal is not None:
-            self._journal.begin(request, phase)
+            self._journal.begin_request(request, phase)
         self._expiry.begin(min(deadlines.values()))
 
     def enter(self, phase: Phase) -> None:
         """Note a phase that was named in a message."""
-        self._entered.append(Entered(phase, self._clock()))
+        self._entered.append(PhaseEntry(phase, self._clock()))
 
     def knows(self, phase: Phase) -> bool:
         """Return whether a phase has a deadline."""
@@ -79,7 +79,7 @@ class Phases:
         """Take in what the journal says by now."""
         if self._journal is None or not self.keeps_journal:
             return
-        found, self._held = self._journal.read()
+        found, self._held = self._journal.read_progress()
         began, until = self._entered[0], self._clock()
         known = [one for one in found if began.at <= one.at <= until and one.phase in self._deadlines]
         # Code that runs in the worker may have written nonsense: then the phase that was known goes on.
@@ -87,7 +87,7 @@ class Phases:
             self._entered = [began, *known] if known[0].at > began.at else known
 
     @property
-    def held(self) -> Held:
+    def held(self) -> HeldItems:
         """The messages that the worker held back when it was last followed."""
         return self._held
 

@@ -17,7 +17,7 @@ from typing import Final, NamedTuple
 from ktuned.catalog import Catalog
 from ktuned.devices import Machine
 from ktuned.fleet import Environment
-from ktuned.ipc import agrees, stamp
+from ktuned.ipc import stamp, stamps_agree
 from ktuned.model import ENVIRONMENT, Device, KernelInfo, digest_variable
 
 MAX_FILES: Final = 100
@@ -93,7 +93,7 @@ def _first_difference(stamps: Mapping[str, str]) -> str:
     """Return the first file that no longer holds what was inspected, or why that is not looked at here."""
     if len(stamps) > MAX_FILES or sum(map(_file_size, stamps)) > MAX_BYTES:
         return "its files are many"
-    return next((f"{path} changed" for path, held in stamps.items() if not agrees(held, stamp(Path(path)))), "")
+    return next((f"{path} changed" for path, held in stamps.items() if not stamps_agree(held, stamp(Path(path)))), "")
 
 
 def _file_size(path: str) -> int:

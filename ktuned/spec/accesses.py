@@ -64,8 +64,8 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ktuned.ipc import ABSENT, DIRECTORY, Untrusted, is_way, lexical, stamp, stamp_directory
-from ktuned.observer import OFF, Kind, Log, Note
+from ktuned.ipc import ABSENT, DIRECTORY, Untrusted, is_directory_stamp, normalize_path, stamp, stamp_directory
+from ktuned.observer import OFF_VARIABLE, Kind, Log, Note
 from ktuned.spec.code_observer import OBSERVER
 from ktuned.spec.distributions import is_unowned
 from ktuned.spec.origin import (
@@ -156,7 +156,7 @@ class Accesses:
         if self._is_recording:
             return
         self._is_recording = True
-        self.log = Log.here()
+        self.log = Log.open_own()
         sys.modules["ktuned.ipc.stamps"].pause_recording = self.pause_recording  # type: ignore[attr-defined]
         OBSERVER.pause_recording = self.pause_recording
         if "KTUNED_WORKER" in os.environ:
@@ -181,7 +181,7 @@ class Accesses:
                 self._record_bare_modules()
             _hide_metadata_listings()
         if self.log is not None:
-            for _ in self.log.read():
+            for _ in self.log.read_notes():
                 pass
             self.log.empty_if_half_full()
             self._epoch = self.log.begin_epoch()
@@ -253,11 +253,11 @@ class Accesses:
         if not self._is_recording:
             return
         if self.log is None:
-            self.record_unobserved("the observer is switched off" if os.environ.get(OFF) else NO_OBSERVER)
+            self.record_unobserved("the observer is switched off" if os.environ.get(OFF_VARIABLE) else NO_OBSERVER)
             return
         if self.log.is_full:
             self.record_unobserved("the observer's log is full")
-        notes = [note for note in self.log.read() if note.epoch >= self._epoch]
+        notes = [note for note in self.log.read_notes() if note.epoch >= self._epoch]
         with self.pause_recording():
             self._record_notes(notes)
 
@@ -298,7 +298,7 @@ class Accesses:
             is_program = note.kind is Kind.EXECUTED
             if reason := explain_unobservable(note.name, is_program=is_program, is_installed=is_installed):
                 self.record_unobserved(reason)
-        path = lexical(Path(note.name))
+        path = normalize_path(Path(note.name))
         if str(path) in self._written or self.is_left_out(str(path)):
             return
         # Executed Python code counts by its syntax tree (CodeObserver); only who opens it again reads its text.
@@ -310,7 +310,7 @@ class Accesses:
             self._tested.discard(path)
         # The first sight counts; a listing only adds the names to a directory that was known to be there.
         known = self._files.get(path)
-        if known is not None and not (is_way(known) and note.kind is Kind.LISTED):
+        if known is not None and not (is_directory_stamp(known) and note.kind is Kind.LISTED):
             return
         if not note.is_found:
             self._record_absent(path)
@@ -364,11 +364,11 @@ class Accesses:
         if self.log is None or self.log.is_silent:
             yield
             return
-        self.log.silence(True)
+        self.log.set_silent(True)
         try:
             yield
         finally:
-            self.log.silence(False)
+            self.log.set_silent(False)
 
     @contextmanager
     def resume_recording(self) -> Iterator[None]:
@@ -376,11 +376,11 @@ class Accesses:
         if self.log is None or not self.log.is_silent:
             yield
             return
-        self.log.silence(False)
+        self.log.set_silent(False)
         try:
             yield
         finally:
-            self.log.silence(True)
+            self.log.set_silent(True)
 
 
 ACCESSES = Accesses()

@@ -27,7 +27,7 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
-from ktuned.ipc import Trust, lexical, stamp
+from ktuned.ipc import Trust, normalize_path, stamp
 from ktuned.spec import distributions
 from ktuned.spec.distributions import is_unowned
 from ktuned.spec.origin import InstalledPlace, find_installed_place, is_foreign, is_ours, prepare_origins
@@ -218,7 +218,7 @@ class CodeObserver:
     def map_files_to_modules(self) -> dict[Path, str]:
         """Return the modules that count by content: their names by their files."""
         files = {name: getattr(sys.modules[name], "__file__", None) for name in self._list_counted_modules()}
-        return {lexical(Path(file)): name for name, file in files.items() if isinstance(file, str)}
+        return {normalize_path(Path(file)): name for name, file in files.items() if isinstance(file, str)}
 
     def find_installed_imports(self) -> list[InstalledPlace]:
         """Return the places of the installed packages that import statements of the executed code name."""
@@ -245,7 +245,7 @@ class CodeObserver:
         for name in self._list_counted_modules():
             file = getattr(sys.modules[name], "__file__", None)
             if isinstance(file, str) and file.endswith(tuple(EXTENSION_SUFFIXES)):
-                path = lexical(Path(file))
+                path = normalize_path(Path(file))
                 self._extensions.setdefault(path, stamp(path))
 
     def _install_hooks(self) -> None:
@@ -278,7 +278,7 @@ def _get_observed_code(loader: SourceFileLoader, name: str) -> CodeType | None:
     path = loader.get_filename(name)
     if not OBSERVER.counts_by_content(path) or is_ours(name):
         return _get_code(loader, name)
-    place = lexical(Path(path))
+    place = normalize_path(Path(path))
     with OBSERVER.pause_recording():
         data = loader.get_data(path)
     content = OBSERVER.record_execution(place, data)
@@ -289,7 +289,7 @@ def _get_observed_bytecode(loader: SourcelessFileLoader, name: str) -> CodeType 
     """Read a module that was handed out as bytecode alone; it counts by its bytes."""
     path = loader.get_filename(name)
     if OBSERVER.counts_by_content(path) and not is_ours(name):
-        OBSERVER.read_content(lexical(Path(path)))
+        OBSERVER.read_content(normalize_path(Path(path)))
     return _get_bytecode(loader, name)
 
 

@@ -9,7 +9,7 @@ import glob
 import os
 from pathlib import Path
 
-from ktuned.ipc import Untrusted, lexical, stamp
+from ktuned.ipc import Untrusted, normalize_path, stamp
 from ktuned.model import Record, record
 from ktuned.spec.code_observer import OBSERVER
 from ktuned.spec.declared_kernel import Kernel
@@ -37,7 +37,7 @@ def find_declared_files(kernel: Kernel) -> DeclaredFiles:
     files: dict[Path, str] = {}
     for pattern in kernel.depends:
         matches = sorted(glob.glob(pattern, root_dir=home, recursive=True))
-        paths = {name: lexical(home / name) for name in matches}
+        paths = {name: normalize_path(home / name) for name in matches}
         if len(paths) > MAX_FILES:
             raise kernel.site.make_error(f"depends: {pattern!r} matches more than {MAX_FILES} files")
         try:
@@ -54,8 +54,8 @@ def find_declared_files(kernel: Kernel) -> DeclaredFiles:
 def _find_watched_places(home: Path, pattern: str, matches: list[Path]) -> set[Path]:
     """Return the file that a plain name stands for, or the directories in which a pattern's next match may appear."""
     if not glob.has_magic(pattern):
-        return {lexical(home / pattern)}
+        return {normalize_path(home / pattern)}
     plain = pattern.split("/")[: next(at for at, part in enumerate(pattern.split("/")) if glob.has_magic(part))]
-    top = lexical(home.joinpath(*plain)) if not pattern.startswith("/") else Path("/", *plain)
+    top = normalize_path(home.joinpath(*plain)) if not pattern.startswith("/") else Path("/", *plain)
     below = {directory for path in matches for directory in path.parents if directory.is_relative_to(top)}
     return {top, *below, *(path for path in matches if os.path.isdir(path))}

@@ -15,7 +15,7 @@ from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Literal
 
-from ktuned.ipc import lexical
+from ktuned.ipc import normalize_path
 from ktuned.model import (
     Config,
     Plan,
@@ -113,7 +113,7 @@ class Kernel:
     @cached_property
     def source_paths(self) -> tuple[Path, ...]:
         """The sources' absolute paths; they are written relative to the kernel file."""
-        return tuple(lexical(self.file.parent / source) for source in self.sources)
+        return tuple(normalize_path(self.file.parent / source) for source in self.sources)
 
     @property
     def is_judged(self) -> bool:

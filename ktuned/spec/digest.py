@@ -21,7 +21,7 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
-from ktuned.ipc import Untrusted, stamps
+from ktuned.ipc import Untrusted, stamp_files
 from ktuned.model import BUCKET_FUNCTION, KernelInfo, ProjectName
 from ktuned.spec import distributions
 from ktuned.spec.accesses import ACCESSES
@@ -105,7 +105,7 @@ def describe_kernel(kernel: Kernel, project: str, root: Path) -> KernelInfo:
         source_digest=source_digest,
         plan_digest=_digest_together(plan),
         sources=tuple(map(str, kernel.source_paths)),
-        stamps=stamps(sorted(read), held),
+        stamps=stamp_files(sorted(read), held),
         problems=problems,
         default=None if kernel.default is None else dict(kernel.default),
         specialize=kernel.specialize,

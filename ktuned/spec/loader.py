@@ -22,7 +22,7 @@ from pathlib import Path
 from types import ModuleType
 
 from ktuned.backends import extra_of, install_hint
-from ktuned.ipc import ABSENT, Untrusted, agrees, lexical
+from ktuned.ipc import ABSENT, Untrusted, normalize_path, stamps_agree
 from ktuned.model import KernelFileError, Record, listed, record
 from ktuned.spec.accesses import ACCESSES
 from ktuned.spec.code_observer import OBSERVER, FreshProcessNeeded, ImportEnd
@@ -79,7 +79,7 @@ def load_file(path: Path, root: Path, backends: Collection[str] | None = None) -
         FreshProcessNeeded: in a worker, if what this process loaded before may have caused an error.
     """
     global _last_loaded
-    path, root = lexical(path), root.resolve()
+    path, root = normalize_path(path), root.resolve()
     is_used = OBSERVER.may_restart and OBSERVER.generation > 0
     if is_used and OBSERVER.has_stale_extensions:
         raise FreshProcessNeeded
@@ -109,8 +109,8 @@ def load_unless_held(path: Path, root: Path, digests: Mapping[Path, str]) -> Loa
     Raises:
         FreshProcessNeeded: as :func:`load_file`.
     """
-    path = lexical(path)
-    is_read = all(agrees(digest, digests.get(place, digest)) for place, digest in ACCESSES.files.items())
+    path = normalize_path(path)
+    is_read = all(stamps_agree(digest, digests.get(place, digest)) for place, digest in ACCESSES.files.items())
     if _last_loaded is not None and _last_loaded.path == path and is_read and OBSERVER.has_loaded(path, digests):
         return _last_loaded
     return load_file(path, root)
@@ -132,7 +132,7 @@ def get_kernel_module(path: Path) -> ModuleType:
     Raises:
         KernelFileError: it cannot be imported.
     """
-    path = lexical(path)
+    path = normalize_path(path)
     name = _make_module_name(path)
     if name in sys.modules:
         return sys.modules[name]
@@ -168,7 +168,7 @@ def is_kernel_module(name: str) -> bool:
 def find_module_file(module: ModuleType) -> Path | None:
     """Return the path of a module's source, or ``None`` for one without."""
     file = getattr(module, "__file__", None)
-    return lexical(Path(file)) if isinstance(file, str) else None
+    return normalize_path(Path(file)) if isinstance(file, str) else None
 
 
 def _execute_kernel_file(path: Path) -> None:

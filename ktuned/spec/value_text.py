@@ -18,7 +18,7 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
-from ktuned.ipc import lexical
+from ktuned.ipc import normalize_path
 from ktuned.spec.code_observer import OBSERVER
 from ktuned.spec.loader import is_kernel_module
 from ktuned.spec.origin import is_ours
@@ -126,7 +126,7 @@ class _Describer:
                 held[name] = cell.cell_contents
             except ValueError:
                 held[name] = "not yet set"
-        path = lexical(Path(code.co_filename))
+        path = normalize_path(Path(code.co_filename))
         is_counted = OBSERVER.find_digest(path) is not None
         text = f"function {_name_module(function)}.{function.__qualname__}"
         if is_ours(function.__module__ or ""):

@@ -90,7 +90,7 @@ class Explorer:
         self._strategy = strategy
         self._deadlines = deadlines
 
-    async def ask(self, tried: Sequence[requests.Tried], n: int, *, anywhere: bool = False) -> replies.Proposals:
+    async def ask(self, tried: Sequence[requests.TriedConfig], n: int, *, anywhere: bool = False) -> replies.Proposals:
         """Report outcomes, and ask for up to ``n`` configs: of the strategy's choice, or from ``anywhere``.
 
         Raises:

@@ -243,7 +243,7 @@ class MeasureStage:
 
     def note_measured(self, measured: replies.Measurement) -> None:
         """Let later configs race against this one, if it is the fastest."""
-        self._incumbent = requests.Incumbent.after(self._incumbent, measured, self.work.wanted_bits)
+        self._incumbent = requests.Incumbent.choose_lower(self._incumbent, measured, self.work.wanted_bits)
 
     def _trial_request(
         self, lane: Lane, attempts: Sequence[Attempt], best_us: float | None, cores: int | None

@@ -77,7 +77,7 @@ class Outcomes:
         self._first_unjudged = ""
         self._has_winner = False
         self._compared_with: Bits = ()
-        self._tried: list[requests.Tried] = []
+        self._tried: list[requests.TriedConfig] = []
         self._changed = anyio.Event()
 
     @property
@@ -183,7 +183,7 @@ class Outcomes:
         if self.hopelessness.reason:
             self.given_up.set()
 
-    def take_tried(self) -> list[requests.Tried]:
+    def take_tried(self) -> list[requests.TriedConfig]:
         """Return what was tried since this was asked last."""
         tried, self._tried = self._tried, []
         self._changed = anyio.Event()
@@ -303,7 +303,7 @@ class Outcomes:
         known = doubt(trial.detail, trial.latency_us, by_energy=self._work.needs_energy)
         # One that was given up has a latency, and no figure by another objective.
         cost = trial.latency_us if self._work.objective == LATENCY else self._work.expected_cost(trial)
-        self._tried.append(requests.Tried(config, outcome, cost, known))
+        self._tried.append(requests.TriedConfig(config, outcome, cost, known))
         self._changed.set()
         publish_trial(self._publish, self._work, self.progress, trial)
 

@@ -111,7 +111,7 @@ class Work(msgspec.Struct, eq=False, weakref=True):
     def kernel_ref(self) -> requests.KernelRef:
         """The kernel as requests name it."""
         if self._named is None:
-            self._named = requests.KernelRef.of(self.kernel, self.environment.project, self.environment.cwd)
+            self._named = requests.KernelRef.from_kernel(self.kernel, self.environment.project, self.environment.cwd)
         return self._named
 
     def follow(self, kernel: KernelInfo) -> None:

@@ -130,7 +130,7 @@ class Bench:
         if request.device.kind == "cuda":
             self._make_room(kernel, request)
         captured = self._captured(request.captured) if request.captured else None
-        expected = self._places.reference(request.expected)
+        expected = self._places.locate_reference(request.expected)
         default = self._default_run(kernel, backend, request)
         timer: HostTimer | CudaTimer = HostTimer()
         if request.device.kind == "cuda" and not backend.times_on_host:
@@ -213,7 +213,7 @@ class Bench:
             DamagedArtifact: it is to be compiled again.
             Unsupported: the device cannot run it.
         """
-        artifact = self._places.artifact(unit.key)
+        artifact = self._places.locate_artifact(unit.key)
         manifest.verify(artifact, required=backend.required_files)
         return backend.load(artifact, unit_of(self._registry, self._places, kernel, target, unit), device)
 
@@ -223,7 +223,7 @@ class Bench:
         Raises:
             UsageError: it holds something else, or is gone.
         """
-        path = self._places.captured(digest)
+        path = self._places.locate_capture(digest)
         if stamp(path) != digest:
             raise UsageError(f"the captured inputs in {path} are damaged, or gone", hint=CAPTURE_AGAIN)
         return path
@@ -280,7 +280,7 @@ class Bench:
             measured = self._timed_measure(unit, known_us, request, reply, after)
             if ends_batch(measured, request):
                 return measured
-            incumbent = requests.Incumbent.after(request.incumbent, measured, request.same_bits)
+            incumbent = requests.Incumbent.choose_lower(request.incumbent, measured, request.same_bits)
             request = replace(request, incumbent=incumbent)
             # What is printed goes with a result only where that failed: it is not to be mixed with that of others.
             is_well = measured.outcome in (Outcome.MEASURED, Outcome.SLOWER)

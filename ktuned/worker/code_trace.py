@@ -6,7 +6,7 @@ from collections.abc import Container, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from ktuned.ipc import ABSENT, DIRECTORY, Places, agrees, is_way, relative, requests
+from ktuned.ipc import ABSENT, DIRECTORY, Places, is_directory_stamp, make_relative, requests, stamps_agree
 from ktuned.model import ENVIRONMENT, UNOBSERVED, Observation, digest_variable
 from ktuned.spec import ACCESSES, OBSERVER
 from ktuned.worker.trace import EXECUTED, SourceChanged, look
@@ -17,7 +17,7 @@ class CodeTrace:
 
     def __init__(self, kernel: requests.KernelRef, places: Places, *, is_declared: bool) -> None:
         self._kernel = kernel
-        self._root = str(places.root(kernel.project))
+        self._root = str(places.locate_root(kernel.project))
         self._is_declared = is_declared
         self._reported: set[str] = set()
         self._extent = 0
@@ -38,7 +38,7 @@ class CodeTrace:
         executed = names_of({path: imported[path] for path in OBSERVER.executed_files}, self._root).keys()
         files = names_of({**opened, **imported}, self._root)
         for name in files.keys() & self._kernel.digests.keys():
-            if not agrees(self._kernel.digests[name], files[name]):
+            if not stamps_agree(self._kernel.digests[name], files[name]):
                 raise SourceChanged(f"{name} changed after it was inspected")
         # Of what was executed, the inspection knows the syntax alone: one that was opened is read as a text.
         texts = names_of(opened, self._root).keys() & executed
@@ -58,7 +58,7 @@ class CodeTrace:
 def names_of(files: Mapping[Path, str], root: str) -> dict[str, str]:
     """Return files by their names in the project; a directory that only has to be there ends in a slash."""
     return {
-        f"{relative(str(path), root)}/" if is_way(digest) else relative(str(path), root): digest
+        f"{make_relative(str(path), root)}/" if is_directory_stamp(digest) else make_relative(str(path), root): digest
         for path, digest in files.items()
         # The project lies in the others, which are there.
         if digest != DIRECTORY or not f"{root}/".startswith(f"{path}/")

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ktuned.backends import Backend, Build, Compiled, Registry, Unit
-from ktuned.ipc import Places, Recipe, replies, requests, sight
+from ktuned.ipc import Places, Recipe, replies, requests, take_sight
 from ktuned.model import BackendError, Observation, Outcome, Phase, extend_digest
 from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded, forget_modules, get_kernel_module
 from ktuned.worker.imported_files import ImportedFiles
@@ -32,8 +32,8 @@ def unit_of(
     return Unit(
         key=unit.key,
         build=registry.load(kernel.backend).build.from_plain(unit.build),
-        sources=tuple(places.file(kernel.project, source) for source in kernel.sources),
-        kernel_file=places.file(kernel.project, kernel.file),
+        sources=tuple(places.locate_file(kernel.project, source) for source in kernel.sources),
+        kernel_file=places.locate_file(kernel.project, kernel.file),
         kernel=kernel.kernel,
         target=target,
         lowered=unit.lowered,
@@ -48,7 +48,7 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
     """
     kernel = request.kernel
     backend = registry.load(kernel.backend)
-    into = places.staging(request.staging)
+    into = places.locate_staging(request.staging)
     units = [unit_of(registry, places, kernel, request.target, unit) for unit in request.units]
     plugin = registry.plugin(kernel.backend)
     builds = {unit.key: unit.build for unit in units}
@@ -74,7 +74,7 @@ def compile_units(registry: Registry, places: Places, request: requests.Compile,
             try:
                 sealed, size = seal(
                     into / compiled.key,
-                    places.artifact(key),
+                    places.locate_artifact(key),
                     key=key,
                     backend=backend.name,
                     facts=compiled.facts,
@@ -119,7 +119,7 @@ def open_front_end(registry: Registry, places: Places, request: requests.OpenFro
     elif request.kernel is not None:
         _begin(request.kernel, places)
         reply.phase(Phase.COMPILE)
-        get_kernel_module(places.file(request.kernel.project, request.kernel.file))
+        get_kernel_module(places.locate_file(request.kernel.project, request.kernel.file))
     return replies.Empty()
 
 
@@ -193,7 +193,7 @@ def _begin(kernel: requests.KernelRef, places: Places) -> Mapping[Path, str]:
     known = digests_of(kernel, places)
     ACCESSES.survives_load = True
     OBSERVER.check_trust(files_of(kernel, places))
-    if not OBSERVER.has_loaded(places.file(kernel.project, kernel.file), known):
+    if not OBSERVER.has_loaded(places.locate_file(kernel.project, kernel.file), known):
         forget_modules()
     check_digests(kernel, places)
     return known
@@ -258,5 +258,5 @@ def _check_toolchain(files: Mapping[str, str]) -> None:
         SourceChanged: it is not; what it makes must not be sealed under those keys.
     """
     for path, held in files.items():
-        if sight(path) != held:
+        if take_sight(path) != held:
             raise SourceChanged(f"the toolchain changed: {path}")

@@ -174,7 +174,7 @@ class Exploration:
         self.learns = chosen.strategy.learns
         self.notice = chosen.notice
 
-    def tell(self, tried: Iterable[requests.Tried]) -> None:
+    def tell(self, tried: Iterable[requests.TriedConfig]) -> None:
         """Pass outcomes on to the strategy."""
         for one in tried:
             if one.doubt is not None:

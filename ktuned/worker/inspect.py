@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ktuned.backends import Registry
-from ktuned.ipc import DIRECTORY, Places, agrees, relative, replies, requests, stamp, stamps
+from ktuned.ipc import DIRECTORY, Places, make_relative, replies, requests, stamp, stamp_files, stamps_agree
 from ktuned.model import (
     BackendError,
     KernelFileError,
@@ -34,13 +34,13 @@ def check_digests(kernel: requests.KernelRef, places: Places) -> None:
     """
     for path, digest in digests_of(kernel, places).items():
         # The bytes that were compiled, where this process has them: the file may have had others for a moment.
-        if not agrees(digest, stamp(path)) or OBSERVER.find_digest(path) not in (None, digest):
+        if not stamps_agree(digest, stamp(path)) or OBSERVER.find_digest(path) not in (None, digest):
             raise SourceChanged(f"{path} changed after it was inspected")
 
 
 def digests_of(kernel: requests.KernelRef, places: Places) -> dict[Path, str]:
     """Return the files that a kernel was inspected in, with their digests, on this machine."""
-    return {places.file(kernel.project, name): digest for name, digest in kernel.digests.items()}
+    return {places.locate_file(kernel.project, name): digest for name, digest in kernel.digests.items()}
 
 
 def files_of(kernel: requests.KernelRef, places: Places) -> list[Path]:
@@ -56,7 +56,7 @@ def load_kernel(wanted: requests.KernelRef, places: Places) -> Kernel:
         NotFound: it declares no such kernel.
         SourceChanged: it is no longer the file that was inspected.
     """
-    root, path = places.root(wanted.project), places.file(wanted.project, wanted.file)
+    root, path = places.locate_root(wanted.project), places.locate_file(wanted.project, wanted.file)
     OBSERVER.check_trust(files_of(wanted, places))
     loaded = load_unless_held(path, root, digests_of(wanted, places))
     check_digests(wanted, places)
@@ -78,9 +78,9 @@ class Inspector:
     def inspect(self, request: requests.Inspect, reply: Reply) -> replies.Empty:
         """Import each of the request's files and send an item for it."""
         reply.phase(Phase.INSPECT)
-        root = self._places.root(request.project)
+        root = self._places.locate_root(request.project)
         for position, name in enumerate(request.files):
-            path = self._places.file(request.project, name)
+            path = self._places.locate_file(request.project, name)
             try:
                 item = self._inspect_file(name, path, root, request)
             except FreshProcessNeeded as needed:
@@ -122,8 +122,8 @@ class Inspector:
 
     def _stamps(self, files: set[Path], known: Mapping[Path, str], root: str) -> dict[str, str]:
         """Return the stamps of all that had a part in an inspection: also of data that a failed import has read."""
-        found = stamps(sorted({*files, *known}), known)
-        return {relative(path, root): digest for path, digest in found.items()}
+        found = stamp_files(sorted({*files, *known}), known)
+        return {make_relative(path, root): digest for path, digest in found.items()}
 
     def _backend_of(self, kernel: Kernel) -> str:
         """Return the backend that a kernel's sources choose within the family that its file names."""
@@ -148,9 +148,9 @@ def _below(kernel: KernelInfo, root: str) -> KernelInfo:
     """Return an inspected kernel with its paths relative to the project's directory, as it is sent."""
     return replace(
         kernel,
-        file=relative(kernel.file, root),
-        sources=tuple(relative(source, root) for source in kernel.sources),
-        stamps={relative(path, root): digest for path, digest in kernel.stamps.items()},
+        file=make_relative(kernel.file, root),
+        sources=tuple(make_relative(source, root) for source in kernel.sources),
+        stamps={make_relative(path, root): digest for path, digest in kernel.stamps.items()},
     )
 
 

@@ -73,7 +73,7 @@ class Reply:
         self._held.clear()
         self._held_bytes = 0
         if self._journal is not None:
-            self._journal.follow()
+            self._journal.follow_request()
 
     def phase(self, phase: Phase) -> None:
         """Name the phase that begins, so that its deadline runs."""
@@ -82,7 +82,7 @@ class Reply:
             return
         self._require_worker()
         self._phase = phase
-        self._journal.enter(phase)
+        self._journal.enter_phase(phase)
 
     def item(self, value: Any, *, hold_s: float = 0.0) -> None:
         """Send one of several results, after what was printed for it.
@@ -97,7 +97,7 @@ class Reply:
             return
         self._require_worker()
         # Before anything is sent: a request that is late is late for the item that it is at.
-        self._journal.enter(self._phase)
+        self._journal.enter_phase(self._phase)
         frame = replies.encode(answer)
         now = monotonic()
         if not self._held:
@@ -109,7 +109,7 @@ class Reply:
             flush_output()
             self.release()
         else:
-            self._journal.hold(frame)
+            self._journal.hold_item(frame)
 
     def computed(self) -> None:
         """Say that what is left of the request needs no processor."""
@@ -132,7 +132,7 @@ class Reply:
             return
         self._write(b"".join(self._held))
         if self._journal is not None:
-            self._journal.sent(len(self._held))
+            self._journal.record_sent(len(self._held))
         self._held.clear()
         self._held_bytes = 0
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ktuned.backends import deciding, finding, private
-from ktuned.ipc import ABSENT, replies, sight, stamp
+from ktuned.ipc import ABSENT, replies, stamp, take_sight
 from ktuned.model import Device
 
 if TYPE_CHECKING:
@@ -74,15 +74,15 @@ class Observation:
         """Return the limits that apply to a device: a CPU's cores."""
         return {f"cpu {name}": value for name, value in self._limits.items()} if device.kind == "cpu" else {}
 
-    def report(self) -> replies.Observed:
+    def report(self) -> replies.ProbeDependencies:
         """Return what was noted."""
         patterns = tuple(self._patterns)
         variables = deciding(patterns, self._environment) | finding(self._environment)
-        return replies.Observed(self._files, patterns, variables, self._limits)
+        return replies.ProbeDependencies(self._files, patterns, variables, self._limits)
 
     def _note(self, path: Path | None) -> None:
         if path is not None:
-            self._files.setdefault(str(path), sight(str(path)))
+            self._files.setdefault(str(path), take_sight(str(path)))
 
 
 def _record(found: Distribution) -> Path | None:

@@ -14,16 +14,16 @@ from ktuned.ipc import (
     ABSENT,
     LISTING,
     Places,
-    absolute,
-    agrees,
-    is_way,
-    lexical,
-    relative,
+    is_directory_stamp,
+    make_absolute,
+    make_relative,
+    normalize_path,
     requests,
-    sight,
     stamp,
     stamp_directory,
-    stamps,
+    stamp_files,
+    stamps_agree,
+    take_sight,
 )
 from ktuned.model import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, UsageError, digest_variable
 from ktuned.spec import ACCESSES, OBSERVER, digest_meaning, find_distribution, find_installed_place, find_owners
@@ -63,8 +63,8 @@ def look(entry: Observation, root: str) -> Observation:
         return entry
     if entry.name.startswith(DISTRIBUTION):
         return _installed(entry, root)
-    place = Path(absolute(entry.name, root))
-    found = stamps([place])
+    place = Path(make_absolute(entry.name, root))
+    found = stamp_files([place])
     meaning = ""
     digest = found[str(place)]
     if entry.name.endswith("/"):
@@ -74,7 +74,7 @@ def look(entry: Observation, root: str) -> Observation:
             content = place.read_bytes()
         digest = hashlib.sha256(content).hexdigest()
         meaning = digest_meaning(place, content)
-    places = tuple(relative(path, root) for path in found)
+    places = tuple(make_relative(path, root) for path in found)
     return replace(entry, digest=digest, meaning=meaning, places=places)
 
 
@@ -83,12 +83,12 @@ def _installed(entry: Observation, root: str) -> Observation:
 
     One that was learned elsewhere is looked for where this interpreter would.
     """
-    sites = [str(Path(absolute(place, root)).parent.parent) for place in entry.places[:1]] or sys.path
+    sites = [str(Path(make_absolute(place, root)).parent.parent) for place in entry.places[:1]] or sys.path
     name = entry.name.removeprefix(DISTRIBUTION)
     owner = next(filter(None, (find_distribution(site, name) for site in sites if site)), None)
     if owner is None:
         return replace(entry, digest=ABSENT, meaning="")
-    place = relative(str(owner.record), root)
+    place = make_relative(str(owner.record), root)
     return replace(entry, digest=stamp(owner.record), meaning=owner.digest_contents(), places=(place,))
 
 
@@ -99,21 +99,21 @@ class Trace:
     """
 
     def __init__(self, kernel: requests.KernelRef, places: Places) -> None:
-        self._root = str(places.root(kernel.project))
+        self._root = str(places.locate_root(kernel.project))
         self._unobserved = f"{UNOBSERVED}{kernel.version}:"
         self._known = set(kernel.compiled)
-        self._home = find_installed_place(str(places.file(kernel.project, kernel.file)))
+        self._home = find_installed_place(str(places.locate_file(kernel.project, kernel.file)))
         self._began_ns = time_ns()
         self._seen: dict[Path, str] = {}
         # Python is compiled from the bytes that were digested; compilers read the others themselves.
         self._compiled = [
-            str(places.file(kernel.project, name)) for name in kernel.compiled if not name.endswith(".py")
+            str(places.locate_file(kernel.project, name)) for name in kernel.compiled if not name.endswith(".py")
         ]
         self._sights: dict[str, str] = {}
 
     def begin_reading(self) -> None:
         """Note how the files look that compilers are known to read: they are about to."""
-        self._sights = {path: sight(path) for path in self._compiled}
+        self._sights = {path: take_sight(path) for path in self._compiled}
 
     def is_steady(self, read: Iterable[Path]) -> bool:
         """Return whether these files, read since the beginning, or found absent, are now what they were then.
@@ -123,7 +123,7 @@ class Trace:
         """
         # Each is looked at, also behind one that is not.
         verdicts = [self._is_steady(path) for path in self._unknown(read).values()]
-        return all(verdicts) and all(sight(path) == seen for path, seen in self._sights.items())
+        return all(verdicts) and all(take_sight(path) == seen for path, seen in self._sights.items())
 
     def _is_steady(self, path: Path) -> bool:
         now = stamp(path)
@@ -152,12 +152,12 @@ class Trace:
         """
         found = []
         for name, path in sorted(self._unknown(read).items()):
-            place = relative(str(path), self._root)
-            if is_way(read.get(path, ABSENT)):
+            place = make_relative(str(path), self._root)
+            if is_directory_stamp(read.get(path, ABSENT)):
                 name = f"{name}/"
             meaning = EXECUTED if path in executed else ""
             found.append(look(Observation(name, ABSENT, meaning, places=(place,), is_source=True), self._root))
-            if not agrees(found[-1].digest, self._seen.get(path, found[-1].digest)):
+            if not stamps_agree(found[-1].digest, self._seen.get(path, found[-1].digest)):
                 raise SourceChanged(f"{path} changed while it was compiled", tuple(found))
         for variable, value in sorted(variables.items()):
             found.append(Observation(ENVIRONMENT + variable, digest_variable(value), is_source=True))
@@ -171,12 +171,12 @@ class Trace:
         headers.
         """
         names: dict[str, Path] = {}
-        for path in map(lexical, read):
+        for path in map(normalize_path, read):
             place = find_installed_place(str(path))
             installed = find_owners(place) if place is not None and place != self._home else ()
             names |= {f"{DISTRIBUTION}{owner.name}": owner.record for owner in installed}
-            name = relative(str(path), self._root)
+            name = make_relative(str(path), self._root)
             # The project lies in these directories: they are there.
             if not installed and set(name.split("/")) - {"..", "."}:
                 names[name] = path
-        return {name: path for name, path in names.items() if relative(str(path), self._root) not in self._known}
+        return {name: path for name, path in names.items() if make_relative(str(path), self._root) not in self._known}

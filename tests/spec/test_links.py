@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.ipc import Places, absolute, replies, requests
-from ktuned.ipc.stamps import stamps, trail
+from ktuned.ipc import Places, make_absolute, replies, requests
+from ktuned.ipc.stamps import follow_links, stamp_files
 from ktuned.model.kernel import KernelInfo
 from ktuned.worker.inspect import Inspector
 from ktuned.worker.reply import Reply
@@ -62,8 +62,8 @@ def inspected(project: Project, name: str = "tune_it.py") -> KernelInfo:
     assert item.errors == ()
     (kernel,) = item.kernels
     assert isinstance(kernel, KernelInfo)
-    stamps = {absolute(path, root): digest for path, digest in kernel.stamps.items()}
-    return replace(kernel, file=absolute(kernel.file, root), stamps=stamps)
+    stamps = {make_absolute(path, root): digest for path, digest in kernel.stamps.items()}
+    return replace(kernel, file=make_absolute(kernel.file, root), stamps=stamps)
 
 
 def test_linked_source_is_stamped_at_both_ends(project: Project, tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -109,8 +109,8 @@ def test_circles_of_links_end(tmp_path: Path) -> None:
     """Links that lead to each other, and directories that hold themselves, are followed a bounded number of times."""
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
-    assert len(list(trail(tmp_path / "a"))) < 50
-    assert set(stamps([tmp_path / "a"]).values()) == {""}
+    assert len(list(follow_links(tmp_path / "a"))) < 50
+    assert set(stamp_files([tmp_path / "a"]).values()) == {""}
 
 
 def test_module_that_went_is_missed(project: Project) -> None:

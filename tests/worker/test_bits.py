@@ -87,7 +87,7 @@ def test_a_measurement_says_whether_its_bits_are_the_anchors(
     found = add_bits(timed, Launched(bits, differed), wanted)
     assert (found.bits, found.same_bits, found.nondeterministic) == (bits, same, differed or None)
     # Later configs race against one that has the anchor's bits for all that is known.
-    races = requests.Incumbent.after(None, found, wanted) is not None
+    races = requests.Incumbent.choose_lower(None, found, wanted) is not None
     assert races == (bool(anchor) and same is not False)
 
 

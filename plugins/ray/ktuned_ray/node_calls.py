@@ -84,7 +84,7 @@ class Changed(Record):
 @record
 class Watch(Call[Changed, Never]):
     """Answer when one of the files by which a toolchain is known is no longer as it was seen, or the CPUs that may be
-    used are others: the fields of :class:`~ktuned.ipc.replies.Observed`.
+    used are others: the fields of :class:`~ktuned.ipc.replies.ProbeDependencies`.
     """
 
     operation: ClassVar = "node.watch"

@@ -12,7 +12,7 @@ import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
-from ktuned.ipc import absolute
+from ktuned.ipc import make_absolute
 from ktuned_ray import node_calls, parcels
 
 
@@ -36,7 +36,7 @@ class NodeLayouts:
         private = top.removesuffix(os.path.normpath(call.root))
         wanted: dict[Path, str] = {}
         for name, digest in call.files.items():
-            path = absolute(name, top)
+            path = make_absolute(name, top)
             # More `..` than there are directories would leave the private one.
             if path.startswith(f"{private}/") and digest:
                 wanted[Path(path)] = digest
@@ -45,12 +45,12 @@ class NodeLayouts:
         missing = {digest for digest in fresh.values() if digest not in known and not self._has(digest)}
         if missing:
             return tuple(sorted(missing))
-        for directory in (top, *(absolute(name, top) for name in call.directories)):
+        for directory in (top, *(make_absolute(name, top) for name in call.directories)):
             if directory.startswith(f"{private}/"):
                 os.makedirs(directory, exist_ok=True)
         # Read before any is replaced: a renamed file's bytes are at its earlier place.
         contents = {digest: self._read(digest, known) for digest in set(fresh.values())}
-        executable = {absolute(name, top) for name in call.executable}
+        executable = {make_absolute(name, top) for name in call.executable}
         for place, digest in fresh.items():
             parcels.unpack_file(contents[digest], place)
             place.chmod(0o755 if str(place) in executable else 0o644)

@@ -127,7 +127,7 @@ class RemoteWorker(Worker):
         files = self._executor.files(self._link)
         small = await files.provide(request, self.environment)
         provided_at = monotonic()
-        reply_type, item_type = requests.answer_types(type(request))
+        reply_type, item_type = requests.find_answer_types(type(request))
         brought: list[tuple[replies.CompiledUnit, bytes]] = []
 
         def pass_on(value: Any, output: Output) -> None:
@@ -146,7 +146,7 @@ class RemoteWorker(Worker):
             files.note(value, request)
             pass_on(value, output)
 
-        call = node_calls.Exchange(self._number, requests.plain(_local(request)), dict(deadlines), small or None)
+        call = node_calls.Exchange(self._number, requests.to_map(_local(request)), dict(deadlines), small or None)
         # The deadline is begun again by each item, as a phase is.
         ended = await self._link.exchange(call, sum(deadlines.values()) + GRACE_S, take)
         for item in ended.last:
