@@ -43,7 +43,7 @@ def test_phases_are_found_in_their_order(sides: tuple[Journal, Journal]) -> None
     assert phases(daemon)[-3:] == [Phase.TIMING, Phase.CHECK, Phase.TIMING]
 
 
-def test_another_request_begins_with_nothing(sides: tuple[Journal, Journal]) -> None:
+def test_a_new_request_begins_with_an_empty_journal(sides: tuple[Journal, Journal]) -> None:
     """What was written for the last one is void, before and after the worker has come to the new one."""
     daemon, worker = sides
     worker.enter_phase(Phase.TIMING)
@@ -73,7 +73,7 @@ def test_held_items_are_there_until_they_are_sent(sides: tuple[Journal, Journal]
 
 
 @given(noise=st.binary(max_size=2000), at=st.integers(0, 1500), end=st.integers(0, 1500))
-def test_nonsense_is_no_phase(noise: bytes, at: int, end: int) -> None:
+def test_nonsense_in_the_journal_reads_as_empty(noise: bytes, at: int, end: int) -> None:
     """Whatever code in the worker writes there, or cuts off, reading it is safe."""
     journal = Journal.create()
     try:

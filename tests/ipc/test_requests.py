@@ -93,7 +93,7 @@ def test_every_operation_has_a_request() -> None:
 @pytest.mark.parametrize("operation", OPERATIONS)
 @settings(max_examples=25)
 @given(data=st.data())
-def test_a_request_arrives_as_it_was(operation: str, data: st.DataObject) -> None:
+def test_a_request_arrives_unchanged(operation: str, data: st.DataObject) -> None:
     """Every field of every request survives the pipe."""
     request = data.draw(values_of(requests.REQUESTS[operation]))
     assert requests.decode(received(requests.encode(request))) == request
@@ -102,7 +102,7 @@ def test_a_request_arrives_as_it_was(operation: str, data: st.DataObject) -> Non
 @pytest.mark.parametrize("operation", OPERATIONS)
 @settings(max_examples=25)
 @given(data=st.data())
-def test_an_answer_arrives_as_it_was(operation: str, data: st.DataObject) -> None:
+def test_an_answer_arrives_unchanged(operation: str, data: st.DataObject) -> None:
     """Replies, items, phases and failures survive the pipe, each recognised as what it is."""
     reply, item = requests.find_answer_types(requests.REQUESTS[operation])
     kinds: list[st.SearchStrategy[replies.Answer]] = [values_of(reply).map(replies.Done)]
@@ -114,7 +114,7 @@ def test_an_answer_arrives_as_it_was(operation: str, data: st.DataObject) -> Non
 
 
 @given(message=st.dictionaries(TEXT | st.sampled_from(["op", "phase", "item", "done", "failed"]), PLAIN, max_size=4))
-def test_nonsense_is_refused_and_nothing_else_happens(message: dict[str, Any]) -> None:
+def test_nonsense_raises_invalid_message_alone(message: dict[str, Any]) -> None:
     """Any map at all is a request, an answer or an InvalidMessage; never another exception."""
     for decode in (requests.decode, lambda it: replies.decode(it, replies.Measurement, replies.CompiledUnit)):
         with contextlib.suppress(InvalidMessage):
@@ -152,7 +152,7 @@ def test_a_refusal_names_the_field(message: dict[str, Any], reason: str) -> None
 @pytest.mark.parametrize(
     "bad", [{}, {"what": 1}, {"phase": [1]}, {"phase": "sing"}, {"item": {}}, {"done": 5}, {"failed": {"code": 1}}]
 )
-def test_what_is_no_answer_is_refused(bad: dict[str, Any]) -> None:
+def test_a_message_that_is_no_answer_is_refused(bad: dict[str, Any]) -> None:
     """A worker's pipe may be written by the code that it runs; an operation without items sends none."""
     with pytest.raises(InvalidMessage):
         replies.decode(bad, replies.Empty, None)

@@ -54,7 +54,7 @@ def test_the_class_of_the_least_weighted_total_is_chosen() -> None:
     assert heavy.total == pytest.approx(450.9)
 
 
-def test_a_class_without_a_config_for_one_problem_is_out() -> None:
+def test_a_class_without_a_config_for_one_problem_is_not_chosen() -> None:
     """However fast it is; and the problem is named where all are out, by the class that the most problems have."""
     middle = _small(8, ("plain", 1.0, "pp"), ("fast", 0.5, "xx"))
     large = _large(64, ("plain", 5.0, {1: "aa", 8: "pp"}), ("fast", 1.0, {1: "bb", 8: "qq"}))
@@ -84,7 +84,7 @@ def test_rows_are_compared_on_the_inputs_that_both_were_launched_on() -> None:
     assert not choose_class(FIELDS, [_small(1, ("a", 1.0, "")), large]).configs
 
 
-def test_the_choice_is_that_of_trying_all_assignments() -> None:
+def test_the_choice_equals_the_best_of_all_assignments() -> None:
     """Over all ways in which three configs of two problems may share two kinds of bits and two costs."""
     kinds = list(itertools.product("ab", (1.0, 3.0)))
     for (left, right), rows in itertools.product(
@@ -108,7 +108,7 @@ def test_the_choice_is_that_of_trying_all_assignments() -> None:
             assert found.total == min(totals)
 
 
-def test_the_order_of_equal_configs_does_not_count() -> None:
+def test_the_order_of_equal_configs_does_not_change_the_choice() -> None:
     """Twins cost the same."""
     twins = [("a", 1.0, "aa"), ("b", 1.0, "aa")]
     large = [("a", 1.0, {1: "aa"}), ("b", 1.0, {1: "aa"})]

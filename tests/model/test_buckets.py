@@ -25,7 +25,7 @@ RULES = st.one_of(
         ("function", {7: 7}),
     ],
 )
-def test_rules(rule: Any, values: dict[int, int]) -> None:
+def test_a_rule_maps_values_to_their_bucket(rule: Any, values: dict[int, int]) -> None:
     """Powers of two, multiples, upper ends; only the rule's own key changes, and only ints."""
     for value, representative in values.items():
         found = apply_bucket_rules({"M": rule}, {"M": value, "N": 7, "dtype": "float16"})
@@ -42,6 +42,6 @@ def test_a_representative_stands_for_itself(rule: Any, value: int) -> None:
 
 
 @pytest.mark.parametrize("rule", ["pow3", 0, -4, 2.5, [], [4, 2], [2, 2], ["a"], None, True])
-def test_other_rules_are_refused(rule: object) -> None:
+def test_an_invalid_rule_names_its_error(rule: object) -> None:
     """The message names the key."""
     assert "M" in find_rule_fault("M", rule)

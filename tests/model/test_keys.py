@@ -34,7 +34,7 @@ def test_a_key_problem_gives_its_values_back(values: dict[str, bool | int | floa
     assert parse_key_problem(key) == values
 
 
-def test_numbers_of_other_types_are_other_keys() -> None:
+def test_equal_numbers_of_different_types_are_different_keys() -> None:
     """1, 1.0 and True are equal in Python and three problems to a kernel."""
     assert len({make_key_problem({"n": value}) for value in (1, 1.0, True)}) == 3
 

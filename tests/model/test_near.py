@@ -14,7 +14,7 @@ problems = st.fixed_dictionaries({"M": numbers, "N": numbers})
 
 
 @given(problems, problems)
-def test_distance_is_symmetric_finite_and_nought_at_home(left: Problem, right: Problem) -> None:
+def test_distance_is_symmetric_finite_and_zero_to_itself(left: Problem, right: Problem) -> None:
     """It is a distance, over all of what a number can be."""
     far = measure_distance(left, right)
     assert far is not None
@@ -42,6 +42,6 @@ def test_distance_is_symmetric_finite_and_nought_at_home(left: Problem, right: P
         ({"M": 1e308}, {"M": 5e-324}, math.log(1e308) - math.log(5e-324)),
     ],
 )
-def test_distance(left: Problem, right: Problem, expected: float | None) -> None:
+def test_distance_between_problems(left: Problem, right: Problem, expected: float | None) -> None:
     """Numbers are compared by ratio; what has no ratio must be equal."""
     assert measure_distance(left, right) == (None if expected is None else pytest.approx(expected))

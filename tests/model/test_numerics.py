@@ -50,7 +50,7 @@ def test_bits_are_the_anchors_on_all_of_its_inputs(
     assert have_same_bits(bits, anchor) is expected
 
 
-def test_classes_are_told_apart_and_their_price_is_said() -> None:
+def test_classes_have_letters_and_a_price() -> None:
     """The anchor's comes first, whatever its speed."""
     found = BitClasses.from_trials(
         [
@@ -93,7 +93,7 @@ def test_configs_that_differ_on_the_first_input_are_a_class_as_far_as_is_known()
     assert (found.splitting, found.keeping) == (("K",), ("W",))
 
 
-def test_nothing_is_said_where_no_bits_were_compared() -> None:
+def test_no_compared_bits_give_no_lines() -> None:
     """As after a tuning by tolerance."""
     assert BitClasses.from_trials([_trial(1, 1.0, {"K": 1})]).describe_classes() == []
 

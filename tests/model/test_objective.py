@@ -22,14 +22,14 @@ from ktuned.model.objective import (
 
 
 @pytest.mark.parametrize("text", [LATENCY, ENERGY, EDP, maximize("tflops"), minimize("bytes_read")])
-def test_a_name_is_read_as_it_was_written(text: str) -> None:
+def test_an_objectives_name_is_read_unchanged(text: str) -> None:
     """A kernel file's words are those of the command line and of the protocol."""
     assert read_objective(text) == text
     assert minimize("energy") == ENERGY
 
 
 @pytest.mark.parametrize("text", ["", "tflops", "max:", "max:a b", "min:max:x", "max:latency.x", "fastest"])
-def test_anything_else_names_none(text: str) -> None:
+def test_any_other_text_is_no_objective(text: str) -> None:
     """A metric needs its direction."""
     with pytest.raises(UsageError, match="there is no objective"):
         read_objective(text)

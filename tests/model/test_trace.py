@@ -101,7 +101,7 @@ def test_a_learned_name_is_in_the_digests_that_it_decides() -> None:
     assert set(before.with_observed([VARIABLE]).parts) - set(before.parts) == {"env:CPATH"}
 
 
-def test_what_is_known_is_not_learned_twice() -> None:
+def test_a_known_name_is_not_learned_twice() -> None:
     """A name that a kernel has changes nothing; read for another end it changes that end's digest alone."""
     once = kernel().with_observed([HEADER, VARIABLE])
     assert once.with_observed([HEADER]) is once
@@ -124,12 +124,12 @@ def test_what_is_known_is_not_learned_twice() -> None:
         (DATA, False),
     ],
 )
-def test_what_contradicts_the_known_is_found(found: Observation, is_contradicted: bool) -> None:
+def test_an_observation_that_contradicts_the_known_is_found(found: Observation, is_contradicted: bool) -> None:
     """A name that held something else than what the kernel is known by has changed meanwhile."""
     assert (kernel().with_observed([HEADER]).find_contradiction([found]) is found) is is_contradicted
 
 
-def test_artifacts_depend_on_sources_and_on_what_compilers_missed() -> None:
+def test_artifacts_depend_on_sources_and_on_absent_headers() -> None:
     """The kernel file is no file that compilers read, a learned header is; without sources all files are."""
     assert set(kernel().with_observed([HEADER, DATA]).compiled_files) == {"/p/sub/k.c", "/p/inc/x.h", "/p/cfg/a.def"}
     assert set(replace(kernel(), sources=(), extra={}).compiled_files) == set(kernel().stamps)
@@ -142,7 +142,7 @@ def test_learned_names_survive_the_store() -> None:
 
 
 @given(DIGESTS, ENTRIES, ENTRIES)
-def test_what_was_added_to_a_digest_can_be_taken_from_it(
+def test_entries_added_to_a_digest_can_be_removed(
     digest: str, first: list[Observation], rest: list[Observation]
 ) -> None:
     """In whatever order: what is left is the digest with the others alone."""

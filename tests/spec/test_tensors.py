@@ -22,7 +22,7 @@ from ktuned.spec.tensors import COMPLEX, DTYPES, FILLS, FLOATS, INTEGER_BITS, Te
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("fill", FILLS)
-def test_every_dtype_and_fill(dtype: str, fill: str) -> None:
+def test_every_dtype_can_be_made_with_every_fill(dtype: str, fill: str) -> None:
     """Each dtype can be filled each way that means something to it, and refuses the others clearly."""
     if fill in ("uniform", "normal") and dtype not in FLOATS + COMPLEX:
         with pytest.raises(UsageError, match=f"{dtype} cannot be filled '{fill}'; say fill='integer'"):
@@ -45,7 +45,7 @@ def test_every_dtype_and_fill(dtype: str, fill: str) -> None:
         assert drawn <= set(range(int(spec.range[0]), int(spec.range[1])))
 
 
-def test_auto_by_dtype() -> None:
+def test_the_auto_fill_depends_on_the_dtype() -> None:
     """``auto`` is uniform for floating dtypes, small integers for the others, and poison for an output."""
     assert tensor(1, "bfloat16").resolved_fill == "uniform"
     assert tensor(1, "int8").resolved_fill == "integer"
@@ -53,7 +53,7 @@ def test_auto_by_dtype() -> None:
     assert materialise(tensor(5, output=True), "C", "k", "cpu").isnan().all()
 
 
-def test_range_is_what_was_asked() -> None:
+def test_random_numbers_are_of_the_declared_range() -> None:
     """``low`` and ``high`` bound what is drawn, half-open, up to the dtype's own limits."""
     drawn = materialise(tensor(1000, "int32", "integer", low=10, high=12), "A", "k", "cpu")
     assert set(drawn.tolist()) == {10, 11}
@@ -124,7 +124,7 @@ def test_a_prefix_of_a_larger_tensor_is_the_smaller_one() -> None:
         assert large[:1001].equal(materialise(tensor(1001, dtype), "A", "k", "cpu"))
 
 
-def test_moments_are_those_that_are_documented() -> None:
+def test_normal_numbers_have_the_documented_moments() -> None:
     """Mean, deviation and tails of a normal tensor; the mean of a uniform one; integers with equal chances."""
     normal = materialise(tensor(1 << 20, "float32", "normal"), "A", "k", "cpu").double()
     assert (abs(normal.mean()) < 0.004, abs(normal.std() - 1) < 0.004) == (True, True)
@@ -155,7 +155,7 @@ def test_user_code_that_sets_defaults_changes_no_data() -> None:
         torch.set_default_dtype(torch.float32)
 
 
-def test_seed_comes_from_the_name_or_is_said() -> None:
+def test_a_seed_is_declared_or_derived_from_the_name() -> None:
     """Tensors of other names or texts differ; equal seeds are equal data whatever the name."""
     spec, seeded = tensor(64), tensor(64, seed=3)
     first = materialise(spec, "A", "k", "cpu")
@@ -201,7 +201,7 @@ def test_poison_is_extreme(dtype: str) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_unwritten_elements_are_known(dtype: str) -> None:
+def test_unwritten_elements_are_found(dtype: str) -> None:
     """Nothing that is written counts as unwritten, NaN and the largest value included; of narrow types at least an
     output that holds poison alone is known.
     """
@@ -241,13 +241,13 @@ def test_poison_reaches_strided_views() -> None:
         ({"shape": 1, "high": float("inf")}, "the limit inf is not finite"),
     ],
 )
-def test_wrong_declaration_is_told(arguments: dict[str, Any], words: str) -> None:
+def test_a_wrong_tensor_names_its_error(arguments: dict[str, Any], words: str) -> None:
     """Each wrong argument is one clear line."""
     with pytest.raises(UsageError) as caught:
         tensor(**arguments)
     assert words in caught.value.message
 
 
-def test_torch_dtypes_are_taken() -> None:
+def test_torch_dtypes_are_accepted() -> None:
     """A torch dtype and its name mean the same; a bare int is a shape of one dimension."""
     assert tensor(3, torch.float16) == tensor((3,), "float16") == tensor([3], "torch.float16")

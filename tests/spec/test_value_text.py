@@ -86,7 +86,7 @@ def tagged(tag: int) -> Tagged:
         pytest.param(eval("lambda: 1"), eval("lambda: 2"), id="code without a file"),
     ],
 )
-def test_values_that_differ_have_other_texts(one: object, other: object) -> None:
+def test_different_values_have_different_texts(one: object, other: object) -> None:
     """Type, order and full content count, however deep in a value they are."""
     assert describe_value(one) != describe_value(other)
     assert describe_value({"in": [one]}) != describe_value({"in": [other]})
@@ -102,7 +102,7 @@ def test_equal_values_have_equal_texts() -> None:
     assert describe_value(Point(object())) == describe_value(Point(object()))
 
 
-def test_circles_end() -> None:
+def test_a_value_that_contains_itself_has_a_text() -> None:
     """What holds itself is described once."""
     circle: list[object] = [1]
     circle.append({"me": circle})
@@ -112,7 +112,7 @@ def test_circles_end() -> None:
     assert describe_value(point)
 
 
-def test_tensors_count_by_all_their_bits() -> None:
+def test_tensors_that_differ_in_one_element_have_different_texts() -> None:
     """Of any dtype, also where they require gradients, are conjugated or sparse."""
     torch = pytest.importorskip("torch")
     for dtype in (torch.bfloat16, torch.float8_e5m2, torch.float32, torch.int8, torch.bool, torch.complex64):
@@ -156,7 +156,7 @@ def test_globals_that_a_function_mentions_count(project: Project) -> None:
     assert str(project.root) not in before
 
 
-def test_paths_count_from_the_project(project: Project) -> None:
+def test_paths_are_described_relative_to_the_project(project: Project) -> None:
     """A project elsewhere has the same digests."""
     project.write("tune_it.py", "")
     project.load()
