@@ -197,10 +197,10 @@ def kernel(
         raise TypeError("@kernel takes arguments by name alone: @kernel(backend=…, space=…, …)")
 
     def declare(function: KernelFunction) -> Kernel:
+        # The place: the function's own line, or that of the declaring file for a function that a plugin made.
         collector, (file, called_at) = _collector.get(), _find_declaring_file(function)
         kernel_name = getattr(function, "__name__", "kernel") if name is None else name
         place = str(file), called_at
-        # A plugin declares for the user's file: its own line would not help the user.
         if hasattr(function, "__code__") and not is_ours(str(function.__module__)):
             place = function.__code__.co_filename, function.__code__.co_firstlineno
         site = Site(*place, str(kernel_name))
@@ -250,6 +250,7 @@ def kernel(
             is_data=is_data,
             portfolio=portfolio,
         )
+        # A correct kernel is collected if its file is the one that is being loaded. An error is raised, or collected.
         fault = (
             find_unknown_argument(unknown, kernel.__kwdefaults__ or ())
             or find_check_fault(reference, check)

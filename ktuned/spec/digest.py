@@ -56,6 +56,7 @@ def describe_kernel(kernel: Kernel, project: str, root: Path) -> KernelInfo:
         KernelFileError: a source cannot be read or trusted, or ``problems`` is at fault.
     """
     root = root.resolve()
+    # The sources count by their bytes; one that is Python, by its syntax.
     with ACCESSES.pause_recording():
         sources = _read_sources(kernel)
     try:
@@ -67,10 +68,12 @@ def describe_kernel(kernel: Kernel, project: str, root: Path) -> KernelInfo:
     texts = {
         _label_file(path, home): digest_meaning(path, sources[path]) or digest for path, digest in bytes_of.items()
     }
+    # What else the import has read, and the files that the kernel declares because their reads cannot be observed.
     python = _digest_python_files(kernel.file, root)
     packages, records = _identify_distributions()
     with ACCESSES.pause_recording():
         declared = find_declared_files(kernel)
+    # The declared values: those that decide measurements, and those that are only a plan.
     arguments = {name: describe_value(getattr(kernel, name)) for name in _MEASURED}
     problems = kernel.list_represented_problems()
     weights = kernel.sum_weights(problems)
@@ -84,15 +87,18 @@ def describe_kernel(kernel: Kernel, project: str, root: Path) -> KernelInfo:
         plan["best_for"] = describe_value(weights)
     judging = {name: arguments[name] for name in _JUDGING}
     if kernel.batch_invariant:
+        # For the errors of a declaration that does not fit the problems.
         for problem in problems:
             kernel.find_batch_group(problem)
         # All problems count: each one's inputs are cut from the largest one's, whose outputs are digested by row.
         judging["batch_invariant"] = describe_value([list(kernel.batch_invariant), *problems])
     portfolio = None if kernel.portfolio is None else kernel.evaluate_portfolio()
+    # The digests.
     source_digest = _digest_together(texts or python)
     digest = _digest_together({"source": source_digest, **python, **packages, **declared.parts, **arguments, **judging})
     native = {label: text for label, text in python.items() if kernel.judges or not label.endswith(".py")}
     besides = {**native, **packages, **declared.parts, **judging}
+    # The files whose change is to be seen, with the digests of the bytes that were read: they may hold others by now.
     read = {kernel.file, *OBSERVER.files, *records, *sources, *declared.files}
     held = OBSERVER.files | declared.files | bytes_of
     return KernelInfo(
