@@ -23,10 +23,11 @@ from random import Random
 from time import monotonic
 from typing import TYPE_CHECKING
 
+from ktuned.dependencies import ACCESSES
 from ktuned.model import Config, Record, Scalar, record
 from ktuned.search.chain import MAX_CELLS, Chain, Code, CountTooLarge, walk_valid_codes
 from ktuned.search.conjuncts import Conjunct, split_constraint
-from ktuned.spec import ACCESSES, BoundSpace
+from ktuned.spec import BoundSpace
 
 if TYPE_CHECKING:
     from ktuned.search.sieve import Sieve

@@ -1,18 +1,14 @@
 """Kernel files: the declarations they make, the spaces and tensors they describe, and their digests."""
 
 from ktuned.spec import functions
-from ktuned.spec.accesses import ACCESSES
 from ktuned.spec.bound_space import MEMBERSHIP_BOUND, BoundSpace, Conditional
-from ktuned.spec.code_observer import OBSERVER, FreshProcessNeeded
 from ktuned.spec.declaration import end_declarations, kernel
 from ktuned.spec.declared_kernel import Kernel
 from ktuned.spec.digest import describe_kernel
-from ktuned.spec.distributions import find_distribution, find_owners, read_installed_versions
 from ktuned.spec.draws import mix_bits
 from ktuned.spec.expressions import Expression, Formula, Term
 from ktuned.spec.hard_inputs import EVERYWHERE, HARD_FILLS
 from ktuned.spec.loader import forget_modules, get_kernel_module, load_file, load_unless_held
-from ktuned.spec.origin import find_installed_place, is_ours
 from ktuned.spec.poisons import (
     fill_with_poison,
     find_unwritten,
@@ -23,42 +19,33 @@ from ktuned.spec.poisons import (
     look_up_signed_poisons,
     view_as_bits,
 )
-from ktuned.spec.python_files import digest_meaning
 from ktuned.spec.spaces import space
 from ktuned.spec.tensors import TensorSpec, find_layout, materialise, materialise_numpy, tensor
 from ktuned.spec.user_errors import iterate_causes, locate_user_line
 from ktuned.spec.user_values import find_mapping_fault
 
 __all__ = [
-    "ACCESSES",
     "EVERYWHERE",
     "HARD_FILLS",
     "MEMBERSHIP_BOUND",
-    "OBSERVER",
     "BoundSpace",
     "Conditional",
     "Expression",
     "Formula",
-    "FreshProcessNeeded",
     "Kernel",
     "TensorSpec",
     "Term",
     "describe_kernel",
-    "digest_meaning",
     "end_declarations",
     "fill_with_poison",
-    "find_distribution",
-    "find_installed_place",
     "find_layout",
     "find_mapping_fault",
-    "find_owners",
     "find_unwritten",
     "forget_modules",
     "functions",
     "get_kernel_module",
     "has_distinct_poison",
     "hold_same_bits",
-    "is_ours",
     "iterate_causes",
     "kernel",
     "load_file",
@@ -70,7 +57,6 @@ __all__ = [
     "materialise",
     "materialise_numpy",
     "mix_bits",
-    "read_installed_versions",
     "space",
     "tensor",
     "view_as_bits",

@@ -19,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, Final, Literal, cast
 
+from ktuned.dependencies import is_ours
 from ktuned.model import (
     LATENCY,
     Config,
@@ -36,7 +37,6 @@ from ktuned.spec.declaration_faults import (
     find_unknown_argument,
 )
 from ktuned.spec.declared_kernel import Inputs, Kernel, KernelFunction, Metric, Weighted, no_tensors
-from ktuned.spec.origin import is_ours
 from ktuned.spec.spaces import Space
 from ktuned.spec.user_values import Site
 from ktuned.spec.work import DeclaredWork

@@ -9,9 +9,9 @@ import glob
 import os
 from pathlib import Path
 
+from ktuned.dependencies import OBSERVER
 from ktuned.ipc import Untrusted, normalize_path, stamp
 from ktuned.model import Record, record
-from ktuned.spec.code_observer import OBSERVER
 from ktuned.spec.declared_kernel import Kernel
 
 MAX_FILES = 4_000

@@ -21,14 +21,11 @@ import os
 from collections.abc import Mapping
 from pathlib import Path
 
+from ktuned.dependencies import ACCESSES, OBSERVER, digest_meaning, find_owners, mentions_source_text
 from ktuned.ipc import Untrusted, stamp_files
 from ktuned.model import BUCKET_FUNCTION, KernelInfo, ProjectName
-from ktuned.spec import distributions
-from ktuned.spec.accesses import ACCESSES
-from ktuned.spec.code_observer import OBSERVER
 from ktuned.spec.declared_files import find_declared_files
 from ktuned.spec.declared_kernel import Kernel
-from ktuned.spec.python_files import digest_meaning, mentions_source_text
 from ktuned.spec.value_text import describe_value
 
 DIGEST_VERSION = 4
@@ -162,7 +159,7 @@ def _digest_python_files(kernel_file: Path, root: Path) -> dict[str, str]:
 
 def _identify_distributions() -> tuple[dict[str, str], set[Path]]:
     """Return digests of the installed distributions that the code imports by name, and the files that list these."""
-    owners = [owner for place in OBSERVER.find_installed_imports() for owner in distributions.find_owners(place)]
+    owners = [owner for place in OBSERVER.find_installed_imports() for owner in find_owners(place)]
     contents = {f"{owner.name} (installed)": owner.digest_contents() for owner in owners}
     return contents, {owner.record for owner in owners}
 

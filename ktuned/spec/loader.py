@@ -2,7 +2,7 @@
 
 It executes user code. So it runs in workers, and in the application whose own file it is.
 
-- A file is loaded afresh each time: the modules of the last one are dropped (:mod:`ktuned.spec.code_observer`).
+- A file is loaded afresh each time: the modules of the last one are dropped (:mod:`ktuned.dependencies.code_observer`).
 - A kernel that is declared wrongly is one error, and the file's other kernels go on. A file whose import fails has no
   kernels.
 - An error may be due to what this process loaded before, such as a native module that cannot be dropped. Unless the
@@ -22,13 +22,11 @@ from pathlib import Path
 from types import ModuleType
 
 from ktuned.backends import extra_of, install_hint
+from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded, ImportEnd, is_ours
 from ktuned.ipc import ABSENT, Untrusted, normalize_path, stamps_agree
 from ktuned.model import KernelFileError, Record, listed, record
-from ktuned.spec.accesses import ACCESSES
-from ktuned.spec.code_observer import OBSERVER, FreshProcessNeeded, ImportEnd
 from ktuned.spec.declaration import DeclarationCollector, EndOfDeclarations, collect_declarations
 from ktuned.spec.declared_kernel import Kernel
-from ktuned.spec.origin import is_ours
 from ktuned.spec.user_values import fold_to_line
 
 _DISTRIBUTION_OF_PACKAGE = {

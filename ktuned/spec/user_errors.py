@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Container, Iterator
 from pathlib import Path
 
-from ktuned.spec.origin import is_ours
+from ktuned.dependencies import is_ours
 
 
 def iterate_causes(error: BaseException) -> Iterator[BaseException]:

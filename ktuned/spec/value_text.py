@@ -18,10 +18,9 @@ from pathlib import Path
 from types import CodeType, FunctionType, MethodType, ModuleType
 from typing import Any
 
+from ktuned.dependencies import OBSERVER, is_ours
 from ktuned.ipc import normalize_path
-from ktuned.spec.code_observer import OBSERVER
 from ktuned.spec.loader import is_kernel_module
-from ktuned.spec.origin import is_ours
 
 _NUMBER_TYPES: tuple[type[Any], ...] = int, float, complex, str, bytes
 _PLAIN_TYPES = bool, int, float, complex, str, bytes, range, type(None), type(...)

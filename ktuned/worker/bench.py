@@ -14,6 +14,7 @@ from time import monotonic, perf_counter
 from typing import TYPE_CHECKING, Any
 
 from ktuned.backends import Backend, Kernel, Launch, Registry, energy_counter
+from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.ipc import DamagedArtifact, Places, manifest, replies, requests, stamp
 from ktuned.model import (
     BUILT_IN,
@@ -35,7 +36,6 @@ from ktuned.model import (
     record,
     strip_numerics,
 )
-from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.worker.bits import add_bits, is_cheap, launch_inputs
 from ktuned.worker.code_trace import CodeTrace
 from ktuned.worker.compile import unit_of

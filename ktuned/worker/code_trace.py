@@ -6,9 +6,9 @@ from collections.abc import Container, Mapping
 from dataclasses import replace
 from pathlib import Path
 
+from ktuned.dependencies import ACCESSES, OBSERVER
 from ktuned.ipc import ABSENT, DIRECTORY, Places, is_directory_stamp, make_relative, requests, stamps_agree
 from ktuned.model import ENVIRONMENT, UNOBSERVED, Observation, digest_variable
-from ktuned.spec import ACCESSES, OBSERVER
 from ktuned.worker.trace import EXECUTED, SourceChanged, look
 
 

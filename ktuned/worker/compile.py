@@ -10,9 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from ktuned.backends import Backend, Build, Compiled, Registry, Unit
+from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.ipc import Places, Recipe, replies, requests, take_sight
 from ktuned.model import BackendError, Observation, Outcome, Phase, extend_digest
-from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded, forget_modules, get_kernel_module
+from ktuned.spec import forget_modules, get_kernel_module
 from ktuned.worker.imported_files import ImportedFiles
 from ktuned.worker.inspect import check_digests, digests_of, files_of
 from ktuned.worker.reply import Reply

@@ -4,7 +4,7 @@ Packages that were installed without bytecode (uv and many container images do t
 that imports them: `import torch` takes 4.7 s instead of 1.3 s. Workers then keep bytecode of their own in the user's
 cache, shared by all daemons. There Python looks for that of all modules, those with bytecode of their own too: so it is
 written whenever a module is imported. A project's modules have none: the observer of its code compiles them from the
-bytes that it digests (:mod:`ktuned.spec.code_observer`).
+bytes that it digests (:mod:`ktuned.dependencies.code_observer`).
 
 An import makes objects that stay. To look through them for garbage, again and again, is a sixth of the import of torch.
 """

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ktuned.backends import Registry
+from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.ipc import DIRECTORY, Places, make_relative, replies, requests, stamp, stamp_files, stamps_agree
 from ktuned.model import (
     BackendError,
@@ -17,7 +18,7 @@ from ktuned.model import (
     Phase,
     canonical,
 )
-from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded, describe_kernel, load_file, load_unless_held
+from ktuned.spec import describe_kernel, load_file, load_unless_held
 from ktuned.worker.code_trace import entries, names_of
 from ktuned.worker.trace import SourceChanged, look
 

@@ -13,9 +13,9 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NoReturn
 
 from ktuned.backends import Registry
+from ktuned.dependencies import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.ipc import JOURNAL_VARIABLE, InvalidMessage, Journal, Places, Trust, frames, parent, replies, requests
 from ktuned.model import Role
-from ktuned.spec import ACCESSES, OBSERVER, FreshProcessNeeded
 from ktuned.worker import imports
 from ktuned.worker.failures import describe_failure
 from ktuned.worker.reply import Reply, flush_output

@@ -19,9 +19,9 @@ from ktuned.backends import (
     hold_only_context,
     nvml,
 )
+from ktuned.dependencies import read_installed_versions
 from ktuned.ipc import replies, requests
 from ktuned.model import BackendError, Device
-from ktuned.spec import read_installed_versions
 from ktuned.worker import imports
 from ktuned.worker.toolchain import Observation
 

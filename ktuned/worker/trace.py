@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 from time import time_ns
 
+from ktuned.dependencies import ACCESSES, OBSERVER, digest_meaning, find_distribution, find_installed_place, find_owners
 from ktuned.ipc import (
     ABSENT,
     LISTING,
@@ -26,7 +27,6 @@ from ktuned.ipc import (
     take_sight,
 )
 from ktuned.model import DISTRIBUTION, ENVIRONMENT, UNOBSERVED, Observation, UsageError, digest_variable
-from ktuned.spec import ACCESSES, OBSERVER, digest_meaning, find_distribution, find_installed_place, find_owners
 
 YOUNG_NS = 20_000_000
 """A file whose last change is not older than this when reading begins may have changed meanwhile: two ticks of the

@@ -118,7 +118,7 @@ def _be_worker(message: dict[str, Any], descriptors: list[int]) -> NoReturn:
     import fcntl
     import tempfile
 
-    from ktuned.spec import origin
+    from ktuned.dependencies import origin
 
     null = os.open(os.devnull, os.O_RDONLY)
     moved = [fcntl.fcntl(descriptor, fcntl.F_DUPFD, _ABOVE) for descriptor in (null, *descriptors)]

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from ktuned.dependencies.code_observer import OBSERVER
 from ktuned.ipc.places import Places
 from ktuned.ipc.requests import KernelRef
 from ktuned.ipc.stamps import stamp
 from ktuned.model.trace import Observation
-from ktuned.spec.code_observer import OBSERVER
 from ktuned.worker.trace import SourceChanged, Trace, look
 
 

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Any, cast
 
 from ktuned.backends import Compiled, Resources, Unit, compile_together, cuda_headers, occupancy_fact, ptxas
+from ktuned.dependencies import find_installed_place
 from ktuned.model import Outcome, Unsupported
-from ktuned.spec import find_installed_place
 from ktuned_nvrtc import precompiled, program
 from ktuned_nvrtc.build import Build, name_expressions, three
 from ktuned_nvrtc.program import Program, Refused

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ktuned.backends import Compiled, Resources, Unit, compile_together, ptxas
-from ktuned.spec import find_installed_place
+from ktuned.dependencies import find_installed_place
 from ktuned_tvm_ffi.build import Build
 from ktuned_tvm_ffi.compiler import Compiler, Refused
 from ktuned_tvm_ffi.prelude import precompiled

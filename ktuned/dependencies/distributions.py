@@ -15,8 +15,8 @@ from functools import cache
 from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 
+from ktuned.dependencies.origin import InstalledPlace, find_installed_place
 from ktuned.model import Record, record
-from ktuned.spec.origin import InstalledPlace, find_installed_place
 
 _INSTALLER_FILES = ("RECORD", "INSTALLER", "REQUESTED", "direct_url.json", "uv_cache.json")
 """Files in a distribution's own directory that differ by the installer that put it there."""

@@ -8,7 +8,7 @@ of the kernel file's own distribution    its content
 the standard library                     the interpreter
 ktuned and its plugins                   the toolchain
 kept by compilers                        the sources that it was made of
-installed otherwise                      its distribution (:mod:`ktuned.spec.distributions`)
+installed otherwise                      its distribution (:mod:`ktuned.dependencies.distributions`)
 =======================================  =====================================================
 
 Paths are told apart by their text alone as far as possible, and answers are cached: each import asks.

@@ -1,9 +1,9 @@
 """The Python code that a process runs for one kernel file: each file is read once, and these bytes are compiled.
 
-A digest must be of the code that ran. So the modules that count by content (:mod:`ktuned.spec.origin`) are compiled
-from the very bytes that are digested: never from bytecode that an earlier file left behind, and never from a second
-read, before which somebody may have saved the file. The hook is the source loader's ``get_code``: all ways to a module
-end there, those of editable installs and of ``spec_from_file_location`` too.
+A digest must be of the code that ran. So the modules that count by content (:mod:`ktuned.dependencies.origin`) are
+compiled from the very bytes that are digested: never from bytecode that an earlier file left behind, and never from a
+second read, before which somebody may have saved the file. The hook is the source loader's ``get_code``: all ways to a
+module end there, those of editable installs and of ``spec_from_file_location`` too.
 
 One process serves kernel files one after the other. :meth:`CodeObserver.observe_kernel_file` drops the modules of the
 last one and observes the next until that is dropped itself, because functions import, too, when they are called. What a
@@ -27,10 +27,10 @@ from pathlib import Path
 from types import CodeType, ModuleType
 from typing import Any, NamedTuple
 
+from ktuned.dependencies import distributions
+from ktuned.dependencies.distributions import is_unowned
+from ktuned.dependencies.origin import InstalledPlace, find_installed_place, is_foreign, is_ours, prepare_origins
 from ktuned.ipc import Trust, normalize_path, stamp
-from ktuned.spec import distributions
-from ktuned.spec.distributions import is_unowned
-from ktuned.spec.origin import InstalledPlace, find_installed_place, is_foreign, is_ours, prepare_origins
 
 _get_code = SourceFileLoader.get_code
 _get_bytecode = SourcelessFileLoader.get_code

@@ -5,8 +5,9 @@ definition that no kernel reaches counts like any other. That costs only compile
 machine code, arguments and data is taken over (:mod:`ktuned.tuning.measure_stage`).
 
 A file whose text is read counts by its bytes. Most readers open it by its name, which the observer sees
-(:mod:`ktuned.spec.accesses`). Python can also show code its own text, or the numbers of its lines, without opening the
-file again. Whoever asks for that must mention one of :data:`_SOURCE_TEXT_NAMES`; then all files count by their bytes.
+(:mod:`ktuned.dependencies.accesses`). Python can also show code its own text, or the numbers of its lines, without
+opening the file again. Whoever asks for that must mention one of :data:`_SOURCE_TEXT_NAMES`; then all files count by
+their bytes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from ktuned.spec.code_observer import ImportEnd
+from ktuned.dependencies.code_observer import ImportEnd
 
 FILES_KEPT = 256
 """Files whose digests are kept: enough for a project's, all of which are looked at whenever one is saved."""

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.spec import origin
-from ktuned.spec.code_observer import _find_own_places
+from ktuned.dependencies import origin
+from ktuned.dependencies.code_observer import _find_own_places
 
 
 @pytest.fixture(autouse=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ktuned.spec.unobservable import explain_unobservable
+from ktuned.dependencies.unobservable import explain_unobservable
 
 ELF = b"\x7fELF" + bytes(60)
 LOADER = b"/lib64/ld-linux-x86-64.so.2\0"

@@ -64,11 +64,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from ktuned.ipc import ABSENT, DIRECTORY, Untrusted, is_directory_stamp, normalize_path, stamp, stamp_directory
-from ktuned.observer import OFF_VARIABLE, Kind, Log, Note
-from ktuned.spec.code_observer import OBSERVER
-from ktuned.spec.distributions import is_unowned
-from ktuned.spec.origin import (
+from ktuned.dependencies.code_observer import OBSERVER
+from ktuned.dependencies.distributions import is_unowned
+from ktuned.dependencies.origin import (
     OUR_PACKAGE,
     STDLIB,
     find_installed_place,
@@ -78,7 +76,9 @@ from ktuned.spec.origin import (
     is_ours,
     list_cache_directories,
 )
-from ktuned.spec.unobservable import explain_unobservable
+from ktuned.dependencies.unobservable import explain_unobservable
+from ktuned.ipc import ABSENT, DIRECTORY, Untrusted, is_directory_stamp, normalize_path, stamp, stamp_directory
+from ktuned.observer import OFF_VARIABLE, Kind, Log, Note
 
 _OWN_VARIABLES = ("KTUNED_", "LD_PRELOAD", "LD_AUDIT", "TMPDIR", "TMP", "TEMP", "PYTHON")
 """Beginnings of variables that the daemon sets for a worker, or that configure the interpreter's start."""
@@ -117,7 +117,8 @@ _DRIVER_SOCKETS = ("/tmp/nvidia-mps/", "/run/nvidia", "/var/run/nvidia")
 
 _SYSTEM_DIRECTORIES = ("/usr/", "/lib/", "/lib32/", "/lib64/", "/bin/", "/sbin/")
 
-_ENVIRON_SOURCES = ("/os.py", "/_collections_abc.py", "<frozen os>", "<frozen _collections_abc>", "/spec/accesses.py")
+_ENVIRON_SOURCES = ("/os.py", "/_collections_abc.py", "<frozen os>", "<frozen _collections_abc>", __file__)
+"""Ends of the files in which reading a variable is implemented: none of them is the reader."""
 
 _SEARCH_VARIABLES = frozenset({"PATH", "HOME", "USER", "LOGNAME", "SHELL", "SHLVL", "_"})
 """Variables that say where to look: what is found there, or is absent, is observed itself."""
