@@ -183,26 +183,26 @@ def _make_reader(hint: Any) -> _Converter:
 
 
 def _make_scalar_reader(kinds: tuple[type, ...], name: str, convert: _Converter | None = None) -> _Converter:
-    def read(value: object) -> Any:
+    def read_scalar(value: object) -> Any:
         # The exact type, because a bool must not pass as an integer.
         if type(value) not in kinds:
             raise _make_mismatch(value, name)
         return value if convert is None else convert(value)
 
-    return read
+    return read_scalar
 
 
 def _make_enum_reader(kind: type[StrEnum]) -> _Converter:
     members = {member.value: member for member in kind}
 
-    def read(value: object) -> StrEnum:
+    def read_member(value: object) -> StrEnum:
         if type(value) is not str:
             raise _make_mismatch(value, "a string")
         if value not in members:
             raise _Mismatch(f"is {value[:100]!r}, which is no {kind.__name__}")
         return members[value]
 
-    return read
+    return read_member
 
 
 def _make_union_reader(arguments: tuple[Any, ...]) -> _Converter:
@@ -215,7 +215,7 @@ def _make_union_reader(arguments: tuple[Any, ...]) -> _Converter:
 
 
 def _make_tuple_reader(read_item: _Converter, kind: Any) -> _Converter:
-    def read(value: object) -> tuple[Any, ...]:
+    def read_items(value: object) -> tuple[Any, ...]:
         if type(value) is not list:
             raise _make_mismatch(value, "a list")
         # A trial's samples are hundreds of floats: checked together, at C's speed.
@@ -227,22 +227,22 @@ def _make_tuple_reader(read_item: _Converter, kind: Any) -> _Converter:
             mismatch.path.insert(0, "item")
             raise
 
-    return read
+    return read_items
 
 
 def _make_fixed_reader(readers: list[_Converter]) -> _Converter:
     """Return the reader of a tuple whose items have types of their own."""
 
-    def read(value: object) -> tuple[Any, ...]:
+    def read_fixed(value: object) -> tuple[Any, ...]:
         if type(value) is not list or len(value) != len(readers):
             raise _make_mismatch(value, f"a list of {len(readers)}")
         return tuple([read_item(item) for read_item, item in zip(readers, value, strict=True)])
 
-    return read
+    return read_fixed
 
 
 def _make_map_reader(read_entry: _Converter) -> _Converter:
-    def read(value: object) -> dict[str, Any]:
+    def read_map(value: object) -> dict[str, Any]:
         if type(value) is not dict:
             raise _make_mismatch(value, "a map")
         try:
@@ -254,7 +254,7 @@ def _make_map_reader(read_entry: _Converter) -> _Converter:
             mismatch.path.insert(0, "entry")
             raise
 
-    return read
+    return read_map
 
 
 def _unwrap_newtype(hint: Any) -> Any:

@@ -61,10 +61,10 @@ class BoundSpace(ABC):
         """The constraints, as they were declared."""
         return self._where
 
-    @property
+    @cached_property
     def problem_view(self) -> Values:
         """The problem as constraints see it."""
-        return self._p
+        return Values(self.problem, "problem key")
 
     @property
     def indexable(self) -> bool:
@@ -97,11 +97,7 @@ class BoundSpace(ABC):
 
     def make_empty_error(self) -> KernelFileError:
         """Return the error for a space that turned out to hold no valid config for its problem."""
-        return self._site.make_error(f"the space has no valid config for the problem {self._p!r}")
-
-    @cached_property
-    def _p(self) -> Values:
-        return Values(self.problem, "problem key")
+        return self._site.make_error(f"the space has no valid config for the problem {self.problem_view!r}")
 
     def view(self, config: Config) -> Values:
         """Return a config as constraints see it."""
@@ -119,7 +115,7 @@ class BoundSpace(ABC):
         asked = self._where[0]
         try:
             for asked in self._where:
-                if not asked(self._p, view):
+                if not asked(self.problem_view, view):
                     return False
         except Exception as error:
             name = f"when[{asked.knob!r}]" if isinstance(asked, Conditional) else "where"
@@ -210,7 +206,7 @@ class GeneratedSpace(BoundSpace):
     def _call_function(self) -> Iterator[Config]:
         """Yield what the space's callable yields for the bound problem, with its errors at the kernel's place."""
         try:
-            yield from self._function(self._p)
+            yield from self._function(self.problem_view)
         except Exception as error:
             raise self._site.make_failure("the space's callable", error) from error
 

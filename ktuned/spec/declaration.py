@@ -196,7 +196,7 @@ def kernel(
     if bare:
         raise TypeError("@kernel takes arguments by name alone: @kernel(backend=…, space=…, …)")
 
-    def declare(function: KernelFunction) -> Kernel:
+    def declare_kernel(function: KernelFunction) -> Kernel:
         # The place: the function's own line, or that of the declaring file for a function that a plugin made.
         collector, (file, called_at) = _collector.get(), _find_declaring_file(function)
         kernel_name = getattr(function, "__name__", "kernel") if name is None else name
@@ -268,7 +268,7 @@ def kernel(
             collector.errors.append(site.make_error(fault))
         return cast(Kernel, function)
 
-    return declare
+    return declare_kernel
 
 
 def end_declarations() -> None:

@@ -230,7 +230,7 @@ def _look_up_name(name: str, values: Mapping[str, Any]) -> Any:
 def _compile_arithmetic(op: ast.operator, left: _Evaluator, right: _Evaluator) -> _Evaluator:
     apply = _BINARY[type(op)]
 
-    def compute(values: Mapping[str, Any]) -> Any:
+    def compute_operation(values: Mapping[str, Any]) -> Any:
         one, other = left(values), right(values)
         if isinstance(one, str | tuple) or isinstance(other, str | tuple):
             raise TypeError("arithmetic takes numbers")
@@ -243,7 +243,7 @@ def _compile_arithmetic(op: ast.operator, left: _Evaluator, right: _Evaluator) -
             raise OverflowError(f"an integer of more than {MAX_BITS} bits")
         return result
 
-    return compute
+    return compute_operation
 
 
 def _compile_and(parts: list[_Evaluator]) -> _Evaluator:
@@ -267,7 +267,7 @@ def _evaluate_until(parts: list[_Evaluator], values: Mapping[str, Any], *, stops
 def _compile_comparisons(
     first: _Evaluator, tests: list[Callable[[Any, Any], bool]], others: list[_Evaluator]
 ) -> _Evaluator:
-    def compare(values: Mapping[str, Any]) -> bool:
+    def compare_chain(values: Mapping[str, Any]) -> bool:
         left = first(values)
         for test, other in zip(tests, others, strict=True):
             right = other(values)
@@ -276,4 +276,4 @@ def _compile_comparisons(
             left = right
         return True
 
-    return compare
+    return compare_chain
